@@ -1,0 +1,63 @@
+# Every target sets up all it needs by itself: `make` and python3 (3.11 or newer) are enough to start.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+BIN := .venv/bin
+# Root of the demo's lakehouse: an absolute path or a URI.
+ROOT ?= $(CURDIR)/.demo/lakehouse
+DAGSTER_HOME ?= $(CURDIR)/.demo/dagster_home
+PORT ?= 3000
+# Further arguments, of the demo or of pytest.
+ARGS ?=
+
+.PHONY: help setup demo ui test lint proto constraints clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@echo "Variables: ROOT (demo lakehouse), DAGSTER_HOME (demo runs), PORT (of make ui), ARGS (for demo or pytest), PYTHON"
+
+setup: ## create .venv with the pinned packages; at once when it is current
+	@PYTHON="$(PYTHON)" scripts/setup_venv.sh
+
+demo: setup ## run the demo: real flight data, monthly publishes, rollback, export, verify
+	@mkdir -p "$(DAGSTER_HOME)"
+	@[ -e "$(DAGSTER_HOME)/dagster.yaml" ] || cp deploy/dagster.yaml "$(DAGSTER_HOME)/dagster.yaml"
+	@TRINITYLAKE_ROOT="$(ROOT)" DAGSTER_HOME="$(DAGSTER_HOME)" $(BIN)/python -m trinitylake_ops.dagster_plugin.demo $(ARGS)
+
+ui: ## open the Dagster UI on the runs of the demo, http://127.0.0.1:PORT
+	@if [ ! -d "$(DAGSTER_HOME)/history" ]; then \
+		echo "make ui: no runs in $(DAGSTER_HOME) yet; run 'make demo' first" >&2; exit 1; fi
+	@$(MAKE) setup
+	@echo "==> Dagster UI on http://127.0.0.1:$(PORT) (Ctrl-C ends it)"
+	@TRINITYLAKE_ROOT="$(ROOT)" DAGSTER_HOME="$(DAGSTER_HOME)" exec $(BIN)/dagster-webserver \
+		--host 127.0.0.1 --port "$(PORT)" --python-file definitions.py --log-level warning
+
+test: lint ## check everything: lint, then all tests
+	@selection=$$(scripts/debian_packages.sh); \
+	echo "==> pytest"; \
+	exec $(BIN)/python -m pytest -n 2 --dist loadfile -m "$$selection" $(ARGS)
+
+lint: setup ## ruff, mypy --strict, import contracts, declared dependencies
+	@echo "==> ruff check"; $(BIN)/ruff check --quiet .
+	@echo "==> ruff format --check"; $(BIN)/ruff format --quiet --check . \
+		|| { echo "not formatted; run $(BIN)/ruff format ." >&2; exit 1; }
+	@echo "==> mypy --strict"; $(BIN)/mypy --strict --no-error-summary trinitylake_ops definitions.py
+	@echo "==> import contracts"; $(BIN)/lint-imports --no-logo > .venv/lint-imports.log \
+		|| { cat .venv/lint-imports.log; exit 1; }
+	@echo "==> declared dependencies"; $(BIN)/deptry . > .venv/deptry.log 2>&1 \
+		|| { cat .venv/deptry.log; exit 1; }
+
+proto: setup ## generate trinitylake_ops/format/generated from proto/definitions.proto
+	@$(BIN)/python scripts/generate_protobuf.py .
+
+constraints: setup ## rewrite constraints.txt with the newest versions that pyproject.toml allows
+	@scripts/update_constraints.sh
+
+clean: ## remove .venv, caches, and the demo's lakehouse and runs
+	@rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist \
+		*.egg-info spark-warehouse metastore_db derby.log
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,34 @@
+"""Generates ``trinitylake_ops/format/generated`` under the given folder from ``proto/definitions.proto``."""
+
+import sys
+import sysconfig
+from pathlib import Path
+
+from grpc_tools import protoc
+
+PROJECT = Path(__file__).resolve().parent.parent
+# The file's name as protoc sees it decides the module's name, which pickled messages carry.
+VIRTUAL_FOLDER = "trinitylake_ops/format/generated"
+
+
+def generate(output: Path) -> None:
+    """Write ``definitions_pb2.py`` and ``.pyi``; raises SystemExit with protoc's message on failure."""
+    plugin = Path(sysconfig.get_path("scripts")) / "protoc-gen-mypy"
+    exit_code = protoc.main(
+        [
+            "protoc",
+            f"--plugin=protoc-gen-mypy={plugin}",
+            f"--proto_path={VIRTUAL_FOLDER}={PROJECT / 'proto'}",
+            f"--python_out={output}",
+            f"--mypy_out=quiet:{output}",
+            f"{VIRTUAL_FOLDER}/definitions.proto",
+        ]
+    )
+    if exit_code != 0:
+        raise SystemExit(f"protoc failed with exit code {exit_code}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit("usage: generate_protobuf.py FOLDER")
+    generate(Path(sys.argv[1]).resolve())

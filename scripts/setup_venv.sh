@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Creates .venv with everything that the project's targets need, pinned by constraints.txt.
+# Done at once when .venv is current: same folder, same pyproject.toml, constraints.txt and script.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+python=${PYTHON:-python3}
+venv=.venv
+stamp=$venv/.installed
+
+fail() {
+    echo "make setup: $*" >&2
+    exit 1
+}
+
+fingerprint() {
+    { pwd && cat pyproject.toml constraints.txt scripts/setup_venv.sh; } | sha256sum | cut -d ' ' -f 1
+}
+
+is_current() {
+    [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]
+}
+
+# Debian ships venv without ensurepip unless pythonX.Y-venv is there.
+ensure_venv_module() {
+    "$python" -c 'import venv, ensurepip; ensurepip.version()' 2>/dev/null && return
+    local package
+    package="$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        echo "==> installing the Debian package $package"
+        apt-get update -qq </dev/null
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$package" \
+            </dev/null >/dev/null || fail "could not install $package"
+    else
+        fail "$python cannot create virtual environments; install them as root: apt-get install $package"
+    fi
+}
+
+create_venv() {
+    # A venv is bound to its folder; one that was moved, half made or made by a removed Python is made anew.
+    if [ "$(cat "$venv/.folder" 2>/dev/null)" = "$PWD" ] && "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+        return
+    fi
+    ensure_venv_module
+    echo "==> creating $venv"
+    "$python" -m venv --clear "$venv"
+    pwd >"$venv/.folder"
+}
+
+install() {
+    local pip=("$venv/bin/python" -m pip --disable-pip-version-check --no-input -qq)
+    # The build backend comes first, so that packages built here are built by the pinned one.
+    "${pip[@]}" install --constraint constraints.txt pip setuptools wheel </dev/null
+    echo "==> installing $(wc -l <constraints.txt) pinned packages (about 1 GB, a few minutes)"
+    "${pip[@]}" install --constraint constraints.txt --no-build-isolation --editable '.[demo,test,lint]' </dev/null
+}
+
+command -v "$python" >/dev/null || fail "$python not found; install it as root: apt-get install python3 python3-venv"
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    fail "$("$python" --version) is too old; set PYTHON to a Python 3.11 or newer"
+
+# Targets that run at the same time wait for one set-up.
+if command -v flock >/dev/null; then
+    exec 9<.
+    flock 9
+fi
+
+wanted=$(fingerprint)
+is_current && exit 0
+create_venv
+rm -f "$stamp"
+install
+echo "$wanted" >"$stamp"
+echo "==> $venv is ready"

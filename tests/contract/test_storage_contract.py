@@ -1,0 +1,80 @@
+"""The contract, on every storage, every wrapper, and stacks of wrappers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.contract.storage_contract import StorageContract
+from tests.faults import FaultyStorage
+from trinitylake_ops.storage import (
+    LocalStorage,
+    MemoryStorage,
+    MeteredStorage,
+    RetryStorage,
+    Storage,
+    StorageWrapper,
+    open_storage,
+)
+
+
+def memory(folder: Path) -> Storage:
+    return MemoryStorage(f"memory://contract{folder}/")
+
+
+def local(folder: Path, *, fsync: bool = False) -> Storage:
+    return LocalStorage(f"file://{folder}/lake/", fsync=fsync)
+
+
+class TestMemoryStorage(StorageContract):
+    def make_storage(self, folder: Path) -> Storage:
+        return memory(folder)
+
+
+class TestLocalStorageWithFsync(StorageContract):
+    def make_storage(self, folder: Path) -> Storage:
+        return local(folder, fsync=True)
+
+
+class TestLocalStorageWithoutFsync(StorageContract):
+    def make_storage(self, folder: Path) -> Storage:
+        return local(folder)
+
+
+class TestOpenedLocalStorage(StorageContract):
+    def make_storage(self, folder: Path) -> Storage:
+        return open_storage(f"file://{folder}/lake/", {"fsync": "false"})
+
+
+class TestStorageWrapper(StorageContract):
+    def make_storage(self, folder: Path) -> Storage:
+        return StorageWrapper(memory(folder))
+
+
+class TestRetryStorage(StorageContract):
+    def make_storage(self, folder: Path) -> Storage:
+        return RetryStorage(memory(folder))
+
+
+class TestMeteredStorage(StorageContract):
+    def make_storage(self, folder: Path) -> Storage:
+        return MeteredStorage(memory(folder))
+
+
+class TestFaultyStorageWithoutFaults(StorageContract):
+    def make_storage(self, folder: Path) -> Storage:
+        return FaultyStorage(memory(folder))
+
+
+class TestRetryOverMeter(StorageContract):
+    def make_storage(self, folder: Path) -> Storage:
+        return RetryStorage(MeteredStorage(local(folder)))
+
+
+class TestMeterOverRetry(StorageContract):
+    def make_storage(self, folder: Path) -> Storage:
+        return MeteredStorage(RetryStorage(local(folder)))
+
+
+class TestTallStack(StorageContract):
+    def make_storage(self, folder: Path) -> Storage:
+        return MeteredStorage(RetryStorage(FaultyStorage(MeteredStorage(RetryStorage(memory(folder))))))

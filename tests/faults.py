@@ -1,0 +1,156 @@
+"""A storage that fails, loses answers or kills its process at chosen requests.
+
+Crash tests wrap a storage in FaultyStorage with a plan of faults. Requests are counted from 1, as
+they are sent: a run without faults tells by ``log`` how many there are, and one run per request and
+moment then covers every point at which a process can die. ``now_ms`` is no request.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from trinitylake_ops.errors import AmbiguousWriteError, StorageError
+from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper
+
+T = TypeVar("T")
+Moment = Literal["before", "after"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request that reached the storage: its number from 1, its kind, and its path or prefix."""
+
+    number: int
+    kind: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong at the ``at``-th request among those of ``kind`` whose path holds ``path_part``.
+
+    ``error`` None means SIGKILL. "before" the effect nothing happens, "after" it the request took
+    effect and its answer is lost. A listing fails "after" when all its files were handed out.
+    ``times`` lets that many such requests in a row fail.
+    """
+
+    at: int
+    moment: Moment
+    error: type[StorageError] | None
+    kind: str | None = None
+    path_part: str = ""
+    times: int = 1
+
+    def concerns(self, request: Request) -> bool:
+        return self.kind in (None, request.kind) and self.path_part in request.path
+
+
+def fail(
+    at: int,
+    error: type[StorageError],
+    moment: Moment = "before",
+    *,
+    kind: str | None = None,
+    path_part: str = "",
+    times: int = 1,
+) -> Fault:
+    """Let a request fail with an error of the given class."""
+    return Fault(at, moment, error, kind, path_part, times)
+
+
+def lose_response(at: int, *, kind: str | None = None, path_part: str = "", times: int = 1) -> Fault:
+    """Let a write take effect and report that its answer was lost."""
+    return Fault(at, "after", AmbiguousWriteError, kind, path_part, times)
+
+
+def kill(at: int, moment: Moment, *, kind: str | None = None, path_part: str = "") -> Fault:
+    """End this process by SIGKILL before or after the effect of a request."""
+    return Fault(at, moment, None, kind, path_part)
+
+
+class FaultyStorage(StorageWrapper):
+    """Hands requests on to ``inner`` and injects the faults of ``plan``; ``log`` lists all requests.
+
+    ``concurrency=1`` makes ``*_many`` of this and every storage around it send in order, so that
+    the numbers of requests are the same in each run.
+    """
+
+    def __init__(self, inner: Storage, plan: Sequence[Fault] = (), *, concurrency: int | None = None):
+        super().__init__(inner)
+        if concurrency is not None:
+            self.concurrency = concurrency
+        self.plan = tuple(plan)
+        self._lock = threading.Lock()
+        self._log: list[Request] = []
+        self._n_concerned = [0] * len(self.plan)
+
+    @property
+    def log(self) -> tuple[Request, ...]:
+        """Every request so far, in the order in which they were sent."""
+        with self._lock:
+            return tuple(self._log)
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        return self._send("read", path, lambda: self.inner.read(path, offset=offset, length=length))
+
+    def stat(self, path: str) -> FileInfo:
+        return self._send("stat", path, lambda: self.inner.stat(path))
+
+    def create(self, path: str, data: bytes) -> None:
+        self._send("create", path, lambda: self.inner.create(path, data))
+
+    def write(self, path: str, data: bytes) -> None:
+        self._send("write", path, lambda: self.inner.write(path, data))
+
+    def delete(self, path: str) -> None:
+        self._send("delete", path, lambda: self.inner.delete(path))
+
+    def list(self, prefix: str = "") -> Iterator[FileInfo]:
+        faults = self._register("list", prefix)
+        _strike(faults, "before", prefix)
+        return self._listing(self.inner.list(prefix), faults, prefix)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (self.inner, self.plan, self.concurrency))
+
+    def _listing(self, files: Iterator[FileInfo], faults: Sequence[Fault], prefix: str) -> Iterator[FileInfo]:
+        yield from files
+        _strike(faults, "after", prefix)
+
+    def _send(self, kind: str, path: str, request: Callable[[], T]) -> T:
+        faults = self._register(kind, path)
+        _strike(faults, "before", path)
+        answer = request()
+        _strike(faults, "after", path)
+        return answer
+
+    def _register(self, kind: str, path: str) -> Sequence[Fault]:
+        """Log a request and return the faults that hit it."""
+        hits = []
+        with self._lock:
+            request = Request(len(self._log) + 1, kind, path)
+            self._log.append(request)
+            for index, fault in enumerate(self.plan):
+                if fault.concerns(request):
+                    self._n_concerned[index] += 1
+                    if fault.at <= self._n_concerned[index] < fault.at + fault.times:
+                        hits.append(fault)
+        return hits
+
+
+def _strike(faults: Sequence[Fault], moment: Moment, path: str) -> None:
+    for fault in faults:
+        if fault.moment == moment:
+            if fault.error is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            else:
+                raise fault.error(f"injected {moment} the effect at {path!r}", path=path)
+
+
+def _rebuild(inner: Storage, plan: Sequence[Fault], concurrency: int) -> FaultyStorage:
+    return FaultyStorage(inner, plan, concurrency=concurrency)

@@ -1,0 +1,42 @@
+"""Settings of the session, and the manners of session_scope towards a session that is already there."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+
+from trinitylake_ops.spark_jobs.session import build_session, session_scope
+
+
+def test_settings(spark: SparkSession) -> None:
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.conf.get("spark.ui.enabled") == "false"
+    assert spark.sparkContext.master == "local[2]"
+    assert not Path(spark.conf.get("spark.sql.warehouse.dir").removeprefix("file:")).is_relative_to(Path.cwd())
+
+
+def test_running_session_is_left_alone(spark: SparkSession) -> None:
+    with session_scope(**{"spark.sql.session.timeZone": "Asia/Tokyo", "spark.sql.ansi.enabled": True}) as sibling:
+        assert sibling is not spark
+        assert sibling.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
+        assert sibling.conf.get("spark.sql.ansi.enabled") == "true"
+        assert sibling.range(3).count() == 3
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.range(4).count() == 4
+
+
+def test_build_session_returns_the_running_one(spark: SparkSession) -> None:
+    again = build_session(**{"spark.sql.shuffle.partitions": 3})
+    assert again.sparkContext is spark.sparkContext
+    assert again.conf.get("spark.sql.shuffle.partitions") == "3"
+    again.conf.set("spark.sql.shuffle.partitions", 4)
+
+
+def test_parquet_timestamps_are_microseconds_in_utc(sample: dict[str, DataFrame], tmp_path: Path) -> None:
+    target = tmp_path / "weather"
+    sample["weather"].limit(10).coalesce(1).write.parquet(str(target))
+    (file,) = target.glob("*.parquet")
+    column = pq.ParquetFile(file).schema.column(1)
+    assert (column.name, column.physical_type) == ("time_hour", "INT64")
+    assert pq.read_schema(file).field("time_hour").type == pa.timestamp("us", tz="UTC")

@@ -1,0 +1,123 @@
+"""The project's own files: generated code, pins, targets, settings, and what must not be in them."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from dagster import DagsterInstance
+from dagster._core.run_coordinator import DefaultRunCoordinator
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+PROJECT = Path(__file__).resolve().parent.parent
+PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9.!+_-]*)")
+
+
+def tracked_files() -> list[Path]:
+    """Files under version control, and new ones that are not ignored."""
+    listing = subprocess.run(
+        ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=PROJECT,
+        check=True,
+        capture_output=True,
+    ).stdout
+    return [path for name in listing.decode().split("\0") if name and (path := PROJECT / name).is_file()]
+
+
+def pins() -> dict[str, str]:
+    matches = [PIN.fullmatch(line) for line in (PROJECT / "constraints.txt").read_text().splitlines()]
+    assert all(matches), "constraints.txt holds names and versions only"
+    return {canonicalize_name(match[1]): match[2] for match in matches if match}
+
+
+def declared_requirements() -> list[Requirement]:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+    texts = [*project["build-system"]["requires"], *project["project"]["dependencies"], "pip", "wheel"]
+    for extra in project["project"]["optional-dependencies"].values():
+        texts += extra
+    return [Requirement(text) for text in texts]
+
+
+def test_generated_protobuf_code_is_current(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, PROJECT / "scripts/generate_protobuf.py", tmp_path], check=True, timeout=60)
+    folder = "trinitylake_ops/format/generated"
+    generated = {path.name: path.read_text() for path in (tmp_path / folder).iterdir()}
+    committed = {path.name: path.read_text() for path in (PROJECT / folder).glob("*_pb2.*")}
+    assert sorted(generated) == ["definitions_pb2.py", "definitions_pb2.pyi"]
+    assert committed == generated, "run make proto"
+
+
+@pytest.mark.debian_packages
+def test_no_machine_path_or_package_host_in_any_file() -> None:
+    roots = "|".join(["work", "root", "opt/" + "pypi", "tmp/" + "w"])
+    hosts = "|".join(["pypi[.]" + "org", "python" + "hosted", "index" + "-url", "find" + "-links"])
+    forbidden = re.compile(rf"(?<![\w.~}}-])/(?:{roots})/|{hosts}".encode())
+    assert forbidden.search(b"see file:///" + b"work/shared"), "the pattern finds what it is for"
+    assert not forbidden.search(b"s3://bucket/" + b"root/"), "the pattern spares paths inside a location"
+    files = tracked_files()
+    assert Path(__file__).resolve() in files
+    found = [
+        f"{path.relative_to(PROJECT)}: {match[0].decode()}"
+        for path in files
+        for match in forbidden.finditer(path.read_bytes())
+    ]
+    assert found == []
+
+
+def test_constraints_are_sorted_pins_without_duplicates() -> None:
+    lines = (PROJECT / "constraints.txt").read_text().splitlines()
+    assert len(pins()) == len(lines)
+    assert lines == sorted(lines, key=str.lower)
+
+
+def test_constraints_satisfy_every_declared_dependency() -> None:
+    pinned = pins()
+    unsatisfied = [
+        str(requirement)
+        for requirement in declared_requirements()
+        if pinned.get(canonicalize_name(requirement.name), "") not in requirement.specifier
+    ]
+    assert unsatisfied == []
+
+
+def test_constraints_are_the_installed_versions() -> None:
+    """The tests run on what is pinned; anything else would prove nothing about the pins."""
+    listing = subprocess.run(
+        [sys.executable, "-m", "pip", "--disable-pip-version-check", "freeze", "--all", "--exclude-editable"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    installed = [PIN.fullmatch(line) for line in listing.splitlines()]
+    pinned = pins()
+    assert {m[1]: m[2] for m in installed if m and pinned.get(canonicalize_name(m[1]), m[2]) != m[2]} == {}
+
+
+def test_targets_named_in_the_readme_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (PROJECT / "Makefile").read_text(), flags=re.MULTILINE))
+    # Commands stand at the start of a line or of inline code; `apt-get install make git` is none.
+    named = set(re.findall(r"(?:^[ $]*|`)make ([a-z-]+)", (PROJECT / "README.md").read_text(), flags=re.MULTILINE))
+    assert {"demo", "test"} <= named
+    assert named - targets == set()
+
+
+def test_make_help_lists_every_target() -> None:
+    makefile = (PROJECT / "Makefile").read_text()
+    phony = re.search(r"^\.PHONY: (.*)$", makefile, flags=re.MULTILINE)
+    assert phony is not None
+    shown = subprocess.run(["make"], cwd=PROJECT, check=True, capture_output=True, text=True).stdout
+    assert set(phony[1].split()) == set(re.findall(r"^  make ([a-z-]+)", shown, flags=re.MULTILINE))
+
+
+def test_demo_dagster_instance_starts_runs_without_a_daemon(tmp_path: Path) -> None:
+    settings = (PROJECT / "deploy/dagster.yaml").read_text()
+    (tmp_path / "dagster.yaml").write_text(settings)
+    with DagsterInstance.from_config(str(tmp_path)) as instance:
+        assert isinstance(instance.run_coordinator, DefaultRunCoordinator)
+        assert not instance.telemetry_enabled
+        assert not instance.nux_enabled
+    assert set(yaml.safe_load(settings)) == {"run_coordinator", "telemetry", "nux"}

@@ -1,0 +1,332 @@
+"""Object definitions as frozen dataclasses, and their protobuf files (FORMAT.md, "Object definitions").
+
+Fields that this version does not know survive a read and a write: every dataclass keeps their
+bytes in ``unknown_fields``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Self, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from trinitylake_ops.errors import CorruptFileError
+from trinitylake_ops.format.generated import definitions_pb2 as pb
+
+MAJOR_VERSION = 0
+
+
+class _OpenEnum(IntEnum):
+    """An enum of proto3: a number of a newer writer is kept, under the name ``UNKNOWN_<number>``."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        if not isinstance(value, int):
+            return None
+        member = int.__new__(cls, value)
+        member._name_ = f"UNKNOWN_{value}"
+        member._value_ = value
+        return member
+
+
+class IsolationLevel(_OpenEnum):
+    SNAPSHOT = 0
+    SERIALIZABLE = 1
+
+
+class ExportLevel(_OpenEnum):
+    MINIMAL = 0
+    PARTIAL = 1
+    FULL = 2
+
+
+class ExportState(_OpenEnum):
+    COPYING = 0
+    COMPLETE = 1
+
+
+class ExpirationState(_OpenEnum):
+    EXPIRED = 0
+    PURGING = 1
+    PURGED = 2
+
+
+class DataType(_OpenEnum):
+    """Types of columns; sizes, precision and scale travel in the column's properties."""
+
+    BOOLEAN = 0
+    INT2 = 1
+    INT4 = 2
+    INT8 = 3
+    DECIMAL = 4
+    FLOAT4 = 5
+    FLOAT8 = 6
+    CHAR = 7
+    VARCHAR = 8
+    DATE = 9
+    TIME = 10
+    TIMETZ = 11
+    TIMESTAMP = 12
+    TIMESTAMPTZ = 13
+    FIXED = 14
+    BINARY = 15
+    STRUCT = 16
+    MAP = 17
+    LIST = 18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRecord:
+    """One export, recorded in the lakehouse definition (field 1000)."""
+
+    name: str
+    version: int
+    level: ExportLevel
+    target_uri: str = ""
+    root_location: str = ""
+    state: ExportState = ExportState.COPYING
+    created_at_millis: int = 0
+    retain_until_millis: int | None = None
+    namespaces: tuple[str, ...] = ()
+    manifest_path: str = ""
+    unknown_fields: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpirationBatch:
+    """One batch of expired versions (field 1001); ``versions`` are inclusive ranges such as ``3-90,95``."""
+
+    id: str
+    versions: str
+    expired_at_version: int = 0
+    expired_at_millis: int = 0
+    plan_path: str = ""
+    digest: str = ""
+    state: ExpirationState = ExpirationState.EXPIRED
+    unknown_fields: bytes = b""
+
+    def contains(self, version: int) -> bool:
+        """Whether a version is in this batch."""
+        for text in filter(None, self.versions.split(",")):
+            first, _, last = text.partition("-")
+            if int(first) <= version <= int(last or first):
+                return True
+        return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionRules:
+    """How many versions to keep by period (field 1002)."""
+
+    keep_last: int = 0
+    keep_hourly: int = 0
+    keep_daily: int = 0
+    keep_weekly: int = 0
+    keep_monthly: int = 0
+    unknown_fields: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakehouseDef:
+    """Settings and operational state of a lakehouse. Sizes in bytes, ages in milliseconds."""
+
+    id: str
+    major_version: int = MAJOR_VERSION
+    order: int = 128
+    namespace_name_max_size_bytes: int = 100
+    table_name_max_size_bytes: int = 100
+    file_path_max_size_bytes: int = 200
+    node_file_max_size_bytes: int = 1_048_576
+    properties: Mapping[str, str] = field(default_factory=dict)
+    maximum_version_age_millis: int = 604_800_000
+    minimum_versions_to_keep: int = 3
+    maximum_version_age_millis_overrides: Mapping[int, int] = field(default_factory=dict)
+    exported_snapshots: Mapping[str, str] = field(default_factory=dict)
+    txn_ttl_millis: int = 86_400_000
+    isolation_level: IsolationLevel = IsolationLevel.SNAPSHOT
+    exports: tuple[ExportRecord, ...] = ()
+    expirations: tuple[ExpirationBatch, ...] = ()
+    retention_rules: RetentionRules | None = None
+    table_root: str = ""
+    node_compression: str = ""
+    unknown_fields: bytes = b""
+
+    def to_bytes(self) -> bytes:
+        """Return the protobuf file; maps are written in the order of their keys."""
+        return _serialize(_to_message(self, pb.LakehouseDef))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, path: str) -> LakehouseDef:
+        """Read a definition. Raises CorruptFileError for no protobuf, or a major version above ours."""
+        definition = _from_message(cls, _parse(data, pb.LakehouseDef, path))
+        if definition.major_version > MAJOR_VERSION:
+            raise CorruptFileError(
+                f"the lakehouse has format version {definition.major_version}, this program reads up to"
+                f" {MAJOR_VERSION}; update it",
+                path=path,
+            )
+        return definition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamespaceDef:
+    """A namespace; ``id`` stays the same over its whole life."""
+
+    id: str
+    properties: Mapping[str, str] = field(default_factory=dict)
+    unknown_fields: bytes = b""
+
+    def to_bytes(self) -> bytes:
+        """Return the protobuf file."""
+        return _serialize(_to_message(self, pb.NamespaceDef))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, path: str) -> NamespaceDef:
+        """Read a definition. Raises CorruptFileError."""
+        return _from_message(cls, _parse(data, pb.NamespaceDef, path))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column; nested types hold their parts in ``struct_fields``, ``map_key``/``map_value``, ``list_element``."""
+
+    id: int
+    name: str
+    type: DataType
+    nullable: bool = True
+    properties: Mapping[str, str] = field(default_factory=dict)
+    struct_fields: tuple[Column, ...] = ()
+    map_key: Column | None = None
+    map_value: Column | None = None
+    list_element: Column | None = None
+    unknown_fields: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schema:
+    """The columns of a table, in order."""
+
+    columns: tuple[Column, ...] = ()
+    unknown_fields: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableDef:
+    """A table; an empty ``table_type`` means MANAGED. An empty ``id`` is given one by ``create_table``.
+
+    ``distribution_keys``, ``primary_keys``, ``sort_keys`` and ``unique_columns`` hold column ids.
+    """
+
+    id: str = ""
+    schema: Schema = field(default_factory=Schema)
+    distribution_keys: tuple[int, ...] = ()
+    primary_keys: tuple[int, ...] = ()
+    sort_keys: tuple[int, ...] = ()
+    unique_columns: tuple[int, ...] = ()
+    table_type: str = "MANAGED"
+    table_format: str = "ICEBERG"
+    format_properties: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+    unknown_fields: bytes = b""
+
+    @property
+    def is_managed(self) -> bool:
+        return self.table_type in ("", "MANAGED")
+
+    def to_bytes(self) -> bytes:
+        """Return the protobuf file."""
+        return _serialize(_to_message(self, pb.TableDef))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, path: str) -> TableDef:
+        """Read a definition. Raises CorruptFileError."""
+        return _from_message(cls, _parse(data, pb.TableDef, path))
+
+
+M = TypeVar("M", bound=Message)
+D = TypeVar("D")
+
+_NESTED: dict[str, type] = {
+    "exports": ExportRecord,
+    "expirations": ExpirationBatch,
+    "retention_rules": RetentionRules,
+    "schema": Schema,
+    "columns": Column,
+    "struct_fields": Column,
+    "map_key": Column,
+    "map_value": Column,
+    "list_element": Column,
+}
+_ENUMS: dict[str, type[_OpenEnum]] = {
+    "IsolationLevel": IsolationLevel,
+    "ExportLevel": ExportLevel,
+    "ExportState": ExportState,
+    "ExpirationState": ExpirationState,
+    "DataType": DataType,
+}
+
+
+def _parse(data: bytes, message_type: type[M], path: str) -> M:
+    try:
+        return message_type.FromString(data)
+    except DecodeError as error:
+        raise CorruptFileError(f"{path!r} is no {message_type.__name__} in protobuf", path=path) from error
+
+
+def _serialize(message: Message) -> bytes:
+    return message.SerializeToString(deterministic=True)
+
+
+def _to_message(value: Any, message_type: type[M]) -> M:
+    """Return a dataclass as the message of the same field names; None and unset nested parts stay absent."""
+    message = message_type.FromString(value.unknown_fields)
+    for descriptor in message.DESCRIPTOR.fields:
+        content = getattr(value, descriptor.name)
+        if content is None:
+            continue
+        if descriptor.message_type is None:
+            if descriptor.is_repeated:
+                getattr(message, descriptor.name).extend(content)
+            else:
+                setattr(message, descriptor.name, content)
+        elif descriptor.message_type.GetOptions().map_entry:
+            getattr(message, descriptor.name).update(content)
+        elif descriptor.is_repeated:
+            part_type = getattr(pb, descriptor.message_type.name)
+            getattr(message, descriptor.name).extend(_to_message(part, part_type) for part in content)
+        else:
+            part_type = getattr(pb, descriptor.message_type.name)
+            getattr(message, descriptor.name).CopyFrom(_to_message(content, part_type))
+    return message
+
+
+def _from_message(cls: type[D], message: Message) -> D:
+    """Return a message as the dataclass of the same field names; absent optional fields take its defaults."""
+    fields: dict[str, Any] = {}
+    for descriptor in message.DESCRIPTOR.fields:
+        content = getattr(message, descriptor.name)
+        if descriptor.message_type is not None and descriptor.message_type.GetOptions().map_entry:
+            fields[descriptor.name] = dict(content)
+        elif descriptor.is_repeated:
+            part = _NESTED.get(descriptor.name)
+            fields[descriptor.name] = tuple(_from_message(part, item) if part else item for item in content)
+        elif descriptor.has_presence and not message.HasField(descriptor.name):
+            continue
+        elif descriptor.message_type is not None:
+            fields[descriptor.name] = _from_message(_NESTED[descriptor.name], content)
+        elif descriptor.enum_type is not None:
+            fields[descriptor.name] = _ENUMS[descriptor.enum_type.name](content)
+        else:
+            fields[descriptor.name] = content
+    return cls(**fields, unknown_fields=_unknown_bytes(message))
+
+
+def _unknown_bytes(message: Message) -> bytes:
+    rest = type(message)()
+    rest.CopyFrom(message)
+    for descriptor in message.DESCRIPTOR.fields:
+        rest.ClearField(descriptor.name)
+    return rest.SerializeToString()

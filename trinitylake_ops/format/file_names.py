@@ -1,0 +1,129 @@
+"""Names of the files of a lakehouse (FORMAT.md, L4-L11)."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+import uuid
+
+import mmh3
+
+from trinitylake_ops.errors import InvalidDefinitionError, VersionNotFoundError
+
+HINT_PATH = "_latest_hint.txt"
+ROOT_PREFIX = "_"
+OPERATIONS_PREFIX = "_ops/"
+TABLES_PREFIX = "tables/"
+MAX_VERSION = 2**32 - 1
+MAX_SEGMENT_BYTES = 255
+
+_HASH_BITS = 20
+_ROOT_NAME = re.compile(r"^_([01]{32})\.arrow$")
+_HASH_PREFIX_BYTES = len("0000/0000/0000/00000000-")
+_ASCII_NAME_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._~=-")
+
+
+def optimize_path(original: str) -> str:
+    """Return the optimised file path of an original path (L4, L5)."""
+    low_bits = mmh3.hash(original.encode("utf-8"), seed=0, signed=False) & ((1 << _HASH_BITS) - 1)
+    bits = f"{low_bits:0{_HASH_BITS}b}"
+    return f"{bits[0:4]}/{bits[4:8]}/{bits[8:12]}/{bits[12:20]}-{original.replace('/', '-')}"
+
+
+def new_node_path() -> str:
+    """Return a fresh path for a non-root node (L6)."""
+    return optimize_path(f"node-{uuid.uuid4()}.arrow")
+
+
+def new_namespace_path(namespace: str, file_path_max_size_bytes: int) -> str:
+    """Return a fresh path for a namespace definition (L7, L8)."""
+    return _definition_path(f"namespace-{_readable(namespace)}", file_path_max_size_bytes)
+
+
+def new_table_path(namespace: str, table: str, file_path_max_size_bytes: int) -> str:
+    """Return a fresh path for a table definition (L7, L8): the table before its namespace."""
+    return _definition_path(f"table-{_readable(table)}-{_readable(namespace)}", file_path_max_size_bytes)
+
+
+def shortest_path_limit_bytes() -> int:
+    """Return the smallest ``file_path_max_size_bytes`` that leaves one character of name (L8)."""
+    longest_definition = len(optimize_path(f"namespace-n-{uuid.UUID(int=0)}.binpb"))
+    return max(longest_definition, len(new_lakehouse_def_path()), len(new_node_path()), len(new_export_root_path()))
+
+
+def _definition_path(stem: str, file_path_max_size_bytes: int) -> str:
+    tail = f"-{uuid.uuid4()}.binpb"
+    segment_prefix_bytes = len("00000000-")
+    room = min(
+        file_path_max_size_bytes - _HASH_PREFIX_BYTES - len(tail),
+        MAX_SEGMENT_BYTES - segment_prefix_bytes - len(tail),
+    )
+    return optimize_path(_cut_utf8(stem, room) + tail)
+
+
+def _readable(name: str) -> str:
+    return "".join(_readable_char(char) for char in name)
+
+
+def _readable_char(char: str) -> str:
+    if char in _ASCII_NAME_CHARS:
+        return char
+    if char == "/":
+        return "-"
+    if ord(char) > 0x7F and unicodedata.category(char)[0] in "LN":
+        return char
+    return "_"
+
+
+def _cut_utf8(text: str, size_bytes: int) -> str:
+    return text.encode("utf-8")[:size_bytes].decode("utf-8", errors="ignore")
+
+
+def root_path(version: int) -> str:
+    """Return the path of a root node: the version's 32 binary digits reversed (L9).
+
+    Raises VersionNotFoundError for numbers that no version can have.
+    """
+    if not 0 <= version <= MAX_VERSION:
+        raise VersionNotFoundError(f"version {version} is outside 0..{MAX_VERSION}", version=version)
+    return f"{ROOT_PREFIX}{f'{version:032b}'[::-1]}.arrow"
+
+
+def parse_root_path(path: str) -> int | None:
+    """Return the version of a root node path, or None when the path is not one (L9)."""
+    match = _ROOT_NAME.match(path)
+    return int(match.group(1)[::-1], 2) if match else None
+
+
+def parse_hint(data: bytes) -> int | None:
+    """Return the version in a hint file, or None when it holds no usable number (L10)."""
+    text = data[:64].strip()
+    if not text.isdigit() or len(text) > len(str(MAX_VERSION)):
+        return None
+    version = int(text)
+    return version if version <= MAX_VERSION else None
+
+
+def new_lakehouse_def_path() -> str:
+    """Return a fresh path for a lakehouse definition (L11)."""
+    return f"_lakehouse_def_{uuid.uuid4()}.binpb"
+
+
+def new_export_root_path() -> str:
+    """Return a fresh path for the root node of an export within its own lakehouse."""
+    return f"_export_{uuid.uuid4()}.arrow"
+
+
+def new_manifest_path() -> str:
+    """Return a fresh path for the manifest of an export."""
+    return f"{OPERATIONS_PREFIX}export-{uuid.uuid4()}.json"
+
+
+def table_prefix(table_id: str) -> str:
+    """Return the prefix under which all files of a MANAGED table lie.
+
+    Raises InvalidDefinitionError for an id that could reach beyond its own prefix.
+    """
+    if not table_id or "/" in table_id or table_id in (".", ".."):
+        raise InvalidDefinitionError(f"table id {table_id!r} cannot name a folder")
+    return f"{TABLES_PREFIX}{table_id}/"

@@ -1,0 +1,1 @@
+"""Code generated from proto/definitions.proto by `make proto`; not edited by hand."""

@@ -1,0 +1,142 @@
+"""Which settings of a lakehouse fit together (FORMAT.md, "Object definitions")."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trinitylake_ops.errors import InvalidDefinitionError
+from trinitylake_ops.format.definitions import Column, LakehouseDef, TableDef
+from trinitylake_ops.format.file_names import (
+    MAX_VERSION,
+    new_lakehouse_def_path,
+    new_node_path,
+    root_path,
+    shortest_path_limit_bytes,
+)
+from trinitylake_ops.format.node_file import (
+    COMMIT_ID,
+    COMMIT_INFO,
+    CREATED_AT_MILLIS,
+    LAKEHOUSE_DEF,
+    MAX_COMMIT_INFO_BYTES,
+    PREVIOUS_ROOT,
+    ROLLBACK_FROM_ROOT,
+    encoded_size_bytes,
+)
+
+MIN_ORDER = 3
+MAX_ORDER = 65_536
+
+_IMMUTABLE_SETTINGS = (
+    "id",
+    "major_version",
+    "order",
+    "namespace_name_max_size_bytes",
+    "table_name_max_size_bytes",
+    "file_path_max_size_bytes",
+    "node_file_max_size_bytes",
+)
+
+
+def smallest_node_file_limit_bytes(definition: LakehouseDef) -> int:
+    """Return the size of the largest root that may be needed: full pointer rows and one buffered message.
+
+    Every key and value has its full size, every child pointer that of a node's path, and the
+    system rows are those of a rollback with the largest ``commit_info``.
+    """
+    key_bytes = 4 + definition.namespace_name_max_size_bytes + definition.table_name_max_size_bytes
+    n_keys = definition.order - 1
+    system = {
+        LAKEHOUSE_DEF: new_lakehouse_def_path(),
+        PREVIOUS_ROOT: root_path(MAX_VERSION),
+        ROLLBACK_FROM_ROOT: root_path(MAX_VERSION),
+        CREATED_AT_MILLIS: "9" * 20,
+        COMMIT_ID: "0" * 36,
+        COMMIT_INFO: "0" * MAX_COMMIT_INFO_BYTES,
+    }
+    key, value = "k" * key_bytes, "v" * definition.file_path_max_size_bytes
+    return encoded_size_bytes(
+        definition.order,
+        [key] * n_keys,
+        [value] * n_keys,
+        definition.order * len(new_node_path()),
+        {key: value},
+        system,
+    )
+
+
+def validate_lakehouse_def(definition: LakehouseDef) -> LakehouseDef:
+    """Return a definition unchanged, or raise InvalidDefinitionError naming the smallest value that works."""
+    _at_least("order", definition.order, MIN_ORDER)
+    if definition.order > MAX_ORDER:
+        raise InvalidDefinitionError(f"order is {definition.order}, it must be at most {MAX_ORDER}")
+    _at_least("namespace_name_max_size_bytes", definition.namespace_name_max_size_bytes, 1)
+    _at_least("table_name_max_size_bytes", definition.table_name_max_size_bytes, 1)
+    _at_least("file_path_max_size_bytes", definition.file_path_max_size_bytes, shortest_path_limit_bytes())
+    _at_least(
+        "node_file_max_size_bytes", definition.node_file_max_size_bytes, smallest_node_file_limit_bytes(definition)
+    )
+    _at_least("maximum_version_age_millis", definition.maximum_version_age_millis, 0)
+    _at_least("minimum_versions_to_keep", definition.minimum_versions_to_keep, 1)
+    _at_least("txn_ttl_millis", definition.txn_ttl_millis, 1)
+    return definition
+
+
+def validate_changed_settings(before: LakehouseDef, after: LakehouseDef) -> LakehouseDef:
+    """Return a changed definition, or raise InvalidDefinitionError when it changes what is fixed at creation."""
+    for name in _IMMUTABLE_SETTINGS:
+        if getattr(before, name) != getattr(after, name):
+            raise InvalidDefinitionError(
+                f"{name} is fixed when a lakehouse is created ({getattr(before, name)!r}); it would re-encode every key"
+            )
+    return validate_lakehouse_def(after)
+
+
+def _at_least(name: str, value: int, minimum: int) -> None:
+    if value < minimum:
+        raise InvalidDefinitionError(f"{name} is {value}, it must be at least {minimum}")
+
+
+def validate_table_def(definition: TableDef) -> TableDef:
+    """Return a table definition unchanged, or raise InvalidDefinitionError.
+
+    Column ids are positive and unique over all levels of nesting, names not empty and unique within
+    theirs, and the keys name top-level columns.
+    """
+    _check_column_names(definition.schema.columns, "")
+    ids = [column.id for column in _all_columns(definition.schema.columns)]
+    if any(column_id < 1 for column_id in ids):
+        raise InvalidDefinitionError("column ids start at 1")
+    if len(set(ids)) != len(ids):
+        twice = next(column_id for column_id in ids if ids.count(column_id) > 1)
+        raise InvalidDefinitionError(f"column id {twice} is used more than once")
+    top_level = {column.id for column in definition.schema.columns}
+    for name in ("distribution_keys", "primary_keys", "sort_keys", "unique_columns"):
+        if unknown := [column_id for column_id in getattr(definition, name) if column_id not in top_level]:
+            raise InvalidDefinitionError(f"{name} names column id {unknown[0]}, which the schema lacks")
+    return definition
+
+
+def _all_columns(columns: tuple[Column, ...]) -> Iterator[Column]:
+    for column in columns:
+        yield column
+        yield from _all_columns(_parts(column))
+
+
+def _parts(column: Column) -> tuple[Column, ...]:
+    single = (column.map_key, column.map_value, column.list_element)
+    return column.struct_fields + tuple(part for part in single if part is not None)
+
+
+def _check_column_names(columns: tuple[Column, ...], parent: str) -> None:
+    names: set[str] = set()
+    for column in columns:
+        if not column.name:
+            raise InvalidDefinitionError(f"a column{parent} has no name")
+        if column.name in names:
+            raise InvalidDefinitionError(f"two columns{parent} are named {column.name!r}")
+        names.add(column.name)
+        inside = f" of {column.name!r}"
+        _check_column_names(column.struct_fields, inside)
+        for part in _parts(column)[len(column.struct_fields) :]:
+            _check_column_names(part.struct_fields, inside)

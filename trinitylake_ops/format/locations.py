@@ -1,0 +1,84 @@
+"""Root URIs, paths and locations (FORMAT.md, L1-L3)."""
+
+from __future__ import annotations
+
+import re
+
+from trinitylake_ops.errors import InvalidLocationError
+
+_URI = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(/.*)?$", re.DOTALL)
+
+
+def normalize_root_uri(root: str) -> str:
+    """Return ``root`` as ``scheme://authority/path/`` (L1).
+
+    A bare absolute POSIX path means ``file://``; a missing final ``/`` is added; nothing else is
+    changed. Raises InvalidLocationError.
+    """
+    uri = f"file://{root}" if root.startswith("/") else root
+    match = _URI.match(uri)
+    if match is None:
+        raise InvalidLocationError(
+            f"root {root!r} is neither an absolute path nor a URI such as s3://bucket/lakehouse/", path=root
+        )
+    scheme, authority, path = match.group(1), match.group(2), match.group(3) or "/"
+    if scheme == "file" and authority:
+        raise InvalidLocationError(f"root {root!r} names the host {authority!r}; write file:///path", path=root)
+    if scheme != "file" and not authority:
+        raise InvalidLocationError(f"root {root!r} names no bucket or host", path=root)
+    if not path.endswith("/"):
+        path += "/"
+    _check_segments(path[1:-1].split("/") if path != "/" else [], root)
+    _check_segments([authority] if authority else [], root)
+    return f"{scheme}://{authority}{path}"
+
+
+def is_uri(location: str) -> bool:
+    """Whether a location is a full URI rather than a path relative to the root (L3)."""
+    return _URI.match(location) is not None
+
+
+def validate_location(location: str) -> str:
+    """Return a location unchanged, or raise InvalidLocationError when it is not qualified (L2)."""
+    match = _URI.match(location)
+    if match is None:
+        return validate_path(location)
+    path = match.group(3) or ""
+    segments = path[1:].split("/")
+    if segments and segments[-1] == "":
+        segments.pop()  # a URI may name a directory
+    _check_segments(segments, location)
+    if match.group(2):
+        _check_segments([match.group(2)], location)
+    return location
+
+
+def validate_path(path: str) -> str:
+    """Return a path relative to the root unchanged, or raise InvalidLocationError (L2)."""
+    if path.startswith("/"):
+        raise InvalidLocationError(f"path {path!r} starts with '/'; paths are relative to the root", path=path)
+    _check_segments(path.split("/"), path)
+    return path
+
+
+def _check_segments(segments: list[str], location: str) -> None:
+    for segment in segments:
+        if segment in ("", ".", ".."):
+            shown = repr(segment) if segment else "an empty segment"
+            raise InvalidLocationError(
+                f"location {location!r} contains {shown}; write the location it stands for", path=location
+            )
+        if "\0" in segment:
+            raise InvalidLocationError(f"location {location!r} contains a NUL character", path=location)
+
+
+def to_uri(root: str, location: str) -> str:
+    """Return the full URI of a location under a normalised root."""
+    validate_location(location)
+    return location if is_uri(location) else root + location
+
+
+def to_location(root: str, uri: str) -> str:
+    """Return ``uri`` as a path when it lies under the normalised root, else unchanged (L3)."""
+    location = uri.removeprefix(root)
+    return validate_location(location)

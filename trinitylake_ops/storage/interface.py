@@ -1,0 +1,127 @@
+"""The storage interface: all that the engine ever asks of a storage system.
+
+Every durable effect of the package crosses this interface, so a wrapper around it can count,
+retry, delay or stop each one. Paths are relative to the root (FORMAT.md, L2) and literal.
+Guarantees S1-S8 are those of docs/storage.md; ``tests/contract`` checks them on every storage.
+"""
+
+from __future__ import annotations
+
+import builtins
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from trinitylake_ops.errors import FileMissingError, StorageError
+from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """A file as a listing or stat shows it; times are the storage's own clock (S8)."""
+
+    path: str
+    size_bytes: int
+    last_modified_ms: int
+
+
+class Storage(ABC):
+    """One root in one storage system.
+
+    All methods raise subclasses of :class:`~trinitylake_ops.errors.StorageError` (S7), or
+    :class:`~trinitylake_ops.errors.InvalidLocationError` for a path no storage accepts
+    (``storage/paths.py``). Implementations are thread-safe and picklable.
+
+    The ``*_many`` methods are built from the single operations of the same object. In a stack of
+    wrappers only the outermost one fans out: each single operation then passes every wrapper
+    exactly once, in any stacking order (see ``storage/wrapper.py``).
+    """
+
+    #: Normalised root URI, with its final ``/`` and without credentials.
+    root: str
+    #: How many requests ``*_many`` keep in flight.
+    concurrency: int = 16
+
+    @abstractmethod
+    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        """Return the bytes of a file, or of the range ``[offset, offset + length)`` cut at its end.
+
+        A range that starts at or past the end is empty. Raises FileMissingError, InvalidInputError
+        for a negative offset or length. Never returns a part of a file that is being written (S3).
+        """
+
+    @abstractmethod
+    def stat(self, path: str) -> FileInfo:
+        """Return size and time of a file. Raises FileMissingError."""
+
+    @abstractmethod
+    def create(self, path: str, data: bytes) -> None:
+        """Create a file if no file is there (S1, S3).
+
+        Raises FileExistsAlreadyError when the name is occupied, AmbiguousWriteError when the answer
+        was lost and the file may have been created.
+        """
+
+    @abstractmethod
+    def write(self, path: str, data: bytes) -> None:
+        """Create or atomically replace a file (S4)."""
+
+    @abstractmethod
+    def delete(self, path: str) -> None:
+        """Delete a file; a missing file is no error (S5)."""
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> Iterator[FileInfo]:
+        """Yield every file whose path starts with the string ``prefix``, in pages, in no set order (S6).
+
+        Files under ``_ops/tmp/`` show only when the prefix starts with ``_ops/tmp/``. A file that
+        is created or deleted during the listing may or may not show; all others show once.
+        """
+
+    @abstractmethod
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch on the storage's own clock (S8)."""
+
+    def exists(self, path: str) -> bool:
+        """Whether a file stands at the path."""
+        try:
+            self.stat(path)
+        except FileMissingError:
+            return False
+        return True
+
+    def read_many(self, paths: Sequence[str]) -> builtins.list[bytes]:
+        """Read several files in parallel, in the order given. Raises the first failure."""
+        return run_parallel(in_one_round(self.read), paths, self.concurrency)
+
+    def read_available(self, paths: Sequence[str]) -> builtins.list[bytes | StorageError]:
+        """Read several files in parallel; a failure stands in its place instead of being raised."""
+
+        def read_or_error(path: str) -> bytes | StorageError:
+            try:
+                return self.read(path)
+            except StorageError as error:
+                return error
+
+        return run_parallel(in_one_round(read_or_error), paths, self.concurrency)
+
+    def create_many(self, files: Mapping[str, bytes]) -> None:
+        """Create several files in parallel, each if absent. Raises the first failure after all ended."""
+
+        def create_one(item: tuple[str, bytes]) -> None:
+            self.create(*item)
+
+        run_parallel(in_one_round(create_one), list(files.items()), self.concurrency)
+
+    def delete_many(self, paths: Sequence[str]) -> dict[str, StorageError]:
+        """Delete several files in parallel; returns the failures by path (S5)."""
+
+        def delete_or_error(path: str) -> StorageError | None:
+            try:
+                self.delete(path)
+            except StorageError as error:
+                return error
+            return None
+
+        failures = run_parallel(in_one_round(delete_or_error), paths, self.concurrency)
+        return {path: error for path, error in zip(paths, failures, strict=True) if error is not None}

@@ -1,0 +1,107 @@
+"""Storage in the memory of one process, for tests, demonstrations and scratch lakehouses."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+from trinitylake_ops.errors import FileExistsAlreadyError, FileMissingError, InvalidLocationError
+from trinitylake_ops.storage.interface import FileInfo, Storage
+from trinitylake_ops.storage.paths import check_path, check_prefix, check_range, is_hidden, split_root
+
+
+class _Files:
+    """All files under one ``memory://name``: key -> (bytes, last modified), guarded by a lock."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.by_key: dict[str, tuple[bytes, int]] = {}
+
+
+_files_by_name: dict[str, _Files] = {}
+_registry_lock = threading.Lock()
+
+
+class MemoryStorage(Storage):
+    """Files under ``memory://name/`` or ``memory://name/path/``.
+
+    Every MemoryStorage with the same name in a process shows the same files, so that closing and
+    opening a lakehouse works; another process (a Spark worker, say) sees its own, empty one.
+    :func:`drop_memory_root` frees them. Raises InvalidLocationError for a root without a name.
+    """
+
+    concurrency = 1  # threads would only wait for the lock
+
+    def __init__(self, root: str):
+        name, path = split_root(root, "memory")
+        if not name:
+            raise InvalidLocationError("a memory root needs a name: write memory://NAME/")
+        self.root = root
+        self._key_prefix = path
+        with _registry_lock:
+            self._files = _files_by_name.setdefault(name, _Files())
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        check_range(path, offset, length)
+        data, _ = self._find(path)
+        return data[offset : None if length is None else offset + length]
+
+    def stat(self, path: str) -> FileInfo:
+        data, last_modified_ms = self._find(path)
+        return FileInfo(path, len(data), last_modified_ms)
+
+    def create(self, path: str, data: bytes) -> None:
+        key, body = self._key(path), bytes(data)
+        with self._files.lock:
+            if key in self._files.by_key:
+                raise FileExistsAlreadyError(f"a file stands at {path!r} already; choose another name", path=path)
+            self._files.by_key[key] = (body, self.now_ms())
+
+    def write(self, path: str, data: bytes) -> None:
+        key, body = self._key(path), bytes(data)
+        with self._files.lock:
+            self._files.by_key[key] = (body, self.now_ms())
+
+    def delete(self, path: str) -> None:
+        key = self._key(path)
+        with self._files.lock:
+            self._files.by_key.pop(key, None)
+
+    def list(self, prefix: str = "") -> Iterator[FileInfo]:
+        check_prefix(prefix)
+        with self._files.lock:
+            files = tuple(self._files.by_key.items())
+        return self._matching(files, prefix)
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def __reduce__(self) -> tuple[type[MemoryStorage], tuple[str]]:
+        return (MemoryStorage, (self.root,))
+
+    def _matching(self, files: tuple[tuple[str, tuple[bytes, int]], ...], prefix: str) -> Iterator[FileInfo]:
+        for key, (data, last_modified_ms) in files:
+            path = key.removeprefix(self._key_prefix)
+            if key.startswith(self._key_prefix + prefix) and not is_hidden(path, prefix):
+                yield FileInfo(path, len(data), last_modified_ms)
+
+    def _find(self, path: str) -> tuple[bytes, int]:
+        key = self._key(path)
+        with self._files.lock:
+            found = self._files.by_key.get(key)
+        if found is None:
+            raise FileMissingError(f"there is no file {path!r} under {self.root}", path=path)
+        return found
+
+    def _key(self, path: str) -> str:
+        check_path(path)
+        return self._key_prefix + path
+
+
+def drop_memory_root(root: str) -> None:
+    """Delete every file under a memory root, for all storages that have it open."""
+    storage = MemoryStorage(root)
+    with storage._files.lock:
+        for key in [key for key in storage._files.by_key if key.startswith(storage._key_prefix)]:
+            del storage._files.by_key[key]

@@ -1,0 +1,90 @@
+"""What an error of the operating system means to the caller of a storage (S7)."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from trinitylake_ops.errors import (
+    AmbiguousWriteError,
+    FileExistsAlreadyError,
+    FileMissingError,
+    InvalidLocationError,
+    StorageError,
+    StorageFullError,
+    StoragePermissionError,
+    TransientError,
+    TrinityLakeError,
+)
+
+_MISSING = {errno.ENOENT, errno.ENOTDIR}
+_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_PASSING = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EINTR, errno.ENOMEM, errno.ENOBUFS, errno.EBUSY}
+_WITHOUT_ANSWER = {errno.EIO, errno.ETIMEDOUT, errno.ESTALE, errno.EREMOTEIO, errno.ENODEV, errno.ENXIO}
+
+
+@contextmanager
+def translated(root: str, path: str, verb: str) -> Iterator[None]:
+    """Raise the typed error for an OSError of the block; ``verb`` is what the caller wanted to do."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, root, path, verb) from error
+
+
+def storage_error(error: OSError, root: str, path: str, verb: str) -> TrinityLakeError:
+    """The typed error that an OSError stands for: one line that says what to do."""
+    number = error.errno
+    reason = os.strerror(number) if number else str(error)
+    what = f"cannot {verb} {path!r} under {root}: {reason}"
+    if number in _MISSING:
+        return FileMissingError(f"there is no file {path!r} under {root}", path=path)
+    if number == errno.EEXIST:
+        return FileExistsAlreadyError(f"a file stands at {path!r} already; choose another name", path=path)
+    if number in _FORBIDDEN:
+        return StoragePermissionError(f"{what}; check owner, mode and mount options of the folder", path=path)
+    if number in _FULL:
+        return StorageFullError(f"{what}; free space or raise the quota, then retry", path=path)
+    if number in _PASSING:
+        return TransientError(f"{what}; retry", path=path)
+    if number == errno.ENAMETOOLONG:
+        return InvalidLocationError(f"{what}; use a shorter name", path=path)
+    if number == errno.EISDIR:
+        return StorageError(f"cannot {verb} {path!r} under {root}: a folder stands there; remove it", path=path)
+    if number == errno.EOPNOTSUPP:
+        return StorageError(
+            f"cannot {verb} {path!r} under {root} safely: the file system has neither hard links nor renaming "
+            "without replacement; keep the lakehouse on another file system",
+            path=path,
+        )
+    return StorageError(f"{what}; check the file system", path=path)
+
+
+def folder_vanished(root: str, path: str, verb: str) -> TransientError:
+    """A folder was removed again while a file was put into it; nothing took effect."""
+    return TransientError(
+        f"cannot {verb} {path!r} under {root}: its folder keeps being removed; retry when that ended", path=path
+    )
+
+
+def no_folder_possible(root: str, path: str, verb: str) -> StorageError:
+    """A part of the path is a file, so that no folder can stand there."""
+    return StorageError(
+        f"cannot {verb} {path!r} under {root}: a file stands where a folder is needed; choose another path", path=path
+    )
+
+
+def outcome_unknown(error: OSError) -> bool:
+    """Whether the failed system call may have taken effect all the same."""
+    return error.errno in _WITHOUT_ANSWER
+
+
+def ambiguous_write(error: OSError, root: str, path: str, verb: str) -> AmbiguousWriteError:
+    """The name may be there, or may be lost by a crash of the machine."""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return AmbiguousWriteError(
+        f"could not {verb} {path!r} under {root} for certain: {reason}; read it to see what stands there", path=path
+    )

@@ -1,0 +1,126 @@
+"""Parallel calls on one shared pool of threads, and the rounds they belong to."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+A = TypeVar("A")
+
+#: Threads of the pool that all storages of a process share.
+MAX_POOL_THREADS = 64
+
+
+class Round:
+    """Identity of one ``*_many`` call: its requests are in flight together, so they cost one wait."""
+
+    __slots__ = ("__weakref__",)
+
+
+_current_round: ContextVar[Round | None] = ContextVar("trinitylake_storage_round", default=None)
+
+
+def current_round() -> Round | None:
+    """The ``*_many`` call that the running request belongs to; None for a single request."""
+    return _current_round.get()
+
+
+def in_one_round(call: Callable[[A], T]) -> Callable[[A], T]:
+    """Mark every call of the returned function as belonging to the same, new round."""
+    own_round = Round()
+
+    def call_in_round(argument: A) -> T:
+        token = _current_round.set(own_round)
+        try:
+            return call(argument)
+        finally:
+            _current_round.reset(token)
+
+    return call_in_round
+
+
+def run_parallel(call: Callable[[A], T], arguments: Sequence[A], concurrency: int) -> list[T]:
+    """Map ``call`` over the arguments with up to ``concurrency`` threads, in order.
+
+    All calls end before the first failure (in argument order) is raised, so nothing still runs when
+    the caller goes on. The calling thread takes part in the work and never waits for a thread that
+    has not started: nested calls, a crowded pool and a freshly forked process cannot deadlock.
+    """
+    if len(arguments) <= 1 or concurrency <= 1:
+        return [call(argument) for argument in arguments]
+    batch = _Batch(call, arguments)
+    n_extra_threads = min(concurrency, len(arguments), MAX_POOL_THREADS + 1) - 1
+    threads = [_shared_pool.submit(batch.work) for _ in range(n_extra_threads)]
+    batch.work()
+    for thread in threads:
+        if not thread.cancel():
+            thread.result()
+    return batch.finished_results()
+
+
+class _Batch(Generic[A, T]):
+    """Arguments that several threads take one after the other, with what came of each."""
+
+    def __init__(self, call: Callable[[A], T], arguments: Sequence[A]):
+        self._call = call
+        self._arguments = arguments
+        self._outcomes: dict[int, T] = {}
+        self._failures: dict[int, BaseException] = {}
+        self._next_index = 0
+        self._lock = threading.Lock()
+
+    def work(self) -> None:
+        while (index := self._take()) is not None:
+            try:
+                self._outcomes[index] = self._call(self._arguments[index])
+            except BaseException as error:  # noqa: BLE001 - raised by finished_results, in the caller's thread
+                self._failures[index] = error
+                if not isinstance(error, Exception):
+                    self._stop()
+
+    def finished_results(self) -> list[T]:
+        if self._failures:
+            raise self._failures[min(self._failures)]
+        return [self._outcomes[index] for index in range(len(self._arguments))]
+
+    def _take(self) -> int | None:
+        with self._lock:
+            index = self._next_index
+            if index >= len(self._arguments):
+                return None
+            self._next_index += 1
+            return index
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._next_index = len(self._arguments)
+
+
+class _SharedPool:
+    """The process-wide threads, started at first use."""
+
+    _executor: ThreadPoolExecutor | None
+    _lock: threading.Lock
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def submit(self, work: Callable[[], None]) -> Future[None]:
+        with self._lock:
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(MAX_POOL_THREADS, thread_name_prefix="trinitylake-storage")
+            return self._executor.submit(work)
+
+    def forget(self) -> None:
+        """Start anew: a forked child has none of its parent's threads, and perhaps a lock that one held."""
+        self._executor = None
+        self._lock = threading.Lock()
+
+
+_shared_pool = _SharedPool()
+os.register_at_fork(after_in_child=_shared_pool.forget)

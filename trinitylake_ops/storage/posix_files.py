@@ -1,0 +1,97 @@
+"""Whole-file writes and atomic publishing by system calls; every failure is a plain OSError."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+
+_NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_NO_RENAMEAT2 = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
+_AT_FDCWD = -100
+_RENAME_NOREPLACE = 1
+
+
+def write_new_file(name: bytes, data: bytes, *, fsync: bool) -> None:
+    """Write a file that must not exist yet; with ``fsync`` its bytes are on the device on return."""
+    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        if fsync:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_range(name: bytes, offset: int, length: int | None) -> bytes:
+    """Read one version of a regular file; anything else than a regular file counts as missing."""
+    descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a named pipe would block
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        end = status.st_size if length is None else min(status.st_size, offset + length)
+        parts = []
+        while offset < end and (part := os.pread(descriptor, end - offset, offset)):
+            parts.append(part)
+            offset += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(name: bytes) -> None:
+    """Bring the entries of a folder to the device."""
+    descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_one_folder(name: bytes) -> bool:
+    """Make a folder in a folder that is there; whether it was missing. NotADirectoryError over a file."""
+    try:
+        os.mkdir(name)
+    except FileExistsError:
+        if not os.path.isdir(name):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+        return False
+    return True
+
+
+def link_to_free_name(temporary: bytes, target: bytes) -> None:
+    """Give a finished file its name, atomically, unless the name is taken (FileExistsError).
+
+    A hard link is tried first; a file system without them is asked for a rename without
+    replacement; one that lacks both cannot hold a lakehouse (OSError with EOPNOTSUPP).
+    """
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        # A network file system may repeat a link whose answer it lost: then the file there is ours.
+        status = os.lstat(target)
+        if os.path.samestat(status, os.lstat(temporary)):
+            return
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)) from None
+        raise
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        _rename_to_free_name(temporary, target)
+
+
+def _rename_to_free_name(temporary: bytes, target: bytes) -> None:
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    number = errno.ENOSYS
+    if renameat2 is not None:
+        if renameat2(_AT_FDCWD, temporary, _AT_FDCWD, target, _RENAME_NOREPLACE) == 0:
+            return
+        number = ctypes.get_errno()
+    if number in _NO_RENAMEAT2:
+        number = errno.EOPNOTSUPP
+    raise OSError(number, os.strerror(number))

@@ -1,0 +1,96 @@
+"""Retries of passing failures, with jittered exponential back-off."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from trinitylake_ops.errors import AmbiguousWriteError, InvalidInputError, ThrottledError, TransientError
+from trinitylake_ops.storage.interface import FileInfo, Storage
+from trinitylake_ops.storage.wrapper import StorageWrapper
+
+_WITHOUT_EFFECT = (ThrottledError, TransientError)
+
+
+class RetryStorage(StorageWrapper):
+    """Repeats a request that was throttled or failed in passing, then gives up with the last error.
+
+    Throttled and transient requests certainly had no effect, so every operation is repeated after
+    them, ``create`` too. After an AmbiguousWriteError only ``write`` and ``delete`` are repeated:
+    a repeated create could meet its own file and report it as somebody else's. A listing is
+    repeated until its first file arrived; a later failure is raised, because files were handed out.
+
+    ``attempts`` counts the first try; the wait before retry k is random in
+    ``[0, min(max_delay_seconds, base_delay_seconds * 2**(k - 1))]``. Raises InvalidInputError for
+    fewer than one attempt or a negative delay.
+    """
+
+    def __init__(
+        self,
+        inner: Storage,
+        attempts: int = 5,
+        *,
+        base_delay_seconds: float = 0.1,
+        max_delay_seconds: float = 5.0,
+        sleep: Callable[[float], None] = time.sleep,
+    ):
+        if attempts < 1 or base_delay_seconds < 0 or max_delay_seconds < 0:
+            raise InvalidInputError(
+                f"retry needs at least 1 attempt and no negative delay, not {attempts} attempts, "
+                f"{base_delay_seconds} s and {max_delay_seconds} s"
+            )
+        super().__init__(inner)
+        self.attempts = attempts
+        self.base_delay_seconds = base_delay_seconds
+        self.max_delay_seconds = max_delay_seconds
+        self._sleep = sleep
+        self._retry = self._retrying(_WITHOUT_EFFECT)
+        self._retry_idempotent = self._retrying((*_WITHOUT_EFFECT, AmbiguousWriteError))
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        return self._retry(self.inner.read, path, offset=offset, length=length)
+
+    def stat(self, path: str) -> FileInfo:
+        return self._retry(self.inner.stat, path)
+
+    def create(self, path: str, data: bytes) -> None:
+        self._retry(self.inner.create, path, data)
+
+    def write(self, path: str, data: bytes) -> None:
+        self._retry_idempotent(self.inner.write, path, data)
+
+    def delete(self, path: str) -> None:
+        self._retry_idempotent(self.inner.delete, path)
+
+    def list(self, prefix: str = "") -> Iterator[FileInfo]:
+        return self._retry(self._started_list, prefix)
+
+    def now_ms(self) -> int:
+        return self._retry(self.inner.now_ms)
+
+    def __getstate__(self) -> dict[str, object]:
+        # Retrying holds thread-local figures, which do not pickle.
+        return {name: value for name, value in self.__dict__.items() if name not in ("_retry", "_retry_idempotent")}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._retry = self._retrying(_WITHOUT_EFFECT)
+        self._retry_idempotent = self._retrying((*_WITHOUT_EFFECT, AmbiguousWriteError))
+
+    def _started_list(self, prefix: str) -> Iterator[FileInfo]:
+        files = self.inner.list(prefix)
+        for first in files:
+            return chain((first,), files)
+        return iter(())
+
+    def _retrying(self, kinds: tuple[type[Exception], ...]) -> Retrying:
+        return Retrying(
+            retry=retry_if_exception_type(kinds),
+            stop=stop_after_attempt(self.attempts),
+            wait=wait_random_exponential(multiplier=self.base_delay_seconds, max=self.max_delay_seconds),
+            sleep=self._sleep,
+            reraise=True,
+        )

@@ -1,0 +1,45 @@
+"""The base of all wrappers around a storage.
+
+A wrapper overrides the single operations (read, stat, create, write, delete, list, now_ms) and
+leaves ``exists`` and the ``*_many`` methods alone: those are inherited from Storage and call the
+single operations of the outermost wrapper. So in ``Retry(Meter(Local))`` as in
+``Meter(Retry(Local))`` a ``create_many`` of five files is five creates, and each passes every
+wrapper once; in the first stack the meter counts each attempt, in the second each file. That they
+belong to one parallel round is carried beside the calls by ``parallel.current_round``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trinitylake_ops.storage.interface import FileInfo, Storage
+
+
+class StorageWrapper(Storage):
+    """Hands every operation on to ``inner``; subclasses override what they change."""
+
+    def __init__(self, inner: Storage):
+        self.inner = inner
+        self.root = inner.root
+        self.concurrency = inner.concurrency
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        return self.inner.read(path, offset=offset, length=length)
+
+    def stat(self, path: str) -> FileInfo:
+        return self.inner.stat(path)
+
+    def create(self, path: str, data: bytes) -> None:
+        self.inner.create(path, data)
+
+    def write(self, path: str, data: bytes) -> None:
+        self.inner.write(path, data)
+
+    def delete(self, path: str) -> None:
+        self.inner.delete(path)
+
+    def list(self, prefix: str = "") -> Iterator[FileInfo]:
+        return self.inner.list(prefix)
+
+    def now_ms(self) -> int:
+        return self.inner.now_ms()

@@ -1,0 +1,287 @@
+"""Columns of a lakehouse and their Apache Iceberg types, in both directions (FORMAT.md, "Object definitions").
+
+==============  =========================  =============================================
+column type     Iceberg type               properties of the column
+==============  =========================  =============================================
+BOOLEAN         boolean
+INT4, INT8      int, long
+DECIMAL         decimal(precision, scale)  ``precision`` 1-38, ``scale`` 0-precision
+FLOAT4, FLOAT8  float, double
+VARCHAR         string
+DATE, TIME      date, time
+TIMESTAMP       timestamp
+TIMESTAMPTZ     timestamptz
+FIXED           fixed(size)                ``size`` in bytes
+FIXED           uuid                       ``size`` = 16 and ``iceberg.type`` = ``uuid``
+BINARY          binary
+STRUCT, MAP,    struct, map, list
+LIST
+==============  =========================  =============================================
+
+The property ``doc`` holds the field's documentation. Iceberg has no INT2, CHAR and TIMETZ; we have
+no nanosecond timestamps, no unknown, geometry and geography. Those raise UnsupportedTypeError.
+Field ids and nullability are kept. Default values of fields exist in the Iceberg metadata only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+import pyarrow as pa
+from pyiceberg.catalog import MetastoreCatalog
+from pyiceberg.io.pyarrow import UTC_ALIASES
+from pyiceberg.schema import Schema as IcebergSchema
+from pyiceberg.schema import assign_fresh_schema_ids
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FixedType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+    TimeType,
+    UUIDType,
+)
+
+from trinitylake_ops.errors import InvalidDefinitionError, UnsupportedTypeError
+from trinitylake_ops.format.definitions import Column, DataType, Schema
+
+ICEBERG_TYPE = "iceberg.type"
+DOC = "doc"
+PRECISION = "precision"
+SCALE = "scale"
+SIZE = "size"
+
+_MAX_PRECISION = 38
+_UUID_SIZE_BYTES = 16
+
+_PRIMITIVES: Mapping[DataType, type[IcebergType]] = {
+    DataType.BOOLEAN: BooleanType,
+    DataType.INT4: IntegerType,
+    DataType.INT8: LongType,
+    DataType.FLOAT4: FloatType,
+    DataType.FLOAT8: DoubleType,
+    DataType.VARCHAR: StringType,
+    DataType.DATE: DateType,
+    DataType.TIME: TimeType,
+    DataType.TIMESTAMP: TimestampType,
+    DataType.TIMESTAMPTZ: TimestamptzType,
+    DataType.BINARY: BinaryType,
+}
+_DATA_TYPES: Mapping[type[IcebergType], DataType] = {iceberg: ours for ours, iceberg in _PRIMITIVES.items()}
+
+_USE_INSTEAD_OF_COLUMN_TYPE: Mapping[DataType, str] = {
+    DataType.INT2: "INT4",
+    DataType.CHAR: "VARCHAR",
+    DataType.TIMETZ: "TIME in UTC, or TIMESTAMPTZ",
+}
+_USE_INSTEAD_OF_ICEBERG_TYPE: Mapping[str, str] = {
+    "timestamp_ns": "timestamp (microseconds)",
+    "timestamptz_ns": "timestamptz (microseconds)",
+    "unknown": "a concrete type such as string",
+    "geometry": "binary (WKB)",
+    "geography": "binary (WKB)",
+}
+
+
+def to_iceberg_schema(
+    schema: Schema, *, schema_id: int = 0, identifier_field_ids: Collection[int] = ()
+) -> IcebergSchema:
+    """Return our columns as an Iceberg schema with the same field ids.
+
+    Raises UnsupportedTypeError for a type that Iceberg lacks, InvalidDefinitionError for a column
+    whose parts or properties are missing or wrong.
+    """
+    fields = [_to_field(column, column.name) for column in schema.columns]
+    return IcebergSchema(*fields, schema_id=schema_id, identifier_field_ids=list(identifier_field_ids))
+
+
+def from_iceberg_schema(schema: IcebergSchema) -> Schema:
+    """Return an Iceberg schema as our columns, with the same ids. Raises UnsupportedTypeError."""
+    return Schema(columns=tuple(_to_column(field, field.name) for field in schema.fields))
+
+
+def arrow_to_iceberg_schema(schema: pa.Schema) -> IcebergSchema:
+    """Return an Arrow schema as an Iceberg schema with fresh field ids from 1 on.
+
+    Raises UnsupportedTypeError for a type that would not be kept as it is.
+    """
+    check_arrow_schema(schema)
+    return assign_fresh_schema_ids(MetastoreCatalog._convert_schema_if_needed(schema))
+
+
+def check_arrow_schema(schema: pa.Schema) -> None:
+    """Raise UnsupportedTypeError, naming the column and what to use, for types that Iceberg cannot hold."""
+    for field in schema:
+        _check_arrow_type(field.type, field.name)
+
+
+def _to_field(column: Column, path: str) -> NestedField:
+    return NestedField(
+        field_id=column.id,
+        name=column.name,
+        field_type=_to_iceberg_type(column, path),
+        required=not column.nullable,
+        doc=column.properties.get(DOC),
+    )
+
+
+def _to_iceberg_type(column: Column, path: str) -> IcebergType:
+    primitive = _PRIMITIVES.get(column.type)
+    if primitive is not None:
+        return primitive()
+    if column.type is DataType.DECIMAL:
+        precision = _int_property(column, path, PRECISION, 1, _MAX_PRECISION)
+        return DecimalType(precision, _int_property(column, path, SCALE, 0, precision))
+    if column.type is DataType.FIXED:
+        size_bytes = _int_property(column, path, SIZE, 1, 2**31 - 1)
+        is_uuid = column.properties.get(ICEBERG_TYPE) == "uuid" and size_bytes == _UUID_SIZE_BYTES
+        return UUIDType() if is_uuid else FixedType(size_bytes)
+    if column.type is DataType.STRUCT:
+        return StructType(*(_to_field(field, f"{path}.{field.name}") for field in column.struct_fields))
+    if column.type is DataType.LIST:
+        element = _part(column.list_element, path, "list_element")
+        return ListType(element.id, _to_iceberg_type(element, f"{path}.element"), not element.nullable)
+    if column.type is DataType.MAP:
+        key = _part(column.map_key, path, "map_key")
+        value = _part(column.map_value, path, "map_value")
+        if key.nullable:
+            raise InvalidDefinitionError(f"column {path!r}: the key of a MAP is never null; set nullable to false")
+        return MapType(
+            key.id,
+            _to_iceberg_type(key, f"{path}.key"),
+            value.id,
+            _to_iceberg_type(value, f"{path}.value"),
+            not value.nullable,
+        )
+    instead = _USE_INSTEAD_OF_COLUMN_TYPE.get(column.type, "a type that this version knows")
+    raise UnsupportedTypeError(f"column {path!r}: Iceberg has no type for {column.type.name}; use {instead}")
+
+
+def _part(part: Column | None, path: str, name: str) -> Column:
+    if part is None:
+        raise InvalidDefinitionError(f"column {path!r} has no {name}; set it")
+    return part
+
+
+def _int_property(column: Column, path: str, name: str, lowest: int, highest: int) -> int:
+    text = column.properties.get(name, "")
+    if not (text.isascii() and text.isdigit() and lowest <= int(text) <= highest):
+        raise InvalidDefinitionError(
+            f"column {path!r}: {column.type.name} needs the property {name!r} from {lowest} to {highest}, not {text!r}"
+        )
+    return int(text)
+
+
+def _to_column(field: NestedField, path: str) -> Column:
+    column = _typed_column(field.field_id, field.name, field.field_type, nullable=field.optional, path=path)
+    if field.doc is None:
+        return column
+    return _with_properties(column, {**column.properties, DOC: field.doc})
+
+
+def _with_properties(column: Column, properties: Mapping[str, str]) -> Column:
+    from dataclasses import replace
+
+    return replace(column, properties=properties)
+
+
+def _typed_column(field_id: int, name: str, kind: IcebergType, *, nullable: bool, path: str) -> Column:
+    def column(data_type: DataType, properties: Mapping[str, str] | None = None, **parts: Column) -> Column:
+        return Column(
+            id=field_id, name=name, type=data_type, nullable=nullable, properties=dict(properties or {}), **parts
+        )
+
+    primitive = _DATA_TYPES.get(type(kind))
+    if primitive is not None:
+        return column(primitive)
+    if isinstance(kind, DecimalType):
+        return column(DataType.DECIMAL, {PRECISION: str(kind.precision), SCALE: str(kind.scale)})
+    if isinstance(kind, FixedType):
+        return column(DataType.FIXED, {SIZE: str(len(kind))})
+    if isinstance(kind, UUIDType):
+        return column(DataType.FIXED, {SIZE: str(_UUID_SIZE_BYTES), ICEBERG_TYPE: "uuid"})
+    if isinstance(kind, StructType):
+        fields = tuple(_to_column(field, f"{path}.{field.name}") for field in kind.fields)
+        return Column(id=field_id, name=name, type=DataType.STRUCT, nullable=nullable, struct_fields=fields)
+    if isinstance(kind, ListType):
+        return column(DataType.LIST, list_element=_to_column(kind.element_field, f"{path}.element"))
+    if isinstance(kind, MapType):
+        return column(
+            DataType.MAP,
+            map_key=_to_column(kind.key_field, f"{path}.key"),
+            map_value=_to_column(kind.value_field, f"{path}.value"),
+        )
+    type_name = str(kind).partition("(")[0]
+    instead = _USE_INSTEAD_OF_ICEBERG_TYPE.get(type_name, "a type of the format")
+    raise UnsupportedTypeError(f"column {path!r}: a lakehouse has no type for Iceberg's {kind}; use {instead}")
+
+
+# What Arrow types to use instead; the first test that holds gives the answer. Types that pyiceberg
+# would take but silently change (unsigned ones that do not fit) are refused as well.
+_ARROW_REPLACEMENTS: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
+    (pa.types.is_uint32, "int64"),
+    (pa.types.is_uint64, "int64, or decimal128(20, 0)"),
+    (pa.types.is_date64, "date32"),
+    (pa.types.is_time, "time64('us')"),
+    (lambda kind: pa.types.is_timestamp(kind) and kind.unit == "ns", "a timestamp in microseconds"),
+    (pa.types.is_timestamp, "timestamp('us', tz='UTC')"),
+    (pa.types.is_duration, "int64 of microseconds"),
+    (pa.types.is_interval, "int32 columns of its parts"),
+    (pa.types.is_decimal, "decimal128"),
+    (pa.types.is_null, "a concrete type such as string"),
+    (pa.types.is_union, "a struct with one nullable field for each alternative"),
+    (pa.types.is_run_end_encoded, "the type of its values"),
+)
+
+
+def _check_arrow_type(kind: pa.DataType, path: str) -> None:
+    if pa.types.is_struct(kind):
+        for field in kind:
+            _check_arrow_type(field.type, f"{path}.{field.name}")
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        _check_arrow_type(kind.value_type, f"{path}.element")
+    elif pa.types.is_map(kind):
+        _check_arrow_type(kind.key_type, f"{path}.key")
+        _check_arrow_type(kind.item_type, f"{path}.value")
+    elif pa.types.is_dictionary(kind):
+        _check_arrow_type(kind.value_type, path)
+    elif not _is_arrow_primitive_of_iceberg(kind):
+        instead = next((use for matches, use in _ARROW_REPLACEMENTS if matches(kind)), "a type that Iceberg has")
+        raise UnsupportedTypeError(f"column {path!r}: Iceberg has no type for Arrow's {kind}; use {instead}")
+
+
+_KEPT_ARROW_TYPES: tuple[Callable[[pa.DataType], bool], ...] = (
+    pa.types.is_boolean,
+    pa.types.is_signed_integer,
+    pa.types.is_uint8,
+    pa.types.is_uint16,
+    pa.types.is_floating,
+    pa.types.is_decimal128,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_fixed_size_binary,
+    pa.types.is_date32,
+    lambda kind: isinstance(kind, pa.UuidType),
+    lambda kind: pa.types.is_time64(kind) and kind.unit == "us",
+    lambda kind: pa.types.is_timestamp(kind) and kind.unit != "ns" and (kind.tz is None or kind.tz in UTC_ALIASES),
+)
+
+
+def _is_arrow_primitive_of_iceberg(kind: pa.DataType) -> bool:
+    return any(keeps(kind) for keeps in _KEPT_ARROW_TYPES)

@@ -1,0 +1,1 @@
+"""Versions, snapshots, transactions and commits over the tree."""

@@ -1,0 +1,276 @@
+"""Committing a new root: create-if-absent, read-back, rebase (docs/protocol.md, C)."""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import os
+import random
+import socket
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version as package_version
+from typing import Any, Protocol
+
+from trinitylake_ops.errors import (
+    AmbiguousWriteError,
+    CommitAttemptsExhaustedError,
+    CommitOutcomeUnknownError,
+    FileExistsAlreadyError,
+    FileMissingError,
+    StorageError,
+    TransactionExpiredError,
+    VersionNotFoundError,
+)
+from trinitylake_ops.format.definitions import LakehouseDef
+from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, root_path
+from trinitylake_ops.format.node_file import (
+    COMMIT_ID,
+    COMMIT_INFO,
+    CREATED_AT_MILLIS,
+    LAKEHOUSE_DEF,
+    PREVIOUS_ROOT,
+    ROLLBACK_FROM_ROOT,
+    NodeFile,
+    decode_node,
+    decode_system_rows,
+    encode_commit_info,
+    encode_node,
+)
+from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
+from trinitylake_ops.transaction.versions import find_latest
+from trinitylake_ops.tree.write_buffer import EditedTree
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MAX_ATTEMPTS = 100
+_MAX_SENDS = 5
+_FIRST_PAUSE_S = 0.002
+_LONGEST_PAUSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CommitInfo:
+    """Who commits what, for people: stored in the root as ``commit_info``.
+
+    ``counts`` are numbers an operation wants in the log; ``members`` the ids of the transactions
+    that the root commits.
+    """
+
+    operation: str
+    message: str | None = None
+    run_id: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    members: tuple[str, ...] = ()
+
+    def encode(self, counts: Mapping[str, int]) -> str:
+        """Return the JSON text. Raises InvalidInputError above 4 KiB."""
+        info: dict[str, Any] = {
+            "operation": self.operation,
+            "message": self.message,
+            "run_id": self.run_id,
+            "user": _user(),
+            "host": socket.gethostname(),
+            "engine": f"trinitylake-ops {package_version('trinitylake-ops')}",
+            "counts": dict(counts),
+            "properties": dict(self.properties),
+            "members": list(self.members),
+        }
+        return encode_commit_info({name: value for name, value in info.items() if value})
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in containers
+        return str(os.getuid())
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a commit on a base would write, before its root has a name.
+
+    ``root_system`` holds the system rows that :func:`root_system` gave; ``tree`` the root's other
+    rows and all new nodes; ``definition_files`` the new definitions by path, which stay the same
+    over rebases.
+    """
+
+    root_system: dict[str, str]
+    tree: EditedTree
+    definition_files: Mapping[str, bytes]
+
+
+class Committable(Protocol):
+    """Something that can be committed."""
+
+    def draft(self, base: Snapshot, stamp: RootStamp) -> Draft | None:
+        """Return what to write on ``base``, or None when nothing would change."""
+
+    def rebase(self, base: Snapshot, latest: Snapshot) -> None:
+        """Check that the change still holds on ``latest``. Raises CommitConflictError or its own errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class RootStamp:
+    """What one attempt gives to the root it would create."""
+
+    created_at_ms: int
+    commit_id: str
+
+    def system(
+        self,
+        base: Snapshot,
+        info: CommitInfo,
+        counts: Mapping[str, int],
+        *,
+        lakehouse_def: str,
+        is_rollback: bool = False,
+    ) -> dict[str, str]:
+        """Return the system rows of the root that follows ``base``."""
+        previous = root_path(base.version)
+        return {
+            LAKEHOUSE_DEF: lakehouse_def,
+            PREVIOUS_ROOT: previous,
+            **({ROLLBACK_FROM_ROOT: previous} if is_rollback else {}),
+            CREATED_AT_MILLIS: str(self.created_at_ms),
+            COMMIT_ID: self.commit_id,
+            COMMIT_INFO: info.encode(counts),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CommitClock:
+    """When the transaction began, by the storage's clock: it must not outlive the lakehouse's TTL."""
+
+    storage: Storage
+    begun_at_ms: int
+
+    def check(self, definition: LakehouseDef) -> None:
+        """Raise TransactionExpiredError when the transaction is older than its time to live."""
+        age_ms = self.storage.now_ms() - self.begun_at_ms
+        if age_ms > definition.txn_ttl_millis:
+            raise TransactionExpiredError(
+                f"the transaction began {age_ms} ms ago, more than txn_ttl_millis ({definition.txn_ttl_millis});"
+                " begin a new one"
+            )
+
+
+def latest_snapshot(files: LakehouseFiles) -> Snapshot:
+    """Return the latest version. Raises LakehouseNotFoundError, CorruptFileError, StorageError."""
+    version, data = find_latest(files.storage)
+    path = root_path(version)
+    return Snapshot(files, version, path, decode_node(data, path))
+
+
+def commit(
+    files: LakehouseFiles,
+    change: Committable,
+    base: Snapshot,
+    *,
+    begun_at_ms: int,
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+) -> int:
+    """Commit a change and return its version, or ``base.version`` when nothing would change.
+
+    Raises CommitConflictError, CommitAttemptsExhaustedError, TransactionExpiredError,
+    CommitOutcomeUnknownError and what the storage raises. But for an unknown outcome, nothing of
+    a failed commit remains, best effort.
+    """
+    clock = CommitClock(files.storage, begun_at_ms)
+    kept: dict[str, bytes] = {}
+    for attempt in range(max_attempts):
+        stamp = RootStamp(max(files.storage.now_ms(), base.created_at_ms + 1), str(uuid.uuid4()))
+        nodes: dict[str, bytes] = {}
+        try:
+            draft = change.draft(base, stamp)
+            if draft is None:
+                _discard(files.storage, kept)
+                return base.version
+            nodes = draft.tree.node_files
+            fresh = {path: data for path, data in draft.definition_files.items() if path not in kept}
+            kept |= fresh
+            files.storage.create_many({**fresh, **nodes})
+            if _create_root(files.storage, base, draft, stamp.commit_id, clock):
+                write_hint(files.storage, base.version + 1)
+                return base.version + 1
+            _discard(files.storage, nodes)
+            nodes = {}
+            time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt)))
+            latest = latest_snapshot(files)
+            change.rebase(base, latest)
+            base = latest
+        except CommitOutcomeUnknownError:
+            raise
+        except BaseException:
+            _discard(files.storage, {**kept, **nodes})
+            raise
+    _discard(files.storage, kept)
+    raise CommitAttemptsExhaustedError(
+        f"{max_attempts} attempts met other commits each time; nothing was committed, retry later", version=base.version
+    )
+
+
+def _create_root(storage: Storage, base: Snapshot, draft: Draft, commit_id: str, clock: CommitClock) -> bool:
+    """Create the root of the next version; False when another commit took it."""
+    version = base.version + 1
+    if version > MAX_VERSION:
+        raise VersionNotFoundError(f"version {MAX_VERSION} is the last one a lakehouse can have", version=base.version)
+    root = draft.tree.root
+    data = encode_node(
+        NodeFile(root.keys, root.values, root.children, root.buffer, draft.root_system), base.definition.order
+    )
+    return create_root_once(storage, version, data, commit_id, lambda: clock.check(base.definition))
+
+
+def create_root_once(
+    storage: Storage, version: int, data: bytes, commit_id: str, before_send: Callable[[], None] = lambda: None
+) -> bool:
+    """Create a root if absent; True when it is ours, False when another's stands there.
+
+    An occupied name or a lost answer is settled by reading the root back: its ``commit_id`` tells
+    whose it is. ``before_send`` runs before every send. Raises CommitOutcomeUnknownError when the
+    name cannot be read.
+    """
+    path = root_path(version)
+    cause: StorageError | None = None
+    for _ in range(_MAX_SENDS):
+        before_send()
+        try:
+            storage.create(path, data)
+            return True
+        except (FileExistsAlreadyError, AmbiguousWriteError) as error:
+            cause = error
+        try:
+            return decode_system_rows(storage.read(path), path).get(COMMIT_ID) == commit_id
+        except FileMissingError:
+            continue  # certainly not created: the same bytes may be sent again
+        except StorageError as error:
+            raise _unknown_outcome(version, path, commit_id, error) from error
+    raise _unknown_outcome(version, path, commit_id, cause)
+
+
+def _unknown_outcome(version: int, path: str, commit_id: str, cause: StorageError | None) -> CommitOutcomeUnknownError:
+    return CommitOutcomeUnknownError(
+        f"version {version} may or may not have been committed ({cause}); it was if its root carries"
+        f" commit id {commit_id}",
+        commit_id=commit_id,
+        path=path,
+        version=version,
+    )
+
+
+def write_hint(storage: Storage, version: int) -> None:
+    """Write the hint, best effort: it only saves requests, so a failure is logged and nothing more."""
+    try:
+        storage.write(HINT_PATH, str(version).encode("ascii"))
+    except StorageError as error:
+        logger.warning("version %d is committed, but its hint could not be written: %s", version, error)
+
+
+def _discard(storage: Storage, paths: Mapping[str, bytes]) -> None:
+    """Delete files of a failed attempt, best effort: what stays is an orphan."""
+    for path, error in storage.delete_many(list(paths)).items():
+        logger.warning("file %r of a failed commit could not be deleted: %s", path, error)

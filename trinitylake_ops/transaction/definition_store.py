@@ -1,0 +1,66 @@
+"""Reading definitions by their pointers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from cachetools import LRUCache
+
+from trinitylake_ops.errors import StorageError
+from trinitylake_ops.format.definitions import LakehouseDef, NamespaceDef, TableDef
+from trinitylake_ops.format.locations import is_uri, to_location
+from trinitylake_ops.storage.interface import Storage
+
+_CACHED_DEFINITIONS = 10_000
+
+T = TypeVar("T", LakehouseDef, NamespaceDef, TableDef)
+
+
+class DefinitionStore:
+    """Decoded definitions of one lakehouse; they are immutable files, so cached ones never go stale."""
+
+    def __init__(self, storage: Storage):
+        self._storage = storage
+        self._lock = threading.Lock()
+        self._cache: LRUCache[str, LakehouseDef | NamespaceDef | TableDef] = LRUCache(_CACHED_DEFINITIONS)
+
+    def lakehouse(self, location: str) -> LakehouseDef:
+        """Return the lakehouse definition at a location. Raises CorruptFileError, StorageError."""
+        return self._load([location], LakehouseDef, LakehouseDef.from_bytes)[0]
+
+    def namespace(self, location: str) -> NamespaceDef:
+        """Return the namespace definition at a location. Raises CorruptFileError, StorageError."""
+        return self._load([location], NamespaceDef, NamespaceDef.from_bytes)[0]
+
+    def table(self, location: str) -> TableDef:
+        """Return the table definition at a location. Raises CorruptFileError, StorageError."""
+        return self.tables([location])[0]
+
+    def tables(self, locations: Sequence[str]) -> list[TableDef]:
+        """Return table definitions in order, reading the uncached ones in parallel."""
+        return self._load(locations, TableDef, TableDef.from_bytes)
+
+    def _load(self, locations: Sequence[str], kind: type[T], decode: Callable[[bytes, str], T]) -> list[T]:
+        found: dict[str, T] = {}
+        with self._lock:
+            for location in locations:
+                cached = self._cache.get(location)
+                if isinstance(cached, kind):
+                    found[location] = cached
+        missing = [location for location in dict.fromkeys(locations) if location not in found]
+        paths = [self._path(location) for location in missing]
+        for location, path, data in zip(missing, paths, self._storage.read_many(paths), strict=True):
+            found[location] = decode(data, path)
+            with self._lock:
+                self._cache[location] = found[location]
+        return [found[location] for location in locations]
+
+    def _path(self, location: str) -> str:
+        path = to_location(self._storage.root, location)
+        if is_uri(path):
+            raise StorageError(
+                f"definition {location!r} lies outside the lakehouse {self._storage.root!r}", path=location
+            )
+        return path

@@ -1,0 +1,349 @@
+"""The front door: opening, creating, reading and changing a lakehouse."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from trinitylake_ops.errors import (
+    ExportNotFoundError,
+    FileMissingError,
+    InvalidDefinitionError,
+    InvalidInputError,
+    LakehouseExistsError,
+    VersionExpiredError,
+    VersionNotFoundError,
+)
+from trinitylake_ops.format.definitions import ExpirationState, IsolationLevel, LakehouseDef
+from trinitylake_ops.format.file_names import MAX_VERSION, new_lakehouse_def_path, parse_root_path, root_path
+from trinitylake_ops.format.limits import validate_lakehouse_def
+from trinitylake_ops.format.locations import normalize_root_uri, to_location
+from trinitylake_ops.format.node_file import (
+    COMMIT_ID,
+    COMMIT_INFO,
+    CREATED_AT_MILLIS,
+    LAKEHOUSE_DEF,
+    PREVIOUS_ROOT,
+    ROLLBACK_FROM_ROOT,
+    SEALED_AT_MILLIS,
+    NodeFile,
+    decode_commit_info,
+    decode_node,
+    decode_system_rows,
+    encode_node,
+)
+from trinitylake_ops.storage import Storage, open_storage
+from trinitylake_ops.transaction.commit import (
+    DEFAULT_MAX_ATTEMPTS,
+    CommitInfo,
+    Committable,
+    commit,
+    create_root_once,
+    latest_snapshot,
+    write_hint,
+)
+from trinitylake_ops.transaction.definition_store import DefinitionStore
+from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
+from trinitylake_ops.transaction.transaction import Transaction
+from trinitylake_ops.transaction.versions import find_latest, find_version_at, listed_versions
+from trinitylake_ops.tree.diff import diff_trees
+from trinitylake_ops.tree.node_store import NodeStore
+
+_HISTORY_BATCH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class VersionInfo:
+    """One version as ``history`` lists it; fields that its writer did not record are None or empty."""
+
+    version: int
+    created_at: datetime
+    operation: str | None
+    message: str | None
+    commit_id: str | None
+    rollback_from: int | None
+    state: Literal["live", "expired", "sealed"]
+    run_id: str | None = None
+    user: str | None = None
+    host: str | None = None
+    engine: str | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+    members: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What happened to a namespace (``table`` is None) or table between two versions."""
+
+    kind: Literal["added", "changed", "removed"]
+    namespace: str
+    table: str | None = None
+
+
+class Lakehouse:
+    """A lakehouse at a root URI. All methods are safe to call from several threads."""
+
+    def __init__(self, storage: Storage, storage_options: Mapping[str, str] | None = None):
+        self.storage = storage
+        self.storage_options = dict(storage_options or {})
+        self.files = LakehouseFiles(storage, NodeStore(storage), DefinitionStore(storage))
+
+    def __repr__(self) -> str:
+        return f"Lakehouse({self.root!r})"
+
+    @property
+    def root(self) -> str:
+        """The normalised root URI."""
+        return self.storage.root
+
+    @classmethod
+    def create(
+        cls,
+        root_uri: str,
+        storage_options: Mapping[str, str] | None = None,
+        *,
+        storage: Storage | None = None,
+        **lakehouse_def_fields: Any,
+    ) -> Lakehouse:
+        """Create a lakehouse with version 0, empty, and return it.
+
+        ``lakehouse_def_fields`` are fields of :class:`LakehouseDef`. ``storage`` replaces the storage
+        that the root URI would open. Raises LakehouseExistsError, InvalidLocationError,
+        InvalidDefinitionError, StorageError.
+        """
+        root = normalize_root_uri(root_uri)
+        definition = _new_definition(lakehouse_def_fields)
+        lake = cls(storage or open_storage(root, storage_options), storage_options)
+        if listed_versions(lake.storage):
+            raise LakehouseExistsError(f"there is a lakehouse at {root} already", path=root)
+        path = new_lakehouse_def_path()
+        commit_id = str(uuid.uuid4())
+        system = {
+            LAKEHOUSE_DEF: path,
+            CREATED_AT_MILLIS: str(lake.storage.now_ms()),
+            COMMIT_ID: commit_id,
+            COMMIT_INFO: CommitInfo("init").encode({}),
+        }
+        lake.storage.create(path, definition.to_bytes())
+        data = encode_node(NodeFile(system=system), definition.order)
+        if not create_root_once(lake.storage, 0, data, commit_id):
+            lake.storage.delete(path)
+            raise LakehouseExistsError(f"another process has just created a lakehouse at {root}", path=root)
+        write_hint(lake.storage, 0)
+        return lake
+
+    @classmethod
+    def open(
+        cls,
+        root_uri: str,
+        storage_options: Mapping[str, str] | None = None,
+        *,
+        storage: Storage | None = None,
+    ) -> Lakehouse:
+        """Open a lakehouse. Raises LakehouseNotFoundError, InvalidLocationError, StorageError."""
+        root = normalize_root_uri(root_uri)
+        lake = cls(storage or open_storage(root, storage_options), storage_options)
+        lake.latest_version()
+        return lake
+
+    # Versions
+
+    def latest_version(self) -> int:
+        """Return the number of the latest version."""
+        return find_latest(self.storage)[0]
+
+    def snapshot(self, version: int | str | None = None, timestamp: datetime | int | None = None) -> Snapshot:
+        """Return the latest version, or the one of a number, of an export's name, or of a time.
+
+        ``timestamp`` is an aware datetime or milliseconds since the epoch; the newest version
+        created at or before it is returned. Raises VersionNotFoundError, VersionExpiredError,
+        ExportNotFoundError, InvalidInputError when both are given.
+        """
+        if version is not None and timestamp is not None:
+            raise InvalidInputError("give a version or a timestamp, not both")
+        latest = latest_snapshot(self.files)
+        if timestamp is not None:
+            return self._snapshot_of(find_version_at(self.storage, _millis(timestamp), latest.version), latest)
+        if version is None:
+            return latest
+        if isinstance(version, str) and not (version.isascii() and version.isdecimal()):
+            return self._snapshot_of_export(version, latest)
+        return self._snapshot_of(int(version), latest)
+
+    def _snapshot_of(self, version: int, latest: Snapshot) -> Snapshot:
+        if version == latest.version:
+            return latest
+        if not 0 <= version < latest.version:
+            raise VersionNotFoundError(
+                f"version {version} does not exist; the latest is {latest.version}", version=version
+            )
+        self._check_not_expired(version, latest.definition)
+        path = root_path(version)
+        try:
+            root = decode_node(self.storage.read(path), path)
+        except FileMissingError:
+            raise VersionNotFoundError(
+                f"version {version} is gone: its root was deleted by another program", path=path, version=version
+            ) from None
+        if root.is_sealed:
+            raise VersionExpiredError(f"version {version} was expired and purged", path=path, version=version)
+        return Snapshot(self.files, version, path, root)
+
+    @staticmethod
+    def _check_not_expired(version: int, definition: LakehouseDef) -> None:
+        for batch in definition.expirations:
+            if batch.contains(version):
+                can_undelete = batch.state == ExpirationState.EXPIRED
+                hint = "undelete can bring it back" if can_undelete else "its purge has begun, it cannot come back"
+                raise VersionExpiredError(f"version {version} was expired; {hint}", version=version)
+
+    def _snapshot_of_export(self, name: str, latest: Snapshot) -> Snapshot:
+        location = latest.definition.exported_snapshots.get(name)
+        if location is None:
+            known = ", ".join(sorted(latest.definition.exported_snapshots)) or "none"
+            raise ExportNotFoundError(f"there is no export {name!r}; exports: {known}")
+        path = to_location(self.root, location)
+        root = decode_node(self.storage.read(path), path)
+        return Snapshot(self.files, _exported_version(name, path, root, latest.definition), path, root)
+
+    def history(self, limit: int | None = None) -> Iterator[VersionInfo]:
+        """Yield versions, newest first, at most ``limit``; roots are read in parallel batches.
+
+        Versions whose roots other programs deleted are left out.
+        """
+        latest = latest_snapshot(self.files)
+        oldest = 0 if limit is None else max(0, latest.version + 1 - limit)
+        for newest in range(latest.version, oldest - 1, -_HISTORY_BATCH):
+            versions = range(newest, max(oldest, newest - _HISTORY_BATCH + 1) - 1, -1)
+            roots = self.storage.read_available([root_path(version) for version in versions])
+            for version, data in zip(versions, roots, strict=True):
+                if isinstance(data, FileMissingError):
+                    continue
+                if not isinstance(data, bytes):
+                    raise data
+                yield _version_info(version, decode_system_rows(data, root_path(version)), latest.definition)
+
+    def diff(self, before: int | str, after: int | str) -> list[Change]:
+        """Return what changed between two versions, by namespace and table.
+
+        Subtrees that both share are not read. Raises what ``snapshot`` raises.
+        """
+        return diff_snapshots(self.snapshot(before), self.snapshot(after))
+
+    # Changes
+
+    def transaction(
+        self,
+        isolation: str | None = None,
+        message: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        *,
+        operation: str = "",
+        run_id: str | None = None,
+    ) -> Transaction:
+        """Begin a transaction on the latest version.
+
+        ``isolation`` is "snapshot" or "serializable", by default the lakehouse's own. The message,
+        free-form properties, a name for the operation and the id of a run go into the log. Raises
+        InvalidInputError for another isolation, or when all that takes more than 4 KiB.
+        """
+        base = latest_snapshot(self.files)
+        info = CommitInfo(operation, message, run_id, dict(properties or {}))
+        info.encode({})
+        return Transaction(base, _isolation(isolation, base.definition), info, self.storage.now_ms())
+
+    def alter_definition(self, message: str | None = None, **fields: Any) -> int:
+        """Committable settings of the lakehouse in a commit of its own; returns the version.
+
+        Raises InvalidDefinitionError for unknown fields and for those fixed at creation.
+        """
+        with self.transaction(message=message, operation="alter-definition") as txn:
+            txn.alter_definition(_replaced(txn.definition, fields))
+        assert txn.committed_version is not None
+        return txn.committed_version
+
+    def commit(self, change: Committable, base: Snapshot, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> int:
+        """Commit a change of any kind on a base, as operations do; see :func:`commit.commit`."""
+        return commit(self.files, change, base, begun_at_ms=self.storage.now_ms(), max_attempts=max_attempts)
+
+
+def diff_snapshots(before: Snapshot, after: Snapshot) -> list[Change]:
+    """Return what changed between two versions of one lakehouse; objects of unknown type are left out."""
+    changes: list[Change] = []
+    for change in diff_trees(before.files.nodes, before.root, after.root):
+        name = after.keys.decode(change.key)
+        if name is None:
+            continue
+        kind: Literal["added", "changed", "removed"] = (
+            "added" if change.before is None else "removed" if change.after is None else "changed"
+        )
+        changes.append(Change(kind, name.namespace, name.table))
+    return changes
+
+
+def _new_definition(fields: Mapping[str, Any]) -> LakehouseDef:
+    return validate_lakehouse_def(_replaced(LakehouseDef(id=str(uuid.uuid4())), fields))
+
+
+def _replaced(definition: LakehouseDef, fields: Mapping[str, Any]) -> LakehouseDef:
+    try:
+        changed = replace(definition, **fields)
+        changed.to_bytes()
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InvalidDefinitionError(f"these settings cannot be stored: {error}") from error
+    return changed
+
+
+def _isolation(name: str | None, definition: LakehouseDef) -> IsolationLevel:
+    if name is None:
+        return definition.isolation_level
+    try:
+        return IsolationLevel[name.upper()]
+    except KeyError:
+        raise InvalidInputError(f"isolation {name!r} is neither 'snapshot' nor 'serializable'") from None
+
+
+def _millis(timestamp: datetime | int) -> int:
+    if isinstance(timestamp, int):
+        return timestamp
+    if timestamp.tzinfo is None:
+        raise InvalidInputError(f"timestamp {timestamp.isoformat()} has no time zone; add one, such as +00:00")
+    return int((timestamp - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1000)
+
+
+def _exported_version(name: str, path: str, root: NodeFile, definition: LakehouseDef) -> int:
+    """Return the version that an export holds: recorded by us, else by the root's own name or predecessor."""
+    for record in definition.exports:
+        if record.name == name:
+            return record.version
+    version = parse_root_path(path)
+    if version is not None:
+        return version
+    previous = parse_root_path(root.system.get(PREVIOUS_ROOT, ""))
+    return 0 if previous is None else min(previous + 1, MAX_VERSION)
+
+
+def _version_info(version: int, system: dict[str, str], definition: LakehouseDef) -> VersionInfo:
+    info = decode_commit_info(system)
+    is_expired = any(batch.contains(version) for batch in definition.expirations)
+    rollback_from = system.get(ROLLBACK_FROM_ROOT)
+    return VersionInfo(
+        version=version,
+        created_at=datetime.fromtimestamp(int(system[CREATED_AT_MILLIS]) / 1000, tz=UTC),
+        operation=info.get("operation"),
+        message=info.get("message"),
+        commit_id=system.get(COMMIT_ID),
+        rollback_from=None if rollback_from is None else parse_root_path(rollback_from),
+        state="sealed" if SEALED_AT_MILLIS in system else "expired" if is_expired else "live",
+        run_id=info.get("run_id"),
+        user=info.get("user"),
+        host=info.get("host"),
+        engine=info.get("engine"),
+        counts=info.get("counts", {}),
+        properties=info.get("properties", {}),
+        members=tuple(info.get("members", ())),
+    )

@@ -1,0 +1,162 @@
+"""Reading one version."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+
+from trinitylake_ops.errors import CorruptFileError, NamespaceNotFoundError, TableNotFoundError
+from trinitylake_ops.format.definitions import LakehouseDef, NamespaceDef, TableDef
+from trinitylake_ops.format.keys import NAMESPACE_KEY_PREFIX, KeyCodec, ObjectName
+from trinitylake_ops.format.node_file import LAKEHOUSE_DEF, NodeFile
+from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.transaction.definition_store import DefinitionStore
+from trinitylake_ops.tree.node import TreeLimits
+from trinitylake_ops.tree.node_store import NodeStore
+from trinitylake_ops.tree.search import get, scan_prefix
+
+
+@dataclass(frozen=True)
+class LakehouseFiles:
+    """The files of one lakehouse, read through shared caches."""
+
+    storage: Storage
+    nodes: NodeStore
+    definitions: DefinitionStore
+
+
+#: What a key maps to: the location of a definition, or one that a transaction has not written yet.
+Entry = str | NamespaceDef | TableDef
+
+
+class CatalogReader(ABC):
+    """The reading methods that snapshots and transactions share."""
+
+    @property
+    @abstractmethod
+    def definition(self) -> LakehouseDef:
+        """The lakehouse definition of the version read."""
+
+    @abstractmethod
+    def entry(self, key: str) -> Entry | None:
+        """Return what a key maps to, or None."""
+
+    @abstractmethod
+    def entries(self, prefix: str) -> Sequence[tuple[str, Entry]]:
+        """Return all keys with a prefix and what they map to, ascending."""
+
+    @abstractmethod
+    def _definitions(self) -> DefinitionStore: ...
+
+    @cached_property
+    def keys(self) -> KeyCodec:
+        """The encoding of this lakehouse's keys."""
+        definition = self.definition
+        return KeyCodec(definition.namespace_name_max_size_bytes, definition.table_name_max_size_bytes)
+
+    def namespaces(self) -> list[str]:
+        """Return the names of all namespaces, ascending by UTF-8 bytes of their padded form."""
+        return [self._name(key).namespace for key, _ in self.entries(NAMESPACE_KEY_PREFIX)]
+
+    def has_namespace(self, namespace: str) -> bool:
+        """Whether a namespace exists. Raises InvalidNameError."""
+        return self.entry(self.keys.namespace_key(namespace)) is not None
+
+    def namespace(self, namespace: str) -> NamespaceDef:
+        """Return a namespace. Raises NamespaceNotFoundError, InvalidNameError."""
+        entry = self.entry(self.keys.namespace_key(namespace))
+        if entry is None:
+            raise NamespaceNotFoundError(f"there is no namespace {namespace!r}")
+        return entry if isinstance(entry, NamespaceDef) else self._definitions().namespace(_location(entry))
+
+    def tables(self, namespace: str) -> list[str]:
+        """Return the names of a namespace's tables, ascending. Raises NamespaceNotFoundError, InvalidNameError."""
+        if not self.has_namespace(namespace):
+            raise NamespaceNotFoundError(f"there is no namespace {namespace!r}")
+        names = (self._name(key).table for key, _ in self.entries(self.keys.tables_prefix(namespace)))
+        return [name for name in names if name is not None]
+
+    def has_table(self, namespace: str, table: str) -> bool:
+        """Whether a table exists. Raises InvalidNameError."""
+        return self.entry(self.keys.table_key(namespace, table)) is not None
+
+    def table(self, namespace: str, table: str) -> TableDef:
+        """Return a table. Raises TableNotFoundError, NamespaceNotFoundError, InvalidNameError."""
+        entry = self.entry(self.keys.table_key(namespace, table))
+        if entry is None:
+            self.namespace(namespace)
+            raise TableNotFoundError(f"there is no table {namespace}.{table}")
+        return entry if isinstance(entry, TableDef) else self._definitions().table(_location(entry))
+
+    def _name(self, key: str) -> ObjectName:
+        name = self.keys.decode(key)
+        if name is None:
+            raise CorruptFileError(f"key {key!r} is not the key of a namespace or table")
+        return name
+
+
+def _location(entry: Entry) -> str:
+    if not isinstance(entry, str):
+        raise CorruptFileError(f"a key maps to a {type(entry).__name__} of the wrong kind")
+    return entry
+
+
+class Snapshot(CatalogReader):
+    """One version of a lakehouse, read-only.
+
+    Nodes and definitions are read when they are first asked for. ``location`` is where its root
+    stands: a version's own name, or the root of an export.
+    """
+
+    def __init__(self, files: LakehouseFiles, version: int, location: str, root: NodeFile):
+        self.files = files
+        self.version = version
+        self.location = location
+        self.root = root
+
+    def __repr__(self) -> str:
+        return f"Snapshot(version={self.version}, root={self.files.storage.root!r})"
+
+    @property
+    def created_at_ms(self) -> int:
+        """When the version was committed, in milliseconds since the epoch."""
+        return self.root.created_at_ms
+
+    @property
+    def created_at(self) -> datetime:
+        """When the version was committed, in UTC."""
+        return datetime.fromtimestamp(self.created_at_ms / 1000, tz=UTC)
+
+    @property
+    def definition_location(self) -> str:
+        """The location of the lakehouse definition. Raises CorruptFileError when the root names none."""
+        try:
+            return self.root.system[LAKEHOUSE_DEF]
+        except KeyError:
+            raise CorruptFileError(
+                "the root names no lakehouse definition", path=self.location, version=self.version
+            ) from None
+
+    @cached_property
+    def definition(self) -> LakehouseDef:
+        """The lakehouse definition of this version."""
+        return self.files.definitions.lakehouse(self.definition_location)
+
+    @cached_property
+    def limits(self) -> TreeLimits:
+        """The limits of this lakehouse's nodes."""
+        return TreeLimits(self.definition.order, self.definition.node_file_max_size_bytes)
+
+    def entry(self, key: str) -> str | None:
+        """Return the location of a key's definition, or None."""
+        return get(self.files.nodes, self.root, key)
+
+    def entries(self, prefix: str) -> list[tuple[str, str]]:
+        """Return all keys with a prefix and their locations, ascending."""
+        return scan_prefix(self.files.nodes, self.root, prefix)
+
+    def _definitions(self) -> DefinitionStore:
+        return self.files.definitions

@@ -1,0 +1,316 @@
+"""Transactions: many changes of the catalog, committed as one version."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from trinitylake_ops.errors import (
+    CommitConflictError,
+    ConflictError,
+    InvalidDefinitionError,
+    InvalidInputError,
+    NamespaceNotEmptyError,
+    NamespaceNotFoundError,
+    ObjectExistsError,
+    TableNotFoundError,
+)
+from trinitylake_ops.format.definitions import IsolationLevel, LakehouseDef, NamespaceDef, TableDef
+from trinitylake_ops.format.file_names import new_lakehouse_def_path, new_namespace_path, new_table_path, table_prefix
+from trinitylake_ops.format.keys import NAMESPACE_KEY_PREFIX, ObjectName
+from trinitylake_ops.format.limits import validate_changed_settings, validate_table_def
+from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS, CommitInfo, Draft, RootStamp, commit
+from trinitylake_ops.transaction.conflicts import (
+    describe_key,
+    merge_lakehouse_defs,
+    new_table_conflicts,
+    read_conflicts,
+    written_key_conflicts,
+)
+from trinitylake_ops.transaction.definition_store import DefinitionStore
+from trinitylake_ops.transaction.snapshot import CatalogReader, Entry, Snapshot
+from trinitylake_ops.tree.diff import diff_trees
+from trinitylake_ops.tree.write_buffer import EditedTree, apply_messages
+
+_LISTED_TABLES = 3
+
+
+class Transaction(CatalogReader):
+    """Changes on a base version, seen by its own reads and by nobody else until they are committed.
+
+    As a context manager it commits on a normal exit and drops everything on an exception.
+    ``committed_version`` is the version that holds the changes, or the base version when there
+    were none; None before the commit.
+    """
+
+    def __init__(self, base: Snapshot, isolation: IsolationLevel, info: CommitInfo, begun_at_ms: int):
+        self.base = base
+        self.id = str(uuid.uuid4())
+        self.isolation = isolation
+        self.committed_version: int | None = None
+        self._info = info
+        self._begun_at_ms = begun_at_ms
+        self._definition: LakehouseDef | None = None
+        self._writes: dict[str, NamespaceDef | TableDef | None] = {}
+        self._paths: dict[str, str] = {}
+        self._definition_path: str | None = None
+        self._relied_namespaces: set[str] = set()
+        self._preconditions: list[Callable[[Snapshot], None]] = []
+        self._read_keys: set[str] = set()
+        self._read_prefixes: set[str] = set()
+        self._is_open = True
+
+    # Reading, own writes included
+
+    @property
+    def definition(self) -> LakehouseDef:
+        """The lakehouse definition, with this transaction's changes."""
+        return self._definition or self.base.definition
+
+    def entry(self, key: str) -> Entry | None:
+        """Return what a key maps to, own writes included."""
+        self._read_keys.add(key)
+        return self._writes[key] if key in self._writes else self.base.entry(key)
+
+    def entries(self, prefix: str) -> list[tuple[str, Entry]]:
+        """Return all keys with a prefix and what they map to, own writes included, ascending."""
+        self._read_prefixes.add(prefix)
+        found: dict[str, Entry | None] = dict(self.base.entries(prefix))
+        found.update((key, write) for key, write in self._writes.items() if key.startswith(prefix))
+        return sorted((key, entry) for key, entry in found.items() if entry is not None)
+
+    def _definitions(self) -> DefinitionStore:
+        return self.base.files.definitions
+
+    # Writing
+
+    def create_namespace(self, namespace: str, properties: Mapping[str, str] | None = None) -> NamespaceDef:
+        """Create a namespace and return it. Raises ObjectExistsError, InvalidNameError."""
+        key = self.keys.namespace_key(namespace)
+        if self.entry(key) is not None:
+            raise ObjectExistsError(f"namespace {namespace!r} exists")
+        definition = NamespaceDef(id=str(uuid.uuid4()), properties=dict(properties or {}))
+        self._write(key, definition)
+        return definition
+
+    def alter_namespace(self, namespace: str, properties: Mapping[str, str]) -> NamespaceDef:
+        """Replace a namespace's properties and return it. Raises NamespaceNotFoundError, InvalidNameError."""
+        definition = replace(self.namespace(namespace), properties=dict(properties))
+        self._write(self.keys.namespace_key(namespace), definition)
+        return definition
+
+    def drop_namespace(self, namespace: str, cascade: bool = False) -> None:
+        """Drop a namespace, with its tables when ``cascade``.
+
+        Raises NamespaceNotFoundError, NamespaceNotEmptyError, InvalidNameError.
+        """
+        tables = self.tables(namespace)
+        if tables and not cascade:
+            shown = ", ".join(tables[:_LISTED_TABLES]) + (", ..." if len(tables) > _LISTED_TABLES else "")
+            raise NamespaceNotEmptyError(
+                f"namespace {namespace!r} holds {len(tables)} tables ({shown}); drop them first, or cascade"
+            )
+        for table in tables:
+            self._write(self.keys.table_key(namespace, table), None)
+        self._write(self.keys.namespace_key(namespace), None)
+
+    def create_table(self, namespace: str, table: str, definition: TableDef) -> TableDef:
+        """Create a table and return its definition, with an id when it had none.
+
+        The schema's ids and names are checked, the table's files are not. Raises
+        NamespaceNotFoundError, ObjectExistsError, InvalidNameError, InvalidDefinitionError.
+        """
+        key = self._table_key_in_namespace(namespace, table)
+        if self.entry(key) is not None:
+            raise ObjectExistsError(f"table {namespace}.{table} exists")
+        if not definition.id:
+            definition = replace(definition, id=str(uuid.uuid4()))
+        table_prefix(definition.id)
+        self._write(key, validate_table_def(definition))
+        return definition
+
+    def alter_table(self, namespace: str, table: str, definition: TableDef) -> TableDef:
+        """Replace a table's definition and return it; its id stays the same, an empty one is filled in.
+
+        Raises TableNotFoundError, NamespaceNotFoundError, InvalidNameError, InvalidDefinitionError.
+        """
+        key = self._table_key_in_namespace(namespace, table)
+        current = self.table(namespace, table)
+        if definition.id not in ("", current.id):
+            raise InvalidDefinitionError(
+                f"table {namespace}.{table} has the id {current.id!r}; an id cannot be changed to {definition.id!r}"
+            )
+        definition = replace(definition, id=current.id)
+        self._write(key, validate_table_def(definition))
+        return definition
+
+    def drop_table(self, namespace: str, table: str) -> None:
+        """Drop a table. Raises TableNotFoundError, NamespaceNotFoundError, InvalidNameError."""
+        key = self._table_key_in_namespace(namespace, table)
+        if self.entry(key) is None:
+            raise TableNotFoundError(f"there is no table {namespace}.{table}")
+        self._write(key, None)
+
+    def alter_definition(self, definition: LakehouseDef) -> None:
+        """Replace the lakehouse definition. Raises InvalidDefinitionError for settings fixed at creation."""
+        self._check_open()
+        self._definition = validate_changed_settings(self.base.definition, definition)
+
+    def require(self, precondition: Callable[[Snapshot], None]) -> None:
+        """Check something on the base now, and again on every newer version the commit is rebased on.
+
+        ``precondition`` raises a typed error when it does not hold.
+        """
+        precondition(self.base)
+        self._preconditions.append(precondition)
+
+    def _table_key_in_namespace(self, namespace: str, table: str) -> str:
+        key = self.keys.table_key(namespace, table)
+        if not self.has_namespace(namespace):
+            raise NamespaceNotFoundError(f"there is no namespace {namespace!r}; create it first")
+        self._relied_namespaces.add(namespace)
+        return key
+
+    def _write(self, key: str, definition: NamespaceDef | TableDef | None) -> None:
+        self._check_open()
+        self._writes[key] = definition
+        self._paths.pop(key, None)
+
+    # Ending
+
+    def commit(self, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> int:
+        """Commit and return the version, or the base version when nothing changed.
+
+        Raises CommitConflictError, CommitAttemptsExhaustedError, TransactionExpiredError,
+        CommitOutcomeUnknownError, StorageError. The transaction has ended in any case.
+        """
+        self._check_open()
+        if max_attempts < 1:
+            raise InvalidInputError(f"max_attempts is {max_attempts}, it must be at least 1")
+        self._is_open = False
+        self.committed_version = commit(
+            self.base.files, self, self.base, begun_at_ms=self._begun_at_ms, max_attempts=max_attempts
+        )
+        return self.committed_version
+
+    def rollback(self) -> None:
+        """Drop all changes and end the transaction."""
+        self._is_open = False
+        self._writes.clear()
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._is_open:
+            return
+        if kind is None:
+            self.commit()
+        else:
+            self.rollback()
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise ConflictError("the transaction has ended; begin a new one")
+
+    # Committing (transaction.commit.Committable)
+
+    def draft(self, base: Snapshot, stamp: RootStamp) -> Draft | None:
+        """Return what this transaction would write on ``base``."""
+        messages: dict[str, str | None] = {}
+        files: dict[str, bytes] = {}
+        for key, definition in self._writes.items():
+            if definition is not None:
+                path = self._paths.setdefault(key, self._new_path(key))
+                messages[key] = path
+                files[path] = definition.to_bytes()
+            elif base.entry(key) is not None:
+                messages[key] = None
+        lakehouse_def = base.definition_location
+        if self._definition is not None and self._definition != base.definition:
+            self._definition_path = self._definition_path or new_lakehouse_def_path()
+            lakehouse_def = self._definition_path
+            files[lakehouse_def] = self._definition.to_bytes()
+        if not messages and lakehouse_def == base.definition_location:
+            return None
+        counts = {
+            "set": sum(1 for value in messages.values() if value is not None),
+            "deleted": sum(1 for value in messages.values() if value is None),
+        }
+        info = replace(self._info, operation=self._info.operation or self._operation(), members=(self.id,))
+        system = stamp.system(base, info, counts, lakehouse_def=lakehouse_def)
+        return Draft(system, self._tree(base, messages, stamp, system), files)
+
+    @staticmethod
+    def _tree(base: Snapshot, messages: dict[str, str | None], stamp: RootStamp, system: dict[str, str]) -> EditedTree:
+        return apply_messages(
+            base.files.nodes,
+            base.root,
+            messages,
+            base.limits,
+            created_at_ms=stamp.created_at_ms,
+            root_system=system,
+        )
+
+    def rebase(self, base: Snapshot, latest: Snapshot) -> None:
+        """Check what this transaction wrote and relied on against ``latest``; merge the lakehouse definition."""
+        changes = {change.key: change for change in diff_trees(base.files.nodes, base.root, latest.root)}
+        conflicts = written_key_conflicts(self.keys, changes, self._writes)
+        for namespace in sorted(self._relied_namespaces):
+            conflicts += self._namespace_conflicts(namespace, base, latest)
+        for key, write in self._writes.items():
+            if write is None and key.startswith(NAMESPACE_KEY_PREFIX):
+                conflicts += new_table_conflicts(self.keys, changes, self._named(key).namespace, self._writes)
+        if self.isolation != IsolationLevel.SNAPSHOT:
+            conflicts += read_conflicts(self.keys, changes, self._read_keys, self._read_prefixes)
+        if conflicts:
+            raise CommitConflictError(
+                f"version {latest.version} conflicts with this transaction, based on version {base.version}: "
+                + "; ".join(conflicts),
+                conflicts=tuple(conflicts),
+                base_version=base.version,
+                latest_version=latest.version,
+            )
+        if self._definition is not None and latest.definition_location != base.definition_location:
+            self._definition = merge_lakehouse_defs(base.definition, self._definition, latest.definition)
+            self._definition_path = None
+        for precondition in self._preconditions:
+            precondition(latest)
+
+    def _namespace_conflicts(self, namespace: str, base: Snapshot, latest: Snapshot) -> list[str]:
+        """A table's namespace must still be the one that was read, though its properties may have changed."""
+        key = self.keys.namespace_key(namespace)
+        if key in self._writes or base.entry(key) == latest.entry(key):
+            return []
+        if latest.has_namespace(namespace) and latest.namespace(namespace).id == base.namespace(namespace).id:
+            return []
+        return [f"{describe_key(self.keys, key)}: we changed its tables, a concurrent commit dropped it"]
+
+    def _operation(self) -> str:
+        """Name what a transaction without a name of its own does, when it is one thing."""
+        if not self._writes:
+            return "alter-definition"
+        if len(self._writes) > 1 or self._definition is not None:
+            return "transaction"
+        (key, write), kind = next(iter(self._writes.items())), "table"
+        if key.startswith(NAMESPACE_KEY_PREFIX):
+            kind = "namespace"
+        if write is None:
+            return f"drop-{kind}"
+        return f"{'create' if self.base.entry(key) is None else 'alter'}-{kind}"
+
+    def _new_path(self, key: str) -> str:
+        name = self._named(key)
+        limit_bytes = self.base.definition.file_path_max_size_bytes
+        if name.table is None:
+            return new_namespace_path(name.namespace, limit_bytes)
+        return new_table_path(name.namespace, name.table, limit_bytes)
+
+    def _named(self, key: str) -> ObjectName:
+        return self._name(key)

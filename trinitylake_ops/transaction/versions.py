@@ -1,0 +1,139 @@
+"""Finding versions: the latest, and the one of a time (docs/protocol.md, F and time travel)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+from trinitylake_ops.errors import (
+    FileMissingError,
+    LakehouseNotFoundError,
+    StorageError,
+    VersionNotFoundError,
+)
+from trinitylake_ops.format.file_names import (
+    HINT_PATH,
+    MAX_VERSION,
+    ROOT_PREFIX,
+    parse_hint,
+    parse_root_path,
+    root_path,
+)
+from trinitylake_ops.format.node_file import CREATED_AT_MILLIS, decode_system_rows
+from trinitylake_ops.storage.interface import Storage
+
+
+def find_latest(storage: Storage) -> tuple[int, bytes]:
+    """Return the latest version and the bytes of its root.
+
+    The hint only says where to start: a missing, garbage, stale or leading one costs requests and
+    never fails. Two sequential rounds when it is right. Raises LakehouseNotFoundError.
+    """
+    start = read_hint(storage) or 0
+    at, following = storage.read_available([root_path(start), root_path(min(start + 1, MAX_VERSION))])
+    if isinstance(at, FileMissingError):
+        if start != 0:
+            at, following = storage.read_available([root_path(0), root_path(1)])
+        start = 0
+    if isinstance(at, FileMissingError):
+        start = _latest_listed(storage)
+        return start, storage.read(root_path(start))
+    root = _raise_error(at)
+    if isinstance(following, FileMissingError) or start == MAX_VERSION:
+        return start, root
+    _raise_error(following)
+    latest = _gallop(storage, start + 1)
+    return latest, storage.read(root_path(latest))
+
+
+def read_hint(storage: Storage) -> int | None:
+    """Return the version the hint names, or None when it is missing or holds no version."""
+    try:
+        return parse_hint(storage.read(HINT_PATH))
+    except FileMissingError:
+        return None
+
+
+def _raise_error(data: bytes | StorageError) -> bytes:
+    if isinstance(data, StorageError):
+        raise data
+    return data
+
+
+def _gallop(storage: Storage, known: int) -> int:
+    """Return the latest version from one that exists: names are contiguous, since none is ever freed."""
+    step = 1
+    while known + step <= MAX_VERSION and storage.exists(root_path(known + step)):
+        known += step
+        step *= 2
+    absent = min(known + step, MAX_VERSION + 1)
+    while absent - known > 1:
+        middle = (known + absent) // 2
+        if storage.exists(root_path(middle)):
+            known = middle
+        else:
+            absent = middle
+    return known
+
+
+def _latest_listed(storage: Storage) -> int:
+    """Return the largest version under the root, where version 0 is gone (a clean-up by others)."""
+    versions = listed_versions(storage)
+    if not versions:
+        raise LakehouseNotFoundError(f"there is no lakehouse at {storage.root}; create one with init")
+    return max(versions)
+
+
+def listed_versions(storage: Storage) -> set[int]:
+    """Return the versions of all root files that a listing shows."""
+    found = (parse_root_path(info.path) for info in storage.list(ROOT_PREFIX))
+    return {version for version in found if version is not None}
+
+
+def find_version_at(storage: Storage, timestamp_ms: int, latest: int) -> int:
+    """Return the newest version created at or before a time.
+
+    Creation times rise strictly in what we write, so bisection finds it. Where the probes show
+    that they do not rise, which only others write, every version is read and the running maximum
+    decides. Raises VersionNotFoundError for a time before the oldest version.
+    """
+    created_at_ms = _creation_times(storage)
+    known, after = 0, latest + 1
+    oldest_ms = created_at_ms(0)
+    if timestamp_ms < oldest_ms:
+        raise VersionNotFoundError(
+            f"no version is as old as {timestamp_ms} ms; version 0 was created at {oldest_ms} ms", version=0
+        )
+    probes = {0: oldest_ms, latest: created_at_ms(latest)}
+    while after - known > 1:
+        middle = (known + after) // 2
+        probes[middle] = created_at_ms(middle)
+        if probes[middle] <= timestamp_ms:
+            known = middle
+        else:
+            after = middle
+    times = [probes[version] for version in sorted(probes)]
+    if all(earlier < later for earlier, later in pairwise(times)):
+        return known
+    return _newest_by_running_maximum(created_at_ms, timestamp_ms, latest)
+
+
+def _newest_by_running_maximum(created_at_ms: Callable[[int], int], timestamp_ms: int, latest: int) -> int:
+    newest = 0
+    for version in range(latest + 1):
+        if created_at_ms(version) > timestamp_ms:
+            return newest
+        newest = version
+    return newest
+
+
+def _creation_times(storage: Storage) -> Callable[[int], int]:
+    known: dict[int, int] = {}
+
+    def created_at_ms(version: int) -> int:
+        if version not in known:
+            path = root_path(version)
+            known[version] = int(decode_system_rows(storage.read(path), path)[CREATED_AT_MILLIS])
+        return known[version]
+
+    return created_at_ms

@@ -1,0 +1,99 @@
+"""Nodes being edited, and the rules every node keeps."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trinitylake_ops.format.file_names import new_node_path
+from trinitylake_ops.format.node_file import NodeFile, encoded_size_bytes
+
+DEFAULT_BUFFER_TARGET_BYTES = 48 * 1024
+
+_NODE_PATH_BYTES = len(new_node_path())
+
+
+@dataclass(frozen=True, slots=True)
+class TreeLimits:
+    """Limits of all nodes of one tree.
+
+    ``buffer_target_bytes`` is the text a buffer may gather before it is flushed; it is a choice of
+    the writer, while ``order`` and ``node_file_max_size_bytes`` belong to the lakehouse.
+    """
+
+    order: int
+    node_file_max_size_bytes: int
+    buffer_target_bytes: int = DEFAULT_BUFFER_TARGET_BYTES
+
+    @property
+    def max_keys(self) -> int:
+        return self.order - 1
+
+    @property
+    def min_keys(self) -> int:
+        """Fewest keys of any node but the root: ceil(order / 2) - 1."""
+        return (self.order + 1) // 2 - 1
+
+
+@dataclass(slots=True, eq=False)
+class DirtyNode:
+    """A node that will be written anew. ``children`` holds locations, and DirtyNodes where they changed too.
+
+    The other fields are those of :class:`NodeFile`. A leaf has no children and no buffer: its
+    messages are applied at once.
+    """
+
+    keys: list[str] = field(default_factory=list)
+    values: list[str] = field(default_factory=list)
+    children: list[str | DirtyNode] = field(default_factory=list)
+    buffer: dict[str, str | None] = field(default_factory=dict)
+
+    @classmethod
+    def copy_of(cls, node: NodeFile) -> DirtyNode:
+        """Return an editable copy; the buffer of a leaf, which other writers may leave, is applied."""
+        copy = cls(list(node.keys), list(node.values), list(node.children), {} if node.is_leaf else dict(node.buffer))
+        if node.is_leaf:
+            copy.absorb(node.buffer)
+        return copy
+
+    @property
+    def is_leaf(self) -> bool:
+        return not self.children
+
+    def absorb(self, messages: Mapping[str, str | None]) -> None:
+        """Take messages newer than all that this node holds.
+
+        A leaf applies them. An inner node sets the values of its own keys and buffers the rest;
+        the deletion of an own key waits in the buffer, since it restructures two subtrees.
+        """
+        if self.is_leaf:
+            self._apply(messages)
+            return
+        for key, value in messages.items():
+            self.buffer.pop(key, None)
+            row = bisect_left(self.keys, key)
+            if value is not None and row < len(self.keys) and self.keys[row] == key:
+                self.values[row] = value
+            else:
+                self.buffer[key] = value
+
+    def _apply(self, messages: Mapping[str, str | None]) -> None:
+        entries: dict[str, str | None] = dict(zip(self.keys, self.values, strict=True))
+        entries.update(messages)
+        live = sorted((key, value) for key, value in entries.items() if value is not None)
+        self.keys = [key for key, _ in live]
+        self.values = [value for _, value in live]
+
+    def size_bytes(self, order: int, system: dict[str, str]) -> int:
+        """Return the size of this node's file with the given system rows, for any number of keys."""
+        children_bytes = sum(
+            _NODE_PATH_BYTES if isinstance(child, DirtyNode) else len(child.encode("utf-8")) for child in self.children
+        )
+        rows = max(order, len(self.keys) + 1)
+        return encoded_size_bytes(rows, self.keys, self.values, children_bytes, self.buffer, system)
+
+
+def message_bytes(key: str, value: str | None) -> int:
+    """Return the text of one buffered message, in bytes of UTF-8 (close enough where names are not ASCII)."""
+    return len(key) + len(value or "")

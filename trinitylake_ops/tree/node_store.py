@@ -1,0 +1,55 @@
+"""Reading nodes by their pointers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from cachetools import LRUCache
+
+from trinitylake_ops.errors import CorruptFileError, InvalidLocationError, StorageError
+from trinitylake_ops.format.locations import is_uri, to_location
+from trinitylake_ops.format.node_file import NodeFile, decode_node
+from trinitylake_ops.storage.interface import Storage
+
+DEFAULT_CACHE_BYTES = 64 * 1024 * 1024
+
+
+class NodeStore:
+    """Decoded nodes of one lakehouse, cached by path up to ``cache_bytes`` of their files.
+
+    Non-root nodes are immutable, so a cached one never goes stale. Callers must not change the
+    nodes they get. Root nodes are not cached: the deletion of a version overwrites its root.
+    """
+
+    def __init__(self, storage: Storage, cache_bytes: int = DEFAULT_CACHE_BYTES):
+        self._storage = storage
+        self._lock = threading.Lock()
+        self._cache: LRUCache[str, tuple[NodeFile, int]] = LRUCache(cache_bytes, getsizeof=lambda entry: entry[1])
+
+    def load(self, location: str) -> NodeFile:
+        """Return the node at a location. Raises FileMissingError, CorruptFileError, StorageError."""
+        return self.load_many([location])[0]
+
+    def load_many(self, locations: Sequence[str]) -> list[NodeFile]:
+        """Return nodes in the order of their locations, reading the uncached ones in parallel."""
+        paths = [self._path(location) for location in locations]
+        with self._lock:
+            found = {path: entry[0] for path in paths if (entry := self._cache.get(path)) is not None}
+        missing = [path for path in dict.fromkeys(paths) if path not in found]
+        for path, data in zip(missing, self._storage.read_many(missing), strict=True):
+            node = decode_node(data, path)
+            found[path] = node
+            if len(data) <= self._cache.maxsize:
+                with self._lock:
+                    self._cache[path] = (node, len(data))
+        return [found[path] for path in paths]
+
+    def _path(self, location: str) -> str:
+        try:
+            path = to_location(self._storage.root, location)
+        except InvalidLocationError as error:
+            raise CorruptFileError(f"a node points to {location!r}, which is no location", path=location) from error
+        if is_uri(path):
+            raise StorageError(f"node {location!r} lies outside the lakehouse {self._storage.root!r}", path=location)
+        return path

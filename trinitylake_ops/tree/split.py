@@ -1,0 +1,51 @@
+"""Splitting and merging nodes."""
+
+from __future__ import annotations
+
+from trinitylake_ops.tree.node import DirtyNode
+
+
+def split_evenly(node: DirtyNode, order: int) -> tuple[list[str | DirtyNode], list[str], list[str]]:
+    """Split a node of more than ``order - 1`` keys into the fewest nodes that fit, evenly.
+
+    Returns the parts and the keys and values that move up between them. For orders of at least 3
+    every part gets at least ceil(order / 2) - 1 keys. The node's buffer must hold no message for
+    its own keys.
+    """
+    n_keys = len(node.keys)
+    n_parts = -(-(n_keys + 1) // order)
+    smallest, larger_parts = divmod(n_keys - (n_parts - 1), n_parts)
+    parts: list[str | DirtyNode] = []
+    keys: list[str] = []
+    values: list[str] = []
+    start = 0
+    for number in range(n_parts):
+        end = start + smallest + (1 if number < larger_parts else 0)
+        part = DirtyNode(node.keys[start:end], node.values[start:end], node.children[start : end + 1])
+        lower = keys[-1] if keys else None
+        upper = node.keys[end] if end < n_keys else None
+        part.buffer = {
+            key: value
+            for key, value in node.buffer.items()
+            if (lower is None or key > lower) and (upper is None or key < upper)
+        }
+        parts.append(part)
+        if upper is not None:
+            keys.append(upper)
+            values.append(node.values[end])
+        start = end + 1
+    return parts, keys, values
+
+
+def concatenate(left: DirtyNode, right: DirtyNode, between: tuple[str, str] | None = None) -> DirtyNode:
+    """Return one node of two neighbours and, unless they are leaves being joined, the entry between them.
+
+    The result may have more keys than fit; the caller splits it.
+    """
+    middle_keys, middle_values = ([between[0]], [between[1]]) if between else ([], [])
+    return DirtyNode(
+        left.keys + middle_keys + right.keys,
+        left.values + middle_values + right.values,
+        left.children + right.children,
+        left.buffer | right.buffer,
+    )

@@ -1,0 +1,230 @@
+"""Changing a tree: messages enter at the root and are flushed down in batches.
+
+A change appends its messages to the root's buffer. When a buffer outgrows its target, the group of
+messages bound for one child, the group with the most bytes, moves down into that child, whose own
+buffer may then do the same. So most changes rewrite the root alone, and a flush rewrites one path.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trinitylake_ops.format.file_names import new_node_path
+from trinitylake_ops.format.node_file import CREATED_AT_MILLIS, NodeFile, encode_node
+from trinitylake_ops.tree.node import DirtyNode, TreeLimits, message_bytes
+from trinitylake_ops.tree.node_store import NodeStore
+from trinitylake_ops.tree.split import concatenate, split_evenly
+
+# What any node's system rows may take: a time of 20 digits.
+_NODE_SYSTEM = {CREATED_AT_MILLIS: "9" * 20}
+
+
+@dataclass(frozen=True, slots=True)
+class EditedTree:
+    """A changed tree: its root, without system rows, and the files of all its new nodes by path."""
+
+    root: NodeFile
+    node_files: dict[str, bytes]
+
+
+def apply_messages(
+    store: NodeStore,
+    root: NodeFile,
+    messages: Mapping[str, str | None],
+    limits: TreeLimits,
+    *,
+    created_at_ms: int,
+    root_system: Mapping[str, str],
+) -> EditedTree:
+    """Return the tree that ``root`` becomes by setting (location) or deleting (None) keys.
+
+    ``root_system`` are the system rows that the new root will carry: its size counts against
+    ``limits.node_file_max_size_bytes``. Reads the nodes it changes, writes nothing. Raises
+    CorruptFileError or StorageError from reading nodes.
+    """
+    editor = _Editor(store, limits, dict(root_system))
+    new_root = editor.changed_root(DirtyNode.copy_of(root), dict(messages))
+    node_files: dict[str, bytes] = {}
+    return EditedTree(_frozen(new_root, limits.order, created_at_ms, node_files), node_files)
+
+
+def _frozen(node: DirtyNode, order: int, created_at_ms: int, node_files: dict[str, bytes]) -> NodeFile:
+    children: list[str] = []
+    for child in node.children:
+        if isinstance(child, str):
+            children.append(child)
+            continue
+        path = new_node_path()
+        content = _frozen(child, order, created_at_ms, node_files)
+        content.system[CREATED_AT_MILLIS] = str(created_at_ms)
+        node_files[path] = encode_node(content, order)
+        children.append(path)
+    return NodeFile(node.keys, node.values, children, node.buffer)
+
+
+class _Editor:
+    """One change of one tree.
+
+    Whoever changes a child calls :meth:`_restore_child` on its parent afterwards, so that a node's
+    children keep the limits on their number of keys; the root is restored last.
+    """
+
+    def __init__(self, store: NodeStore, limits: TreeLimits, root_system: dict[str, str]):
+        self._store = store
+        self._limits = limits
+        self._root_system = root_system
+
+    def changed_root(self, root: DirtyNode, messages: dict[str, str | None]) -> DirtyNode:
+        root.absorb(messages)
+        self._relieve(root, self._root_system)
+        while True:
+            if not root.is_leaf and not root.keys:
+                root = self._collapsed(root)
+            elif len(root.keys) > self._limits.max_keys:
+                root = self._raised(root)
+            elif self._is_over(root, self._root_system):
+                self._relieve(root, self._root_system)
+            else:
+                return root
+
+    def _collapsed(self, root: DirtyNode) -> DirtyNode:
+        """Make the only child of a root without keys the root."""
+        child = self._dirty_child(root, 0)
+        child.absorb(root.buffer)
+        return child
+
+    def _raised(self, root: DirtyNode) -> DirtyNode:
+        """Put a new root above one that has too many keys."""
+        self._settle_own_messages(root)
+        if len(root.keys) <= self._limits.max_keys:
+            return root
+        parts, keys, values = split_evenly(root, self._limits.order)
+        return DirtyNode(keys, values, list(parts))
+
+    # Flushing
+
+    def _is_over(self, node: DirtyNode, system: dict[str, str]) -> bool:
+        if not node.buffer:
+            return False
+        if sum(message_bytes(*message) for message in node.buffer.items()) > self._limits.buffer_target_bytes:
+            return True
+        return node.size_bytes(self._limits.order, system) > self._limits.node_file_max_size_bytes
+
+    def _relieve(self, node: DirtyNode, system: dict[str, str]) -> None:
+        """Flush the heaviest groups of messages until the buffer fits its target and the file its limit."""
+        while self._is_over(node, system):
+            self._flush(node, self._heaviest_child(node))
+
+    def _heaviest_child(self, node: DirtyNode) -> int:
+        weights: dict[int, int] = defaultdict(int)
+        for key, value in node.buffer.items():
+            weights[bisect_left(node.keys, key)] += message_bytes(key, value)
+        return max(weights, key=lambda child: (weights[child], -child))
+
+    def _flush(self, node: DirtyNode, child: int) -> None:
+        """Move the messages bound for one child down; then delete the own key after it, if that is asked for."""
+        group = [key for key in node.buffer if bisect_left(node.keys, key) == child]
+        own_key = node.keys[child] if child < len(node.keys) and node.keys[child] in node.buffer else None
+        messages = {key: node.buffer.pop(key) for key in group if key != own_key}
+        if messages:
+            below = self._dirty_child(node, child)
+            below.absorb(messages)
+            self._relieve(below, _NODE_SYSTEM)
+            self._restore_child(node, child)
+        if own_key is not None:
+            self._settle_own_message(node, own_key)
+
+    def _settle_own_messages(self, node: DirtyNode) -> None:
+        """Apply all messages for the node's own keys, so that any of them can move to another node."""
+        # Restoring a child moves keys up, and some of them may have messages here.
+        while own_keys := [key for key in node.buffer if _row_of(node, key) is not None]:
+            for key in own_keys:
+                self._settle_own_message(node, key)
+
+    def _settle_own_message(self, node: DirtyNode, key: str) -> None:
+        row = _row_of(node, key)
+        if row is None or key not in node.buffer:
+            return  # restoring a child moved the key down; its message follows with the next flush
+        value = node.buffer.pop(key)
+        if value is not None:
+            node.values[row] = value
+        elif node.is_leaf:
+            del node.keys[row], node.values[row]
+        else:
+            self._delete_inner_key(node, row)
+
+    def _delete_inner_key(self, node: DirtyNode, row: int) -> None:
+        """Delete a key of an inner node by joining the subtrees on its two sides."""
+        left, right = self._dirty_child(node, row), self._dirty_child(node, row + 1)
+        del node.keys[row], node.values[row]
+        node.children[row : row + 2] = [self._joined(left, right)]
+        self._restore_child(node, row)
+
+    def _joined(self, left: DirtyNode, right: DirtyNode) -> DirtyNode:
+        """Return one node, of any number of keys, for two neighbours of one level with nothing between them."""
+        if left.is_leaf:
+            return concatenate(left, right)
+        seam = len(left.keys)
+        middle = self._joined(self._dirty_child(left, seam), self._dirty_child(right, 0))
+        joined = DirtyNode(
+            left.keys + right.keys,
+            left.values + right.values,
+            [*left.children[:-1], middle, *right.children[1:]],
+            left.buffer | right.buffer,
+        )
+        self._restore_child(joined, seam)
+        self._relieve(joined, _NODE_SYSTEM)
+        return joined
+
+    # Restoring the number of keys
+
+    def _restore_child(self, parent: DirtyNode, position: int) -> None:
+        """Split or merge a child that has too many or too few keys. The parent's own number may change."""
+        child = parent.children[position]
+        if isinstance(child, str):
+            return
+        if len(child.keys) > self._limits.max_keys:
+            self._settle_own_messages(child)
+        if len(child.keys) > self._limits.max_keys:
+            parts, keys, values = split_evenly(child, self._limits.order)
+            parent.keys[position:position] = keys
+            parent.values[position:position] = values
+            parent.children[position : position + 1] = parts
+        elif len(child.keys) < self._limits.min_keys and parent.keys:
+            self._merge_child(parent, position)
+
+    def _merge_child(self, parent: DirtyNode, position: int) -> None:
+        """Merge a child with a neighbour and the key between them; an overfull result is split again."""
+        left_position = self._merge_partner(parent, position)
+        left, right = self._dirty_child(parent, left_position), self._dirty_child(parent, left_position + 1)
+        merged = concatenate(left, right, (parent.keys.pop(left_position), parent.values.pop(left_position)))
+        parent.children[left_position : left_position + 2] = [merged]
+        # A node that had no keys left may bring along a child that is too small and now has neighbours.
+        for below in reversed(range(len(merged.children))):
+            if below < len(merged.children):
+                self._restore_child(merged, below)
+        self._relieve(merged, _NODE_SYSTEM)
+        self._restore_child(parent, left_position)
+
+    @staticmethod
+    def _merge_partner(parent: DirtyNode, position: int) -> int:
+        """Return the left position of the pair to merge, preferring a neighbour that is rewritten anyway."""
+        if position == 0:
+            return 0
+        if position == len(parent.children) - 1:
+            return position - 1
+        return position if isinstance(parent.children[position + 1], DirtyNode) else position - 1
+
+    def _dirty_child(self, parent: DirtyNode, position: int) -> DirtyNode:
+        child = parent.children[position]
+        if isinstance(child, str):
+            child = parent.children[position] = DirtyNode.copy_of(self._store.load(child))
+        return child
+
+
+def _row_of(node: DirtyNode, key: str) -> int | None:
+    row = bisect_left(node.keys, key)
+    return row if row < len(node.keys) and node.keys[row] == key else None
