@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 missing_packages() {
     local package
-    grep -v -e '^#' -e '^$' deploy/debian-packages.txt | while read -r package; do
+    sed -e '/^#/d' -e '/^$/d' deploy/debian-packages.txt | while read -r package; do
         dpkg-query --show --showformat '${db:Status-Abbrev}' "$package" 2>/dev/null | grep -q '^ii' || echo "$package"
     done
 }
@@ -15,9 +15,10 @@ missing_packages() {
 missing=$(missing_packages | tr '\n' ' ')
 if [ -n "$missing" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     echo "==> installing Debian packages: $missing" >&2
+    export DEBIAN_FRONTEND=noninteractive
     # shellcheck disable=SC2086  # a list of names
-    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing; } \
-        </dev/null >/dev/null || echo "make test: apt-get failed" >&2
+    output=$({ apt-get update -qq && apt-get install -y -qq --no-install-recommends $missing; } </dev/null 2>&1) ||
+        echo "make test: could not install them: $output" >&2
     missing=$(missing_packages | tr '\n' ' ')
 fi
 

@@ -24,13 +24,13 @@ is_current() {
 # Debian ships venv without ensurepip unless pythonX.Y-venv is there.
 ensure_venv_module() {
     "$python" -c 'import venv, ensurepip; ensurepip.version()' 2>/dev/null && return
-    local package
+    local package output
     package="$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         echo "==> installing the Debian package $package"
-        apt-get update -qq </dev/null
-        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$package" \
-            </dev/null >/dev/null || fail "could not install $package"
+        export DEBIAN_FRONTEND=noninteractive
+        output=$({ apt-get update -qq && apt-get install -y -qq --no-install-recommends "$package"; } </dev/null 2>&1) ||
+            fail "could not install $package: $output"
     else
         fail "$python cannot create virtual environments; install them as root: apt-get install $package"
     fi

@@ -8,10 +8,13 @@ from __future__ import annotations
 import hashlib
 import pickle
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -21,7 +24,7 @@ from trinitylake_ops.errors import (
     InvalidInputError,
     InvalidLocationError,
 )
-from trinitylake_ops.storage import FileInfo, Storage
+from trinitylake_ops.storage import FileInfo, Storage, drop_memory_root
 
 MIB = 1024 * 1024
 
@@ -57,6 +60,26 @@ def paths(files: Iterator[FileInfo]) -> list[str]:
     return sorted(file.path for file in files)
 
 
+@contextmanager
+def finally_set(event: threading.Event) -> Iterator[None]:
+    """Set the event also when the block fails, so that those who wait for it end."""
+    try:
+        yield
+    finally:
+        event.set()
+
+
+@contextmanager
+def restless_threads() -> Iterator[None]:
+    """Let threads take turns as often as they can, so that a check apart from its act is caught."""
+    switch_interval_seconds = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(switch_interval_seconds)
+
+
 def run_together(calls: list[Callable[[], object]]) -> list[object]:
     """Start all calls at one moment, each in a thread of its own; results or raised errors, in order."""
     barrier = threading.Barrier(len(calls))
@@ -77,8 +100,11 @@ class StorageContract:
         raise NotImplementedError
 
     @pytest.fixture
-    def storage(self, tmp_path: Path) -> Storage:
-        return self.make_storage(tmp_path)
+    def storage(self, tmp_path: Path) -> Iterator[Storage]:
+        storage = self.make_storage(tmp_path)
+        yield storage
+        if storage.root.startswith("memory://"):
+            drop_memory_root(storage.root)
 
     # --- S1: one winner -----------------------------------------------------------------------
 
@@ -118,7 +144,8 @@ class StorageContract:
             def create(data: bytes, name: str = name) -> None:
                 storage.create(name, data)
 
-            outcomes = run_together([lambda data=data: create(data) for data in bodies])  # type: ignore[misc]
+            with restless_threads():
+                outcomes = run_together([lambda data=data: create(data) for data in bodies])  # type: ignore[misc]
             winners = [i for i, outcome in enumerate(outcomes) if outcome is None]
             assert len(winners) == 1
             assert storage.read(name) == bodies[winners[0]]
@@ -153,8 +180,8 @@ class StorageContract:
 
     def test_buffers_are_stored_as_they_are_at_the_call(self, storage: Storage) -> None:
         buffer = bytearray(b"abc")
-        storage.create("created", buffer)
-        storage.write("written", memoryview(buffer)[1:])
+        storage.create("created", cast(bytes, buffer))
+        storage.write("written", cast(bytes, memoryview(buffer)[1:]))
         buffer[:] = b"xyz"
         assert storage.read("created") == b"abc"
         assert storage.read("written") == b"bc"
@@ -165,9 +192,9 @@ class StorageContract:
         done = threading.Event()
 
         def overwrite() -> None:
-            for turn in range(12):
-                storage.write("name", versions[turn % 3])
-            done.set()
+            with finally_set(done):
+                for turn in range(12):
+                    storage.write("name", versions[turn % 3])
 
         def keep_reading() -> int:
             n_reads = 0
@@ -185,9 +212,9 @@ class StorageContract:
         done = threading.Event()
 
         def create_files() -> None:
-            for number in range(8):
-                storage.create(f"new/{number}", data)
-            done.set()
+            with finally_set(done):
+                for number in range(8):
+                    storage.create(f"new/{number}", data)
 
         def keep_listing() -> None:
             while not done.is_set():
@@ -286,10 +313,10 @@ class StorageContract:
         done = threading.Event()
 
         def come_and_go() -> None:
-            for number in range(150):
-                storage.write(f"mixed/sub-{number}/passing", b"x")
-                storage.delete(f"mixed/sub-{number}/passing")
-            done.set()
+            with finally_set(done):
+                for number in range(150):
+                    storage.write(f"mixed/sub-{number}/passing", b"x")
+                    storage.delete(f"mixed/sub-{number}/passing")
 
         def keep_listing() -> None:
             while not done.is_set():
@@ -305,7 +332,7 @@ class StorageContract:
         for name in ("missing", "folder/missing", "folder", "folder/file/below", "a/b/c"):
             for operation in (storage.read, storage.stat):
                 with pytest.raises(FileMissingError) as caught:
-                    operation(name)  # type: ignore[operator]
+                    operation(name)
                 assert caught.value.path == name
                 assert repr(name) in str(caught.value)
             assert not storage.exists(name)

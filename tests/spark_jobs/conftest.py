@@ -13,7 +13,7 @@ from trinitylake_ops.spark_jobs.flights_tables import TABLES
 from trinitylake_ops.spark_jobs.session import session_scope
 
 SAMPLE_MONTHS = (1, 2)
-SAMPLE_ROWS_PER_MONTH = 1500
+SAMPLE_ROWS_PER_MONTH = 1000
 
 
 @pytest.fixture(scope="session")

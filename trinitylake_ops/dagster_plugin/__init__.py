@@ -1,0 +1,1 @@
+"""Dagster resources, assets, checks and jobs that run a lakehouse's pipelines and operations."""

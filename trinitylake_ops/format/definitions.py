@@ -6,14 +6,14 @@ bytes in ``unknown_fields``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Self, TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError, EncodeError, Message
 
-from trinitylake_ops.errors import CorruptFileError
+from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError
 from trinitylake_ops.format.generated import definitions_pb2 as pb
 
 MAJOR_VERSION = 0
@@ -33,22 +33,30 @@ class _OpenEnum(IntEnum):
 
 
 class IsolationLevel(_OpenEnum):
+    """What a transaction is checked against when others committed first."""
+
     SNAPSHOT = 0
     SERIALIZABLE = 1
 
 
 class ExportLevel(_OpenEnum):
+    """How much of a version an export copies: its root, nodes too, or all that it reaches."""
+
     MINIMAL = 0
     PARTIAL = 1
     FULL = 2
 
 
 class ExportState(_OpenEnum):
+    """Whether an export's files are all there; while copying it pins its version."""
+
     COPYING = 0
     COMPLETE = 1
 
 
 class ExpirationState(_OpenEnum):
+    """How far a batch of expired versions is deleted; an EXPIRED one can be undeleted."""
+
     EXPIRED = 0
     PURGING = 1
     PURGED = 2
@@ -155,8 +163,8 @@ class LakehouseDef:
     unknown_fields: bytes = b""
 
     def to_bytes(self) -> bytes:
-        """Return the protobuf file; maps are written in the order of their keys."""
-        return _serialize(_to_message(self, pb.LakehouseDef))
+        """Return the protobuf file; maps are in the order of their keys. Raises InvalidDefinitionError."""
+        return _to_file(self, pb.LakehouseDef)
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> LakehouseDef:
@@ -180,8 +188,8 @@ class NamespaceDef:
     unknown_fields: bytes = b""
 
     def to_bytes(self) -> bytes:
-        """Return the protobuf file."""
-        return _serialize(_to_message(self, pb.NamespaceDef))
+        """Return the protobuf file. Raises InvalidDefinitionError for values that no field holds."""
+        return _to_file(self, pb.NamespaceDef)
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> NamespaceDef:
@@ -237,8 +245,8 @@ class TableDef:
         return self.table_type in ("", "MANAGED")
 
     def to_bytes(self) -> bytes:
-        """Return the protobuf file."""
-        return _serialize(_to_message(self, pb.TableDef))
+        """Return the protobuf file. Raises InvalidDefinitionError for values that no field holds."""
+        return _to_file(self, pb.TableDef)
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> TableDef:
@@ -249,7 +257,7 @@ class TableDef:
 M = TypeVar("M", bound=Message)
 D = TypeVar("D")
 
-_NESTED: dict[str, type] = {
+_NESTED: dict[str, Callable[..., Any]] = {
     "exports": ExportRecord,
     "expirations": ExpirationBatch,
     "retention_rules": RetentionRules,
@@ -276,8 +284,11 @@ def _parse(data: bytes, message_type: type[M], path: str) -> M:
         raise CorruptFileError(f"{path!r} is no {message_type.__name__} in protobuf", path=path) from error
 
 
-def _serialize(message: Message) -> bytes:
-    return message.SerializeToString(deterministic=True)
+def _to_file(value: LakehouseDef | NamespaceDef | TableDef, message_type: type[Message]) -> bytes:
+    try:
+        return _to_message(value, message_type).SerializeToString(deterministic=True)
+    except (AttributeError, DecodeError, EncodeError, TypeError, ValueError) as error:
+        raise InvalidDefinitionError(f"this {type(value).__name__} cannot be stored: {error}") from error
 
 
 def _to_message(value: Any, message_type: type[M]) -> M:
@@ -303,8 +314,8 @@ def _to_message(value: Any, message_type: type[M]) -> M:
     return message
 
 
-def _from_message(cls: type[D], message: Message) -> D:
-    """Return a message as the dataclass of the same field names; absent optional fields take its defaults."""
+def _from_message(build: Callable[..., D], message: Message) -> D:
+    """Return a message as the dataclass ``build`` of the same field names; absent optional fields take its defaults."""
     fields: dict[str, Any] = {}
     for descriptor in message.DESCRIPTOR.fields:
         content = getattr(message, descriptor.name)
@@ -321,7 +332,7 @@ def _from_message(cls: type[D], message: Message) -> D:
             fields[descriptor.name] = _ENUMS[descriptor.enum_type.name](content)
         else:
             fields[descriptor.name] = content
-    return cls(**fields, unknown_fields=_unknown_bytes(message))
+    return build(**fields, unknown_fields=_unknown_bytes(message))
 
 
 def _unknown_bytes(message: Message) -> bytes:

@@ -18,7 +18,8 @@ MAX_VERSION = 2**32 - 1
 MAX_SEGMENT_BYTES = 255
 
 _HASH_BITS = 20
-_ROOT_NAME = re.compile(r"^_([01]{32})\.arrow$")
+_ROOT_NAME = re.compile(r"_([01]{32})\.arrow")
+_ANY_ROOT_NAME = re.compile(r"_[01]{32}(?:[01]{32})?\.(?:arrow|ipc)")
 _HASH_PREFIX_BYTES = len("0000/0000/0000/00000000-")
 _ASCII_NAME_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._~=-")
 
@@ -91,8 +92,13 @@ def root_path(version: int) -> str:
 
 def parse_root_path(path: str) -> int | None:
     """Return the version of a root node path, or None when the path is not one (L9)."""
-    match = _ROOT_NAME.match(path)
+    match = _ROOT_NAME.fullmatch(path)
     return int(match.group(1)[::-1], 2) if match else None
+
+
+def is_root_name(path: str) -> bool:
+    """Whether a path is that of a root node in any naming: 32 or 64 digits, ``.arrow`` or ``.ipc``."""
+    return _ANY_ROOT_NAME.fullmatch(path) is not None
 
 
 def parse_hint(data: bytes) -> int | None:

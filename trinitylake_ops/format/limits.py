@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trinitylake_ops.errors import InvalidDefinitionError
-from trinitylake_ops.format.definitions import Column, LakehouseDef, TableDef
+from trinitylake_ops.format.definitions import MAJOR_VERSION, Column, LakehouseDef, TableDef
 from trinitylake_ops.format.file_names import (
     MAX_VERSION,
     new_lakehouse_def_path,
@@ -67,6 +67,10 @@ def smallest_node_file_limit_bytes(definition: LakehouseDef) -> int:
 
 def validate_lakehouse_def(definition: LakehouseDef) -> LakehouseDef:
     """Return a definition unchanged, or raise InvalidDefinitionError naming the smallest value that works."""
+    if definition.major_version != MAJOR_VERSION:
+        raise InvalidDefinitionError(
+            f"major_version is {definition.major_version}, this program writes {MAJOR_VERSION}; leave it out"
+        )
     _at_least("order", definition.order, MIN_ORDER)
     if definition.order > MAX_ORDER:
         raise InvalidDefinitionError(f"order is {definition.order}, it must be at most {MAX_ORDER}")
@@ -136,7 +140,11 @@ def _check_column_names(columns: tuple[Column, ...], parent: str) -> None:
         if column.name in names:
             raise InvalidDefinitionError(f"two columns{parent} are named {column.name!r}")
         names.add(column.name)
-        inside = f" of {column.name!r}"
-        _check_column_names(column.struct_fields, inside)
-        for part in _parts(column)[len(column.struct_fields) :]:
-            _check_column_names(part.struct_fields, inside)
+        _check_part_names(column, f" of {column.name!r}")
+
+
+def _check_part_names(column: Column, parent: str) -> None:
+    """Check the fields of structs in a column; keys, values and elements of maps and lists need no names."""
+    _check_column_names(column.struct_fields, parent)
+    for part in _parts(column)[len(column.struct_fields) :]:
+        _check_part_names(part, parent)

@@ -23,9 +23,12 @@ COMMIT_INFO = "commit_info"
 SEALED_AT_MILLIS = "sealed_at_millis"
 
 MAX_COMMIT_INFO_BYTES = 4096
+MAX_TIME_MS = 253_402_300_799_999  # the end of the year 9999, in milliseconds since the epoch
 
 _SCHEMA = pa.schema([("key", pa.utf8()), ("pvalue", pa.utf8()), ("pnode", pa.utf8())])
 _OLD_DEF_KEY = "lakehouse"
+_MAX_ROWS = 2**31 - 1
+_MAX_DIGITS = 20
 
 
 @dataclass(slots=True)
@@ -128,19 +131,25 @@ def decode_node(data: bytes, path: str) -> NodeFile:
     key, pvalue, pnode = _columns(data, path)
     try:
         return _Rows(key, pvalue, pnode).node()
-    except (_MalformedError, ValueError) as error:
-        raise CorruptFileError(f"node file {path!r} is malformed: {error}", path=path) from error
+    except _MalformedError as error:
+        raise _corrupt(path, error) from error
 
 
 def decode_system_rows(data: bytes, path: str) -> dict[str, str]:
-    """Return the system rows of a node file alone. Raises CorruptFileError."""
+    """Return the system rows of a node file alone. Raises CorruptFileError, naming ``path``."""
     key, pvalue, pnode = _columns(data, path)
-    system, _ = _system_rows(key, pvalue, pnode)
-    return system
+    try:
+        return _Rows(key, pvalue, pnode).system()[0]
+    except _MalformedError as error:
+        raise _corrupt(path, error) from error
 
 
 class _MalformedError(Exception):
     """A rule of the sections does not hold; the message says which."""
+
+
+def _corrupt(path: str, error: _MalformedError) -> CorruptFileError:
+    return CorruptFileError(f"node file {path!r} is malformed: {error}", path=path)
 
 
 _Column = list[str | None]
@@ -163,21 +172,6 @@ def _columns(data: bytes, path: str) -> tuple[_Column, _Column, _Column]:
     return table["key"].to_pylist(), table["pvalue"].to_pylist(), table["pnode"].to_pylist()
 
 
-def _system_rows(key: _Column, pvalue: _Column, pnode: _Column) -> tuple[dict[str, str], int]:
-    """Return the system rows and the number of the first row after them."""
-    system: dict[str, str] = {}
-    for row, (name, value) in enumerate(zip(key, pvalue, strict=True)):
-        if name is None:
-            return system, row
-        if value is None or pnode[row] is not None:
-            break
-        system[LAKEHOUSE_DEF if name == _OLD_DEF_KEY else name] = value
-    else:
-        if SEALED_AT_MILLIS in system:
-            return system, len(key)
-    raise CorruptFileError("the system rows are not followed by a pointer row without a key")
-
-
 @dataclass(slots=True)
 class _Rows:
     key: _Column
@@ -185,12 +179,11 @@ class _Rows:
     pnode: _Column
 
     def node(self) -> NodeFile:
-        try:
-            system, first = _system_rows(self.key, self.pvalue, self.pnode)
-        except CorruptFileError as error:
-            raise _MalformedError(error.message) from error
-        n_keys = self._checked_counts(system)
+        system, first = self.system()
+        n_keys = int(system.pop(N_KEYS))
         if SEALED_AT_MILLIS in system:
+            if n_keys or first != len(self.key):
+                raise _MalformedError("a sealed root has keys or pointer rows")
             return NodeFile(system=system)
         end = first + 1 + n_keys
         if end > len(self.key):
@@ -198,13 +191,23 @@ class _Rows:
         keys, values = self._pointers(first, end)
         return NodeFile(keys, values, self._children(first, end), self._buffer(end), system)
 
-    @staticmethod
-    def _checked_counts(system: dict[str, str]) -> int:
-        """Take ``n_keys`` out of the system rows; both numbers must be there and be numbers."""
-        for name in (CREATED_AT_MILLIS, N_KEYS):
-            if not (value := system.get(name, "")).isdecimal() or not value.isascii():
-                raise _MalformedError(f"system row {name} is {system.get(name)!r}, not a number")
-        return int(system.pop(N_KEYS))
+    def system(self) -> tuple[dict[str, str], int]:
+        """Return the system rows and the number of the first row after them."""
+        system: dict[str, str] = {}
+        first = len(self.key)
+        for row, name in enumerate(self.key):
+            if name is None:
+                first = row
+                break
+            value = self.pvalue[row]
+            if value is None or self.pnode[row] is not None:
+                raise _MalformedError(f"system row {name!r} lacks its value or has a child")
+            system[LAKEHOUSE_DEF if name == _OLD_DEF_KEY else name] = value
+        _check_number(system, CREATED_AT_MILLIS, MAX_TIME_MS)
+        _check_number(system, N_KEYS, _MAX_ROWS)
+        if first == len(self.key) and SEALED_AT_MILLIS not in system:
+            raise _MalformedError("no pointer row without a key follows the system rows")
+        return system, first
 
     def _pointers(self, first: int, end: int) -> tuple[list[str], list[str]]:
         if self.pvalue[first] is not None:
@@ -249,6 +252,12 @@ class _Rows:
         return buffer
 
 
+def _check_number(system: dict[str, str], name: str, maximum: int) -> None:
+    value = system.get(name, "")
+    if not (value.isascii() and value.isdecimal() and len(value) <= _MAX_DIGITS and int(value) <= maximum):
+        raise _MalformedError(f"system row {name} is {value[:_MAX_DIGITS]!r}, not a number from 0 to {maximum}")
+
+
 _SYSTEM_KEYS = frozenset(
     {
         CREATED_AT_MILLIS,
@@ -265,9 +274,12 @@ _SYSTEM_KEYS = frozenset(
 
 
 def encode_commit_info(info: dict[str, Any]) -> str:
-    """Return ``commit_info`` as one JSON object of at most 4 KiB. Raises InvalidInputError when larger."""
-    text = json.dumps(info, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
-    size_bytes = len(text.encode("utf-8"))
+    """Return ``commit_info`` as one JSON object of at most 4 KiB. Raises InvalidInputError when larger or no JSON."""
+    try:
+        text = json.dumps(info, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+        size_bytes = len(text.encode("utf-8"))
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(f"message and properties of a commit are text only: {error}") from error
     if size_bytes > MAX_COMMIT_INFO_BYTES:
         raise InvalidInputError(
             f"message and properties of this commit take {size_bytes} bytes, more than {MAX_COMMIT_INFO_BYTES};"

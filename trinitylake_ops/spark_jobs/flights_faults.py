@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.spark_jobs.flights_schema import FLIGHTS, conform
 
 FaultKind: TypeAlias = Literal["blocked", "subtle"]
 
@@ -26,17 +27,16 @@ def corrupt(flights: DataFrame, kind: FaultKind) -> DataFrame:
     """
     hit = F.col("carrier") == FAULTY_CARRIER
     if kind == "blocked":
-        return flights.withColumns(
+        faulty = flights.withColumns(
             {
                 "distance": F.when(hit, -F.col("distance")).otherwise(F.col("distance")),
                 "carrier": F.when(hit, F.lit(None).cast("string")).otherwise(F.col("carrier")),
             }
         )
-    if kind == "subtle":
-        return flights.withColumns(
-            {
-                name: F.when(hit, F.col(name) + SHIFT_MIN).otherwise(F.col(name)).cast("int")
-                for name in ("dep_delay", "arr_delay")
-            }
+    elif kind == "subtle":
+        faulty = flights.withColumns(
+            {name: F.when(hit, F.col(name) + SHIFT_MIN).otherwise(F.col(name)) for name in ("dep_delay", "arr_delay")}
         )
-    raise InvalidInputError(f"no fault {kind!r}: give blocked or subtle")
+    else:
+        raise InvalidInputError(f"no fault {kind!r}: give blocked or subtle")
+    return conform(faulty, FLIGHTS)

@@ -2,7 +2,8 @@
 
 Rules of the model:
 
-- A row is never dropped silently. A malformed one stops the job (Spark's FAILFAST), and a duplicated
+- A row is never dropped silently. A row of the wrong width stops every job, a value of the wrong type each
+  job that reads its column, as writing the table does (:func:`source_errors` types both); a duplicated
   key is for the checks (:mod:`~trinitylake_ops.spark_jobs.flights_checks`) to stop.
 - ``month`` selects by the local month, 1 to 12; None is all. A flight and the weather of its hour are
   in the same local month, so month m of every table follows from month m of its inputs.
@@ -11,10 +12,15 @@ Rules of the model:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import unquote
+
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.errors import CorruptFileError, InvalidInputError
 from trinitylake_ops.spark_jobs import flights_schema as schema
 from trinitylake_ops.spark_jobs.flights_source import FlightsSource
 
@@ -187,6 +193,27 @@ def aircraft_utilisation(flights: DataFrame, planes: DataFrame) -> DataFrame:
     return schema.conform(described, schema.AIRCRAFT_UTILISATION)
 
 
+@contextmanager
+def source_errors() -> Iterator[None]:
+    """Raise CorruptFileError where Spark fails on a malformed row, a wrong header or a broken file of the source.
+
+    Frames are read when they are used, not when they are built: put this around what writes or counts them.
+    """
+    try:
+        yield
+    except Py4JJavaError as error:
+        messages = _java_messages(error)
+        reading = [number for number, message in enumerate(messages) if "FAILED_READ_FILE" in message]
+        if not reading:
+            raise
+        uri = messages[reading[-1]].partition(" file ")[2].partition(".  SQLSTATE")[0]
+        # Of each message what was found; not which of Spark's settings would let it pass.
+        found = "; ".join(message.partition(" Parse Mode:")[0] for message in messages[reading[-1] + 1 :])
+        raise CorruptFileError(
+            f"Spark cannot read the source: {found}", path=unquote(uri.removeprefix("file://"))
+        ) from error
+
+
 def of_month(frame: DataFrame, month: int | None) -> DataFrame:
     """Return the rows of one local month, or all for None. Raises InvalidInputError for a month not in 1 to 12."""
     if month is None:
@@ -202,12 +229,21 @@ def _read(spark: SparkSession, source: FlightsSource, name: str) -> DataFrame:
         .option("header", True)
         .option("enforceSchema", False)  # the header must name these columns in this order
         .option("mode", "FAILFAST")
-        .option("columnPruning", False)  # else a query that needs no column would not see a malformed row
+        .option("columnPruning", False)  # so that a row too short or too long stops every query
         .option("nullValue", "NA")
         .option("escape", '"')
         .option("encoding", "UTF-8")
         .csv(source.spark_path(name))
     )
+
+
+def _java_messages(error: Py4JJavaError) -> list[str]:
+    messages = []
+    cause = error.java_exception
+    while cause is not None:
+        messages.append(" ".join(str(cause.getMessage()).splitlines()))
+        cause = cause.getCause()
+    return messages
 
 
 def _dashed(*columns: Column) -> list[Column]:

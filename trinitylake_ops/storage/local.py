@@ -47,6 +47,8 @@ class LocalStorage(Storage):
     InvalidLocationError for a root that is not ``file:///.../``.
     """
 
+    concurrency = 8  # enough to share the waits for fsync; more threads only contend
+
     def __init__(self, root: str, *, fsync: bool = True):
         host, path = split_root(root, "file")
         if host:

@@ -21,7 +21,7 @@ def check_path(path: str) -> None:
     """
     if not _NEVER_A_SEGMENT.isdisjoint(path.split("/")):
         raise InvalidLocationError(
-            f"{path!r} is no path below a root: give a relative path without empty, '.' or '..' segments"
+            f"{path!r} is no path below a root: give a relative path without empty, '.' or '..' segments", path=path
         )
     _check_text(path)
 
@@ -67,8 +67,8 @@ def split_root(root_uri: str, scheme: str) -> tuple[str, str]:
 
 def _check_text(text: str) -> None:
     if "\0" in text:
-        raise InvalidLocationError(f"{text!r} holds a NUL character: remove it")
+        raise InvalidLocationError(f"{text!r} holds a NUL character: remove it", path=text)
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InvalidLocationError(f"{text!r} is no valid Unicode text: remove the lone surrogate") from None
+        raise InvalidLocationError(f"{text!r} is no valid Unicode: remove the lone surrogate", path=text) from None

@@ -23,6 +23,7 @@ from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStrea
 from pyiceberg.typedef import EMPTY_DICT, Properties
 
 from trinitylake_ops.errors import (
+    AmbiguousWriteError,
     FileExistsAlreadyError,
     FileMissingError,
     InvalidInputError,
@@ -210,7 +211,7 @@ class StorageInputFile(InputFile):
             head = self._storage.read(self._path, offset=0, length=WHOLE_FILE_BYTES)
         if len(head) < WHOLE_FILE_BYTES:
             self._size_bytes = len(head)
-        return io.BufferedReader(RangeReader(self, head), buffer_size=1)
+        return RangeReader(self, head)
 
     def read_range(self, offset: int, length: int) -> bytes:
         """Return ``length`` bytes from ``offset`` on, in one request. Raises FileNotFoundError, StorageError."""
@@ -222,3 +223,198 @@ class StorageInputFile(InputFile):
                 path=self.location,
             )
         return data
+
+
+class RangeReader(io.RawIOBase):
+    """A seekable stream over ranged reads: keeps the file's start, its end and the last small range.
+
+    Parquet readers begin with the footer, so the first read near the end fetches all of the last
+    READ_AHEAD_BYTES. A large read is one request of exactly its size and is not kept.
+    """
+
+    def __init__(self, file: StorageInputFile, head: bytes):
+        super().__init__()
+        self._file = file
+        self._size_bytes = len(file)
+        self._position = 0
+        self._head = (0, head)
+        self._tail = (self._size_bytes, b"")
+        self._window = (0, b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to an offset in bytes. Raises ValueError before the start."""
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size_bytes}[whence]
+        if origin + offset < 0:
+            raise ValueError(f"cannot seek to {origin + offset} in {self._file.location!r}")
+        self._position = origin + offset
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Return the next ``size`` bytes, fewer only at the end of the file; all the rest without a size."""
+        self._check_open()
+        rest = max(0, self._size_bytes - self._position)
+        length = rest if size is None or size < 0 else min(size, rest)
+        data = self._range(self._position, length) if length else b""
+        self._position += length
+        return data
+
+    def readall(self) -> bytes:
+        return self.read(-1)
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError(f"{self._file.location!r} is closed")
+
+    def _range(self, offset: int, length: int) -> bytes:
+        for start, data in (self._head, self._tail, self._window):
+            if start <= offset and offset + length <= start + len(data):
+                return data[offset - start : offset - start + length]
+        tail_start = max(0, self._size_bytes - READ_AHEAD_BYTES)
+        if offset >= tail_start:
+            self._tail = (tail_start, self._file.read_range(tail_start, self._size_bytes - tail_start))
+            return self._range(offset, length)
+        if length >= READ_AHEAD_BYTES:
+            return self._file.read_range(offset, length)
+        self._window = (offset, self._file.read_range(offset, min(READ_AHEAD_BYTES, self._size_bytes - offset)))
+        return self._range(offset, length)
+
+
+class StorageOutputFile(OutputFile):
+    """A table file to write."""
+
+    def __init__(self, location: str, storage: Storage, path: str):
+        super().__init__(location)
+        self._storage = storage
+        self._path = path
+        self._stream: StorageOutputStream | None = None
+
+    def __len__(self) -> int:
+        """Size in bytes: of the stream closed last, else one request. Raises FileNotFoundError."""
+        if self._stream is not None and self._stream.published:
+            return self._stream.tell()
+        return len(self.to_input_file())
+
+    def exists(self) -> bool:
+        """Whether the file is there. Raises PermissionError, StorageError."""
+        return self.to_input_file().exists()
+
+    def to_input_file(self) -> StorageInputFile:
+        return StorageInputFile(self.location, self._storage, self._path)
+
+    def create(self, overwrite: bool = False) -> OutputStream:
+        """Return a stream whose ``close`` makes the file appear, whole, in one request.
+
+        ``close`` raises FileExistsError when the name is occupied, unless ``overwrite``. A stream
+        that is left by an exception, discarded or never closed leaves no file.
+        """
+        self._stream = StorageOutputStream(self.location, self._storage, self._path, overwrite=overwrite)
+        return self._stream
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes written to the stream so far."""
+        return 0 if self._stream is None else self._stream.tell()
+
+    def discard(self) -> None:
+        """Drop what was written to the stream and is not published; later writes to it go nowhere."""
+        if self._stream is not None:
+            self._stream.discard()
+
+
+class StorageOutputStream:
+    """What is written to a table file until it is published by ``close``.
+
+    No io.IOBase: that would call ``close``, and so publish, when an abandoned stream is collected.
+    """
+
+    def __init__(self, location: str, storage: Storage, path: str, *, overwrite: bool):
+        self._location = location
+        self._storage = storage
+        self._path = path
+        self._overwrite = overwrite
+        self._buffer = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # noqa: SIM115 - closed by close and discard
+        self._written_bytes = 0
+        self._discarded = False
+        self.published = False
+
+    @property
+    def closed(self) -> bool:
+        return self._buffer.closed and not self._discarded
+
+    def readable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    def tell(self) -> int:
+        return self._written_bytes
+
+    def flush(self) -> None:
+        """Nothing to do: only ``close`` makes bytes durable."""
+
+    def write(self, b: bytes) -> int:
+        """Add bytes at the end. Raises ValueError when the stream is closed."""
+        size_bytes = memoryview(b).nbytes
+        if not self._discarded:
+            self._buffer.write(b)
+        self._written_bytes += size_bytes
+        return size_bytes
+
+    def close(self) -> None:
+        """Publish the file; a second call does nothing. Raises FileExistsError, PermissionError, StorageError."""
+        if self._buffer.closed:
+            return
+        try:
+            self._buffer.seek(0)
+            data = self._buffer.read()
+            with _as_pyiceberg_expects(self._location):
+                if self._overwrite:
+                    self._storage.write(self._path, data)
+                else:
+                    self._create(data)
+            self.published = True
+        finally:
+            self._buffer.close()
+
+    def _create(self, data: bytes) -> None:
+        try:
+            self._storage.create(self._path, data)
+        except AmbiguousWriteError:
+            # Names of table files hold a uuid, so a file with these bytes is the one just sent.
+            if not self._storage.exists(self._path) or self._storage.read(self._path) != data:
+                raise
+
+    def discard(self) -> None:
+        """Drop what was written; later writes are accepted and go nowhere, so that a writer can still finish."""
+        if not self._buffer.closed:
+            self._discarded = True
+            self._buffer.close()
+
+    def __enter__(self) -> StorageOutputStream:
+        return self
+
+    def __exit__(
+        self, exctype: type[BaseException] | None, excinst: BaseException | None, exctb: TracebackType | None
+    ) -> None:
+        if exctype is None:
+            self.close()
+        else:
+            self.discard()

@@ -26,6 +26,7 @@ Field ids and nullability are kept. Default values of fields exist in the Iceber
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 import pyarrow as pa
 from pyiceberg.catalog import MetastoreCatalog
@@ -188,20 +189,12 @@ def _to_column(field: NestedField, path: str) -> Column:
     column = _typed_column(field.field_id, field.name, field.field_type, nullable=field.optional, path=path)
     if field.doc is None:
         return column
-    return _with_properties(column, {**column.properties, DOC: field.doc})
-
-
-def _with_properties(column: Column, properties: Mapping[str, str]) -> Column:
-    from dataclasses import replace
-
-    return replace(column, properties=properties)
+    return replace(column, properties={**column.properties, DOC: field.doc})
 
 
 def _typed_column(field_id: int, name: str, kind: IcebergType, *, nullable: bool, path: str) -> Column:
-    def column(data_type: DataType, properties: Mapping[str, str] | None = None, **parts: Column) -> Column:
-        return Column(
-            id=field_id, name=name, type=data_type, nullable=nullable, properties=dict(properties or {}), **parts
-        )
+    def column(data_type: DataType, properties: Mapping[str, str] | None = None) -> Column:
+        return Column(id=field_id, name=name, type=data_type, nullable=nullable, properties=dict(properties or {}))
 
     primitive = _DATA_TYPES.get(type(kind))
     if primitive is not None:
@@ -214,15 +207,12 @@ def _typed_column(field_id: int, name: str, kind: IcebergType, *, nullable: bool
         return column(DataType.FIXED, {SIZE: str(_UUID_SIZE_BYTES), ICEBERG_TYPE: "uuid"})
     if isinstance(kind, StructType):
         fields = tuple(_to_column(field, f"{path}.{field.name}") for field in kind.fields)
-        return Column(id=field_id, name=name, type=DataType.STRUCT, nullable=nullable, struct_fields=fields)
+        return replace(column(DataType.STRUCT), struct_fields=fields)
     if isinstance(kind, ListType):
-        return column(DataType.LIST, list_element=_to_column(kind.element_field, f"{path}.element"))
+        return replace(column(DataType.LIST), list_element=_to_column(kind.element_field, f"{path}.element"))
     if isinstance(kind, MapType):
-        return column(
-            DataType.MAP,
-            map_key=_to_column(kind.key_field, f"{path}.key"),
-            map_value=_to_column(kind.value_field, f"{path}.value"),
-        )
+        key, value = _to_column(kind.key_field, f"{path}.key"), _to_column(kind.value_field, f"{path}.value")
+        return replace(column(DataType.MAP), map_key=key, map_value=value)
     type_name = str(kind).partition("(")[0]
     instead = _USE_INSTEAD_OF_ICEBERG_TYPE.get(type_name, "a type of the format")
     raise UnsupportedTypeError(f"column {path!r}: a lakehouse has no type for Iceberg's {kind}; use {instead}")

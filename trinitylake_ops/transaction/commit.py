@@ -9,7 +9,7 @@ import random
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version as package_version
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from trinitylake_ops.errors import (
     FileMissingError,
     StorageError,
     TransactionExpiredError,
+    TrinityLakeError,
     VersionNotFoundError,
 )
 from trinitylake_ops.format.definitions import LakehouseDef
@@ -187,7 +188,7 @@ def commit(
         try:
             draft = change.draft(base, stamp)
             if draft is None:
-                _discard(files.storage, kept)
+                discard(files.storage, kept)
                 return base.version
             nodes = draft.tree.node_files
             fresh = {path: data for path, data in draft.definition_files.items() if path not in kept}
@@ -196,7 +197,7 @@ def commit(
             if _create_root(files.storage, base, draft, stamp.commit_id, clock):
                 write_hint(files.storage, base.version + 1)
                 return base.version + 1
-            _discard(files.storage, nodes)
+            discard(files.storage, nodes)
             nodes = {}
             time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt)))
             latest = latest_snapshot(files)
@@ -204,10 +205,12 @@ def commit(
             base = latest
         except CommitOutcomeUnknownError:
             raise
-        except BaseException:
-            _discard(files.storage, {**kept, **nodes})
+        except TrinityLakeError:
+            # Typed errors say that no root was created. After any other exception, an interrupt for
+            # one, a root may stand: its files must stay, at worst as orphans.
+            discard(files.storage, {**kept, **nodes})
             raise
-    _discard(files.storage, kept)
+    discard(files.storage, kept)
     raise CommitAttemptsExhaustedError(
         f"{max_attempts} attempts met other commits each time; nothing was committed, retry later", version=base.version
     )
@@ -231,28 +234,37 @@ def create_root_once(
     """Create a root if absent; True when it is ours, False when another's stands there.
 
     An occupied name or a lost answer is settled by reading the root back: its ``commit_id`` tells
-    whose it is. ``before_send`` runs before every send. Raises CommitOutcomeUnknownError when the
-    name cannot be read.
+    whose it is. ``before_send`` runs before every send. Raises CommitOutcomeUnknownError when an
+    answer was lost and the name cannot be read, or no further send is possible: a delayed request
+    may still create the root. Any other typed error means that the root was not created.
     """
     path = root_path(version)
-    cause: StorageError | None = None
+    lost_answer: AmbiguousWriteError | None = None
     for _ in range(_MAX_SENDS):
-        before_send()
         try:
+            before_send()
             storage.create(path, data)
             return True
-        except (FileExistsAlreadyError, AmbiguousWriteError) as error:
-            cause = error
+        except FileExistsAlreadyError:
+            pass
+        except AmbiguousWriteError as error:
+            lost_answer = error
+        except TrinityLakeError as error:
+            if lost_answer is None:
+                raise
+            raise _unknown_outcome(version, path, commit_id, error) from error
         try:
             return decode_system_rows(storage.read(path), path).get(COMMIT_ID) == commit_id
         except FileMissingError:
-            continue  # certainly not created: the same bytes may be sent again
+            continue  # certainly not created yet: the same bytes may be sent again
         except StorageError as error:
             raise _unknown_outcome(version, path, commit_id, error) from error
-    raise _unknown_outcome(version, path, commit_id, cause)
+    raise _unknown_outcome(version, path, commit_id, lost_answer)
 
 
-def _unknown_outcome(version: int, path: str, commit_id: str, cause: StorageError | None) -> CommitOutcomeUnknownError:
+def _unknown_outcome(
+    version: int, path: str, commit_id: str, cause: TrinityLakeError | None
+) -> CommitOutcomeUnknownError:
     return CommitOutcomeUnknownError(
         f"version {version} may or may not have been committed ({cause}); it was if its root carries"
         f" commit id {commit_id}",
@@ -270,7 +282,7 @@ def write_hint(storage: Storage, version: int) -> None:
         logger.warning("version %d is committed, but its hint could not be written: %s", version, error)
 
 
-def _discard(storage: Storage, paths: Mapping[str, bytes]) -> None:
+def discard(storage: Storage, paths: Iterable[str]) -> None:
     """Delete files of a failed attempt, best effort: what stays is an orphan."""
     for path, error in storage.delete_many(list(paths)).items():
         logger.warning("file %r of a failed commit could not be deleted: %s", path, error)

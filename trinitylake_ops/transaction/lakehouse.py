@@ -9,11 +9,13 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from trinitylake_ops.errors import (
+    CommitOutcomeUnknownError,
     ExportNotFoundError,
     FileMissingError,
     InvalidDefinitionError,
     InvalidInputError,
     LakehouseExistsError,
+    TrinityLakeError,
     VersionExpiredError,
     VersionNotFoundError,
 )
@@ -42,6 +44,7 @@ from trinitylake_ops.transaction.commit import (
     Committable,
     commit,
     create_root_once,
+    discard,
     latest_snapshot,
     write_hint,
 )
@@ -130,8 +133,15 @@ class Lakehouse:
         }
         lake.storage.create(path, definition.to_bytes())
         data = encode_node(NodeFile(system=system), definition.order)
-        if not create_root_once(lake.storage, 0, data, commit_id):
-            lake.storage.delete(path)
+        try:
+            is_ours = create_root_once(lake.storage, 0, data, commit_id)
+        except CommitOutcomeUnknownError:
+            raise
+        except TrinityLakeError:
+            discard(lake.storage, [path])
+            raise
+        if not is_ours:
+            discard(lake.storage, [path])
             raise LakehouseExistsError(f"another process has just created a lakehouse at {root}", path=root)
         write_hint(lake.storage, 0)
         return lake

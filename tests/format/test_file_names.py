@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.format.strategies import names
+from trinitylake_ops.errors import InvalidDefinitionError, VersionNotFoundError
+from trinitylake_ops.format.file_names import (
+    MAX_SEGMENT_BYTES,
+    MAX_VERSION,
+    is_root_name,
+    new_export_root_path,
+    new_lakehouse_def_path,
+    new_manifest_path,
+    new_namespace_path,
+    new_node_path,
+    new_table_path,
+    optimize_path,
+    parse_hint,
+    parse_root_path,
+    root_path,
+    shortest_path_limit_bytes,
+    table_prefix,
+)
+from trinitylake_ops.format.locations import validate_path
+
+UUID4 = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+HASH = r"[01]{4}/[01]{4}/[01]{4}/[01]{8}-"
+
+
+@given(
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=300),
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=300),
+    st.integers(shortest_path_limit_bytes(), 600),
+)
+@example("a" * 100, "b" * 100, 200)
+@example("🦆" * 100, "é" * 100, 600)
+@example("..", "..", shortest_path_limit_bytes())
+@example("/" * 50, "a/../b", 200)
+def test_definition_paths_keep_their_limits_whatever_the_name(namespace: str, table: str, limit_bytes: int) -> None:
+    for path in (new_table_path(namespace, table, limit_bytes), new_namespace_path(namespace, limit_bytes)):
+        assert len(path.encode()) <= limit_bytes
+        segments = validate_path(path).split("/")
+        assert len(segments[-1].encode()) <= MAX_SEGMENT_BYTES
+        assert [len(segment) for segment in segments[:-1]] == [4, 4, 4]
+        assert re.fullmatch(rf"{HASH}(table|namespace)-.*-{UUID4}\.binpb", path, re.DOTALL)
+        original = segments[-1].partition("-")[2]
+        assert optimize_path(original) == path, "the original path holds no '/', so it can be hashed again"
+
+
+@given(names)
+def test_only_letters_digits_and_harmless_signs_reach_a_path(name: str) -> None:
+    path = new_namespace_path(name, 400)
+    readable = re.fullmatch(rf"{HASH}namespace-(.*)-{UUID4}\.binpb", path, re.DOTALL)
+    assert readable is not None
+    assert len(readable[1]) == len(name), "nothing is cut where there is room"
+    for char, shown in zip(name, readable[1], strict=True):
+        assert shown == char if (char.isalnum() or char in "._~=-") else shown in "_-"
+
+
+def test_readable_part_replaces_what_storages_or_shells_might_interpret() -> None:
+    path = new_table_path("na/me", "a b%20#?*[]:\\\"'é航9²~=._-", 400)
+    assert "-table-a_b_20_________é航9²~=._--na-me-" in path
+
+
+def test_names_are_cut_between_characters() -> None:
+    path = new_namespace_path("é" * 200, 101)
+    assert len(path.encode()) in (100, 101)
+    assert path.encode().decode() == path
+
+
+def test_every_fresh_path_is_new_and_of_its_form() -> None:
+    for make, pattern in [
+        (new_node_path, rf"{HASH}node-{UUID4}\.arrow"),
+        (new_lakehouse_def_path, rf"_lakehouse_def_{UUID4}\.binpb"),
+        (new_export_root_path, rf"_export_{UUID4}\.arrow"),
+        (new_manifest_path, rf"_ops/export-{UUID4}\.json"),
+    ]:
+        paths = {make() for _ in range(20)}
+        assert len(paths) == 20
+        assert all(re.fullmatch(pattern, path) for path in paths)
+
+
+def test_shortest_limit_leaves_one_character_of_name() -> None:
+    limit_bytes = shortest_path_limit_bytes()
+    for path in (new_namespace_path("xyz", limit_bytes), new_table_path("n", "xyz", limit_bytes)):
+        assert "-x" in path
+        assert len(path) <= limit_bytes
+    assert max(len(new_node_path()), len(new_lakehouse_def_path()), len(new_export_root_path())) <= limit_bytes
+
+
+@given(st.integers(0, MAX_VERSION))
+def test_root_names_are_bijective(version: int) -> None:
+    path = root_path(version)
+    assert parse_root_path(path) == version
+    assert len(path) == len("_.arrow") + 32
+    assert root_path(version ^ 1)[1] != path[1], "the lowest digit comes first"
+
+
+@pytest.mark.parametrize("version", [-1, MAX_VERSION + 1, 2**64])
+def test_versions_out_of_range_have_no_name(version: int) -> None:
+    with pytest.raises(VersionNotFoundError, match=str(version)):
+        root_path(version)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "_latest_hint.txt",
+        "_" + "0" * 31 + ".arrow",
+        "_" + "0" * 33 + ".arrow",
+        "_" + "0" * 32 + ".arrow\n",
+        "_" + "0" * 32 + ".ipc",
+        "_" + "0" * 64 + ".arrow",
+        "x/_" + "0" * 32 + ".arrow",
+        "_" + "2" * 32 + ".arrow",
+        "_" + "٠" * 32 + ".arrow",
+    ],
+)
+def test_other_names_are_no_root_of_ours(path: str) -> None:
+    assert parse_root_path(path) is None
+
+
+@pytest.mark.parametrize("n_digits", [32, 64])
+@pytest.mark.parametrize("suffix", [".arrow", ".ipc"])
+def test_root_names_of_all_writers_are_recognised(n_digits: int, suffix: str) -> None:
+    assert is_root_name("_" + "01" * (n_digits // 2) + suffix)
+    assert not is_root_name("_" + "0" * (n_digits - 1) + suffix)
+    assert not is_root_name("_" + "0" * n_digits + suffix + "\n")
+    assert not is_root_name(new_export_root_path())
+
+
+@pytest.mark.parametrize(
+    ("data", "version"),
+    [
+        (b"0", 0),
+        (b"100", 100),
+        (b" 7\n", 7),
+        (b"007", 7),
+        (str(MAX_VERSION).encode(), MAX_VERSION),
+        (str(MAX_VERSION + 1).encode(), None),
+        (b"9" * 10_000, None),
+        (b"-1", None),
+        (b"+1", None),
+        (b"1.0", None),
+        (b"1_0", None),
+        (b"0x10", None),
+        (b"", None),
+        (b" \n", None),
+        (b"garbage", None),
+        (b"\xff\xfe\x00", None),
+        ("١٢".encode(), None),
+        (b"1\x00", None),
+    ],
+)
+def test_hint(data: bytes, version: int | None) -> None:
+    assert parse_hint(data) == version
+
+
+@given(st.binary(max_size=100))
+def test_garbage_in_a_hint_is_no_version_or_a_valid_one(data: bytes) -> None:
+    version = parse_hint(data)
+    assert version is None or 0 <= version <= MAX_VERSION
+
+
+@pytest.mark.parametrize("table_id", ["", ".", "..", "a/b", "/"])
+def test_a_table_id_cannot_reach_beyond_its_own_folder(table_id: str) -> None:
+    with pytest.raises(InvalidDefinitionError):
+        table_prefix(table_id)
+    assert table_prefix("abc") == "tables/abc/"

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.format.strategies import names
+from trinitylake_ops.errors import CorruptFileError, InvalidNameError
+from trinitylake_ops.format.keys import KeyCodec, ObjectName, encode_schema_id, validate_name
+
+SIZE = 32  # eight characters of four bytes
+CODEC = KeyCodec(SIZE, SIZE)
+
+
+@given(names, st.none() | names)
+def test_key_decodes_to_the_name_it_was_made_of(namespace: str, table: str | None) -> None:
+    key = CODEC.namespace_key(namespace) if table is None else CODEC.table_key(namespace, table)
+    assert CODEC.decode(key) == ObjectName(namespace, table)
+    assert len(key.encode()) == 4 + SIZE * (1 if table is None else 2)
+
+
+@given(st.lists(st.tuples(names, names), unique=True, max_size=8))
+def test_keys_sort_by_utf8_bytes_of_padded_names(pairs: list[tuple[str, str]]) -> None:
+    def padded_bytes(pair: tuple[str, str]) -> bytes:
+        return b"".join(name.encode().ljust(SIZE) for name in pair)
+
+    by_key = sorted(pairs, key=lambda pair: CODEC.table_key(*pair))
+    assert by_key == sorted(pairs, key=padded_bytes)
+    assert by_key == sorted(pairs, key=lambda pair: CODEC.table_key(*pair).encode())
+
+
+@given(names, names, names)
+def test_a_namespaces_prefix_holds_its_own_tables_only(namespace: str, other: str, table: str) -> None:
+    key = CODEC.table_key(other, table)
+    assert key.startswith(CODEC.tables_prefix(namespace)) == (namespace == other)
+
+
+@given(names, st.sampled_from([*map(chr, range(0x21)), "\x7f", "\ud800", "\udfff"]), st.data())
+def test_a_forbidden_character_anywhere_is_refused(name: str, char: str, data: st.DataObject) -> None:
+    position = data.draw(st.integers(0, len(name)))
+    with pytest.raises(InvalidNameError):
+        validate_name(name[:position] + char + name[position:], 100, "table")
+
+
+@given(names)
+def test_the_limit_is_in_bytes_and_inclusive(name: str) -> None:
+    size_bytes = len(name.encode())
+    assert validate_name(name, size_bytes, "table") == name
+    with pytest.raises(InvalidNameError, match=rf"{size_bytes} bytes .* more than this lakehouse's {size_bytes - 1}"):
+        validate_name(name, size_bytes - 1, "table")
+
+
+@pytest.mark.parametrize("name", ["\x80", "\x85", "\xa0", "\u200b", "\ufeff", "ﬁ", "e\u0301", "A", "🦆", "\U0010ffff"])
+def test_names_are_never_trimmed_folded_or_normalised(name: str) -> None:
+    assert CODEC.decode(CODEC.table_key(name, name)) == ObjectName(name, name)
+
+
+def test_names_that_differ_in_case_or_composition_have_different_keys() -> None:
+    assert len({CODEC.namespace_key(name) for name in ["é", "e\u0301", "É", "E\u0301"]}) == 4
+
+
+@pytest.mark.parametrize("key", ["D===abc", "/===", "BA==x", "", "D" * 200])
+def test_unknown_object_types_have_no_name_and_are_no_error(key: str) -> None:
+    assert CODEC.decode(key) is None
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "B===",
+        "B===short",
+        "B===" + "a" * (SIZE + 1),
+        "B===a b" + " " * (SIZE - 3),
+        "B===" + " " * SIZE,
+        "B=== a" + " " * (SIZE - 2),
+        "C===" + "a".ljust(SIZE),
+        "C===" + "a".ljust(SIZE) + " " * SIZE,
+        "C===" + "a" * (SIZE - 1) + "é" + "t".ljust(SIZE),
+        "B===a\t" + " " * (SIZE - 2),
+    ],
+)
+def test_a_key_that_no_name_encodes_to_is_corrupt(key: str) -> None:
+    with pytest.raises(CorruptFileError) as caught:
+        CODEC.decode(key, "some/node.arrow")
+    assert caught.value.path == "some/node.arrow"
+
+
+@given(st.integers(0, 64**4 - 1))
+def test_schema_ids_have_four_characters_and_one_reading(schema_id: int) -> None:
+    encoded = encode_schema_id(schema_id)
+    assert len(encoded) == 4
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    value = 0
+    for char in encoded.rstrip("="):
+        value = value * 64 + alphabet.index(char)
+    assert value == schema_id
+
+
+@pytest.mark.parametrize("schema_id", [-1, 64**4])
+def test_schema_ids_out_of_range_are_refused(schema_id: int) -> None:
+    with pytest.raises(ValueError, match="does not fit"):
+        encode_schema_id(schema_id)

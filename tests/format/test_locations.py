@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.format.strategies import names
+from trinitylake_ops.errors import InvalidLocationError
+from trinitylake_ops.format.locations import (
+    is_uri,
+    normalize_root_uri,
+    to_location,
+    to_uri,
+    validate_location,
+    validate_path,
+)
+
+ROOT = "s3://bucket/lake/"
+segments = names.map(lambda name: name.replace("/", "-")).filter(lambda name: name not in (".", ".."))
+paths = st.lists(segments, min_size=1, max_size=4).map("/".join)
+
+
+@given(paths)
+def test_a_path_and_its_uri_are_two_forms_of_one_location(path: str) -> None:
+    assert validate_path(path) == path
+    uri = to_uri(ROOT, path)
+    assert uri == ROOT + path
+    assert is_uri(uri)
+    assert to_location(ROOT, uri) == path
+    assert to_uri(ROOT, uri) == uri
+
+
+@pytest.mark.parametrize("path", ["a%20b", "a#b", "a?b=c", "a*b", "a[b]", "a b", "...", "..a", "a..", "~", "C:\\x"])
+def test_names_inside_a_segment_are_literal(path: str) -> None:
+    assert validate_path(path) == path
+    assert to_uri(ROOT, path) == ROOT + path
+
+
+@pytest.mark.parametrize("path", ["", "/", "/a", "a/", "a//b", ".", "..", "a/.", "../a", "a/../b", "./a", "a\0b"])
+def test_unqualified_paths_are_refused_by_name(path: str) -> None:
+    with pytest.raises(InvalidLocationError) as caught:
+        validate_path(path)
+    assert caught.value.path == path
+
+
+@pytest.mark.parametrize("uri", ["s3://b", "s3://b/", "s3://b/a", "s3://b/a/", "file:///a/b", "hdfs://host:9000/x"])
+def test_qualified_uris_are_accepted_as_they_are(uri: str) -> None:
+    assert validate_location(uri) == uri
+
+
+@pytest.mark.parametrize("uri", ["s3://b//a", "s3://b/..", "s3://../a", "file:///a/./b", "s3://b/a//", "file:////a"])
+def test_unqualified_uris_are_refused(uri: str) -> None:
+    with pytest.raises(InvalidLocationError):
+        validate_location(uri)
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        "",
+        "relative/path",
+        "./lake",
+        "s3:/bucket",
+        "s3://",
+        "s3:///lake",
+        "file://host/lake",
+        "/data/../lake",
+        "/data//lake",
+        "//data",
+        "s3://bucket/a/../b",
+        "s3://../lake",
+        "/data/./lake",
+        "1s3://b",
+    ],
+)
+def test_bad_roots_are_refused_by_name(root: str) -> None:
+    with pytest.raises(InvalidLocationError) as caught:
+        normalize_root_uri(root)
+    assert repr(root) in str(caught.value)
+
+
+def test_the_top_of_a_storage_is_a_root() -> None:
+    assert normalize_root_uri("s3://bucket") == "s3://bucket/"
+    assert normalize_root_uri("/") == "file:///"

@@ -1,0 +1,322 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.format.strategies import node_files
+from trinitylake_ops.errors import CorruptFileError, InvalidInputError
+from trinitylake_ops.format.node_file import (
+    MAX_COMMIT_INFO_BYTES,
+    NodeFile,
+    decode_commit_info,
+    decode_node,
+    decode_system_rows,
+    encode_commit_info,
+    encode_node,
+    encoded_size_bytes,
+)
+
+PATH = "0000/0000/0000/00000000-node.arrow"
+SYSTEM = [("created_at_millis", "5", None), ("n_keys", "2", None)]
+POINTERS = [(None, None, "c0"), ("k1", "v1", "c1"), ("k2", "v2", "c2"), (None, None, None)]
+LEAF_POINTERS = [(key, value, None) for key, value, _ in POINTERS]
+BUFFER = [("k3", "v3", None), ("k1", None, None)]
+NODE = NodeFile(["k1", "k2"], ["v1", "v2"], ["c0", "c1", "c2"], {"k3": "v3", "k1": None}, {"created_at_millis": "5"})
+
+Row = tuple[str | None, str | None, str | None]
+
+
+def _columns(rows: list[Row]) -> list[list[str | None]]:
+    return [[row[position] for row in rows] for position in range(3)]
+
+
+def arrow_file(
+    rows: list[Row], kind: Any = None, n_batches: int = 1, names: tuple[str, ...] = ("key", "pvalue", "pnode")
+) -> bytes:
+    kind = kind or pa.utf8()
+    table = pa.table([pa.array(column, kind) for column in _columns(rows)], list(names))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=max(1, -(-len(rows) // n_batches)))
+    return bytes(sink.getvalue())
+
+
+@given(node_files(), st.integers(0, 5))
+def test_a_node_survives_encoding_and_its_size_is_known_beforehand(node: NodeFile, n_spare: int) -> None:
+    order = len(node.keys) + 1 + n_spare
+    data = encode_node(node, order)
+    decoded = decode_node(data, PATH)
+    assert decoded == node
+    assert list(decoded.buffer.items()) == list(node.buffer.items()), "messages keep their order of arrival"
+    assert decode_system_rows(data, PATH) == {**node.system, "n_keys": str(len(node.keys))}
+    children_bytes = sum(len(child.encode()) for child in node.children)
+    assert encoded_size_bytes(order, node.keys, node.values, children_bytes, node.buffer, node.system) == len(data)
+
+
+@pytest.mark.parametrize("n_keys", [7, 8, 63, 64, 255])
+def test_size_is_right_where_arrows_padding_changes(n_keys: int) -> None:
+    keys = [f"k{number:03d}" for number in range(n_keys)]
+    node = NodeFile(keys, ["v"] * n_keys, ["é"] * (n_keys + 1), {}, {"created_at_millis": "1"})
+    for n_messages in range(10):
+        node.buffer[f"m{n_messages}"] = None
+        for order in range(n_keys + 1, n_keys + 10):
+            size_bytes = encoded_size_bytes(
+                order, node.keys, node.values, 2 * len(node.children), node.buffer, node.system
+            )
+            assert size_bytes == len(encode_node(node, order))
+
+
+def test_the_file_is_one_uncompressed_batch_of_three_nullable_strings() -> None:
+    reader = pa.ipc.open_file(encode_node(NODE, 4))
+    assert reader.num_record_batches == 1
+    assert reader.schema == pa.schema([("key", pa.utf8()), ("pvalue", pa.utf8()), ("pnode", pa.utf8())])
+    rows = [tuple(row.values()) for row in reader.read_all().to_pylist()]
+    assert rows == [*SYSTEM, *POINTERS, *BUFFER]
+    assert b"k1k2k3k1" in encode_node(NODE, 4), "text stands uncompressed"
+
+
+def test_a_leaf_has_no_children_and_exactly_order_pointer_rows() -> None:
+    leaf = NodeFile(["k1"], ["v1"], [], {}, {"created_at_millis": "5"})
+    rows = pa.ipc.open_file(encode_node(leaf, 7)).read_all().to_pylist()
+    assert len(rows) == 2 + 7
+    assert all(row["pnode"] is None for row in rows)
+    assert decode_node(encode_node(leaf, 7), PATH).is_leaf
+
+
+def test_more_keys_than_the_order_allows_are_not_encoded() -> None:
+    with pytest.raises(ValueError, match="2 keys do not fit a node of order 2"):
+        encode_node(NODE, 2)
+
+
+# What others write and we read
+
+
+@pytest.mark.parametrize("kind", [pa.utf8(), pa.large_utf8()], ids=str)
+@pytest.mark.parametrize("n_batches", [1, 2, 8])
+def test_large_strings_and_several_batches_are_read(kind: pa.DataType, n_batches: int) -> None:
+    assert decode_node(arrow_file([*SYSTEM, *POINTERS, *BUFFER], kind, n_batches), PATH) == NODE
+
+
+def test_unknown_system_keys_are_kept_and_lakehouse_means_lakehouse_def() -> None:
+    rows: list[Row] = [("future", "x", None), ("lakehouse", "def", None), ("", "empty", None), *SYSTEM]
+    node = decode_node(arrow_file([*rows, *POINTERS]), PATH)
+    assert node.system == {"future": "x", "lakehouse_def": "def", "": "empty", "created_at_millis": "5"}
+    assert decode_node(encode_node(node, 4), PATH) == node
+
+
+def test_the_newest_of_several_messages_for_a_key_counts() -> None:
+    rows: list[Row] = [("a", "1", None), ("b", "1", None), ("a", None, None), ("b", "2", None), ("a", "3", None)]
+    node = decode_node(arrow_file([*SYSTEM, *POINTERS, *rows]), PATH)
+    assert list(node.buffer.items()) == [("b", "2"), ("a", "3")]
+
+
+def test_object_keys_of_unknown_type_are_carried() -> None:
+    rows: list[Row] = [("D===view", "v", None)]
+    assert decode_node(arrow_file([*SYSTEM, *POINTERS, *rows]), PATH).buffer == {"D===view": "v"}
+
+
+def test_blank_rows_are_skipped_however_many_there_are() -> None:
+    blank: Row = (None, None, None)
+    assert decode_node(arrow_file([*SYSTEM, *POINTERS, *[blank] * 100, *BUFFER]), PATH) == NODE
+
+
+def test_a_sealed_root_is_readable() -> None:
+    rows: list[Row] = [
+        ("created_at_millis", "5", None),
+        ("n_keys", "0", None),
+        ("sealed_at_millis", "9", None),
+        ("previous_root", "p", None),
+        ("commit_id", "c", None),
+    ]
+    node = decode_node(arrow_file(rows), PATH)
+    assert node.is_sealed
+    assert node.created_at_ms == 5
+    assert (node.keys, node.children, node.buffer) == ([], [], {})
+    assert decode_system_rows(arrow_file(rows), PATH)["commit_id"] == "c"
+
+
+# What is refused
+
+
+def _without(name: str) -> list[Row]:
+    return [row for row in SYSTEM if row[0] != name]
+
+
+def _with(name: str, value: str | None) -> list[Row]:
+    return [(key, value if key == name else old, None) for key, old, _ in SYSTEM]
+
+
+MALFORMED: dict[str, list[Row]] = {
+    "no rows": [],
+    "no pointer rows": [*SYSTEM],
+    "no system rows": [*POINTERS],
+    "no time": [*_without("created_at_millis"), *POINTERS],
+    "time is no number": [*_with("created_at_millis", "now"), *POINTERS],
+    "time is negative": [*_with("created_at_millis", "-5"), *POINTERS],
+    "time is in other digits": [*_with("created_at_millis", "٥"), *POINTERS],
+    "time is beyond all calendars": [*_with("created_at_millis", "9" * 20), *POINTERS],
+    "time has too many digits": [*_with("created_at_millis", "9" * 5000), *POINTERS],
+    "no n_keys": [*_without("n_keys"), *POINTERS],
+    "n_keys is no number": [*_with("n_keys", "2.0"), *POINTERS],
+    "n_keys has too many digits": [*_with("n_keys", "9" * 5000), *POINTERS],
+    "n_keys too small": [*_with("n_keys", "1"), *POINTERS],
+    "n_keys too small in a leaf": [*_with("n_keys", "1"), *LEAF_POINTERS],
+    "n_keys too large": [*_with("n_keys", "3"), *POINTERS],
+    "n_keys beyond the file": [*_with("n_keys", "99"), *POINTERS],
+    "system row without value": [*SYSTEM, ("x", None, None), *POINTERS],
+    "system row with child": [*SYSTEM, ("x", "y", "z"), *POINTERS],
+    "no row without a key": [*SYSTEM, *POINTERS[1:3]],
+    "first pointer row has a value": [*SYSTEM, (None, "v", "c0"), *POINTERS[1:]],
+    "pointer row without value": [*SYSTEM, POINTERS[0], ("k1", None, "c1"), POINTERS[2]],
+    "pointer row without key": [*SYSTEM, POINTERS[0], (None, "v1", "c1"), POINTERS[2]],
+    "keys not ascending": [*SYSTEM, POINTERS[0], POINTERS[2], POINTERS[1]],
+    "keys not distinct": [*SYSTEM, POINTERS[0], POINTERS[1], POINTERS[1]],
+    "first child missing": [*SYSTEM, (None, None, None), *POINTERS[1:]],
+    "last child missing": [*SYSTEM, *POINTERS[:2], ("k2", "v2", None)],
+    "children of a leaf": [*SYSTEM, *LEAF_POINTERS[:2], ("k2", "v2", "c2")],
+    "key starts with a space": [*SYSTEM, POINTERS[0], (" k", "v1", "c1"), POINTERS[2]],
+    "message key starts with a space": [*SYSTEM, *POINTERS, (" k", "v", None)],
+    "message with child": [*SYSTEM, *POINTERS, ("k", "v", "c")],
+    "message without key": [*SYSTEM, *POINTERS, (None, "v", None)],
+    "blank row between messages": [*SYSTEM, *POINTERS, BUFFER[0], (None, None, None), BUFFER[1]],
+    "child in a blank row": [*SYSTEM, *POINTERS[:3], (None, None, "c9")],
+    "sealed with pointer rows": [*SYSTEM, ("sealed_at_millis", "9", None), *POINTERS],
+    "sealed with keys": [*SYSTEM, ("sealed_at_millis", "9", None)],
+    **{
+        f"message for {name}": [*SYSTEM, *POINTERS, (name, "v", None)]
+        for name in [
+            "created_at_millis",
+            "n_keys",
+            "lakehouse_def",
+            "lakehouse",
+            "previous_root",
+            "rollback_from_root",
+            "commit_id",
+            "commit_info",
+            "sealed_at_millis",
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("rows", MALFORMED.values(), ids=MALFORMED.keys())
+def test_malformed_rows_are_refused_naming_the_file(rows: list[Row]) -> None:
+    with pytest.raises(CorruptFileError) as caught:
+        decode_node(arrow_file(rows), PATH)
+    assert caught.value.path == PATH
+    assert PATH in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 500
+
+
+SYSTEM_FAULTS = ["no pointer rows", "no time", "time is no number", "time has too many digits", "system row with child"]
+
+
+@pytest.mark.parametrize("fault", SYSTEM_FAULTS)
+def test_system_rows_alone_are_checked_too(fault: str) -> None:
+    with pytest.raises(CorruptFileError) as caught:
+        decode_system_rows(arrow_file(MALFORMED[fault]), PATH)
+    assert caught.value.path == PATH
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        arrow_file([(None, None, None)], names=("key", "value", "pnode")),
+        arrow_file([(None, None, None)], names=("pvalue", "key", "pnode")),
+        arrow_file([(None, None, None)], names=("key", "key", "key")),
+        arrow_file([(1, 2, 3)], pa.int64()),  # type: ignore[list-item]
+        arrow_file([(b"a", b"b", b"c")], pa.binary()),  # type: ignore[list-item]
+        arrow_file([(b"\xff", b"b", b"c")], pa.binary()).replace(b"\xff", b"a"),  # type: ignore[list-item]
+    ],
+)
+def test_other_columns_are_refused(data: bytes) -> None:
+    with pytest.raises(CorruptFileError, match="columns"):
+        decode_node(data, PATH)
+
+
+def test_text_that_is_not_utf8_is_refused() -> None:
+    data = encode_node(NODE, 4)
+    assert data.count(b"k1k2k3k1") == 1
+    with pytest.raises(CorruptFileError, match="no readable Arrow IPC file"):
+        decode_node(data.replace(b"k1k2k3k1", b"k1k2k\xffk1"), PATH)
+
+
+@pytest.mark.parametrize("data", [b"", b"ARROW1", b"not arrow at all", b"PAR1" * 100, b"\x00" * 1000])
+def test_bytes_that_are_no_arrow_file_are_refused(data: bytes) -> None:
+    for decode in (decode_node, decode_system_rows):
+        with pytest.raises(CorruptFileError) as caught:
+            decode(data, PATH)
+        assert caught.value.path == PATH
+
+
+def test_a_file_cut_at_any_byte_is_refused() -> None:
+    data = encode_node(NODE, 4)
+    for size_bytes in range(len(data)):
+        for decode in (decode_node, decode_system_rows):
+            with pytest.raises(CorruptFileError):
+                decode(data[:size_bytes], PATH)
+
+
+def test_flipped_bits_give_another_node_or_a_corrupt_file_error() -> None:
+    data = encode_node(NODE, 4)
+    rng = random.Random(7)
+    n_refused = 0
+    for index in range(len(data)):
+        damaged = bytearray(data)
+        damaged[index] ^= 1 << rng.randrange(8)
+        for decode in (decode_node, decode_system_rows):
+            try:
+                decode(bytes(damaged), PATH)
+            except CorruptFileError as error:
+                assert error.path == PATH
+                n_refused += 1
+    assert n_refused > len(data) / 2
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_several_damaged_bytes_never_raise_anything_else(data: st.DataObject) -> None:
+    damaged = bytearray(encode_node(NODE, 4))
+    for _ in range(data.draw(st.integers(1, 8))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        decode_node(bytes(damaged), PATH)
+    except CorruptFileError as error:
+        assert error.path == PATH
+
+
+# commit_info
+
+
+def test_commit_info_survives_and_its_limit_is_inclusive() -> None:
+    info = {"message": "", "n": 1}
+    room_bytes = MAX_COMMIT_INFO_BYTES - len(encode_commit_info(info).encode())
+    info["message"] = "x" * room_bytes
+    assert len(encode_commit_info(info)) == MAX_COMMIT_INFO_BYTES
+    assert decode_commit_info({"commit_info": encode_commit_info(info)}) == info
+    info["message"] += "x"
+    with pytest.raises(InvalidInputError, match=rf"{MAX_COMMIT_INFO_BYTES + 1} bytes, more than"):
+        encode_commit_info(info)
+
+
+def test_commit_info_counts_bytes_of_utf8() -> None:
+    with pytest.raises(InvalidInputError, match="more than 4096"):
+        encode_commit_info({"message": "é" * 2100})
+
+
+@pytest.mark.parametrize("value", ["\ud800", object(), {1: 2, "a": 3}], ids=["surrogate", "object", "mixed keys"])
+def test_commit_info_that_is_no_json_is_an_input_error(value: object) -> None:
+    with pytest.raises(InvalidInputError):
+        encode_commit_info({"properties": value})
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "1", "null", '"x"', "\x00"])
+def test_commit_info_of_others_never_fails(text: str) -> None:
+    assert decode_commit_info({"commit_info": text}) == {}
+    assert decode_commit_info({}) == {}

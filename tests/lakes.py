@@ -1,0 +1,143 @@
+"""Lakehouses for tests: whoever gets one from the fixture has all its versions checked when the test ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import VersionExpiredError
+from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.format.file_names import HINT_PATH, ROOT_PREFIX, TABLES_PREFIX
+from trinitylake_ops.format.locations import is_uri
+from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, drop_memory_root
+from trinitylake_ops.transaction.snapshot import Snapshot
+from trinitylake_ops.tree.invariants import check_tree
+from trinitylake_ops.tree.walk import walk
+
+DATA = Path(__file__).resolve().parent / "data"
+
+
+def objects(snapshot: Snapshot) -> dict[tuple[str, ...], str]:
+    """Return what a version holds: (namespace,) or (namespace, table) -> id of the definition, each one read."""
+    found: dict[tuple[str, ...], str] = {}
+    for namespace in snapshot.namespaces():
+        found[(namespace,)] = snapshot.namespace(namespace).id
+        for table in snapshot.tables(namespace):
+            found[(namespace, table)] = snapshot.table(namespace, table).id
+    return found
+
+
+def check_version(lake: Lakehouse, version: int) -> Snapshot:
+    """Assert every invariant of one version: its tree, and that all definitions can be read."""
+    snapshot = lake.snapshot(version)
+    assert check_tree(lake.files.nodes, snapshot.root, snapshot.location, snapshot.limits) == []
+    objects(snapshot)
+    return snapshot
+
+
+def check_lake(lake: Lakehouse) -> None:
+    """Assert the invariants of every version, through fresh caches, and that times rise strictly."""
+    lake = Lakehouse(lake.storage)
+    times_ms = []
+    for version in range(lake.latest_version() + 1):
+        try:
+            times_ms.append(check_version(lake, version).created_at_ms)
+        except VersionExpiredError:
+            continue
+    assert times_ms == sorted(set(times_ms))
+
+
+def reached_paths(lake: Lakehouse) -> set[str]:
+    """Return the paths of all files that any version reaches, the roots included."""
+    paths: set[str] = set()
+    for version in range(lake.latest_version() + 1):
+        snapshot = lake.snapshot(version)
+        paths |= {snapshot.location, snapshot.definition_location}
+        for visited in walk(lake.files.nodes, snapshot.root, snapshot.location):
+            values = [*visited.node.values, *visited.node.buffer.values()]
+            paths |= {visited.location, *(value for value in values if value is not None)}
+    return {path for path in paths if not is_uri(path)}
+
+
+def left_over_paths(lake: Lakehouse) -> set[str]:
+    """Return the paths of files that no version reaches: none after commits that ended, well or not."""
+    stored = {info.path for info in lake.storage.list() if not info.path.startswith(TABLES_PREFIX)}
+    return stored - reached_paths(lake) - {HINT_PATH}
+
+
+def listed(storage: Storage) -> set[str]:
+    return {info.path for info in storage.list()}
+
+
+def roots(storage: Storage) -> set[str]:
+    return {info.path for info in storage.list(ROOT_PREFIX) if info.path.endswith(".arrow")}
+
+
+def expected_objects(fixture: str) -> dict[int, tuple[int, set[tuple[str, ...]]]]:
+    """Return version -> (creation time in ms, objects) of a committed lakehouse under ``tests/data``."""
+    expected = json.loads((DATA / f"{fixture}.expected.json").read_text())
+    return {
+        int(version): (content["created_at_millis"], {tuple(name) for name in content["objects"]})
+        for version, content in expected["versions"].items()
+    }
+
+
+class Lakes:
+    """Makes lakehouses and checks all of them at the end."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._made: list[Lakehouse] = []
+        self._memory_roots: list[str] = []
+
+    def local(self, name: str = "lake", *, fsync: bool = False, **fields: Any) -> Lakehouse:
+        """Create a lakehouse in a folder."""
+        options = {"fsync": "true" if fsync else "false"}
+        return self.watch(Lakehouse.create(str(self.folder / name), options, **fields))
+
+    def memory(self, name: str = "lake", **fields: Any) -> Lakehouse:
+        """Create a lakehouse in memory, of this test alone."""
+        root = f"memory://{self.folder.name}-{name}/"
+        self._memory_roots.append(root)
+        return self.watch(Lakehouse.create(root, storage=MemoryStorage(root), **fields))
+
+    def watch(self, lake: Lakehouse) -> Lakehouse:
+        """Check this lakehouse too when the test ends."""
+        self._made.append(Lakehouse(lake.storage))
+        return lake
+
+    def finish(self) -> None:
+        try:
+            for lake in self._made:
+                check_lake(lake)
+        finally:
+            for root in self._memory_roots:
+                drop_memory_root(root)
+
+
+@pytest.fixture
+def lakes(tmp_path: Path) -> Iterator[Lakes]:
+    """Lakehouses whose invariants are checked, at every version, when the test ends."""
+    made = Lakes(tmp_path)
+    yield made
+    made.finish()
+
+
+@pytest.fixture
+def lake(lakes: Lakes) -> Lakehouse:
+    """A lakehouse in memory, of order 4, with room for few messages."""
+    return lakes.memory(order=4, namespace_name_max_size_bytes=16, table_name_max_size_bytes=16)
+
+
+def local_storage(folder: Path) -> LocalStorage:
+    return LocalStorage(f"file://{folder}/", fsync=False)
+
+
+def table(**properties: str) -> TableDef:
+    """Return a small table definition."""
+    return TableDef(properties=properties)

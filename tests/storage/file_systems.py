@@ -1,0 +1,72 @@
+"""Small and read-only file systems for tests, with and without the right to mount."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+NOBODY = 65534
+
+
+@contextmanager
+def small_disk(folder: Path, size_bytes: int) -> Iterator[bool]:
+    """Make ``folder`` a disk of that size, or limit the size of files where mounting is not allowed."""
+    folder.mkdir()
+    if _mount("-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(folder)):
+        try:
+            yield True
+        finally:
+            subprocess.run(["umount", str(folder)], check=True)
+    else:
+        with file_size_limit(size_bytes):
+            yield False
+
+
+@contextmanager
+def file_size_limit(size_bytes: int) -> Iterator[None]:
+    """Let every write past that size in a file fail in this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def mounted_read_only(folder: Path) -> Iterator[bool]:
+    """Make the files of ``folder`` read-only by a mount, or by modes where mounting is not allowed."""
+    if _mount("--bind", str(folder), str(folder)):
+        try:
+            subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], check=True)
+            yield True
+        finally:
+            subprocess.run(["umount", str(folder)], check=True)
+    else:
+        with read_only_modes(folder):
+            yield False
+
+
+@contextmanager
+def read_only_modes(folder: Path) -> Iterator[None]:
+    """Take the right to write from all folders, and from root the right to ignore that."""
+    for name, _, _ in os.walk(folder):
+        os.chmod(name, 0o555)
+    was_root = os.geteuid() == 0
+    if was_root:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        if was_root:
+            os.seteuid(0)
+        for name, _, _ in os.walk(folder):
+            os.chmod(name, 0o755)
+
+
+def _mount(*arguments: str) -> bool:
+    return os.geteuid() == 0 and subprocess.run(["mount", *arguments], capture_output=True).returncode == 0

@@ -1,0 +1,119 @@
+"""Races and kills of real processes on one local folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from trinitylake_ops.storage import LocalStorage
+
+REPOSITORY = Path(__file__).parents[2]
+N_PROCESSES = 8
+N_ROUNDS = 25
+
+CREATE_FOREVER = """
+import sys
+from trinitylake_ops.storage import LocalStorage
+storage = LocalStorage(sys.argv[1])
+data = b"0123456789abcdef" * (4 << 20)
+print("ready", flush=True)
+storage.create("large/created", data)
+storage.write("large/overwritten", data)
+"""
+
+DIE_HALF_WAY = """
+import os, signal, sys
+from trinitylake_ops.storage import LocalStorage
+storage = LocalStorage(sys.argv[1])
+whole_write = os.write
+def half_write(descriptor, data):
+    whole_write(descriptor, data[: len(data) // 2])
+    os.kill(os.getpid(), signal.SIGKILL)
+os.write = half_write
+getattr(storage, sys.argv[2])("large/" + sys.argv[2], b"x" * (8 << 20))
+"""
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *arguments], cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def ask(worker: subprocess.Popen[str], line: str) -> None:
+    assert worker.stdin is not None
+    worker.stdin.write(line)
+    worker.stdin.flush()
+
+
+def answer(worker: subprocess.Popen[str]) -> str:
+    assert worker.stdout is not None
+    return worker.stdout.readline().strip()
+
+
+def stop(worker: subprocess.Popen[str]) -> None:
+    worker.kill()
+    worker.communicate()
+
+
+def test_8_processes_create_one_name(tmp_path: Path) -> None:
+    root = f"file://{tmp_path}/lake/"
+    workers = [start("-m", "tests.storage.create_worker", root, str(number)) for number in range(N_PROCESSES)]
+    try:
+        assert {answer(worker) for worker in workers} == {"ready"}
+        storage = LocalStorage(root)
+        all_winners = []
+        for round_number in range(N_ROUNDS):
+            name = f"round-{round_number}/name"  # the folder is raced for, too
+            moment = time.monotonic_ns() + 2_000_000
+            for worker in workers:
+                ask(worker, f"{name} {moment}\n")
+            answers = [answer(worker) for worker in workers]
+            assert sorted(answers) == ["FileExistsAlreadyError"] * (N_PROCESSES - 1) + ["won"]
+            winner = answers.index("won")
+            assert storage.read(name) == str(winner).encode() * 50_000
+            all_winners.append(winner)
+        assert len(set(all_winners)) > 1, "the processes did not race"
+        assert len(list(storage.list())) == N_ROUNDS
+        assert list(storage.list("_ops/tmp/")) == []
+    finally:
+        for worker in workers:
+            stop(worker)
+
+
+def test_killed_half_way_through_a_write_leaves_nothing_to_see(tmp_path: Path) -> None:
+    storage = LocalStorage(f"file://{tmp_path}/lake/")
+    storage.write("large/write", b"old")
+    for operation in ("create", "write"):
+        worker = start("-c", DIE_HALF_WAY, storage.root, operation)
+        worker.communicate(timeout=30)
+        assert worker.returncode == -9
+    assert [(file.path, file.size_bytes) for file in storage.list()] == [("large/write", 3)]
+    assert [file.size_bytes for file in storage.list("_ops/tmp/")] == [4 << 20, 4 << 20]
+    storage.create("large/create", b"new")  # the name is free, and what the dead left behind harms nobody
+    storage.write("large/write", b"newer")
+    assert storage.read_many(["large/create", "large/write"]) == [b"new", b"newer"]
+
+
+def test_killed_from_outside_at_any_moment_leaves_whole_files(tmp_path: Path) -> None:
+    n_killed_while_writing = 0
+    for delay_ms in (0, 5, 10, 20, 40):
+        storage = LocalStorage(f"file://{tmp_path}/lake-{delay_ms}/")
+        storage.write("large/overwritten", b"old")
+        worker = start("-c", CREATE_FOREVER, storage.root)
+        try:
+            assert answer(worker) == "ready"
+            deadline = time.monotonic() + 10
+            while not list(storage.list("_ops/tmp/")) and time.monotonic() < deadline:
+                assert worker.poll() is None
+            time.sleep(delay_ms / 1000)
+        finally:
+            stop(worker)
+        sizes = {file.path: file.size_bytes for file in storage.list("large/")}
+        assert sizes.pop("large/created", 64 << 20) == 64 << 20
+        assert sizes.pop("large/overwritten") in (3, 64 << 20)
+        assert sizes == {}
+        n_killed_while_writing += any(file.size_bytes < 64 << 20 for file in storage.list("_ops/tmp/"))
+    assert n_killed_while_writing > 0

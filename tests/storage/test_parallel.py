@@ -1,0 +1,99 @@
+"""The shared threads: order, failures, nesting, forks."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+
+import pytest
+
+from trinitylake_ops.storage import run_parallel
+from trinitylake_ops.storage.parallel import MAX_POOL_THREADS, current_round, in_one_round
+
+
+def test_results_in_order_and_calls_at_once() -> None:
+    barrier = threading.Barrier(4)
+
+    def meet(number: int) -> int:
+        barrier.wait(timeout=10)  # ends only when four calls run at once
+        time.sleep(0.001 * (4 - number))
+        return number * number
+
+    assert run_parallel(meet, range(4), 4) == [0, 1, 4, 9]
+
+
+def test_no_more_at_once_than_asked_for() -> None:
+    lock = threading.Lock()
+    running, most = 0, 0
+
+    def count(number: int) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.002)
+        with lock:
+            running -= 1
+
+    run_parallel(count, range(30), 3)
+    assert most == 3
+
+
+def test_first_failure_is_raised_after_all_ended() -> None:
+    ended: list[int] = []
+
+    def work(number: int) -> None:
+        time.sleep(0.005 if number == 2 else 0.001)
+        ended.append(number)
+        if number in (2, 5):
+            raise ValueError(str(number))
+
+    with pytest.raises(ValueError, match="2"):
+        run_parallel(work, range(10), 4)
+    assert sorted(ended) == list(range(10))
+
+
+def test_interruption_stops_what_has_not_begun() -> None:
+    begun: list[int] = []
+
+    def work(number: int) -> None:
+        begun.append(number)
+        if number == 0:
+            raise KeyboardInterrupt
+        time.sleep(0.01)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_parallel(work, range(100), 4)
+    assert len(begun) < 100
+
+
+def test_nested_calls_in_a_crowded_pool_end() -> None:
+    def outer(number: int) -> int:
+        return sum(run_parallel(lambda inner: inner, range(8), 8)) + number
+
+    results = run_parallel(outer, range(2 * MAX_POOL_THREADS), 2 * MAX_POOL_THREADS)
+    assert results == [28 + number for number in range(2 * MAX_POOL_THREADS)]
+
+
+def test_forked_child_has_threads_of_its_own() -> None:
+    run_parallel(str, range(8), 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # what newer versions of Python say of any fork
+        child = os.fork()
+    if child == 0:
+        barrier = threading.Barrier(2)
+        done = run_parallel(lambda number: barrier.wait(timeout=5) >= 0, range(2), 2) == [True, True]
+        os._exit(0 if done else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_round_is_that_of_the_call() -> None:
+    assert current_round() is None
+    first = run_parallel(in_one_round(lambda number: current_round()), range(6), 3)
+    second = run_parallel(in_one_round(lambda number: current_round()), range(6), 3)
+    assert None not in first
+    assert len(set(first)) == len(set(second)) == 1
+    assert set(first) != set(second)
+    assert current_round() is None

@@ -1,0 +1,35 @@
+"""Lakehouses in memory and in a folder, both behind a meter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lakes import Lakes, lakes
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.storage import MeteredStorage
+from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at
+
+__all__ = ["lakes"]
+
+
+@pytest.fixture(params=["memory", "local"])
+def lake(request: pytest.FixtureRequest, lakes: Lakes) -> Lakehouse:
+    made = lakes.memory() if request.param == "memory" else lakes.local()
+    return Lakehouse.open(made.root, made.storage_options, storage=MeteredStorage(made.storage))
+
+
+@pytest.fixture
+def meter(lake: Lakehouse) -> MeteredStorage:
+    assert isinstance(lake.storage, MeteredStorage)
+    return lake.storage
+
+
+@pytest.fixture
+def catalog(lake: Lakehouse) -> Iterator[TrinityLakeCatalog]:
+    """A catalog on the latest version, with the namespace ``ns``."""
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    yield catalog
+    catalog.close()

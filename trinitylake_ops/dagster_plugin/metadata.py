@@ -1,0 +1,95 @@
+"""What the package's results look like as Dagster metadata: numbers plot by themselves, tables render."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+
+from trinitylake_ops.format.definitions import Column, TableDef
+from trinitylake_ops.tables.staging import StagedTable
+
+MAX_DETAIL_ROWS = 200
+
+
+def staged_table_metadata(staged: StagedTable) -> dict[str, Any]:
+    """Return the metadata of one staged table."""
+    return {
+        "dagster/table_name": f"{staged.namespace}.{staged.table}",
+        "dagster/row_count": staged.row_count,
+        "dagster/column_schema": column_schema(staged.table_def),
+        "rows_added": staged.added_rows,
+        "bytes_added": staged.added_bytes,
+        "files_added": staged.added_files,
+        "rows_removed": staged.removed_rows,
+        "files_removed": staged.removed_files,
+        "partitions": ", ".join(staged.partitions) or "none",
+        "metadata_location": staged.metadata_location,
+        "base_version": staged.base_version,
+    }
+
+
+def staged_tables_metadata(staged: Sequence[StagedTable]) -> dict[str, Any]:
+    """Return the metadata of tables that were published together."""
+    return {
+        "tables": len(staged),
+        "rows_added": sum(table.added_rows for table in staged),
+        "bytes_added": sum(table.added_bytes for table in staged),
+        "changes": markdown_table(
+            ("table", "rows", "rows added", "rows removed", "files added", "bytes added", "partitions"),
+            (
+                (
+                    f"{table.namespace}.{table.table}",
+                    f"{table.row_count:,}",
+                    f"{table.added_rows:,}",
+                    f"{table.removed_rows:,}",
+                    table.added_files,
+                    f"{table.added_bytes:,}",
+                    ", ".join(table.partitions),
+                )
+                for table in staged
+            ),
+        ),
+    }
+
+
+def column_schema(definition: TableDef) -> dg.TableSchema:
+    """Return a table's columns for Dagster's catalog."""
+    keys = set(definition.primary_keys)
+    return dg.TableSchema(
+        columns=[
+            dg.TableColumn(
+                column.name,
+                _type_name(column),
+                constraints=dg.TableColumnConstraints(
+                    nullable=column.nullable, unique=len(keys) == 1 and column.id in keys
+                ),
+            )
+            for column in definition.schema.columns
+        ]
+    )
+
+
+def _type_name(column: Column) -> str:
+    arguments = ", ".join(column.properties[name] for name in ("precision", "scale") if name in column.properties)
+    return f"{column.type.name.lower()}({arguments})" if arguments else column.type.name.lower()
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> dg.MarkdownMetadataValue:
+    """Return rows as a Markdown table, at most MAX_DETAIL_ROWS of them and a line that says how many more."""
+    listed = [list(map(_cell, row)) for row in rows]
+    lines = [list(header), ["---"] * len(header), *listed[:MAX_DETAIL_ROWS]]
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    if len(listed) > MAX_DETAIL_ROWS:
+        text += f"\n\n{len(listed) - MAX_DETAIL_ROWS} more rows"
+    return dg.MetadataValue.md(text)
+
+
+def _cell(value: object) -> str:
+    return str(value).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+
+
+def figures(values: Mapping[str, object]) -> dict[str, Any]:
+    """Return the entries that Dagster can show, None as text."""
+    return {name: "none" if value is None else value for name, value in values.items()}

@@ -1,0 +1,123 @@
+"""Where Iceberg tables of a lakehouse live, and how a TableDef mirrors them (FORMAT.md, "Managed tables").
+
+A MANAGED table's location is ``<root>tables/<TableDef.id>``, with ``metadata/`` and ``data/``
+below it; ``format_properties["metadata_location"]`` points to its current metadata file, as a path
+under the lakehouse's root or else as a URI. The lakehouse decides when files are deleted, so
+Iceberg's own deletions are switched off by table properties that cannot be changed.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pyiceberg.io import FileIO
+from pyiceberg.serializers import FromInputFile
+from pyiceberg.table.metadata import TableMetadata
+
+from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError
+from trinitylake_ops.format.definitions import LakehouseDef, TableDef
+from trinitylake_ops.format.file_names import TABLES_PREFIX, table_prefix
+from trinitylake_ops.format.locations import normalize_root_uri, to_location, to_uri
+from trinitylake_ops.tables.types import from_iceberg_schema
+
+ICEBERG = "ICEBERG"
+MANAGED = "MANAGED"
+EXTERNAL = "EXTERNAL"
+METADATA_LOCATION = "metadata_location"
+
+#: Properties of every managed table: no engine may delete metadata, snapshots or data files.
+MANAGED_PROPERTIES: Mapping[str, str] = {
+    "gc.enabled": "false",
+    "write.metadata.delete-after-commit.enabled": "false",
+}
+#: Properties that would put files beyond the table's own prefix.
+_PATH_PROPERTIES = ("write.data.path", "write.metadata.path", "write.folder-storage.path", "write.object-storage.path")
+
+
+def new_table_location(root: str, definition: LakehouseDef) -> str:
+    """Return a fresh location for a MANAGED table: a URI without a final ``/`` whose last segment is the id."""
+    table_root = normalize_root_uri(definition.table_root) if definition.table_root else root
+    return table_root + table_prefix(str(uuid.uuid4())).rstrip("/")
+
+
+def table_id_of(location: str) -> str | None:
+    """Return the id in the location of a MANAGED table, or None for a location of another form."""
+    parent, _, table_id = location.rstrip("/").rpartition("/")
+    return table_id if table_id and f"{parent}/".endswith(f"/{TABLES_PREFIX}") else None
+
+
+def managed_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties of a new managed table. Raises InvalidDefinitionError for those it cannot have."""
+    check_managed_properties({**MANAGED_PROPERTIES, **properties})
+    return {**properties, **MANAGED_PROPERTIES}
+
+
+def check_managed_properties(properties: Mapping[str, str]) -> None:
+    """Raise InvalidDefinitionError when properties let Iceberg delete files or put them elsewhere."""
+    for name, value in MANAGED_PROPERTIES.items():
+        if properties.get(name, "").lower() != value:
+            raise InvalidDefinitionError(
+                f"property {name!r} of a managed table must stay {value!r}: the lakehouse decides when files go"
+            )
+    for name in _PATH_PROPERTIES:
+        if name in properties:
+            raise InvalidDefinitionError(
+                f"property {name!r} cannot be set: a managed table's files stay under its own location"
+            )
+
+
+def metadata_uri(definition: TableDef, root: str) -> str:
+    """Return the URI of a table's current metadata file. Raises InvalidDefinitionError when there is none."""
+    location = definition.format_properties.get(METADATA_LOCATION)
+    if not location:
+        raise InvalidDefinitionError(
+            f"table {definition.id!r} has no {METADATA_LOCATION!r} in its format properties; register its metadata file"
+        )
+    return to_uri(root, location)
+
+
+def read_metadata(io: FileIO, uri: str) -> TableMetadata:
+    """Read an Iceberg metadata file. Raises CorruptFileError, FileMissingError and other StorageErrors."""
+    try:
+        return FromInputFile.table_metadata(io.new_input(uri))
+    except ValueError as error:
+        reason = str(error).partition("\n")[0]
+        raise CorruptFileError(f"{uri!r} is no Iceberg table metadata: {reason}", path=uri) from error
+
+
+def table_definition(
+    metadata: TableMetadata,
+    uri: str,
+    root: str,
+    *,
+    base: TableDef | None = None,
+    table_id: str = "",
+    table_type: str = MANAGED,
+) -> TableDef:
+    """Return the definition of a table whose current metadata file is at ``uri``.
+
+    ``base`` is its definition so far: what does not come from the metadata is taken from there.
+    Schema, identifier fields (primary keys), sort order (sort keys) and partition sources
+    (distribution keys) mirror the metadata; only top-level columns can be keys. Raises
+    UnsupportedTypeError for a schema that our columns cannot hold.
+    """
+    schema = from_iceberg_schema(metadata.schema())
+    top_level = [column.id for column in schema.columns]
+    sort_order = metadata.sort_order_by_id(metadata.default_sort_order_id)
+    sort_ids = [field.source_id for field in sort_order.fields] if sort_order is not None else []
+    before = base or TableDef(id=table_id, table_type=table_type, table_format=ICEBERG)
+    return replace(
+        before,
+        schema=schema,
+        primary_keys=_columns(metadata.schema().identifier_field_ids, top_level),
+        sort_keys=_columns(sort_ids, top_level),
+        distribution_keys=_columns([field.source_id for field in metadata.spec().fields], top_level),
+        unique_columns=_columns(before.unique_columns, top_level),
+        format_properties={**before.format_properties, METADATA_LOCATION: to_location(root, uri)},
+    )
+
+
+def _columns(ids: list[int] | tuple[int, ...], top_level: list[int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(column_id for column_id in ids if column_id in top_level))

@@ -1,0 +1,111 @@
+"""Every file that a version of a table reaches (docs/protocol.md, "What is kept, what is reachable")."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+from pyiceberg.manifest import DataFileContent, ManifestEntry, ManifestEntryStatus, ManifestFile
+from pyiceberg.table.metadata import TableMetadata
+
+from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.managed import metadata_uri, read_metadata
+
+T = TypeVar("T")
+
+
+class FileKind(StrEnum):
+    """What a file is to its table."""
+
+    METADATA = "metadata"
+    METADATA_LOG = "metadata log"
+    MANIFEST_LIST = "manifest list"
+    MANIFEST = "manifest"
+    DATA = "data"
+    DELETES = "deletes"
+    STATISTICS = "statistics"
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A file of a table.
+
+    ``location`` is a path when it lies under the lakehouse's root, else a URI; ``size_bytes`` is
+    None where the metadata does not say. ``live`` is False for a file that no scan of any snapshot
+    opens and that may be gone: former metadata files, and data that every snapshot left here has
+    deleted.
+    """
+
+    kind: FileKind
+    location: str
+    size_bytes: int | None = None
+    live: bool = True
+
+
+def files_of(definition: TableDef, io: StorageFileIO) -> Iterator[TableFile]:
+    """Yield every file that an Iceberg table reaches at one version, each once.
+
+    That is its metadata file, former metadata files, and for all its snapshots the manifest lists,
+    manifests, data and delete files and statistics. Reads the metadata, each manifest list and each
+    manifest, as many at once as the storage takes. Raises StorageError; a walk that fails has not
+    seen all.
+    """
+    uri = metadata_uri(definition, io.root)
+    metadata = read_metadata(io, uri)
+    yield TableFile(FileKind.METADATA, io.location(uri))
+    former = dict.fromkeys(entry.metadata_file for entry in metadata.metadata_log if entry.metadata_file != uri)
+    for location in former:
+        yield TableFile(FileKind.METADATA_LOG, io.location(location), live=False)
+    statistics = {file.statistics_path: file.file_size_in_bytes for file in metadata.statistics}
+    statistics.update((file.statistics_path, file.file_size_in_bytes) for file in metadata.partition_statistics)
+    for location, size_bytes in statistics.items():
+        yield TableFile(FileKind.STATISTICS, io.location(location), size_bytes)
+    yield from _snapshot_files(metadata, io)
+
+
+def _snapshot_files(metadata: TableMetadata, io: StorageFileIO) -> Iterator[TableFile]:
+    concurrency = io.storage.concurrency
+    manifests: dict[str, ManifestFile] = {}
+    for batch in _batches([snapshot for snapshot in metadata.snapshots if snapshot.manifest_list], concurrency):
+        for snapshot, listed in zip(
+            batch, run_parallel(lambda snapshot: snapshot.manifests(io), batch, concurrency), strict=True
+        ):
+            yield TableFile(FileKind.MANIFEST_LIST, io.location(snapshot.manifest_list))
+            for manifest in listed:
+                if manifest.manifest_path not in manifests:
+                    manifests[manifest.manifest_path] = manifest
+                    yield TableFile(FileKind.MANIFEST, io.location(manifest.manifest_path), manifest.manifest_length)
+    yield from _content_files(list(manifests.values()), io)
+
+
+def _content_files(manifests: list[ManifestFile], io: StorageFileIO) -> Iterator[TableFile]:
+    concurrency = io.storage.concurrency
+    seen: set[str] = set()
+    deleted: dict[str, TableFile] = {}
+    for batch in _batches(manifests, concurrency):
+        for entries in run_parallel(
+            lambda manifest: manifest.fetch_manifest_entry(io, discard_deleted=False), batch, concurrency
+        ):
+            for entry in entries:
+                path = entry.data_file.file_path
+                if entry.status == ManifestEntryStatus.DELETED:
+                    deleted.setdefault(path, _content_file(entry, io, live=False))
+                elif path not in seen:
+                    seen.add(path)
+                    yield _content_file(entry, io, live=True)
+    yield from (file for path, file in deleted.items() if path not in seen)
+
+
+def _content_file(entry: ManifestEntry, io: StorageFileIO, *, live: bool) -> TableFile:
+    data_file = entry.data_file
+    kind = FileKind.DATA if data_file.content == DataFileContent.DATA else FileKind.DELETES
+    return TableFile(kind, io.location(data_file.file_path), data_file.file_size_in_bytes, live)
+
+
+def _batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

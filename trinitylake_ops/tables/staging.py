@@ -1,0 +1,381 @@
+"""Write, audit, publish: tables that are written in one process and published by another.
+
+::
+
+    write = plan_write(lake, "flights", "daily", schema, partition_by=("year", "month"))  # driver
+    files = write.write(batches)                                                           # executors
+    staged = stage_data_files(lake, write, files, replacing=Replace.PARTITIONS)              # driver
+    text = staged.to_json()                                                                # to another process
+    load_staged(lake, StagedTable.from_json(text)).scan().to_arrow()                       # audit
+    with lake.transaction(message="january") as txn:                                       # publish, all or none
+        publish(txn, [StagedTable.from_json(text)])
+
+Staging writes data files and Iceberg metadata below the table's own location, and nothing that any
+version of the lakehouse names: what is never published is an orphan. ``StagingCatalog`` does the
+same for writers that use pyiceberg's own ``append``, ``overwrite`` and ``delete``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TypeAlias
+
+import pyarrow as pa
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.manifest import DataFile
+from pyiceberg.partitioning import (
+    PARTITION_FIELD_ID_START,
+    UNPARTITIONED_PARTITION_SPEC,
+    PartitionField,
+    PartitionSpec,
+)
+from pyiceberg.schema import Schema, assign_fresh_schema_ids
+from pyiceberg.table import CommitTableResponse, CreateTableTransaction, Table, Transaction
+from pyiceberg.table import StagedTable as UncommittedTable
+from pyiceberg.table.metadata import TableMetadata, new_table_metadata
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
+from pyiceberg.table.update import TableRequirement, TableUpdate
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
+
+from trinitylake_ops.errors import CommitConflictError, InvalidDefinitionError, InvalidInputError, TableNotFoundError
+from trinitylake_ops.format.definitions import Schema as Columns
+from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.tables.catalog import TrinityLakeCatalog
+from trinitylake_ops.tables.data_files import TARGET_FILE_SIZE_BYTES, identity_columns, write_data_files
+from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.managed import (
+    METADATA_LOCATION,
+    managed_properties,
+    metadata_uri,
+    new_table_location,
+    read_metadata,
+)
+from trinitylake_ops.tables.replacement import all_files, files_in_partitions_of, files_matching
+from trinitylake_ops.tables.staged_table import StagedTable, describe_change
+from trinitylake_ops.tables.target import SnapshotTarget, TransactionTarget
+from trinitylake_ops.tables.types import arrow_to_iceberg_schema, to_iceberg_schema
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.snapshot import CatalogReader
+from trinitylake_ops.transaction.transaction import Transaction as LakehouseTransaction
+
+AnySchema: TypeAlias = pa.Schema | Schema | Columns
+
+
+class Replace(Enum):
+    """What new data files take the place of."""
+
+    NOTHING = "nothing"
+    PARTITIONS = "partitions"
+    ALL = "all"
+
+
+@dataclass(frozen=True)
+class TableWrite:
+    """A write that was planned: pickles, goes to every process that writes data files.
+
+    ``metadata`` is the table's as it will be written to, nothing of it is stored yet;
+    ``base_metadata_location`` is None when the table is new.
+    """
+
+    namespace: str
+    table: str
+    base_version: int
+    base_metadata_location: str | None
+    metadata: TableMetadata
+    io: StorageFileIO
+
+    def write(
+        self, batches: Iterable[pa.RecordBatch], *, target_file_size_bytes: int = TARGET_FILE_SIZE_BYTES
+    ) -> list[DataFile]:
+        """Write Arrow batches as data files; see :func:`data_files.write_data_files`."""
+        return write_data_files(self.io, self.metadata, batches, target_file_size_bytes=target_file_size_bytes)
+
+
+class StagingCatalog(TrinityLakeCatalog):
+    """A catalog whose changes are written but not published; :meth:`staged` hands them on.
+
+    Reads see the version it began on and its own changes. A table may be created in a namespace
+    that does not exist yet. Tables can be created and changed, not dropped or renamed.
+    """
+
+    def __init__(self, lake: Lakehouse, name: str = "staging"):
+        # A transaction that nobody commits: it sees its own writes, and so does this catalog.
+        self._transaction = lake.transaction(message="staging")
+        super(TrinityLakeCatalog, self).__init__(name)
+        self._bind(TransactionTarget(self._transaction, lake.storage_options))
+        self._changed: dict[tuple[str, str], None] = {}
+
+    @property
+    def base_version(self) -> int:
+        """The version this catalog began on."""
+        return self._transaction.base.version
+
+    def create_table(
+        self,
+        identifier: str | Identifier,
+        schema: Schema | pa.Schema,
+        location: str | None = None,
+        partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
+        sort_order: SortOrder = UNSORTED_SORT_ORDER,
+        properties: Properties = EMPTY_DICT,
+    ) -> Table:
+        """Create a table, and its namespace when that is missing. Raises as the base class does."""
+        namespace, table = self.identifier_to_database_and_table(identifier)
+        self.create_namespace_if_not_exists((namespace,))
+        created = super().create_table(identifier, schema, location, partition_spec, sort_order, properties)
+        self._changed[namespace, table] = None
+        return created
+
+    def commit_table(
+        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> CommitTableResponse:
+        """Write a table's new metadata for publishing later."""
+        response = super().commit_table(table, requirements, updates)
+        namespace, name = self.identifier_to_database_and_table(table.name())
+        self._changed[namespace, name] = None
+        return response
+
+    def drop_table(self, identifier: str | Identifier) -> None:
+        """Raise InvalidInputError: drop it in the transaction that publishes."""
+        raise InvalidInputError(f"{identifier}: drop tables in the transaction that publishes, not while staging")
+
+    def rename_table(self, from_identifier: str | Identifier, to_identifier: str | Identifier) -> Table:
+        """Raise InvalidInputError: rename it in the transaction that publishes."""
+        raise InvalidInputError(
+            f"{from_identifier}: rename tables in the transaction that publishes, not while staging"
+        )
+
+    def staged(self, identifier: str | Identifier) -> StagedTable:
+        """Return a table as it would be published. Raises NoSuchTableError, StorageError."""
+        namespace, name = self.identifier_to_database_and_table(identifier)
+        base = self._transaction.base
+        before = base.table(namespace, name) if base.has_table(namespace, name) else None
+        definition = self._definition_of(namespace, name)
+        return describe_change(self.io, namespace, name, base.version, before, definition)
+
+    def all_staged(self) -> list[StagedTable]:
+        """Return every table that this catalog created or changed, in the order of their first change."""
+        return [self.staged(identifier) for identifier in self._changed]
+
+
+def plan_write(
+    lake: Lakehouse,
+    namespace: str,
+    table: str,
+    schema: AnySchema | None = None,
+    *,
+    partition_by: Sequence[str] | None = None,
+    properties: Mapping[str, str] | None = None,
+) -> TableWrite:
+    """Plan a write to a table, which may not exist yet. Reads only.
+
+    A new table takes ``schema``, identity partitions by the columns ``partition_by``, and
+    ``properties`` (Iceberg's). An existing one gains the columns of ``schema`` that it lacks;
+    ``partition_by`` must be what it has, ``properties`` are for new tables. Raises
+    TableNotFoundError when there is neither a table nor a schema, UnsupportedTypeError,
+    InvalidDefinitionError, StorageError.
+    """
+    snapshot = lake.snapshot()
+    catalog = TrinityLakeCatalog.on(SnapshotTarget(snapshot, lake.storage_options))
+    writer_io = StorageFileIO.on(lake.storage, lake.storage_options)
+    wanted = None if schema is None else _iceberg_schema(schema)
+    if snapshot.has_namespace(namespace) and snapshot.has_table(namespace, table):
+        current = catalog.load_table((namespace, table))
+        change = current.transaction()
+        _extend_schema(change, wanted)
+        metadata = change.table_metadata
+        _check_partitions(metadata, partition_by, f"{namespace}.{table}")
+        base_location: str | None = writer_io.location(current.metadata_location)
+    else:
+        if wanted is None:
+            raise TableNotFoundError(f"there is no table {namespace}.{table}; give a schema to create it")
+        location = new_table_location(lake.root, snapshot.definition)
+        metadata = _new_metadata(wanted, location, partition_by or (), properties or {})
+        base_location = None
+    identity_columns(metadata.spec(), metadata.schema())
+    return TableWrite(namespace, table, snapshot.version, base_location, metadata, writer_io)
+
+
+def stage_data_files(
+    lake: Lakehouse,
+    write: TableWrite,
+    data_files: Sequence[DataFile],
+    *,
+    replacing: Replace | str = Replace.NOTHING,
+    snapshot_properties: Mapping[str, str] | None = None,
+) -> StagedTable:
+    """Make one Iceberg snapshot of data files that were written for a plan, unpublished.
+
+    ``replacing`` says what they take the place of: nothing, all files of the partitions they are in,
+    all files, or those that a filter over partition columns such as ``"year = 2013 and month = 2"``
+    selects whole. The table is created when it is new. Raises CommitConflictError when the table
+    changed since the plan, InvalidInputError for a filter that cuts through a file, StorageError.
+    """
+    catalog = StagingCatalog(lake)
+    identifier = (write.namespace, write.table)
+    _check_unmoved(catalog.target.reader(), identifier, write.base_metadata_location, write.base_version)
+    if write.base_metadata_location is None:
+        catalog.create_namespace_if_not_exists((write.namespace,))
+        change: Transaction = CreateTableTransaction(
+            UncommittedTable(identifier, write.metadata, "", catalog.io, catalog)
+        )
+        removed: list[DataFile] = []
+    else:
+        table = catalog.load_table(identifier)
+        change = table.transaction()
+        _extend_schema(change, write.metadata.schema())
+        removed = _files_to_remove(table, data_files, replacing)
+    _add_snapshot(change, data_files, removed, dict(snapshot_properties or {}))
+    change.commit_transaction()
+    return catalog.staged(identifier)
+
+
+def load_staged(lake: Lakehouse, staged: StagedTable) -> Table:
+    """Return a staged table for reading, whether it was published or not.
+
+    Raises FileMissingError when its files are gone: staged tables that are never published are orphans.
+    """
+    catalog = TrinityLakeCatalog.on(SnapshotTarget(lake.snapshot(), lake.storage_options))
+    uri = metadata_uri(staged.table_def, lake.root)
+    return Table((staged.namespace, staged.table), read_metadata(catalog.io, uri), uri, catalog.io, catalog)
+
+
+def publish(
+    transaction: LakehouseTransaction, staged_tables: Iterable[StagedTable], *, create_namespaces: bool = True
+) -> None:
+    """Put staged tables into an open transaction, which publishes all of them with its commit.
+
+    Missing namespaces of new tables are created, unless ``create_namespaces`` is off. Raises
+    CommitConflictError when a table is not what it was when it was staged; the transaction's commit
+    checks the same against versions that were committed meanwhile. Also NamespaceNotFoundError.
+    """
+    for staged in staged_tables:
+        identifier = (staged.namespace, staged.table)
+        is_new = staged.base_metadata_location is None
+        if is_new and create_namespaces and not transaction.has_namespace(staged.namespace):
+            transaction.create_namespace(staged.namespace)
+        current = _check_unmoved(transaction, identifier, staged.base_metadata_location, staged.base_version)
+        if current is None:
+            transaction.create_table(*identifier, staged.table_def)
+        elif current.id != staged.table_def.id:
+            raise _moved(identifier, staged.base_version, "another table has its name")
+        elif staged.metadata_location != staged.base_metadata_location:
+            # Properties of ours that a concurrent commit changed stay as they are now.
+            mirrored = replace(
+                staged.table_def,
+                properties=current.properties,
+                format_properties={
+                    **current.format_properties,
+                    METADATA_LOCATION: staged.metadata_location,
+                },
+            )
+            transaction.alter_table(*identifier, mirrored)
+
+
+def _iceberg_schema(schema: AnySchema) -> Schema:
+    if isinstance(schema, pa.Schema):
+        return arrow_to_iceberg_schema(schema)
+    return to_iceberg_schema(schema) if isinstance(schema, Columns) else schema
+
+
+def _new_metadata(
+    schema: Schema, location: str, partition_by: Sequence[str], properties: Mapping[str, str]
+) -> TableMetadata:
+    fresh = assign_fresh_schema_ids(schema)
+    return new_table_metadata(
+        schema=fresh,
+        partition_spec=identity_spec(fresh, partition_by),
+        sort_order=UNSORTED_SORT_ORDER,
+        location=location,
+        properties=managed_properties(properties),
+    )
+
+
+def identity_spec(schema: Schema, columns: Sequence[str]) -> PartitionSpec:
+    """Return identity partitions by columns. Raises InvalidDefinitionError for one that the schema lacks."""
+    names = set(schema.column_names)
+    if unknown := [column for column in columns if column not in names]:
+        raise InvalidDefinitionError(f"cannot partition by {unknown[0]!r}: the schema has no such column")
+    return PartitionSpec(
+        *(
+            PartitionField(
+                source_id=schema.find_field(column).field_id,
+                field_id=PARTITION_FIELD_ID_START + position,
+                transform=IdentityTransform(),
+                name=column,
+            )
+            for position, column in enumerate(columns)
+        )
+    )
+
+
+def _check_partitions(metadata: TableMetadata, partition_by: Sequence[str] | None, name: str) -> None:
+    if partition_by is None:
+        return
+    current = [field.name for field in metadata.spec().fields]
+    if current != list(partition_by):
+        raise InvalidDefinitionError(f"table {name} is partitioned by {current}, not by {list(partition_by)}")
+
+
+def _extend_schema(change: Transaction, wanted: Schema | None) -> None:
+    """Add the columns that the table lacks; ids of those it has are kept."""
+    if wanted is None:
+        return
+    with change.update_schema() as update:
+        update.union_by_name(wanted)
+
+
+def _files_to_remove(table: Table, added: Sequence[DataFile], replacing: Replace | str) -> list[DataFile]:
+    if isinstance(replacing, str):
+        return files_matching(table, replacing)
+    if replacing is Replace.ALL:
+        return all_files(table)
+    return files_in_partitions_of(table, added) if replacing is Replace.PARTITIONS and added else []
+
+
+def _add_snapshot(
+    change: Transaction, added: Sequence[DataFile], removed: Sequence[DataFile], properties: dict[str, str]
+) -> None:
+    if not added and not removed:
+        return
+    snapshot = change.update_snapshot(snapshot_properties=properties)
+    if not removed:
+        with snapshot.fast_append() as append:
+            for data_file in added:
+                append.append_data_file(data_file)
+        return
+    with snapshot.overwrite() as overwrite:
+        if change.table_metadata.spec().is_unpartitioned():
+            # Without it pyiceberg looks for the files to delete in no manifest of such a table.
+            overwrite.delete_by_predicate(AlwaysTrue())
+        for data_file in removed:
+            overwrite.delete_data_file(data_file)
+        for data_file in added:
+            overwrite.append_data_file(data_file)
+
+
+def _check_unmoved(
+    reader: CatalogReader, identifier: tuple[str, str], base_metadata_location: str | None, base_version: int
+) -> TableDef | None:
+    """Return the table as ``reader`` has it, or None when it is new; it must be what it was at the base."""
+    exists = reader.has_namespace(identifier[0]) and reader.has_table(*identifier)
+    current = reader.table(*identifier) if exists else None
+    if current is None and base_metadata_location is not None:
+        raise _moved(identifier, base_version, "it was dropped")
+    if current is not None and base_metadata_location is None:
+        raise _moved(identifier, base_version, "it was created")
+    if current is not None and current.format_properties.get(METADATA_LOCATION) != base_metadata_location:
+        raise _moved(identifier, base_version, "it was changed")
+    return current
+
+
+def _moved(identifier: tuple[str, str], base_version: int, how: str) -> CommitConflictError:
+    name = ".".join(identifier)
+    return CommitConflictError(
+        f"table {name} was staged on version {base_version} and since then {how}; stage it again",
+        conflicts=(f"table {name}: staged on version {base_version}, {how} since",),
+        base_version=base_version,
+    )

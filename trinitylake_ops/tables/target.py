@@ -1,0 +1,94 @@
+"""What a catalog reads and where its changes go.
+
+* LatestTarget: every change is a lakehouse commit of its own.
+* TransactionTarget: changes join an open transaction, which its owner commits.
+* SnapshotTarget: one version, read-only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.snapshot import CatalogReader, Snapshot
+from trinitylake_ops.transaction.transaction import Transaction
+
+
+class CatalogTarget(Protocol):
+    """Where a catalog reads and writes."""
+
+    @property
+    def storage(self) -> Storage:
+        """The lakehouse's storage; table files pass it too."""
+
+    @property
+    def storage_options(self) -> Mapping[str, str]:
+        """Options for the storages of files beyond the lakehouse's root."""
+
+    @property
+    def read_only(self) -> bool:
+        """Whether ``change`` is refused."""
+
+    def reader(self) -> CatalogReader:
+        """Return the current state."""
+
+    def change(self, message: str) -> AbstractContextManager[Transaction]:
+        """Return a block whose changes take effect together at its end. Raises what a commit raises."""
+
+
+class LatestTarget:
+    """The latest version of a lakehouse; each change is one commit."""
+
+    read_only = False
+
+    def __init__(self, lake: Lakehouse):
+        self._lake = lake
+        self.storage = lake.storage
+        self.storage_options = lake.storage_options
+
+    def reader(self) -> CatalogReader:
+        return self._lake.snapshot()
+
+    def change(self, message: str) -> AbstractContextManager[Transaction]:
+        return self._lake.transaction(message=message)
+
+
+class TransactionTarget:
+    """An open transaction, which sees its own changes and commits them all as one version."""
+
+    read_only = False
+
+    def __init__(self, transaction: Transaction, storage_options: Mapping[str, str] | None = None):
+        self._transaction = transaction
+        self.storage = transaction.base.files.storage
+        self.storage_options = dict(storage_options or {})
+
+    def reader(self) -> CatalogReader:
+        return self._transaction
+
+    def change(self, message: str) -> AbstractContextManager[Transaction]:
+        return nullcontext(self._transaction)
+
+
+class SnapshotTarget:
+    """One version of a lakehouse; changes raise InvalidInputError."""
+
+    read_only = True
+
+    def __init__(self, snapshot: Snapshot, storage_options: Mapping[str, str] | None = None):
+        self._snapshot = snapshot
+        self.storage = snapshot.files.storage
+        self.storage_options = dict(storage_options or {})
+
+    def reader(self) -> CatalogReader:
+        return self._snapshot
+
+    def change(self, message: str) -> AbstractContextManager[Transaction]:
+        raise InvalidInputError(
+            f"cannot {message}: this catalog reads version {self._snapshot.version} only;"
+            " open it without 'version' and 'timestamp' to write"
+        )
