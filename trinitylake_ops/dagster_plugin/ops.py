@@ -1,7 +1,5 @@
 """Operations on a lakehouse as Dagster ops. They are ops, not assets: nothing materializes them by accident."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -37,3 +35,40 @@ class ExportConfig(dg.Config):
     retain_days: float | None = Field(
         default=None, description="Days for which the version is kept for this export; empty: until it is dropped."
     )
+
+
+@contextmanager
+def clear_failures() -> Iterator[None]:
+    """Turn a typed error into a Dagster failure of one clear line, which is not retried."""
+    try:
+        yield
+    except TrinityLakeError as error:
+        raise dg.Failure(
+            description=str(error), metadata={"error": type(error).__name__}, allow_retries=False
+        ) from error
+
+
+@dg.op(description="Commits a new version with the tree of an earlier one; nothing is lost, it can be rolled back too.")
+def rollback(context: dg.OpExecutionContext, config: RollbackConfig, lakehouse: TrinityLakeResource) -> int:
+    """Roll the lakehouse back, or some of its namespaces and tables."""
+    with clear_failures():
+        lake = lakehouse.open()
+        plan = maintenance.plan_rollback(
+            lake,
+            config.to,
+            namespaces=config.namespaces or None,
+            tables=config.tables or None,
+            reapply=config.reapply,
+            run_id=context.run_id,
+        )
+        version = plan.execute()
+    changes = markdown_table(
+        ("change", "namespace", "table"), ((c.kind, c.namespace, c.table or "") for c in plan.changes)
+    )
+    context.log_event(
+        dg.AssetMaterialization(
+            LAKEHOUSE_KEY,
+            metadata={"lakehouse_version": version, "operation": "rollback", "to": config.to, "changes": changes},
+        )
+    )
+    return version

@@ -1,7 +1,5 @@
 """Publishing: all tables that a run staged become one version of the lakehouse."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -286,9 +286,15 @@ def _parse(data: bytes, message_type: type[M], path: str) -> M:
 
 def _to_file(value: LakehouseDef | NamespaceDef | TableDef, message_type: type[Message]) -> bytes:
     try:
-        return _to_message(value, message_type).SerializeToString(deterministic=True)
-    except (AttributeError, DecodeError, EncodeError, TypeError, ValueError) as error:
+        data = _to_message(value, message_type).SerializeToString(deterministic=True)
+        message_type.FromString(data)  # protobuf writes deeper nesting than it reads
+    except (DecodeError, EncodeError) as error:
+        raise InvalidDefinitionError(
+            f"this {type(value).__name__} cannot be stored: columns are nested too deeply, by about 97 levels"
+        ) from error
+    except (AttributeError, TypeError, ValueError) as error:
         raise InvalidDefinitionError(f"this {type(value).__name__} cannot be stored: {error}") from error
+    return data
 
 
 def _to_message(value: Any, message_type: type[M]) -> M:

@@ -30,6 +30,21 @@ _OLD_DEF_KEY = "lakehouse"
 _MAX_ROWS = 2**31 - 1
 _MAX_DIGITS = 20
 
+#: The keys of system rows that this version knows; others are kept and ignored.
+SYSTEM_KEYS = frozenset(
+    {
+        CREATED_AT_MILLIS,
+        N_KEYS,
+        LAKEHOUSE_DEF,
+        _OLD_DEF_KEY,
+        PREVIOUS_ROOT,
+        ROLLBACK_FROM_ROOT,
+        COMMIT_ID,
+        COMMIT_INFO,
+        SEALED_AT_MILLIS,
+    }
+)
+
 
 @dataclass(slots=True)
 class NodeFile:
@@ -244,7 +259,7 @@ class _Rows:
                 if self.pvalue[row] is not None or buffer:
                     raise _MalformedError(f"row {row} after the pointers has no key")
                 continue
-            if key in _SYSTEM_KEYS or key.startswith(" "):
+            if key in SYSTEM_KEYS or key.startswith(" "):
                 raise _MalformedError(f"buffer row {row} has the key {key!r}, which no object can have")
             # Re-inserting keeps the order of arrival of the newest message.
             buffer.pop(key, None)
@@ -256,21 +271,6 @@ def _check_number(system: dict[str, str], name: str, maximum: int) -> None:
     value = system.get(name, "")
     if not (value.isascii() and value.isdecimal() and len(value) <= _MAX_DIGITS and int(value) <= maximum):
         raise _MalformedError(f"system row {name} is {value[:_MAX_DIGITS]!r}, not a number from 0 to {maximum}")
-
-
-_SYSTEM_KEYS = frozenset(
-    {
-        CREATED_AT_MILLIS,
-        N_KEYS,
-        LAKEHOUSE_DEF,
-        _OLD_DEF_KEY,
-        PREVIOUS_ROOT,
-        ROLLBACK_FROM_ROOT,
-        COMMIT_ID,
-        COMMIT_INFO,
-        SEALED_AT_MILLIS,
-    }
-)
 
 
 def encode_commit_info(info: dict[str, Any]) -> str:

@@ -26,6 +26,8 @@ _SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.sql.shuffle.partitions": "4",
+    # Its workers start with what tables need already imported.
+    "spark.python.daemon.module": "trinitylake_ops.spark_jobs.worker_daemon",
     # The model's hours and days are defined in UTC, wherever the driver stands.
     "spark.sql.session.timeZone": "UTC",
     # Iceberg adopts Parquet files with microseconds, not with Spark's own INT96.
@@ -60,22 +62,36 @@ def session_scope(
 ) -> Iterator[SparkSession]:
     """Give a session for a ``with`` block and stop it at its end, also after an exception.
 
-    A session that was there before stays as it is, running: the block gets a sibling on the same Spark
-    application with our SQL settings and those of ``conf``. Arguments and errors as in build_session.
+    A session that was there before is given to the block, with our SQL settings and those of ``conf``
+    until its end, and goes on running afterwards. Arguments and errors as in build_session.
     """
     running = _running_session()
     if running is not None:
-        sibling = running.newSession()
-        for key, value in _settings(master, conf).items():
-            if sibling.conf.isModifiable(key):
-                sibling.conf.set(key, value)
-        yield sibling
+        with _lent(running, _settings(master, conf)):
+            yield running
         return
     spark = build_session(app_name, master, **conf)
     try:
         yield spark
     finally:
         spark.stop()
+
+
+@contextlib.contextmanager
+def _lent(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Apply the settings that a running session can take, and put the former ones back."""
+    changeable = [key for key in settings if session.conf.isModifiable(key)]
+    before = {key: session.conf.get(key, None) for key in changeable}
+    for key in changeable:
+        session.conf.set(key, settings[key])
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                session.conf.unset(key)
+            else:
+                session.conf.set(key, value)
 
 
 def _running_session() -> SparkSession | None:

@@ -20,18 +20,14 @@ one level. Names that hold a dot are given as tuples. There are no views.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Self
 
 from pyiceberg.catalog import Catalog, MetastoreCatalog, PropertiesUpdateSummary
 from pyiceberg.exceptions import (
     CommitFailedException,
-    CommitStateUnknownException,
     NamespaceAlreadyExistsError,
-    NamespaceNotEmptyError,
     NoSuchIcebergTableError,
     NoSuchNamespaceError,
     NoSuchTableError,
@@ -49,7 +45,8 @@ from pyiceberg.view import View
 
 from trinitylake_ops import errors
 from trinitylake_ops.format.definitions import TableDef
-from trinitylake_ops.tables.file_io import ROOT, STORAGE_OPTION_PREFIX, StorageFileIO, storage_options_of
+from trinitylake_ops.tables.change import changing
+from trinitylake_ops.tables.file_io import ROOT, STORAGE_OPTION_PREFIX, StorageFileIO
 from trinitylake_ops.tables.managed import (
     EXTERNAL,
     ICEBERG,
@@ -62,7 +59,7 @@ from trinitylake_ops.tables.managed import (
     table_definition,
     table_id_of,
 )
-from trinitylake_ops.tables.target import CatalogTarget, LatestTarget, SnapshotTarget, TransactionTarget
+from trinitylake_ops.tables.target import CatalogTarget, LatestTarget, SnapshotTarget, TransactionTarget, target_of
 from trinitylake_ops.tables.types import check_arrow_schema
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.transaction import Transaction
@@ -72,8 +69,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-VERSION = "version"
-TIMESTAMP = "timestamp"
 _FILE_IO = "trinitylake_ops.tables.file_io.StorageFileIO"
 
 
@@ -87,7 +82,7 @@ class TrinityLakeCatalog(MetastoreCatalog):
 
     def __init__(self, name: str, **properties: str):
         super().__init__(name, **properties)
-        self._bind(_target_of(properties))
+        self._bind(target_of(properties))
 
     @classmethod
     def on(cls, target: CatalogTarget, name: str = "trinitylake") -> Self:
@@ -121,12 +116,12 @@ class TrinityLakeCatalog(MetastoreCatalog):
         """
         namespace, table = self.identifier_to_database_and_table(identifier)
         try:
-            with self._changing(f"create table {namespace}.{table}") as change:
+            with changing(self.target, self.io, f"create table {namespace}.{table}") as change:
                 change.require_namespace(namespace)
                 if change.writer.has_table(namespace, table):
                     raise TableAlreadyExistsError(f"Table already exists: {namespace}.{table}")
                 staged = self._create_staged_table(identifier, schema, location, partition_spec, sort_order, properties)
-                self._write_metadata_of(staged, change)
+                change.write_metadata(staged)
                 change.writer.create_table(namespace, table, self._definition(staged))
         except CommitFailedException as error:
             if self.target.reader().has_table(namespace, table):
@@ -167,7 +162,7 @@ class TrinityLakeCatalog(MetastoreCatalog):
             table_id=table_id or "",
             table_type=MANAGED if table_id else EXTERNAL,
         )
-        with self._changing(f"register table {namespace}.{table}") as change:
+        with changing(self.target, self.io, f"register table {namespace}.{table}") as change:
             if overwrite and change.writer.has_table(namespace, table):
                 change.writer.drop_table(namespace, table)
             change.writer.create_table(namespace, table, definition)
@@ -176,7 +171,7 @@ class TrinityLakeCatalog(MetastoreCatalog):
     def drop_table(self, identifier: str | Identifier) -> None:
         """Drop a table; older versions still read it, so its files stay. Raises NoSuchTableError."""
         namespace, table = self.identifier_to_database_and_table(identifier, NoSuchTableError)
-        with self._changing(f"drop table {namespace}.{table}") as change:
+        with changing(self.target, self.io, f"drop table {namespace}.{table}") as change:
             change.writer.drop_table(namespace, table)
 
     def purge_table(self, identifier: str | Identifier) -> None:
@@ -191,7 +186,9 @@ class TrinityLakeCatalog(MetastoreCatalog):
         """
         old_namespace, old_table = self.identifier_to_database_and_table(from_identifier, NoSuchTableError)
         namespace, table = self.identifier_to_database_and_table(to_identifier)
-        with self._changing(f"rename table {old_namespace}.{old_table} to {namespace}.{table}") as change:
+        with changing(
+            self.target, self.io, f"rename table {old_namespace}.{old_table} to {namespace}.{table}"
+        ) as change:
             change.require_namespace(namespace)
             definition = change.writer.table(old_namespace, old_table)
             change.writer.create_table(namespace, table, definition)
@@ -208,7 +205,7 @@ class TrinityLakeCatalog(MetastoreCatalog):
         InvalidDefinitionError when the update would move a managed table or let Iceberg delete files.
         """
         namespace, name = self.identifier_to_database_and_table(table.name(), NoSuchTableError)
-        with self._changing(_commit_message(f"{namespace}.{name}", updates)) as change:
+        with changing(self.target, self.io, _commit_message(f"{namespace}.{name}", updates)) as change:
             writer = change.writer
             base = writer.table(namespace, name) if writer.has_table(namespace, name) else None
             current = self._current(table, namespace, name, base) if base is not None else None
@@ -216,7 +213,7 @@ class TrinityLakeCatalog(MetastoreCatalog):
             if current is not None and staged.metadata == current.metadata:
                 return _response(current)
             _check_update(staged.metadata, current, base)
-            self._write_metadata_of(staged, change)
+            change.write_metadata(staged)
             definition = self._definition(staged, base)
             if base is None:
                 writer.create_table(namespace, name, definition)
@@ -238,7 +235,7 @@ class TrinityLakeCatalog(MetastoreCatalog):
         """Create a namespace. Raises NamespaceAlreadyExistsError, InvalidNameError."""
         name = self.identifier_to_database(namespace)
         try:
-            with self._changing(f"create namespace {name}") as change:
+            with changing(self.target, self.io, f"create namespace {name}") as change:
                 if change.writer.has_namespace(name):
                     raise NamespaceAlreadyExistsError(f"Namespace already exists: {name}")
                 change.writer.create_namespace(name, properties)
@@ -254,7 +251,7 @@ class TrinityLakeCatalog(MetastoreCatalog):
     def drop_namespace(self, namespace: str | Identifier) -> None:
         """Drop an empty namespace. Raises NoSuchNamespaceError, NamespaceNotEmptyError."""
         name = self.identifier_to_database(namespace, NoSuchNamespaceError)
-        with self._changing(f"drop namespace {name}") as change:
+        with changing(self.target, self.io, f"drop namespace {name}") as change:
             change.writer.drop_namespace(name)
 
     def list_namespaces(self, namespace: str | Identifier = ()) -> list[Identifier]:
@@ -277,7 +274,7 @@ class TrinityLakeCatalog(MetastoreCatalog):
     ) -> PropertiesUpdateSummary:
         """Change a namespace's properties. Raises NoSuchNamespaceError, ValueError when both name a key."""
         name = self.identifier_to_database(namespace, NoSuchNamespaceError)
-        with self._changing(f"alter namespace {name}") as change:
+        with changing(self.target, self.io, f"alter namespace {name}") as change:
             current = dict(change.writer.namespace(name).properties)
             summary, changed = self._get_updated_props_and_update_summary(current, removals, updates)
             change.writer.alter_namespace(name, changed)
@@ -344,7 +341,7 @@ class TrinityLakeCatalog(MetastoreCatalog):
     def _definition_of(self, namespace: str, table: str) -> TableDef:
         try:
             definition = self.target.reader().table(namespace, table)
-        except errors.NotFoundError as error:
+        except (errors.TableNotFoundError, errors.NamespaceNotFoundError) as error:
             raise NoSuchTableError(f"Table does not exist: {namespace}.{table}") from error
         return _check_format(definition, f"{namespace}.{table}")
 
@@ -365,96 +362,6 @@ class TrinityLakeCatalog(MetastoreCatalog):
     def _definition(self, staged: StagedTable, base: TableDef | None = None) -> TableDef:
         table_id = table_id_of(staged.metadata.location) or ""
         return table_definition(staged.metadata, staged.metadata_location, self.io.root, base=base, table_id=table_id)
-
-    # Changing the target
-
-    @contextmanager
-    def _changing(self, what: str) -> Iterator[_Change]:
-        """Change the target, and say what went wrong in pyiceberg's terms.
-
-        Metadata files of a change that certainly did not take effect are deleted again.
-        """
-        written: list[str] = []
-        try:
-            with self.target.change(what) as writer:
-                yield _Change(writer, written)
-        except errors.CommitOutcomeUnknownError as error:
-            raise CommitStateUnknownException(str(error)) from error
-        except (errors.ConflictError, errors.NotFoundError) as error:
-            self._delete_unpublished(written)
-            raise _in_terms_of_pyiceberg(error) from error
-
-    def _write_metadata_of(self, staged: StagedTable, change: _Change) -> None:
-        change.written.append(staged.metadata_location)
-        self._write_metadata(staged.metadata, self.io, staged.metadata_location)
-
-    def _delete_unpublished(self, uris: list[str]) -> None:
-        for uri in uris:
-            try:
-                self.io.delete(uri)
-            except errors.StorageError as error:
-                logger.warning("could not delete %s, which no version names: %s", uri, error)
-
-
-@dataclass(frozen=True)
-class _Change:
-    """A change in progress: the transaction it goes to and the metadata files written for it."""
-
-    writer: Transaction
-    written: list[str]
-
-    def require_namespace(self, namespace: str) -> None:
-        if not self.writer.has_namespace(namespace):
-            raise NoSuchNamespaceError(f"Namespace does not exist: {namespace}")
-
-
-def _in_terms_of_pyiceberg(error: errors.ConflictError | errors.NotFoundError) -> Exception:
-    if isinstance(error, errors.NamespaceNotEmptyError):
-        return NamespaceNotEmptyError(str(error))
-    if isinstance(error, errors.ObjectExistsError):
-        return TableAlreadyExistsError(str(error))
-    if isinstance(error, errors.NamespaceNotFoundError):
-        return NoSuchNamespaceError(str(error))
-    if isinstance(error, errors.NotFoundError):
-        return NoSuchTableError(str(error))
-    return CommitFailedException(str(error))
-
-
-def _check_format(definition: TableDef, name: str) -> TableDef:
-    if definition.table_format.upper() != ICEBERG:
-        raise NoSuchIcebergTableError(
-            f"Table {name} has the format {definition.table_format!r}; only {ICEBERG} tables can be read here"
-        )
-    return definition
-
-
-def _response(table: Table) -> CommitTableResponse:
-    return CommitTableResponse.model_validate(
-        {"metadata": table.metadata, "metadata-location": table.metadata_location}
-    )
-
-
-def _target_of(properties: Mapping[str, str]) -> CatalogTarget:
-    root = properties.get(ROOT)
-    if not root:
-        raise errors.InvalidInputError(f"the catalog needs the property {ROOT!r}: the lakehouse's root URI")
-    lake = Lakehouse.open(root, storage_options_of(properties))
-    version, timestamp = properties.get(VERSION), properties.get(TIMESTAMP)
-    if version is None and timestamp is None:
-        return LatestTarget(lake)
-    snapshot = lake.snapshot(version, None if timestamp is None else _moment(timestamp))
-    return SnapshotTarget(snapshot, lake.storage_options)
-
-
-def _moment(text: str) -> datetime | int:
-    if text.isascii() and text.isdigit():
-        return int(text)
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        raise errors.InvalidInputError(
-            f"timestamp {text!r} is neither milliseconds nor ISO 8601, such as 2030-01-31T12:00:00+00:00"
-        ) from None
 
 
 def catalog_for(
@@ -481,6 +388,20 @@ def catalog_at(
     if version is None and timestamp is None:
         return TrinityLakeCatalog.on(LatestTarget(lake), name)
     return TrinityLakeCatalog.on(SnapshotTarget(lake.snapshot(version, timestamp), lake.storage_options), name)
+
+
+def _check_format(definition: TableDef, name: str) -> TableDef:
+    if definition.table_format.upper() != ICEBERG:
+        raise NoSuchIcebergTableError(
+            f"Table {name} has the format {definition.table_format!r}; only {ICEBERG} tables can be read here"
+        )
+    return definition
+
+
+def _response(table: Table) -> CommitTableResponse:
+    return CommitTableResponse.model_validate(
+        {"metadata": table.metadata, "metadata-location": table.metadata_location}
+    )
 
 
 def _check_update(metadata: TableMetadata, current: Table | None, base: TableDef | None) -> None:

@@ -31,7 +31,7 @@ from trinitylake_ops.errors import (
     StorageError,
     StoragePermissionError,
 )
-from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location, to_uri
+from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.open import open_storage
 
@@ -130,10 +130,6 @@ class StorageFileIO(FileIO):
     def root(self) -> str:
         """The root URI of the lakehouse, with its final ``/``."""
         return self.storage.root
-
-    def uri(self, location: str) -> str:
-        """Return the full URI of a location: a path under the root, or a URI. Raises InvalidLocationError."""
-        return to_uri(self.root, location)
 
     def location(self, uri: str) -> str:
         """Return a URI as a path when it lies under the root, else unchanged. Raises InvalidLocationError."""

@@ -8,10 +8,13 @@ Iceberg's own deletions are switched off by table properties that cannot be chan
 
 from __future__ import annotations
 
+import gzip
 import uuid
+import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 
+from pyiceberg.exceptions import ValidationError
 from pyiceberg.io import FileIO
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata
@@ -82,8 +85,8 @@ def read_metadata(io: FileIO, uri: str) -> TableMetadata:
     """Read an Iceberg metadata file. Raises CorruptFileError, FileMissingError and other StorageErrors."""
     try:
         return FromInputFile.table_metadata(io.new_input(uri))
-    except ValueError as error:
-        reason = str(error).partition("\n")[0]
+    except (ValueError, ValidationError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        reason = ": ".join(line.strip() for line in str(error).splitlines()[:2])
         raise CorruptFileError(f"{uri!r} is no Iceberg table metadata: {reason}", path=uri) from error
 
 

@@ -44,7 +44,7 @@ def files_in_partitions_of(table: Table, data_files: Sequence[DataFile]) -> list
     return replaced
 
 
-def files_matching(table: Table, row_filter: str) -> list[DataFile]:
+def files_matching(table: Table, row_filter: str | BooleanExpression) -> list[DataFile]:
     """Return the data files whose rows all match a filter.
 
     Raises InvalidInputError when a file holds rows on both sides.

@@ -23,7 +23,7 @@ from enum import Enum
 from typing import TypeAlias
 
 import pyarrow as pa
-from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.manifest import DataFile
 from pyiceberg.partitioning import (
     PARTITION_FIELD_ID_START,
@@ -204,15 +204,16 @@ def stage_data_files(
     write: TableWrite,
     data_files: Sequence[DataFile],
     *,
-    replacing: Replace | str = Replace.NOTHING,
+    replacing: Replace | str | BooleanExpression = Replace.NOTHING,
     snapshot_properties: Mapping[str, str] | None = None,
 ) -> StagedTable:
     """Make one Iceberg snapshot of data files that were written for a plan, unpublished.
 
     ``replacing`` says what they take the place of: nothing, all files of the partitions they are in,
-    all files, or those that a filter over partition columns such as ``"year = 2013 and month = 2"``
-    selects whole. The table is created when it is new. Raises CommitConflictError when the table
-    changed since the plan, InvalidInputError for a filter that cuts through a file, StorageError.
+    all files, or those that a filter over partition columns, an expression or text such as
+    ``"year = 2013 and month = 2"``, selects whole. The table is created when it is new. Raises
+    CommitConflictError when the table changed since the plan, InvalidInputError for a filter that
+    cuts through a file, StorageError.
     """
     catalog = StagingCatalog(lake)
     identifier = (write.namespace, write.table)
@@ -328,8 +329,10 @@ def _extend_schema(change: Transaction, wanted: Schema | None) -> None:
         update.union_by_name(wanted)
 
 
-def _files_to_remove(table: Table, added: Sequence[DataFile], replacing: Replace | str) -> list[DataFile]:
-    if isinstance(replacing, str):
+def _files_to_remove(
+    table: Table, added: Sequence[DataFile], replacing: Replace | str | BooleanExpression
+) -> list[DataFile]:
+    if not isinstance(replacing, Replace):
         return files_matching(table, replacing)
     if replacing is Replace.ALL:
         return all_files(table)

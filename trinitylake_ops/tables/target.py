@@ -9,13 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime
 from typing import Protocol
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.tables.file_io import ROOT, storage_options_of
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import CatalogReader, Snapshot
 from trinitylake_ops.transaction.transaction import Transaction
+
+VERSION = "version"
+TIMESTAMP = "timestamp"
 
 
 class CatalogTarget(Protocol):
@@ -92,3 +97,30 @@ class SnapshotTarget:
             f"cannot {message}: this catalog reads version {self._snapshot.version} only;"
             " open it without 'version' and 'timestamp' to write"
         )
+
+
+def target_of(properties: Mapping[str, str]) -> CatalogTarget:
+    """Return what a catalog's properties name: ``root``, ``storage.*``, and ``version`` or ``timestamp``.
+
+    Raises InvalidInputError, and what ``Lakehouse.open`` and ``Lakehouse.snapshot`` raise.
+    """
+    root = properties.get(ROOT)
+    if not root:
+        raise InvalidInputError(f"the catalog needs the property {ROOT!r}: the lakehouse's root URI")
+    lake = Lakehouse.open(root, storage_options_of(properties))
+    version, timestamp = properties.get(VERSION), properties.get(TIMESTAMP)
+    if version is None and timestamp is None:
+        return LatestTarget(lake)
+    snapshot = lake.snapshot(version, None if timestamp is None else _moment(timestamp))
+    return SnapshotTarget(snapshot, lake.storage_options)
+
+
+def _moment(text: str) -> datetime | int:
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidInputError(
+            f"timestamp {text!r} is neither milliseconds nor ISO 8601, such as 2030-01-31T12:00:00+00:00"
+        ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import getpass
 import logging
 import os
@@ -34,6 +35,7 @@ from trinitylake_ops.format.node_file import (
     LAKEHOUSE_DEF,
     PREVIOUS_ROOT,
     ROLLBACK_FROM_ROOT,
+    SYSTEM_KEYS,
     NodeFile,
     decode_node,
     decode_system_rows,
@@ -75,12 +77,17 @@ class CommitInfo:
             "run_id": self.run_id,
             "user": _user(),
             "host": socket.gethostname(),
-            "engine": f"trinitylake-ops {package_version('trinitylake-ops')}",
+            "engine": _engine(),
             "counts": dict(counts),
             "properties": dict(self.properties),
             "members": list(self.members),
         }
         return encode_commit_info({name: value for name, value in info.items() if value})
+
+
+@functools.cache
+def _engine() -> str:
+    return f"trinitylake-ops {package_version('trinitylake-ops')}"
 
 
 def _user() -> str:
@@ -130,9 +137,11 @@ class RootStamp:
         lakehouse_def: str,
         is_rollback: bool = False,
     ) -> dict[str, str]:
-        """Return the system rows of the root that follows ``base``."""
+        """Return the system rows of the root that follows ``base``; unknown ones of ``base`` are carried on."""
         previous = root_path(base.version)
+        unknown = {name: value for name, value in base.root.system.items() if name not in SYSTEM_KEYS}
         return {
+            **unknown,
             LAKEHOUSE_DEF: lakehouse_def,
             PREVIOUS_ROOT: previous,
             **({ROLLBACK_FROM_ROOT: previous} if is_rollback else {}),
@@ -183,6 +192,11 @@ def commit(
     clock = CommitClock(files.storage, begun_at_ms)
     kept: dict[str, bytes] = {}
     for attempt in range(max_attempts):
+        if base.version == MAX_VERSION:
+            discard(files.storage, kept)
+            raise VersionNotFoundError(
+                f"version {MAX_VERSION} is the last one a lakehouse can have; nothing was committed"
+            )
         stamp = RootStamp(max(files.storage.now_ms(), base.created_at_ms + 1), str(uuid.uuid4()))
         nodes: dict[str, bytes] = {}
         try:
@@ -191,6 +205,9 @@ def commit(
                 discard(files.storage, kept)
                 return base.version
             nodes = draft.tree.node_files
+            replaced = kept.keys() - draft.definition_files.keys()
+            discard(files.storage, replaced)  # a lakehouse definition from before a merge
+            kept = {path: data for path, data in kept.items() if path not in replaced}
             fresh = {path: data for path, data in draft.definition_files.items() if path not in kept}
             kept |= fresh
             files.storage.create_many({**fresh, **nodes})
@@ -219,8 +236,6 @@ def commit(
 def _create_root(storage: Storage, base: Snapshot, draft: Draft, commit_id: str, clock: CommitClock) -> bool:
     """Create the root of the next version; False when another commit took it."""
     version = base.version + 1
-    if version > MAX_VERSION:
-        raise VersionNotFoundError(f"version {MAX_VERSION} is the last one a lakehouse can have", version=base.version)
     root = draft.tree.root
     data = encode_node(
         NodeFile(root.keys, root.values, root.children, root.buffer, draft.root_system), base.definition.order

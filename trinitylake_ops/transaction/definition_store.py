@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from cachetools import LRUCache
 
-from trinitylake_ops.errors import StorageError
+from trinitylake_ops.errors import CorruptFileError, InvalidLocationError, StorageError
 from trinitylake_ops.format.definitions import LakehouseDef, NamespaceDef, TableDef
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.storage.interface import Storage
@@ -58,7 +58,12 @@ class DefinitionStore:
         return [found[location] for location in locations]
 
     def _path(self, location: str) -> str:
-        path = to_location(self._storage.root, location)
+        try:
+            path = to_location(self._storage.root, location)
+        except InvalidLocationError as error:
+            raise CorruptFileError(
+                f"a root or node points to {location!r}, which is no location", path=location
+            ) from error
         if is_uri(path):
             raise StorageError(
                 f"definition {location!r} lies outside the lakehouse {self._storage.root!r}", path=location

@@ -5,8 +5,8 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from typing import Any, Literal
+from datetime import datetime
+from typing import Any, Literal, TypeVar
 
 from trinitylake_ops.errors import (
     CommitOutcomeUnknownError,
@@ -20,7 +20,14 @@ from trinitylake_ops.errors import (
     VersionNotFoundError,
 )
 from trinitylake_ops.format.definitions import ExpirationState, IsolationLevel, LakehouseDef
-from trinitylake_ops.format.file_names import MAX_VERSION, new_lakehouse_def_path, parse_root_path, root_path
+from trinitylake_ops.format.file_names import (
+    MAX_VERSION,
+    ROOT_PREFIX,
+    is_root_name,
+    new_lakehouse_def_path,
+    parse_root_path,
+    root_path,
+)
 from trinitylake_ops.format.limits import validate_lakehouse_def
 from trinitylake_ops.format.locations import normalize_root_uri, to_location
 from trinitylake_ops.format.node_file import (
@@ -49,13 +56,17 @@ from trinitylake_ops.transaction.commit import (
     write_hint,
 )
 from trinitylake_ops.transaction.definition_store import DefinitionStore
-from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
+from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot, epoch_ms, utc_datetime
 from trinitylake_ops.transaction.transaction import Transaction
-from trinitylake_ops.transaction.versions import find_latest, find_version_at, listed_versions
+from trinitylake_ops.transaction.versions import find_latest, find_version_at
 from trinitylake_ops.tree.diff import diff_trees
 from trinitylake_ops.tree.node_store import NodeStore
 
 _HISTORY_BATCH = 32
+_MAX_VERSION_DIGITS = 100  # far more than any version has, and few enough to convert and show
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +132,7 @@ class Lakehouse:
         root = normalize_root_uri(root_uri)
         definition = _new_definition(lakehouse_def_fields)
         lake = cls(storage or open_storage(root, storage_options), storage_options)
-        if listed_versions(lake.storage):
+        if any(is_root_name(info.path) for info in lake.storage.list(ROOT_PREFIX)):
             raise LakehouseExistsError(f"there is a lakehouse at {root} already", path=root)
         path = new_lakehouse_def_path()
         commit_id = str(uuid.uuid4())
@@ -182,6 +193,8 @@ class Lakehouse:
             return latest
         if isinstance(version, str) and not (version.isascii() and version.isdecimal()):
             return self._snapshot_of_export(version, latest)
+        if len(str(version).lstrip("0")) > _MAX_VERSION_DIGITS:
+            raise VersionNotFoundError(f"a version of that many digits does not exist; the latest is {latest.version}")
         return self._snapshot_of(int(version), latest)
 
     def _snapshot_of(self, version: int, latest: Snapshot) -> Snapshot:
@@ -261,13 +274,14 @@ class Lakehouse:
         free-form properties, a name for the operation and the id of a run go into the log. Raises
         InvalidInputError for another isolation, or when all that takes more than 4 KiB.
         """
+        begun_at_ms = self.storage.now_ms()
         base = latest_snapshot(self.files)
         info = CommitInfo(operation, message, run_id, dict(properties or {}))
         info.encode({})
-        return Transaction(base, _isolation(isolation, base.definition), info, self.storage.now_ms())
+        return Transaction(base, _isolation(isolation, base.definition), info, begun_at_ms)
 
     def alter_definition(self, message: str | None = None, **fields: Any) -> int:
-        """Committable settings of the lakehouse in a commit of its own; returns the version.
+        """Change settings of the lakehouse in a commit of its own; returns the version.
 
         Raises InvalidDefinitionError for unknown fields and for those fixed at creation.
         """
@@ -302,10 +316,10 @@ def _new_definition(fields: Mapping[str, Any]) -> LakehouseDef:
 def _replaced(definition: LakehouseDef, fields: Mapping[str, Any]) -> LakehouseDef:
     try:
         changed = replace(definition, **fields)
-        changed.to_bytes()
-    except (TypeError, ValueError, AttributeError) as error:
-        raise InvalidDefinitionError(f"these settings cannot be stored: {error}") from error
-    return changed
+    except TypeError as error:
+        raise InvalidDefinitionError(f"these settings do not exist: {error}") from error
+    # As it will be read again: None becomes a default, a number its enum.
+    return LakehouseDef.from_bytes(changed.to_bytes(), "settings")
 
 
 def _isolation(name: str | None, definition: LakehouseDef) -> IsolationLevel:
@@ -322,7 +336,7 @@ def _millis(timestamp: datetime | int) -> int:
         return timestamp
     if timestamp.tzinfo is None:
         raise InvalidInputError(f"timestamp {timestamp.isoformat()} has no time zone; add one, such as +00:00")
-    return int((timestamp - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1000)
+    return epoch_ms(timestamp)
 
 
 def _exported_version(name: str, path: str, root: NodeFile, definition: LakehouseDef) -> int:
@@ -337,13 +351,18 @@ def _exported_version(name: str, path: str, root: NodeFile, definition: Lakehous
     return 0 if previous is None else min(previous + 1, MAX_VERSION)
 
 
+def _of_type(kind: type[T], value: object) -> T:
+    """Return a value of ``commit_info``, or an empty one where others wrote another type."""
+    return value if isinstance(value, kind) else kind()
+
+
 def _version_info(version: int, system: dict[str, str], definition: LakehouseDef) -> VersionInfo:
     info = decode_commit_info(system)
     is_expired = any(batch.contains(version) for batch in definition.expirations)
     rollback_from = system.get(ROLLBACK_FROM_ROOT)
     return VersionInfo(
         version=version,
-        created_at=datetime.fromtimestamp(int(system[CREATED_AT_MILLIS]) / 1000, tz=UTC),
+        created_at=utc_datetime(int(system[CREATED_AT_MILLIS])),
         operation=info.get("operation"),
         message=info.get("message"),
         commit_id=system.get(COMMIT_ID),
@@ -353,7 +372,7 @@ def _version_info(version: int, system: dict[str, str], definition: LakehouseDef
         user=info.get("user"),
         host=info.get("host"),
         engine=info.get("engine"),
-        counts=info.get("counts", {}),
-        properties=info.get("properties", {}),
-        members=tuple(info.get("members", ())),
+        counts=_of_type(dict, info.get("counts")),
+        properties=_of_type(dict, info.get("properties")),
+        members=tuple(_of_type(list, info.get("members"))),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 
 from trinitylake_ops.errors import CorruptFileError, NamespaceNotFoundError, TableNotFoundError
@@ -17,6 +17,20 @@ from trinitylake_ops.transaction.definition_store import DefinitionStore
 from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.node_store import NodeStore
 from trinitylake_ops.tree.search import get, scan_prefix
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+def utc_datetime(time_ms: int) -> datetime:
+    """Return milliseconds since the epoch, up to the year 9999, as an exact datetime."""
+    return _EPOCH + time_ms * _MILLISECOND
+
+
+def epoch_ms(time: datetime) -> int:
+    """Return an aware datetime as whole milliseconds since the epoch, rounded down."""
+    return (time - _EPOCH) // _MILLISECOND
 
 
 @dataclass(frozen=True)
@@ -128,7 +142,7 @@ class Snapshot(CatalogReader):
     @property
     def created_at(self) -> datetime:
         """When the version was committed, in UTC."""
-        return datetime.fromtimestamp(self.created_at_ms / 1000, tz=UTC)
+        return utc_datetime(self.created_at_ms)
 
     @property
     def definition_location(self) -> str:

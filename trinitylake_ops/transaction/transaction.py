@@ -58,6 +58,7 @@ class Transaction(CatalogReader):
         self._paths: dict[str, str] = {}
         self._definition_path: str | None = None
         self._relied_namespaces: set[str] = set()
+        self._dropped_namespaces: set[str] = set()
         self._preconditions: list[Callable[[Snapshot], None]] = []
         self._read_keys: set[str] = set()
         self._read_prefixes: set[str] = set()
@@ -88,7 +89,7 @@ class Transaction(CatalogReader):
     # Writing
 
     def create_namespace(self, namespace: str, properties: Mapping[str, str] | None = None) -> NamespaceDef:
-        """Create a namespace and return it. Raises ObjectExistsError, InvalidNameError."""
+        """Create a namespace and return it. Raises ObjectExistsError, InvalidNameError, InvalidDefinitionError."""
         key = self.keys.namespace_key(namespace)
         if self.entry(key) is not None:
             raise ObjectExistsError(f"namespace {namespace!r} exists")
@@ -97,7 +98,10 @@ class Transaction(CatalogReader):
         return definition
 
     def alter_namespace(self, namespace: str, properties: Mapping[str, str]) -> NamespaceDef:
-        """Replace a namespace's properties and return it. Raises NamespaceNotFoundError, InvalidNameError."""
+        """Replace a namespace's properties and return it.
+
+        Raises NamespaceNotFoundError, InvalidNameError, InvalidDefinitionError.
+        """
         definition = replace(self.namespace(namespace), properties=dict(properties))
         self._write(self.keys.namespace_key(namespace), definition)
         return definition
@@ -116,6 +120,7 @@ class Transaction(CatalogReader):
         for table in tables:
             self._write(self.keys.table_key(namespace, table), None)
         self._write(self.keys.namespace_key(namespace), None)
+        self._dropped_namespaces.add(namespace)
 
     def create_table(self, namespace: str, table: str, definition: TableDef) -> TableDef:
         """Create a table and return its definition, with an id when it had none.
@@ -176,6 +181,8 @@ class Transaction(CatalogReader):
 
     def _write(self, key: str, definition: NamespaceDef | TableDef | None) -> None:
         self._check_open()
+        if definition is not None:
+            definition.to_bytes()  # refuses here, not at the commit, what cannot be stored
         self._writes[key] = definition
         self._paths.pop(key, None)
 
@@ -264,9 +271,8 @@ class Transaction(CatalogReader):
         conflicts = written_key_conflicts(self.keys, changes, self._writes)
         for namespace in sorted(self._relied_namespaces):
             conflicts += self._namespace_conflicts(namespace, base, latest)
-        for key, write in self._writes.items():
-            if write is None and key.startswith(NAMESPACE_KEY_PREFIX):
-                conflicts += new_table_conflicts(self.keys, changes, self._named(key).namespace, self._writes)
+        for namespace in sorted(self._dropped_namespaces):  # those created anew since, too
+            conflicts += new_table_conflicts(self.keys, changes, namespace, self._writes)
         if self.isolation != IsolationLevel.SNAPSHOT:
             conflicts += read_conflicts(self.keys, changes, self._read_keys, self._read_prefixes)
         if conflicts:

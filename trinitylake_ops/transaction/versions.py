@@ -98,13 +98,14 @@ def find_version_at(storage: Storage, timestamp_ms: int, latest: int) -> int:
     decides. Raises VersionNotFoundError for a time before the oldest version.
     """
     created_at_ms = _creation_times(storage)
-    known, after = 0, latest + 1
-    oldest_ms = created_at_ms(0)
+    oldest = _oldest(storage)
+    known, after = oldest, latest + 1
+    oldest_ms = created_at_ms(oldest)
     if timestamp_ms < oldest_ms:
         raise VersionNotFoundError(
-            f"no version is as old as {timestamp_ms} ms; version 0 was created at {oldest_ms} ms", version=0
+            f"no version is as old as {timestamp_ms} ms; version {oldest} was created at {oldest_ms} ms", version=oldest
         )
-    probes = {0: oldest_ms, latest: created_at_ms(latest)}
+    probes = {oldest: oldest_ms, latest: created_at_ms(latest)}
     while after - known > 1:
         middle = (known + after) // 2
         probes[middle] = created_at_ms(middle)
@@ -115,12 +116,17 @@ def find_version_at(storage: Storage, timestamp_ms: int, latest: int) -> int:
     times = [probes[version] for version in sorted(probes)]
     if all(earlier < later for earlier, later in pairwise(times)):
         return known
-    return _newest_by_running_maximum(created_at_ms, timestamp_ms, latest)
+    return _newest_by_running_maximum(created_at_ms, timestamp_ms, range(oldest, latest + 1))
 
 
-def _newest_by_running_maximum(created_at_ms: Callable[[int], int], timestamp_ms: int, latest: int) -> int:
-    newest = 0
-    for version in range(latest + 1):
+def _oldest(storage: Storage) -> int:
+    """Return the oldest version that is there: 0, unless others removed it."""
+    return 0 if storage.exists(root_path(0)) else min(listed_versions(storage), default=0)
+
+
+def _newest_by_running_maximum(created_at_ms: Callable[[int], int], timestamp_ms: int, versions: range) -> int:
+    newest = versions.start
+    for version in versions:
         if created_at_ms(version) > timestamp_ms:
             return newest
         newest = version

@@ -1,0 +1,369 @@
+"""The commit protocol under failures: who won, what is left, what is never deleted."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+
+from tests.clock import ClockStorage
+from tests.faults import Fault, FaultyStorage, fail, lose_response
+from tests.lakes import Lakes, check_lake, left_over_paths, listed, objects, table
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import (
+    AmbiguousWriteError,
+    CommitOutcomeUnknownError,
+    InvalidDefinitionError,
+    LakehouseExistsError,
+    StorageFullError,
+    StoragePermissionError,
+    TransactionExpiredError,
+    TransientError,
+    VersionNotFoundError,
+)
+from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, root_path
+from trinitylake_ops.format.node_file import COMMIT_ID, decode_node, encode_node
+from trinitylake_ops.storage import MemoryStorage, Storage, StorageWrapper, drop_memory_root
+
+ROOT_2 = root_path(2)
+LONG = "m" * 3500  # leaves little room in the root, so that messages are flushed into new nodes
+
+
+@pytest.fixture
+def filled(lake: Lakehouse) -> Lakehouse:
+    """A tree of several levels at version 1."""
+    with lake.transaction(message=LONG) as txn:
+        txn.create_namespace("ns")
+        for number in range(30):
+            txn.create_table("ns", f"t{number:02d}", table())
+    return lake
+
+
+def commit_over(lake: Lakehouse, *plan: Fault) -> int:
+    """Create the namespace ``new`` and many tables through a storage with faults."""
+    txn = Lakehouse(FaultyStorage(lake.storage, plan)).transaction(message=LONG)
+    txn.create_namespace("new")
+    for number in range(30):
+        txn.create_table("new", f"t{number}", table())
+    return txn.commit()
+
+
+def assert_committed_once(lake: Lakehouse, version: int) -> None:
+    assert lake.latest_version() == version
+    assert len(lake.snapshot().tables("new")) == 30
+    members = [member for info in lake.history() for member in info.members]
+    assert len(members) == len(set(members)) == version
+    assert left_over_paths(lake) == set()
+    check_lake(lake)
+
+
+# Lost answers
+
+
+def test_a_lost_answer_of_the_root_is_settled_by_reading_it_back(filled: Lakehouse) -> None:
+    assert commit_over(filled, lose_response(1, kind="create", path_part=ROOT_2)) == 2
+    assert_committed_once(filled, 2)
+
+
+def test_a_root_that_did_not_arrive_is_sent_again_with_the_same_bytes(filled: Lakehouse) -> None:
+    faults = [fail(1, AmbiguousWriteError, kind="create", path_part=ROOT_2, times=3)]
+    storage = FaultyStorage(filled.storage, faults)
+    sent = _SentBytes(storage)
+    with Lakehouse(sent).transaction() as txn:
+        txn.create_namespace("new")
+    assert txn.committed_version == 2
+    assert len(sent.roots) == 4
+    assert len(set(sent.roots)) == 1
+
+
+class _SentBytes(StorageWrapper):
+    def __init__(self, inner: Storage):
+        super().__init__(inner)
+        self.roots: list[bytes] = []
+
+    def create(self, path: str, data: bytes) -> None:
+        if path == ROOT_2:
+            self.roots.append(data)
+        self.inner.create(path, data)
+
+
+def test_a_lost_answer_behind_another_commit_is_rebased(filled: Lakehouse) -> None:
+    """The request did not arrive, and before it is sent again another commit takes the name."""
+    storage = _Intruder(filled.storage)
+    txn = Lakehouse(storage).transaction()
+    txn.create_namespace("new")
+    for number in range(30):
+        txn.create_table("new", f"t{number}", table())
+    assert txn.commit() == 3
+    assert filled.snapshot(2).has_namespace("intruder")
+    assert_committed_once(filled, 3)
+
+
+class _Intruder(StorageWrapper):
+    """Loses the first create of version 2 and lets another commit take that version."""
+
+    def __init__(self, inner: Storage):
+        super().__init__(inner)
+        self._is_first = True
+
+    def create(self, path: str, data: bytes) -> None:
+        if path == ROOT_2 and self._is_first:
+            self._is_first = False
+            with Lakehouse(self.inner).transaction() as txn:
+                txn.create_namespace("intruder")
+            raise AmbiguousWriteError("injected", path=path)
+        self.inner.create(path, data)
+
+
+@pytest.mark.parametrize("error", [StoragePermissionError, TransientError])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_an_unreadable_name_leaves_the_outcome_unknown_and_all_files(
+    filled: Lakehouse, error: type[TransientError], moment: str
+) -> None:
+    before = listed(filled.storage)
+    lost = Fault(1, "after" if moment == "after" else "before", AmbiguousWriteError, "create", ROOT_2)
+    # The first read of version 2 is the look for the latest version; the second is the read-back.
+    with pytest.raises(CommitOutcomeUnknownError, match="version 2 may or may not") as caught:
+        commit_over(filled, lost, fail(2, error, kind="read", path_part=ROOT_2, times=99))
+    assert (caught.value.version, caught.value.path) == (2, ROOT_2)
+    written = listed(filled.storage) - before
+    assert any("-node-" in path for path in written), "a tree of several nodes was written"
+    if moment == "after":
+        root = decode_node(filled.storage.read(ROOT_2), ROOT_2)
+        assert root.system[COMMIT_ID] == caught.value.commit_id
+        assert_committed_once(filled, 2)
+    else:
+        assert filled.latest_version() == 1
+        assert len([path for path in written if "-table-" in path]) == 30, "nothing was deleted"
+
+
+def test_an_unreadable_name_is_unknown_even_when_it_holds_garbage(filled: Lakehouse) -> None:
+    storage = FaultyStorage(filled.storage)
+    txn = Lakehouse(storage).transaction()
+    txn.create_namespace("new")
+    filled.storage.create(ROOT_2, b"no arrow")
+    with pytest.raises(CommitOutcomeUnknownError):
+        txn.commit()
+    filled.storage.delete(ROOT_2)
+
+
+@pytest.mark.parametrize(
+    "later", [fail(2, StoragePermissionError, kind="create", path_part=ROOT_2), None], ids=["refused", "expired"]
+)
+def test_after_a_lost_answer_no_later_refusal_proves_that_nothing_was_committed(
+    filled: Lakehouse, later: Fault | None
+) -> None:
+    """The first request may still arrive: its files must be there then."""
+    clock = ClockStorage(filled.storage, filled.snapshot().created_at_ms + 10)
+    plan = [fail(1, AmbiguousWriteError, kind="create", path_part=ROOT_2), *([later] if later else [])]
+    faulty = FaultyStorage(clock, plan)
+    delayed = _SentBytes(faulty)
+    txn = Lakehouse(delayed).transaction()
+    txn.create_namespace("new")
+    for number in range(30):
+        txn.create_table("new", f"t{number}", table())
+    if later is None:
+        txn.require(lambda _: None)
+        delayed.create = _advancing(delayed, clock)  # type: ignore[method-assign]
+    with pytest.raises(CommitOutcomeUnknownError) as caught:
+        txn.commit()
+    filled.storage.create(ROOT_2, delayed.roots[0])
+    assert decode_node(delayed.roots[0], ROOT_2).system[COMMIT_ID] == caught.value.commit_id
+    assert_committed_once(filled, 2)
+
+
+def _advancing(sent: _SentBytes, clock: ClockStorage):  # type: ignore[no-untyped-def]
+    def create(path: str, data: bytes) -> None:
+        try:
+            _SentBytes.create(sent, path, data)
+        finally:
+            if path == ROOT_2:
+                clock.time_ms += 10**10
+
+    return create
+
+
+def test_sends_without_any_answer_end_as_unknown(filled: Lakehouse) -> None:
+    with pytest.raises(CommitOutcomeUnknownError):
+        commit_over(filled, fail(1, AmbiguousWriteError, kind="create", path_part=ROOT_2, times=99))
+
+
+# Failures without effect
+
+
+@pytest.mark.parametrize("error", [StorageFullError, StoragePermissionError, TransientError])
+@pytest.mark.parametrize("path_part", ["-table-", "-namespace-", "-node-", ROOT_2])
+def test_a_failed_commit_leaves_nothing_behind(
+    filled: Lakehouse, error: type[StorageFullError], path_part: str
+) -> None:
+    before = listed(filled.storage)
+    with pytest.raises(error):
+        commit_over(filled, fail(1, error, kind="create", path_part=path_part, times=99))
+    assert listed(filled.storage) == before
+    assert filled.latest_version() == 1
+
+
+def test_files_that_cannot_be_deleted_are_logged_and_the_error_stays(
+    filled: Lakehouse, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(StorageFullError), caplog.at_level(logging.WARNING):
+        commit_over(
+            filled,
+            fail(1, StorageFullError, kind="create", path_part=ROOT_2),
+            fail(1, StoragePermissionError, kind="delete", times=999),
+        )
+    assert "could not be deleted" in caplog.text
+    assert filled.latest_version() == 1
+    check_lake(filled)
+
+
+@pytest.mark.parametrize("error", [StoragePermissionError, TransientError, StorageFullError])
+def test_a_hint_that_cannot_be_written_is_logged_and_harms_nobody(
+    filled: Lakehouse, caplog: pytest.LogCaptureFixture, error: type[TransientError]
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert commit_over(filled, fail(1, error, kind="write", path_part=HINT_PATH)) == 2
+    assert "its hint could not be written" in caplog.text
+    assert filled.storage.read(HINT_PATH) == b"1"
+    assert_committed_once(filled, 2)
+
+
+@pytest.mark.parametrize("path_part", ["-table-", "-node-", ROOT_2, HINT_PATH])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_an_interrupted_commit_never_loses_files_of_a_version(filled: Lakehouse, path_part: str, moment: str) -> None:
+    """Ctrl-C at any request: the commit is there whole, or not at all."""
+    with pytest.raises(KeyboardInterrupt):
+        txn = Lakehouse(_Interrupted(filled.storage, path_part, moment)).transaction(message=LONG)
+        txn.create_namespace("new")
+        for number in range(30):
+            txn.create_table("new", f"t{number}", table())
+        txn.commit()
+    check_lake(filled)
+    is_committed = path_part == HINT_PATH or (path_part == ROOT_2 and moment == "after")
+    assert filled.latest_version() == (2 if is_committed else 1)
+    assert filled.snapshot().has_namespace("new") == is_committed
+
+
+class _Interrupted(StorageWrapper):
+    def __init__(self, inner: Storage, path_part: str, moment: str):
+        super().__init__(inner)
+        self._path_part = path_part
+        self._moment = moment
+
+    def create(self, path: str, data: bytes) -> None:
+        self._put(self.inner.create, path, data)
+
+    def write(self, path: str, data: bytes) -> None:
+        self._put(self.inner.write, path, data)
+
+    def _put(self, put, path: str, data: bytes) -> None:  # type: ignore[no-untyped-def]
+        is_hit = self._path_part in path
+        if not is_hit or self._moment == "after":
+            put(path, data)
+        if is_hit:
+            raise KeyboardInterrupt
+
+
+# Time to live
+
+
+def test_a_transaction_older_than_its_time_to_live_is_refused(filled: Lakehouse) -> None:
+    filled.alter_definition(txn_ttl_millis=1_000)
+    clock = ClockStorage(filled.storage, filled.snapshot().created_at_ms + 10)
+    lake = Lakehouse(clock)
+    in_time, late = lake.transaction(), lake.transaction()
+    in_time.create_namespace("in-time")
+    late.create_namespace("late")
+    clock.time_ms += 1_000
+    assert in_time.commit() == 3
+    clock.time_ms += 1
+    with pytest.raises(TransactionExpiredError, match="1001 ms ago, more than txn_ttl_millis"):
+        late.commit()
+    assert not filled.snapshot().has_namespace("late")
+    assert left_over_paths(filled) == set()
+
+
+def test_the_newest_time_to_live_counts(filled: Lakehouse) -> None:
+    clock = ClockStorage(filled.storage, filled.snapshot().created_at_ms + 10)
+    txn = Lakehouse(clock).transaction()
+    txn.create_namespace("new")
+    filled.alter_definition(txn_ttl_millis=1_000)
+    clock.time_ms += 1_001
+    with pytest.raises(TransactionExpiredError):
+        txn.commit()
+    assert left_over_paths(filled) == set()
+
+
+# The last version
+
+
+def test_the_last_version_is_the_end_before_anything_is_written(lakes: Lakes) -> None:
+    start = lakes.memory("start")
+    storage = MemoryStorage(f"memory://{lakes.folder.name}-end/")
+    definition = start.snapshot().definition
+    storage.write("def", definition.to_bytes())
+    node = start.snapshot().root
+    node = replace(node, system={**node.system, "lakehouse_def": "def", "previous_root": root_path(MAX_VERSION - 2)})
+    storage.write(root_path(MAX_VERSION - 1), encode_node(node, definition.order))
+    storage.write(HINT_PATH, str(MAX_VERSION - 1).encode())
+    lake = Lakehouse(storage)
+    with lake.transaction() as txn:
+        txn.create_namespace("last")
+    assert txn.committed_version == lake.latest_version() == MAX_VERSION
+    assert lake.snapshot().root.system["previous_root"] == root_path(MAX_VERSION - 1)
+    faulty = FaultyStorage(storage)
+    beyond = Lakehouse(faulty).transaction()
+    beyond.create_namespace("beyond")
+    with pytest.raises(VersionNotFoundError, match=str(MAX_VERSION)):
+        beyond.commit()
+    assert {request.kind for request in faulty.log} == {"read"}, "nothing was written"
+    assert [info.version for info in lake.history(2)] == [MAX_VERSION, MAX_VERSION - 1]
+    drop_memory_root(storage.root)
+
+
+# Creating
+
+
+def test_of_two_creators_one_wins(lakes: Lakes) -> None:
+    storage = MemoryStorage(f"memory://{lakes.folder.name}-two/")
+    first = _CreateFirst(storage)
+    with pytest.raises(LakehouseExistsError, match="another process has just created"):
+        Lakehouse.create(storage.root, storage=first)
+    lake = lakes.watch(Lakehouse.open(storage.root, storage=storage))
+    assert lake.snapshot().definition.properties == {"by": "the other"}
+    assert left_over_paths(lake) == set()
+
+
+class _CreateFirst(StorageWrapper):
+    """Lets another process create the lakehouse just before our version 0."""
+
+    def create(self, path: str, data: bytes) -> None:
+        if path == root_path(0):
+            Lakehouse.create(self.root, storage=self.inner, properties={"by": "the other"})
+        self.inner.create(path, data)
+
+
+def test_a_lost_answer_of_version_zero_is_settled(lakes: Lakes) -> None:
+    storage = MemoryStorage(f"memory://{lakes.folder.name}-zero/")
+    faulty = FaultyStorage(storage, [lose_response(1, kind="create", path_part=root_path(0))])
+    Lakehouse.create(storage.root, storage=faulty, order=3)
+    lake = lakes.watch(Lakehouse.open(storage.root, storage=storage))
+    assert lake.snapshot().definition.order == 3
+
+
+def test_a_create_that_fails_leaves_nothing(lakes: Lakes) -> None:
+    storage = MemoryStorage(f"memory://{lakes.folder.name}-full/")
+    faulty = FaultyStorage(storage, [fail(1, StorageFullError, kind="create", path_part=root_path(0))])
+    with pytest.raises(StorageFullError):
+        Lakehouse.create(storage.root, storage=faulty)
+    assert listed(storage) == set()
+    drop_memory_root(storage.root)
+
+
+def test_settings_refused_at_commit_time_leave_nothing(filled: Lakehouse) -> None:
+    before = objects(filled.snapshot())
+    with pytest.raises(InvalidDefinitionError), filled.transaction() as txn:
+        txn.create_namespace("new")
+        txn.alter_definition(replace(txn.definition, order=99))
+    assert objects(filled.snapshot()) == before

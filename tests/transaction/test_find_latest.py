@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.faults import FaultyStorage, fail
+from tests.lakes import Lakes
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import LakehouseNotFoundError, StoragePermissionError
+from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, root_path
+from trinitylake_ops.storage import MemoryStorage, MeteredStorage, drop_memory_root
+from trinitylake_ops.transaction.versions import find_latest
+
+LATEST = 37
+
+
+@pytest.fixture
+def storage(lakes: Lakes) -> MeteredStorage:
+    """A lakehouse of versions 0 to 37."""
+    lake = lakes.memory()
+    for number in range(LATEST):
+        lake.alter_definition(properties={"n": str(number)})
+    return MeteredStorage(lake.storage)
+
+
+def test_a_right_hint_takes_two_rounds_and_three_requests(storage: MeteredStorage) -> None:
+    assert storage.read(HINT_PATH) == str(LATEST).encode()
+    with storage.measure() as measured:
+        version, data = find_latest(storage)
+    assert (version, data) == (LATEST, storage.read(root_path(LATEST)))
+    assert measured.counts.rounds == 2
+    assert measured.counts.requests == {"read": 3}
+
+
+@pytest.mark.parametrize(
+    ("hint", "most_rounds"),
+    [
+        (b"36", 6),
+        (b"30", 10),
+        (b"1", 14),
+        (b"0", 14),
+        (None, 14),
+        (b"", 14),
+        (b"garbage", 14),
+        (b"\xff\x00", 14),
+        (b"-3", 14),
+        (b"3.7", 14),
+        (b" 37\r\n", 2),
+        (b"38", 15),
+        (b"1000000", 15),
+        (str(MAX_VERSION).encode(), 15),
+        (str(MAX_VERSION + 1).encode(), 14),
+        (b"9" * 5000, 14),
+    ],
+)
+def test_no_hint_fails_anyone(storage: MeteredStorage, hint: bytes | None, most_rounds: int) -> None:
+    if hint is None:
+        storage.delete(HINT_PATH)
+    else:
+        storage.write(HINT_PATH, hint)
+    with storage.measure() as measured:
+        assert find_latest(storage) == (LATEST, storage.inner.read(root_path(LATEST)))
+    assert measured.counts.rounds <= most_rounds
+    assert "list" not in measured.counts.requests
+    lake = Lakehouse.open(storage.root, storage=storage)
+    assert lake.snapshot().definition.properties == {"n": "36"}
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+    assert txn.committed_version == LATEST + 1
+    assert storage.read(HINT_PATH) == str(LATEST + 1).encode(), "the next commit repairs the hint"
+
+
+@pytest.mark.parametrize("hint", [None, b"0", b"3", b"20", b"99"])
+def test_a_lakehouse_whose_oldest_versions_others_removed_still_opens(
+    storage: MeteredStorage, hint: bytes | None
+) -> None:
+    copy = MemoryStorage(storage.root.replace("-lake", "-copy"))
+    for info in storage.list():
+        copy.write(info.path, storage.read(info.path))
+    for version in range(10):
+        copy.delete(root_path(version))
+    if hint is None:
+        copy.delete(HINT_PATH)
+    else:
+        copy.write(HINT_PATH, hint)
+    assert find_latest(copy)[0] == LATEST
+    lake = Lakehouse(copy)
+    assert [info.version for info in lake.history()] == list(range(LATEST, 9, -1))
+    oldest = lake.snapshot(10)
+    assert lake.snapshot(timestamp=oldest.created_at).version == 10
+    assert lake.snapshot(timestamp=lake.snapshot(30).created_at).version == 30
+    with pytest.raises(Exception, match="version 10 was created at") as caught:
+        lake.snapshot(timestamp=oldest.created_at_ms - 1)
+    assert caught.type.__name__ == "VersionNotFoundError"
+    drop_memory_root(copy.root)
+
+
+def test_nothing_there_is_no_lakehouse() -> None:
+    with pytest.raises(LakehouseNotFoundError, match="memory://nothing/"):
+        Lakehouse.open("memory://nothing/")
+
+
+def test_a_hint_without_roots_is_no_lakehouse() -> None:
+    storage = MemoryStorage("memory://hint-only/")
+    storage.write(HINT_PATH, b"5")
+    with pytest.raises(LakehouseNotFoundError):
+        Lakehouse.open(storage.root, storage=storage)
+    drop_memory_root(storage.root)
+
+
+def test_an_unreadable_root_is_an_error_and_no_older_version(storage: MeteredStorage) -> None:
+    for version in (LATEST, LATEST + 1):
+        faulty = FaultyStorage(storage, [fail(1, StoragePermissionError, path_part=root_path(version), times=9)])
+        with pytest.raises(StoragePermissionError):
+            find_latest(faulty)
+
+
+def test_the_last_version_of_all_is_found() -> None:
+    storage = MemoryStorage("memory://last-version/")
+    storage.write(HINT_PATH, str(MAX_VERSION).encode())
+    storage.write(root_path(MAX_VERSION), b"root")
+    assert find_latest(storage) == (MAX_VERSION, b"root")
+    storage.write(HINT_PATH, str(MAX_VERSION - 1).encode())
+    storage.write(root_path(MAX_VERSION - 1), b"older")
+    assert find_latest(storage) == (MAX_VERSION, b"root")
+    drop_memory_root(storage.root)

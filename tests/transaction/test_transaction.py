@@ -1,0 +1,411 @@
+"""Transactions by themselves: reading own writes, typed errors, ending, sizes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.lakes import Lakes, check_lake, left_over_paths, listed, objects, table
+from trinitylake_ops import Lakehouse, TableDef
+from trinitylake_ops.errors import (
+    CommitAttemptsExhaustedError,
+    CommitConflictError,
+    ConflictError,
+    InvalidDefinitionError,
+    InvalidInputError,
+    InvalidNameError,
+    NamespaceNotEmptyError,
+    NamespaceNotFoundError,
+    ObjectExistsError,
+    TableNotFoundError,
+    TrinityLakeError,
+)
+from trinitylake_ops.format.definitions import Column, DataType, Schema
+from trinitylake_ops.format.limits import smallest_node_file_limit_bytes
+from trinitylake_ops.storage import MeteredStorage
+from trinitylake_ops.transaction.transaction import Transaction
+
+
+@pytest.fixture
+def filled(lake: Lakehouse) -> Lakehouse:
+    """Namespace ``ns`` with tables ``a`` and ``b``, and the empty namespace ``free``, at version 1."""
+    with lake.transaction() as txn:
+        txn.create_namespace("ns", {"owner": "me"})
+        txn.create_namespace("free")
+        txn.create_table("ns", "a", table(name="a"))
+        txn.create_table("ns", "b", table(name="b"))
+    return lake
+
+
+# Reading own writes
+
+
+def test_every_read_sees_own_writes_and_nobody_else_does(filled: Lakehouse) -> None:
+    txn = filled.transaction()
+    created = txn.create_namespace("new", {"x": "y"})
+    assert txn.namespace("new") == created
+    assert txn.has_namespace("new")
+    assert txn.namespaces() == ["free", "new", "ns"]
+    assert txn.tables("new") == []
+    in_new = txn.create_table("new", "t", table(n="1"))
+    assert in_new.id
+    assert txn.table("new", "t") == in_new
+    assert txn.has_table("new", "t")
+    assert txn.tables("new") == ["t"]
+    altered = txn.alter_table("new", "t", table(n="2"))
+    assert altered.id == in_new.id
+    assert txn.table("new", "t").properties == {"n": "2"}
+    assert txn.alter_namespace("ns", {"owner": "you"}).id == filled.snapshot().namespace("ns").id
+    assert txn.namespace("ns").properties == {"owner": "you"}
+    txn.drop_table("ns", "a")
+    assert not txn.has_table("ns", "a")
+    assert txn.tables("ns") == ["b"]
+    with pytest.raises(TableNotFoundError):
+        txn.table("ns", "a")
+    again = txn.create_table("ns", "a", table(n="3"))
+    assert txn.table("ns", "a") == again
+    txn.drop_namespace("ns", cascade=True)
+    assert not txn.has_namespace("ns")
+    assert not txn.has_table("ns", "a")
+    assert txn.namespaces() == ["free", "new"]
+    with pytest.raises(NamespaceNotFoundError):
+        txn.tables("ns")
+    with pytest.raises(NamespaceNotFoundError):
+        txn.table("ns", "b")
+    assert objects(filled.snapshot()).keys() == {("ns",), ("free",), ("ns", "a"), ("ns", "b")}
+    assert txn.commit() == 2
+    assert objects(filled.snapshot()).keys() == {("free",), ("new",), ("new", "t")}
+    assert filled.snapshot().table("new", "t") == altered
+
+
+def test_a_transaction_keeps_reading_its_base(filled: Lakehouse) -> None:
+    txn = filled.transaction()
+    with filled.transaction() as other:
+        other.create_namespace("other")
+        other.drop_table("ns", "a")
+    assert not txn.has_namespace("other")
+    assert txn.tables("ns") == ["a", "b"]
+
+
+def test_definitions_come_back_as_they_were_given(lake: Lakehouse) -> None:
+    columns = (
+        Column(id=1, name="id", type=DataType.INT8, nullable=False),
+        Column(id=2, name="tags", type=DataType.LIST, list_element=Column(id=3, name="x", type=DataType.VARCHAR)),
+    )
+    definition = TableDef(
+        id="my-own-id",
+        schema=Schema(columns=columns),
+        primary_keys=(1,),
+        table_type="EXTERNAL",
+        table_format="ICEBERG",
+        format_properties={"metadata_location": "s3://elsewhere/x"},
+        properties={"é": "航班"},
+    )
+    with lake.transaction() as txn:
+        txn.create_namespace("ns", {"a": ""})
+        txn.create_table("ns", "t", definition)
+    snapshot = Lakehouse.open(lake.root, storage=lake.storage).snapshot()
+    assert snapshot.table("ns", "t") == definition
+    assert snapshot.namespace("ns").properties == {"a": ""}
+
+
+def test_names_in_the_order_of_their_utf8_bytes(lake: Lakehouse) -> None:
+    names = ["é", "a", "Z", "航", "b1", "b", "🦆", "~", "!"]
+    with lake.transaction() as txn:
+        for name in names:
+            txn.create_namespace(name)
+            txn.create_table(name, "t" + name, table())
+    snapshot = lake.snapshot()
+    assert snapshot.namespaces() == sorted(names, key=str.encode)
+    assert [snapshot.tables(name) for name in names] == [["t" + name] for name in names]
+
+
+# Typed errors
+
+ERRORS: list[tuple[type[TrinityLakeError], Callable[[Transaction], Any]]] = [
+    (ObjectExistsError, lambda txn: txn.create_namespace("ns")),
+    (ObjectExistsError, lambda txn: txn.create_table("ns", "a", table())),
+    (NamespaceNotFoundError, lambda txn: txn.namespace("none")),
+    (NamespaceNotFoundError, lambda txn: txn.tables("none")),
+    (NamespaceNotFoundError, lambda txn: txn.table("none", "a")),
+    (NamespaceNotFoundError, lambda txn: txn.alter_namespace("none", {})),
+    (NamespaceNotFoundError, lambda txn: txn.drop_namespace("none")),
+    (NamespaceNotFoundError, lambda txn: txn.create_table("none", "a", table())),
+    (NamespaceNotFoundError, lambda txn: txn.alter_table("none", "a", table())),
+    (NamespaceNotFoundError, lambda txn: txn.drop_table("none", "a")),
+    (TableNotFoundError, lambda txn: txn.table("ns", "none")),
+    (TableNotFoundError, lambda txn: txn.alter_table("ns", "none", table())),
+    (TableNotFoundError, lambda txn: txn.drop_table("ns", "none")),
+    (NamespaceNotEmptyError, lambda txn: txn.drop_namespace("ns")),
+    (InvalidNameError, lambda txn: txn.create_namespace("a b")),
+    (InvalidNameError, lambda txn: txn.create_namespace("")),
+    (InvalidNameError, lambda txn: txn.create_namespace("x" * 17)),
+    (InvalidNameError, lambda txn: txn.has_namespace("a\n")),
+    (InvalidNameError, lambda txn: txn.has_table("ns", "")),
+    (InvalidNameError, lambda txn: txn.create_table("ns", "\ud800", table())),
+    (InvalidNameError, lambda txn: txn.create_table("a b", "t", table())),
+    (InvalidNameError, lambda txn: txn.drop_table("ns", "é" * 9)),
+    (InvalidDefinitionError, lambda txn: txn.create_table("ns", "t", TableDef(primary_keys=(1,)))),
+    (InvalidDefinitionError, lambda txn: txn.create_table("ns", "t", TableDef(id="a/b"))),
+    (InvalidDefinitionError, lambda txn: txn.create_table("ns", "t", TableDef(id=".."))),
+    (InvalidDefinitionError, lambda txn: txn.create_table("ns", "t", TableDef(properties={"a": 1}))),  # type: ignore[dict-item]
+    (InvalidDefinitionError, lambda txn: txn.alter_table("ns", "a", TableDef(properties={"a": "\ud800"}))),
+    (InvalidDefinitionError, lambda txn: txn.alter_table("ns", "a", TableDef(id="another"))),
+    (InvalidDefinitionError, lambda txn: txn.create_namespace("new", {"a": None})),  # type: ignore[dict-item]
+    (InvalidDefinitionError, lambda txn: txn.alter_namespace("ns", {1: "a"})),  # type: ignore[dict-item]
+    (InvalidInputError, lambda txn: txn.commit(max_attempts=0)),
+]
+
+
+@pytest.mark.parametrize(("kind", "call"), ERRORS)
+def test_what_is_refused_leaves_the_transaction_as_it_was(
+    filled: Lakehouse, kind: type[TrinityLakeError], call: Callable[[Transaction], Any]
+) -> None:
+    before = objects(filled.snapshot())
+    with filled.transaction() as txn:
+        with pytest.raises(kind) as caught:
+            call(txn)
+        assert caught.type is kind
+        assert len(str(caught.value).splitlines()) == 1
+    assert txn.committed_version == 1, "nothing changed, so nothing was committed"
+    assert objects(filled.snapshot()) == before
+    assert left_over_paths(filled) == set()
+
+
+def test_snapshots_raise_the_same_errors(filled: Lakehouse) -> None:
+    snapshot = filled.snapshot()
+    with pytest.raises(NamespaceNotFoundError):
+        snapshot.tables("none")
+    with pytest.raises(TableNotFoundError):
+        snapshot.table("ns", "none")
+    with pytest.raises(InvalidNameError):
+        snapshot.namespace("a b")
+
+
+def test_unknown_isolation_and_too_much_text_are_refused(lake: Lakehouse) -> None:
+    with pytest.raises(InvalidInputError, match="'chaos' is neither"):
+        lake.transaction(isolation="chaos")
+    for arguments in ({"message": "x" * 5000}, {"properties": {"k": "é" * 2100}}, {"run_id": "r" * 4096}):
+        with pytest.raises(InvalidInputError, match="more than 4096"):
+            lake.transaction(**arguments)
+    with pytest.raises(InvalidInputError):
+        lake.transaction(message="\ud800")
+    assert lake.latest_version() == 0
+
+
+def test_text_that_only_just_fits_alone_is_refused_without_a_trace(lake: Lakehouse) -> None:
+    lengths = range(3600, 4096, 8)
+    for length in lengths:
+        before = lake.latest_version()
+        try:
+            with lake.transaction(message="x" * length) as txn:
+                txn.create_namespace(f"n{length}")
+        except InvalidInputError:
+            assert lake.latest_version() == before
+            assert left_over_paths(lake) == set()
+        else:
+            assert next(lake.history(1)).message == "x" * length
+    assert 0 < lake.latest_version() < len(lengths)
+
+
+# Ending
+
+
+def test_nothing_is_committed_or_written_on_an_exception(filled: Lakehouse) -> None:
+    before = listed(filled.storage)
+    with pytest.raises(ZeroDivisionError), filled.transaction() as txn:
+        txn.create_namespace("new")
+        _ = 1 / 0
+    assert txn.committed_version is None
+    assert listed(filled.storage) == before
+
+
+def test_no_change_is_no_commit(filled: Lakehouse) -> None:
+    metered = MeteredStorage(filled.storage)
+    with Lakehouse(metered).transaction() as txn:
+        txn.create_namespace("new")
+        txn.create_table("new", "t", table())
+        txn.drop_namespace("new", cascade=True)
+    assert txn.committed_version == 1
+    assert set(metered.snapshot().requests) == {"read"}
+
+
+def test_a_transaction_ends_once(filled: Lakehouse) -> None:
+    txn = filled.transaction()
+    txn.create_namespace("new")
+    txn.commit()
+    for call in (txn.commit, lambda: txn.create_namespace("more"), lambda: txn.drop_table("ns", "a"), txn.__enter__):
+        with pytest.raises(ConflictError, match="has ended"):
+            call()
+    dropped = filled.transaction()
+    dropped.create_namespace("never")
+    dropped.rollback()
+    with pytest.raises(ConflictError, match="has ended"):
+        dropped.commit()
+    assert not filled.snapshot().has_namespace("never")
+
+
+def test_commit_inside_the_block_is_the_end(filled: Lakehouse) -> None:
+    with filled.transaction() as txn:
+        txn.create_namespace("new")
+        version = txn.commit()
+    assert (version, txn.committed_version, filled.latest_version()) == (2, 2, 2)
+
+
+# Requests
+
+
+def test_requests_and_rounds_of_a_small_commit(lakes: Lakes) -> None:
+    small = lakes.memory()
+    with small.transaction() as first:
+        first.create_namespace("ns")
+    metered = MeteredStorage(small.storage)
+    lake = Lakehouse(metered)
+    txn = lake.transaction()
+    txn.create_table("ns", "c", table())
+    begun = metered.snapshot()
+    assert (begun.rounds, begun.requests) == (3, {"read": 4}), "hint; root and the name after it; definition"
+    txn.commit()
+    committed = metered.snapshot() - begun
+    assert (committed.rounds, committed.requests) == (3, {"create": 2, "write": 1}), "definition; root; hint"
+
+
+# Sizes
+
+
+@pytest.mark.parametrize("order", [3, 4, 128])
+@pytest.mark.parametrize("char", ["x", "é", "🦆"])
+def test_the_smallest_node_limit_holds_full_size_names(lakes: Lakes, order: int, char: str) -> None:
+    sizes = {"namespace_name_max_size_bytes": 40, "table_name_max_size_bytes": 60, "file_path_max_size_bytes": 200}
+    probe = Lakehouse.create(f"memory://probe-{order}-{ord(char)}/", order=order, **sizes).snapshot().definition
+    limit_bytes = smallest_node_file_limit_bytes(probe)
+    with pytest.raises(InvalidDefinitionError, match=f"at least {limit_bytes}$"):
+        lakes.memory("refused", order=order, node_file_max_size_bytes=limit_bytes - 1, **sizes)
+    lake = lakes.memory("accepted", order=order, node_file_max_size_bytes=limit_bytes, **sizes)
+    width = len(char.encode())
+
+    def full(stem: str, size_bytes: int) -> str:
+        chars = (size_bytes - len(stem)) // width
+        return stem + char * chars + "x" * (size_bytes - len(stem) - chars * width)
+
+    namespace = full("ns", 40)
+    names = [full(f"{number:04d}", 60) for number in range(300)]
+    message = "m" * 3500
+    with lake.transaction(message=message) as txn:
+        txn.create_namespace(namespace)
+        for name in names[:250]:
+            txn.create_table(namespace, name, table())
+    for name in names[250:260]:
+        with lake.transaction(message=message) as txn:
+            txn.create_table(namespace, name, table())
+    for name in [*names[:4], *names[205:209]]:
+        with lake.transaction(message=message) as txn:
+            txn.drop_table(namespace, name)
+    with lake.transaction(message=message) as txn:
+        for name in names[10:200]:
+            txn.drop_table(namespace, name)
+        txn.create_table(namespace, names[290], table())
+    assert lake.snapshot().tables(namespace) == [*names[4:10], *names[200:205], *names[209:260], names[290]]
+    longest = {info.path: info.size_bytes for info in lake.storage.list() if info.path.endswith(".arrow")}
+    assert max(longest.values()) <= limit_bytes
+    paths = [path for path in listed(lake.storage) if "-table-" in path]
+    assert max(len(path.encode()) for path in paths) in range(200 - width, 201)
+
+
+def test_two_hundred_tables_in_one_transaction_and_out_again(lakes: Lakes) -> None:
+    lake = lakes.memory(order=5)
+    names = [f"table-{number}" for number in range(200)]
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+        for name in names:
+            txn.create_table("ns", name, table())
+    assert lake.snapshot().tables("ns") == sorted(names)
+    with lake.transaction() as txn:
+        for name in names[::2]:
+            txn.alter_table("ns", name, table(changed="yes"))
+        for name in names[1::2]:
+            txn.drop_table("ns", name)
+    assert lake.snapshot().tables("ns") == sorted(names[::2])
+    assert {lake.snapshot().table("ns", name).properties["changed"] for name in names[::2]} == {"yes"}
+    with lake.transaction() as txn:
+        txn.drop_namespace("ns", cascade=True)
+    assert lake.snapshot().namespaces() == []
+    assert lake.snapshot(1).tables("ns") == sorted(names), "older versions stay as they were"
+    assert left_over_paths(lake) == set()
+
+
+# Threads
+
+
+def run_threads(works: list[Callable[[], None]]) -> None:
+    failures: list[BaseException] = []
+
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised again in the test's own thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def test_threads_on_one_lakehouse_lose_nothing(lakes: Lakes) -> None:
+    lake = lakes.local(order=4)
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+
+    def work(worker: int) -> None:
+        for number in range(12):
+            with lake.transaction() as own:
+                own.create_table("ns", f"w{worker}-{number}", table())
+
+    run_threads([lambda worker=worker: work(worker) for worker in range(4)])  # type: ignore[misc]
+    assert len(lake.snapshot().tables("ns")) == 48
+    assert lake.latest_version() == 49
+    members = [member for info in lake.history() for member in info.members]
+    assert len(members) == len(set(members)) == 49
+    assert left_over_paths(lake) == set()
+
+
+def test_threads_on_one_table_conflict_or_win(lakes: Lakes) -> None:
+    lake = lakes.memory(order=4)
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+        txn.create_table("ns", "t", table(n="0"))
+    won: list[int] = []
+
+    def work() -> None:
+        for _ in range(10):
+            txn = lake.transaction()
+            number = int(txn.table("ns", "t").properties["n"])
+            txn.alter_table("ns", "t", table(n=str(number + 1)))
+            try:
+                won.append(txn.commit())
+            except CommitConflictError:
+                continue
+
+    run_threads([work] * 4)
+    assert len(set(won)) == len(won)
+    assert lake.latest_version() == 1 + len(won)
+    assert lake.snapshot().table("ns", "t").properties == {"n": str(len(won))}, "no increment is lost"
+
+
+def test_attempts_run_out(filled: Lakehouse) -> None:
+    txn = filled.transaction()
+    txn.create_namespace("mine")
+    with filled.transaction() as other:
+        other.create_namespace("theirs")
+    with pytest.raises(CommitAttemptsExhaustedError, match="1 attempts met other commits"):
+        txn.commit(max_attempts=1)
+    assert filled.snapshot().namespaces() == ["free", "ns", "theirs"]
+    assert left_over_paths(filled) == set()
+    check_lake(filled)

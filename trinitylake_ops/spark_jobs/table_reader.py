@@ -1,0 +1,213 @@
+"""Reading managed tables as DataFrames: Spark's tasks read the data files themselves, through Storage.
+
+The driver plans the scan (Iceberg prunes files by partition and statistics), Spark gets small groups
+of files as input partitions, and each task reads its group into Arrow batches. Nothing is written
+and no other reader's settings apply: what is counted or retried for the lakehouse is so here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+from pyiceberg.expressions.parser import parse
+from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.schema import Schema
+from pyiceberg.table import DataScan, FileScanTask, Table
+from pyiceberg.table.metadata import TableMetadata
+from pyparsing import ParseException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema  # Spark's own check of batches; pandas is not imported
+from pyspark.sql.types import StructType
+
+from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError
+from trinitylake_ops.format.locations import to_uri
+from trinitylake_ops.spark_jobs.handover import HANDOVER, check_reachable, handed_over, take_given
+from trinitylake_ops.spark_jobs.spark_schema import to_spark_schema
+from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.managed import ICEBERG, metadata_uri, read_metadata
+from trinitylake_ops.tables.staged_table import StagedTable
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: An input partition takes up to so many bytes of data files; a bigger file is one of its own.
+GROUP_BYTES = 64 << 20
+
+
+def read_table(
+    spark: SparkSession,
+    lake: Lakehouse,
+    table: str,
+    version: int | str | None = None,
+    *,
+    row_filter: str | BooleanExpression | None = None,
+    columns: Sequence[str] | None = None,
+) -> DataFrame:
+    """Return a table ``"namespace.table"`` at a version of the lakehouse (a number, or an export's name).
+
+    Without ``version`` the latest one is read, as it is now. ``row_filter`` and ``columns`` as in
+    :func:`read_files`. Raises TableNotFoundError, NamespaceNotFoundError, VersionNotFoundError,
+    InvalidInputError for another form of name or a table that is not Iceberg's, and what read_files
+    raises.
+    """
+    namespace, dot, name = table.partition(".")
+    if not (namespace and dot and name) or "." in name:
+        raise InvalidInputError(f"{table!r} names no table; write NAMESPACE.TABLE")
+    definition = lake.snapshot(version).table(namespace, name)
+    if definition.table_format.upper() != ICEBERG:
+        raise InvalidInputError(f"table {table} has the format {definition.table_format!r}; only {ICEBERG} can be read")
+    return read_files(spark, lake, metadata_uri(definition, lake.root), row_filter=row_filter, columns=columns)
+
+
+def read_staged(
+    spark: SparkSession,
+    lake: Lakehouse,
+    staged: StagedTable,
+    *,
+    row_filter: str | BooleanExpression | None = None,
+    columns: Sequence[str] | None = None,
+) -> DataFrame:
+    """Return a staged table as it would be published. Raises what :func:`read_files` raises."""
+    return read_files(spark, lake, staged.metadata_location, row_filter=row_filter, columns=columns)
+
+
+def read_files(
+    spark: SparkSession,
+    lake: Lakehouse,
+    table: Table | str,
+    *,
+    row_filter: str | BooleanExpression | None = None,
+    columns: Sequence[str] | None = None,
+) -> DataFrame:
+    """Return the current rows of an Iceberg table, given as such or by the location of its metadata file.
+
+    ``row_filter`` is Iceberg's (``"year = 2013 and month = 2"``): it skips files before anything
+    is read and then filters rows. Spark's own filters and projections do not reach the files, so
+    give what is known here. ``columns`` are top-level names, in the order wanted. The files are
+    those of this moment, however late and often the DataFrame is used.
+
+    Positional delete files are applied. Raises InvalidDefinitionError for equality delete files,
+    InvalidInputError for a filter that cannot be parsed or bound, an unknown column or a lakehouse
+    in memory, UnsupportedTypeError, StorageError; when the frame is used, a missing or broken file
+    comes as Spark's PythonException.
+    """
+    check_reachable(lake)
+    io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
+    metadata = read_metadata(io, to_uri(lake.root, table)) if isinstance(table, str) else table.metadata
+    schema = _projected(metadata.schema(), columns)
+    scan = DataScan(metadata, io, row_filter=_parsed(row_filter))
+    groups = group_files(_planned(scan), spark.sparkContext.defaultParallelism)
+    spark.dataSource.register(_TableFiles)
+    with handed_over(_ReadJob(io, metadata, schema, scan.row_filter, tuple(groups))) as folder:
+        # Spark makes and keeps the data source here and now, so the folder is not needed any more after it.
+        return spark.read.format(_TableFiles.name()).option(HANDOVER, folder).load()
+
+
+def group_files(tasks: Iterable[FileScanTask], parallelism: int) -> list[tuple[FileScanTask, ...]]:
+    """Pack files into input partitions: ``parallelism`` of them, or more so that each has up to GROUP_BYTES."""
+    ordered = sorted(tasks, key=lambda task: (-task.file.file_size_in_bytes, task.file.file_path))
+    total_bytes = sum(task.file.file_size_in_bytes for task in ordered)
+    group_bytes = min(GROUP_BYTES, -(-total_bytes // max(parallelism, 1)))
+    groups: list[list[FileScanTask]] = []
+    open_bytes = 0
+    for task in ordered:
+        if not groups or open_bytes + task.file.file_size_in_bytes > group_bytes:
+            groups.append([])
+            open_bytes = 0
+        groups[-1].append(task)
+        open_bytes += task.file.file_size_in_bytes
+    return [tuple(group) for group in groups]
+
+
+def _parsed(row_filter: str | BooleanExpression | None) -> BooleanExpression:
+    if row_filter is None:
+        return AlwaysTrue()
+    if isinstance(row_filter, BooleanExpression):
+        return row_filter
+    try:
+        return parse(row_filter)
+    except ParseException as error:
+        raise InvalidInputError(f"the filter {row_filter!r} cannot be read at column {error.column}") from error
+
+
+def _projected(schema: Schema, columns: Sequence[str] | None) -> Schema:
+    if columns is None:
+        return schema
+    names = {field.name: field for field in schema.fields}
+    if unknown := next((name for name in columns if name not in names), None):
+        raise InvalidInputError(f"the table has no column {unknown!r}; it has {', '.join(names)}")
+    return Schema(*(names[name] for name in columns), schema_id=schema.schema_id)
+
+
+def _planned(scan: DataScan) -> list[FileScanTask]:
+    try:
+        return list(scan.plan_files())
+    except ValueError as error:
+        if "equality delete" in str(error):
+            raise InvalidDefinitionError(
+                "the table has equality delete files, which cannot be read here;"
+                " rewrite it with the engine that wrote them"
+            ) from error
+        raise InvalidInputError(f"the filter {scan.row_filter} does not fit the table: {error}") from error
+
+
+@dataclass(frozen=True)
+class _ReadJob:
+    io: StorageFileIO
+    metadata: TableMetadata
+    schema: Schema
+    row_filter: BooleanExpression
+    groups: tuple[tuple[FileScanTask, ...], ...]
+
+
+class _TableFiles(DataSource):
+    """What Spark reads from. Only its handover folder shows in Spark's plan."""
+
+    def __init__(self, options: dict[str, str]):
+        super().__init__(options)
+        self._job: _ReadJob = take_given(options[HANDOVER])
+
+    @classmethod
+    def name(cls) -> str:
+        return "trinitylake_table_scan"
+
+    def schema(self) -> StructType:
+        return to_spark_schema(self._job.schema)
+
+    def reader(self, schema: StructType) -> _TableFilesReader:
+        return _TableFilesReader(self._job, schema)
+
+
+class _TableFilesReader(DataSourceReader):
+    def __init__(self, job: _ReadJob, schema: StructType):
+        # The files travel inside the partitions, each to its own task only.
+        self._io = job.io
+        self._metadata = job.metadata
+        self._schema = job.schema
+        self._row_filter = job.row_filter
+        self._spark_schema = schema
+        self._partitions = [InputPartition(group) for group in job.groups]
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_partitions": []}
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return self._partitions
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # Without files Spark asks for one partition without a value.
+        tasks: tuple[FileScanTask, ...] = partition.value or ()
+        return self._batches(tasks)
+
+    def _batches(self, tasks: Sequence[FileScanTask]) -> Iterator[pa.RecordBatch]:
+        scan = ArrowScan(self._metadata, self._io, self._schema, self._row_filter)
+        arrow_schema = to_arrow_schema(self._spark_schema, timezone="UTC")
+        for task in tasks:  # one at a time: pyiceberg holds all batches of the files it is given
+            for batch in scan.to_record_batches([task]):
+                if batch.num_rows:
+                    yield batch.select(arrow_schema.names).cast(arrow_schema)

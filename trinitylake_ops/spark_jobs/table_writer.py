@@ -1,0 +1,270 @@
+"""Staging a DataFrame as a managed table: Spark's tasks write the data files themselves, through Storage.
+
+The driver plans the write, each task writes its rows as Parquet files under the table's own prefix
+and hands back what it wrote, and the driver makes one Iceberg snapshot of all of it. No row passes
+the driver and no disk is shared. A task that fails deletes its files; those of a process that dies
+are left to orphan removal, because nothing names them.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from pyiceberg.exceptions import ValidationError
+from pyiceberg.expressions import And, BooleanExpression, EqualTo, IsNull, Or, Reference
+from pyiceberg.expressions.literals import literal
+from pyiceberg.manifest import DataFile
+from pyiceberg.typedef import Record
+from pyiceberg.types import PrimitiveType
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError, StorageError
+from trinitylake_ops.spark_jobs.handover import (
+    HANDOVER,
+    check_reachable,
+    handed_over,
+    put_returned,
+    take_given,
+    take_returned,
+)
+from trinitylake_ops.spark_jobs.spark_errors import spark_failures
+from trinitylake_ops.spark_jobs.spark_schema import to_iceberg_schema
+from trinitylake_ops.tables.data_files import TARGET_FILE_SIZE_BYTES
+from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.staged_table import StagedTable
+from trinitylake_ops.tables.staging import Replace, TableWrite, plan_write, stage_data_files
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+logger = logging.getLogger(__name__)
+
+Mode: TypeAlias = Literal["replace_table", "replace_partitions", "append"]
+PartitionValue: TypeAlias = bool | int | str | bytes | Decimal | dt.date | dt.datetime | dt.time | None
+
+_REPLACING: Mapping[str, Replace] = {
+    "replace_table": Replace.ALL,
+    "replace_partitions": Replace.PARTITIONS,
+    "append": Replace.NOTHING,
+}
+
+
+def stage_dataframe(
+    lake: Lakehouse,
+    frame: DataFrame,
+    namespace: str,
+    table: str,
+    *,
+    partition_by: Sequence[str] | None = None,
+    primary_key: Sequence[str] = (),
+    mode: Mode,
+    partitions: Sequence[Mapping[str, PartitionValue]] | None = None,
+    properties: Mapping[str, str] | None = None,
+    target_file_size_bytes: int = TARGET_FILE_SIZE_BYTES,
+) -> StagedTable:
+    """Write a DataFrame's rows as data files of a managed table and return it staged, unpublished.
+
+    A missing table is created, with identity partitions by ``partition_by``, ``primary_key`` as its
+    identifier fields and ``properties``. An existing one keeps its field ids, required columns,
+    partitions and key; columns that it lacks are added as optional ones, its columns that the frame
+    lacks are null. ``partition_by`` None means as the table is.
+
+    ``mode`` says which files the new ones take the place of, by metadata alone: ``replace_table``
+    all of them, ``append`` none, ``replace_partitions`` those of ``partitions``, each a value for
+    every partition column. Rows of another partition are refused then, and a partition without
+    rows becomes empty. Without ``partitions`` those are replaced that rows arrive for.
+
+    Rows are clustered by partition, so a partition gets one file or, when Spark splits a big one,
+    a few; an unpartitioned table gets a file per non-empty partition of the frame. Files end at
+    about ``target_file_size_bytes``.
+
+    Raises UnsupportedTypeError, InvalidDefinitionError and InvalidInputError before any task runs
+    when the request is wrong; InvalidInputError for rows that do not fit; CommitConflictError when
+    the table changed meanwhile; StorageError; CorruptFileError for a source that Spark cannot
+    read; JobFailedError for what else failed. Nothing is staged then.
+    """
+    name = f"{namespace}.{table}"
+    if mode not in _REPLACING:
+        raise InvalidInputError(f"mode {mode!r} is none of {', '.join(_REPLACING)}")
+    check_reachable(lake)
+    plan = _plan(lake, frame, namespace, table, partition_by, primary_key, properties)
+    columns = [field.name for field in plan.metadata.spec().fields]
+    replacing: Replace | BooleanExpression = _REPLACING[mode]
+    wanted: frozenset[Record] | None = None
+    if replacing is Replace.PARTITIONS and not columns:
+        raise InvalidInputError(f"table {name} has no partitions to replace; use replace_table or append")
+    if partitions is not None:
+        if replacing is not Replace.PARTITIONS or not partitions:
+            raise InvalidInputError("partitions names at least one partition, and goes with replace_partitions only")
+        keys = [_PartitionKey.of(plan, values) for values in partitions]
+        wanted = frozenset(key.record for key in keys)
+        replacing = keys[0].rows if len(keys) == 1 else Or(*(key.rows for key in keys))
+    with spark_failures(f"write table {name}"):
+        data_files = _write(_clustered(frame, columns), plan, target_file_size_bytes)
+    try:
+        _check_partitions(data_files, wanted, columns)
+        return stage_data_files(lake, plan, data_files, replacing=replacing)
+    except BaseException:
+        _delete(plan.io, data_files)
+        raise
+
+
+def _plan(
+    lake: Lakehouse,
+    frame: DataFrame,
+    namespace: str,
+    table: str,
+    partition_by: Sequence[str] | None,
+    primary_key: Sequence[str],
+    properties: Mapping[str, str] | None,
+) -> TableWrite:
+    """Return the planned write, with every check that needs no rows done."""
+    name = f"{namespace}.{table}"
+    snapshot = lake.snapshot()
+    exists = snapshot.has_namespace(namespace) and snapshot.has_table(namespace, table)
+    # Spark infers nullability anew for each query; what the table requires stays required.
+    columns = snapshot.table(namespace, table).schema.columns if exists else ()
+    required = [column.name for column in columns if not column.nullable]
+    schema = to_iceberg_schema(frame.schema, required=required, primary_key=primary_key)
+    if missing := next((column for column in required if column not in frame.columns), None):
+        raise InvalidInputError(f"column {missing!r} of table {name} is required and the rows lack it")
+    if exists:
+        known = {column.name for column in columns}
+        added = [
+            field.model_copy(update={"required": field.required and field.name in known}) for field in schema.fields
+        ]
+        schema = type(schema)(*added)
+    try:
+        plan = plan_write(lake, namespace, table, schema, partition_by=partition_by, properties=properties)
+    except (ValidationError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InvalidDefinitionError(f"the rows do not fit table {name}: {reason}") from error
+    key = plan.metadata.schema().identifier_field_names()
+    if primary_key and key != set(primary_key):
+        raise InvalidDefinitionError(
+            f"table {name} has the primary key ({', '.join(sorted(key))}), not ({', '.join(primary_key)})"
+        )
+    return plan
+
+
+def _clustered(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
+    """Bring the rows of a partition together, in partitions of a size that Spark's adaptive execution chooses."""
+    if not columns:
+        return frame
+    attributes = [F.col("`" + column.replace("`", "``") + "`") for column in columns]
+    # Sorted, so that a task writes one file after the other.
+    return frame.hint("rebalance", *attributes).sortWithinPartitions(*attributes)
+
+
+def _write(frame: DataFrame, plan: TableWrite, target_file_size_bytes: int) -> list[DataFile]:
+    frame.sparkSession.dataSource.register(_TableFilesSink)
+    with handed_over(_WriteJob(plan, target_file_size_bytes)) as folder:
+        frame.write.format(_TableFilesSink.name()).mode("append").option(HANDOVER, folder).save()
+        data_files: list[DataFile] = take_returned(folder)
+    return data_files
+
+
+@dataclass(frozen=True)
+class _WriteJob:
+    plan: TableWrite
+    target_file_size_bytes: int
+
+
+class _TableFilesSink(DataSource):
+    """What Spark writes to. Only its handover folder shows in Spark's plan."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "trinitylake_table_files"
+
+    def writer(self, schema: StructType, overwrite: bool) -> _TableFilesWriter:
+        return _TableFilesWriter(self.options[HANDOVER])
+
+
+@dataclass
+class _WrittenFiles(WriterCommitMessage):
+    data_files: list[DataFile]
+
+
+class _TableFilesWriter(DataSourceArrowWriter):
+    """Made on the driver's machine, pickled to the tasks, pickled back to commit or abort."""
+
+    def __init__(self, folder: str):
+        self._folder = folder
+        self._job: _WriteJob = take_given(folder)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        job = self._job
+        return _WrittenFiles(job.plan.write(iterator, target_file_size_bytes=job.target_file_size_bytes))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        put_returned(self._folder, _all_files(messages))
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        # Of tasks that ended well; one that still runs deletes its own files when it fails.
+        _delete(self._job.plan.io, _all_files(messages))
+
+
+def _all_files(messages: list[WriterCommitMessage | None]) -> list[DataFile]:
+    return [data_file for message in messages if isinstance(message, _WrittenFiles) for data_file in message.data_files]
+
+
+def _delete(io: StorageFileIO, data_files: Sequence[DataFile]) -> None:
+    for data_file in data_files:
+        try:
+            io.delete(data_file.file_path)
+        except StorageError as error:
+            logger.warning("left to orphan removal: %s: %s", data_file.file_path, error)
+
+
+@dataclass(frozen=True)
+class _PartitionKey:
+    """A partition, as data files carry it and as a filter that selects its rows."""
+
+    record: Record
+    rows: BooleanExpression
+
+    @classmethod
+    def of(cls, plan: TableWrite, values: Mapping[str, PartitionValue]) -> _PartitionKey:
+        """Return the partition of a value for each partition column. Raises InvalidInputError."""
+        spec, schema = plan.metadata.spec(), plan.metadata.schema()
+        names = [field.name for field in spec.fields]
+        if set(values) != set(names):
+            raise InvalidInputError(f"partition {dict(values)!r} needs a value for each of {', '.join(names)}")
+        record: list[Any] = []
+        terms: list[BooleanExpression] = []
+        for field in spec.fields:
+            value: Any = values[field.name]
+            kind = schema.find_type(field.source_id)
+            assert isinstance(kind, PrimitiveType)
+            try:
+                typed = None if value is None else literal(value).to(kind)
+            except (TypeError, ValueError) as error:
+                raise InvalidInputError(
+                    f"{value!r} is no value of the partition column {field.name!r}, {kind}"
+                ) from error
+            term = Reference(field.name)
+            record.append(None if typed is None else typed.value)
+            terms.append(IsNull(term=term) if typed is None else EqualTo(term=term, value=typed))
+        return cls(Record(*record), terms[0] if len(terms) == 1 else And(*terms))
+
+
+def _check_partitions(
+    data_files: Sequence[DataFile], wanted: Collection[Record] | None, columns: Sequence[str]
+) -> None:
+    """Refuse rows of partitions that were not to be written. Raises InvalidInputError."""
+    if wanted is None:
+        return
+    for data_file in data_files:
+        if data_file.partition not in wanted:
+            values = {column: data_file.partition[at] for at, column in enumerate(columns)}
+            raise InvalidInputError(f"rows arrived for the partition {values!r}, which is not among those to replace")
