@@ -9,13 +9,13 @@ from pathlib import Path
 
 import dagster as dg
 
-from trinitylake_ops.dagster_plugin.flights import flights_definitions
+from trinitylake_ops.dagster_plugin.flights import MONTH_PUBLISHED, REFERENCE_PUBLISHED, flights_definitions
 from trinitylake_ops.dagster_plugin.jobs import maintenance_definitions
 from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
 
 defs = dg.Definitions.merge(
     flights_definitions(),
-    maintenance_definitions(),
+    maintenance_definitions(lakehouse_deps=(REFERENCE_PUBLISHED, MONTH_PUBLISHED)),
     dg.Definitions(
         resources={
             "lakehouse": TrinityLakeResource(

@@ -103,6 +103,20 @@ def test_large_strings_and_several_batches_are_read(kind: pa.DataType, n_batches
     assert decode_node(arrow_file([*SYSTEM, *POINTERS, *BUFFER], kind, n_batches), PATH) == NODE
 
 
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_compressed_bodies_are_read(codec: str) -> None:
+    batch = pa.ipc.open_file(encode_node(NODE, 4)).get_batch(0)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+        writer.write_batch(batch)
+    assert decode_node(bytes(sink.getvalue()), PATH) == NODE
+
+
+@pytest.mark.parametrize("n_blank", [0, 1])
+def test_fewer_pointer_rows_than_the_order_are_read(n_blank: int) -> None:
+    assert decode_node(arrow_file([*SYSTEM, *POINTERS[: 3 + n_blank], *BUFFER]), PATH) == NODE
+
+
 def test_unknown_system_keys_are_kept_and_lakehouse_means_lakehouse_def() -> None:
     rows: list[Row] = [("future", "x", None), ("lakehouse", "def", None), ("", "empty", None), *SYSTEM]
     node = decode_node(arrow_file([*rows, *POINTERS]), PATH)

@@ -22,7 +22,7 @@ from pyiceberg.manifest import (
     write_manifest_list,
 )
 from pyiceberg.table import FileScanTask, Table
-from pyiceberg.table.snapshots import Operation, Snapshot, Summary
+from pyiceberg.table.metadata import TableMetadataV2
 from pyiceberg.typedef import Record
 from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
@@ -41,7 +41,8 @@ from trinitylake_ops.spark_jobs.spark_schema import to_iceberg_schema, to_spark_
 from trinitylake_ops.spark_jobs.table_reader import GROUP_BYTES, group_files, read_files, read_staged, read_table
 from trinitylake_ops.spark_jobs.table_writer import stage_dataframe
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.staging import StagedTable, load_staged, publish
+from trinitylake_ops.tables.staged_table import StagedTable
+from trinitylake_ops.tables.staging import load_staged, publish
 
 ALL_TYPES = """
     flag boolean, small int, big bigint, single float, double double, money decimal(38, 9), text string, raw binary,
@@ -49,16 +50,23 @@ ALL_TYPES = """
     counts map<string, bigint>, place struct<name: string, at: array<struct<lat: double, lon: double>>>
 """
 UTC = dt.UTC
+
+
+def _wall(*parts: int) -> dt.datetime:
+    """A time without a zone, as Spark's rows hold it."""
+    return dt.datetime(*parts)  # type: ignore[arg-type]  # noqa: DTZ001
+
+
 FULL: tuple[Any, ...] = (
     True, -(2**31), 2**63 - 1, 1.5, float("inf"), Decimal("-12345678901234567890123456789.123456789"),
     "naïve 東京 🛫 \x00 '\"", b"\x00\xff", dt.date(1, 1, 1), dt.time(23, 59, 59, 999_999),
-    dt.datetime(1969, 12, 31, 23, 59, 59, 999_999), dt.datetime(9999, 12, 31, 23, 59, 59, 1), ["a", None, ""],
+    _wall(1969, 12, 31, 23, 59, 59, 999_999), _wall(9999, 12, 31, 23, 59, 59, 1), ["a", None, ""],
     {"é": 1, "": None}, ("JFK", [(40.6, None), None]),
 )  # fmt: skip
 NULLS = (None,) * len(FULL)
 EMPTY: tuple[Any, ...] = (
-    False, 0, 0, -0.0, -0.0, Decimal("0E-9"), "", b"", dt.date(1970, 1, 1), dt.time(0), dt.datetime(1970, 1, 1),
-    dt.datetime(1970, 1, 1), [], {}, (None, []),
+    False, 0, 0, -0.0, -0.0, Decimal("0E-9"), "", b"", dt.date(1970, 1, 1), dt.time(0), _wall(1970, 1, 1),
+    _wall(1970, 1, 1), [], {}, (None, []),
 )  # fmt: skip
 
 
@@ -88,6 +96,7 @@ def texts(frame: DataFrame) -> list[str]:
 
 def test_every_type_there_and_back(spark: SparkSession, lake: Lakehouse) -> None:
     schema = _parse_datatype_string(ALL_TYPES)
+    assert isinstance(schema, StructType)
     frame = spark.createDataFrame([FULL, NULLS, EMPTY], schema).coalesce(1)
     staged = stage_dataframe(lake, frame, "facts", "types", mode="append")
     back = read_staged(spark, lake, staged)
@@ -234,6 +243,7 @@ def with_deletes(lake: Lakehouse, table: Table, content: DataFileContent, delete
     file = data_file(path, content, body.tell(), deleted.num_rows)
     before = table.current_snapshot()
     assert before is not None
+    assert isinstance(table.metadata, TableMetadataV2)
     snapshot_id, sequence_number = before.snapshot_id + 1, table.metadata.last_sequence_number + 1
     output = table.io.new_output(f"{table.location()}/metadata/deletes-m0.avro")
     with DeleteManifestWriter(table.spec(), table.schema(), output, snapshot_id, "null") as manifest:
@@ -243,11 +253,14 @@ def with_deletes(lake: Lakehouse, table: Table, content: DataFileContent, delete
         2, table.io.new_output(list_path), snapshot_id, before.snapshot_id, sequence_number, "null"
     ) as manifests:
         manifests.add_manifests([*before.manifests(table.io), manifest.to_manifest_file()])
-    after = Snapshot(
-        snapshot_id=snapshot_id, parent_snapshot_id=before.snapshot_id, sequence_number=sequence_number,
-        timestamp_ms=before.timestamp_ms + 1, manifest_list=list_path, schema_id=before.schema_id,
-        summary=Summary(operation=Operation.DELETE),
-    )  # fmt: skip
+    after = before.model_copy(
+        update={
+            "snapshot_id": snapshot_id,
+            "parent_snapshot_id": before.snapshot_id,
+            "sequence_number": sequence_number,
+            "manifest_list": list_path,
+        }
+    )
     metadata = table.metadata.model_copy(
         update={"snapshots": [*table.metadata.snapshots, after], "current_snapshot_id": snapshot_id}
     )

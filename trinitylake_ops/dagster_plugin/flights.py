@@ -16,7 +16,7 @@ from trinitylake_ops.spark_jobs.flights_checks import checks_for, run_checks
 from trinitylake_ops.spark_jobs.flights_faults import corrupt
 from trinitylake_ops.spark_jobs.flights_source import FlightsSource
 from trinitylake_ops.spark_jobs.flights_tables import TABLES, FlightsTable
-from trinitylake_ops.spark_jobs.flights_model import source_errors
+from trinitylake_ops.spark_jobs.spark_errors import spark_failures
 from trinitylake_ops.spark_jobs.table_reader import read_staged, read_table
 from trinitylake_ops.spark_jobs.table_writer import stage_dataframe
 from trinitylake_ops.tables.staging import StagedTable
@@ -127,8 +127,7 @@ def _staging_asset(table: FlightsTable) -> dg.AssetsDefinition:
         if isinstance(config, FlightsConfig) and config.fault != "none":
             context.log.warning("spoiling the flights on purpose: %s", config.fault)
             frame = corrupt(frame, config.fault)
-        with source_errors():
-            staged = _stage(lake, table, frame, month)
+        staged = _stage(lake, table, frame, month)
         yield dg.Output(staged, metadata=staged_table_metadata(staged))
         yield from _audit(lake, session, table, staged, month)
 
@@ -169,7 +168,9 @@ def _audit(
     airlines = read_table(session, lake, "reference.airlines") if table.name == "flights" else None
     frame = _read_month(session, lake, staged, month)
     number = None if month is None else month.month
-    for result in run_checks(table.name, frame, month=number, airlines=airlines):
+    with spark_failures(f"check {table.name}"):
+        results = run_checks(table.name, frame, month=number, airlines=airlines)
+    for result in results:
         yield dg.AssetCheckResult(
             check_name=result.name,
             passed=result.passed,

@@ -44,7 +44,9 @@ def build_publish_asset(
         ordered = [staged[name] for name in tables]
         message = f"publish {context.partition_key if context.has_partition_key else key[-1]}"
         version = publish_staged(lake, ordered, isolation=lakehouse.isolation, run_id=context.run_id, message=message)
-        context.log.info("published %s as version %s", ", ".join(f"{table.namespace}.{table.table}" for table in ordered), version)
+        context.log.info(
+            "published %s as version %s", ", ".join(f"{table.namespace}.{table.table}" for table in ordered), version
+        )
         metadata = staged_tables_metadata(ordered)
         yield dg.AssetMaterialization(
             asset_key=LAKEHOUSE_KEY, metadata={"lakehouse_version": version, "operation": "publish", **metadata}

@@ -3,7 +3,7 @@
 Rules of the model:
 
 - A row is never dropped silently. A row of the wrong width stops every job, a value of the wrong type each
-  job that reads its column, as writing the table does (:func:`source_errors` types both); a duplicated
+  job that reads its column, as writing the table does; ``spark_errors.spark_failures`` types both. A duplicated
   key is for the checks (:mod:`~trinitylake_ops.spark_jobs.flights_checks`) to stop.
 - ``month`` selects by the local month, 1 to 12; None is all. A flight and the weather of its hour are
   in the same local month, so month m of every table follows from month m of its inputs.
@@ -12,15 +12,10 @@ Rules of the model:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from urllib.parse import unquote
-
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from trinitylake_ops.errors import CorruptFileError, InvalidInputError
+from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.spark_jobs import flights_schema as schema
 from trinitylake_ops.spark_jobs.flights_source import FlightsSource
 
@@ -193,27 +188,6 @@ def aircraft_utilisation(flights: DataFrame, planes: DataFrame) -> DataFrame:
     return schema.conform(described, schema.AIRCRAFT_UTILISATION)
 
 
-@contextmanager
-def source_errors() -> Iterator[None]:
-    """Raise CorruptFileError where Spark fails on a malformed row, a wrong header or a broken file of the source.
-
-    Frames are read when they are used, not when they are built: put this around what writes or counts them.
-    """
-    try:
-        yield
-    except Py4JJavaError as error:
-        messages = _java_messages(error)
-        reading = [number for number, message in enumerate(messages) if "FAILED_READ_FILE" in message]
-        if not reading:
-            raise
-        uri = messages[reading[-1]].partition(" file ")[2].partition(".  SQLSTATE")[0]
-        # Of each message what was found; not which of Spark's settings would let it pass.
-        found = "; ".join(message.partition(" Parse Mode:")[0] for message in messages[reading[-1] + 1 :])
-        raise CorruptFileError(
-            f"Spark cannot read the source: {found}", path=unquote(uri.removeprefix("file://"))
-        ) from error
-
-
 def of_month(frame: DataFrame, month: int | None) -> DataFrame:
     """Return the rows of one local month, or all for None. Raises InvalidInputError for a month not in 1 to 12."""
     if month is None:
@@ -235,15 +209,6 @@ def _read(spark: SparkSession, source: FlightsSource, name: str) -> DataFrame:
         .option("encoding", "UTF-8")
         .csv(source.spark_path(name))
     )
-
-
-def _java_messages(error: Py4JJavaError) -> list[str]:
-    messages = []
-    cause = error.java_exception
-    while cause is not None:
-        messages.append(" ".join(str(cause.getMessage()).splitlines()))
-        cause = cause.getCause()
-    return messages
 
 
 def _dashed(*columns: Column) -> list[Column]:

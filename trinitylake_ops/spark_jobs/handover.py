@@ -16,9 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.spark_jobs.local_cache import place_file
-from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 #: The option of a data source that holds the folder.
 HANDOVER = "handover"
@@ -52,12 +50,6 @@ def put_returned(folder: str, value: Any) -> None:
 def take_returned(folder: str) -> Any:
     """Return the answer. Raises FileNotFoundError when there is none."""
     return pickle.loads((Path(folder) / _RETURNED).read_bytes())
-
-
-def check_reachable(lake: Lakehouse) -> None:
-    """Raise InvalidInputError for a lakehouse in this process's memory, which Spark's tasks would not see."""
-    if lake.root.startswith("memory://"):
-        raise InvalidInputError(f"Spark's tasks are other processes and cannot see {lake.root}; use a file:// root")
 
 
 def _put(path: Path, value: Any) -> None:

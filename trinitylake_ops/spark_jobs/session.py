@@ -26,8 +26,6 @@ _SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.sql.shuffle.partitions": "4",
-    # Its workers start with what tables need already imported.
-    "spark.python.daemon.module": "trinitylake_ops.spark_jobs.worker_daemon",
     # The model's hours and days are defined in UTC, wherever the driver stands.
     "spark.sql.session.timeZone": "UTC",
     # Iceberg adopts Parquet files with microseconds, not with Spark's own INT96.

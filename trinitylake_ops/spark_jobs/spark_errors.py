@@ -37,37 +37,35 @@ def _translated(what: str, messages: list[str]) -> TrinityLakeError:
     for message in reversed(messages):
         if _TRACEBACK in message:
             return _from_traceback(what, message)
-    for position, message in enumerate(messages):
-        if "FAILED_READ_FILE" in message:
-            path = message.partition(" file ")[2].partition(".  SQLSTATE")[0].strip()
-            return CorruptFileError(
-                f"cannot {what}: Spark cannot read a file: {_one_line(messages[-1] if position + 1 else message)}",
-                path=unquote(path.removeprefix("file://")) or None,
-            )
+    reading = [position for position, message in enumerate(messages) if "FAILED_READ_FILE" in message]
+    if reading:
+        path = messages[reading[-1]].partition(" file ")[2].partition(".  SQLSTATE")[0].strip()
+        found = "; ".join(map(_one_line, messages[reading[-1] + 1 :])) or _one_line(messages[reading[-1]])
+        return CorruptFileError(
+            f"cannot {what}: Spark cannot read its source: {found}", path=unquote(path.removeprefix("file://")) or None
+        )
     return JobFailedError(f"cannot {what}: {_one_line(messages[-1])}")
 
 
 def _from_traceback(what: str, message: str) -> TrinityLakeError:
-    """Return the error that a Python task raised last, by the last line of a traceback that names one."""
-    lines = [line.rstrip() for line in message.partition(_TRACEBACK)[2].splitlines()]
-    raised = [match for line in lines if not line.startswith(" ") and (match := _RAISED.match(line))]
-    named = [match for match in raised if match["message"] is not None] or raised
-    if not named:
-        return JobFailedError(f"cannot {what}: {_one_line(message)}")
-    last = named[-1]
-    text = _one_line(last["message"] or "")
-    error_class = _own_error_class(last["module"] or "", last["name"])
+    """Return the error that a Python task raised: the line after the frames of the last traceback."""
+    lines = message.rpartition(_TRACEBACK)[2].splitlines()
+    raised = next((line for line in lines if line and not line.startswith(" ")), "")
+    match = _RAISED.match(raised)
+    if match is None:
+        return JobFailedError(f"cannot {what}: {_one_line(raised or message)}")
+    text = (match["message"] or "").strip()
+    error_class = _own_error_class(match["module"] or "", match["name"])
     if error_class is not None:
         return error_class(text)
-    return JobFailedError(f"cannot {what}: {last['name']}{f': {text}' if text else ''}")
+    return JobFailedError(f"cannot {what}: {match['name']}{f': {text}' if text else ''}")
 
 
 def _own_error_class(module: str, name: str) -> type[TrinityLakeError] | None:
     if not module.startswith(_OWN_PACKAGE):
         return None
     found = getattr(importlib.import_module(module.rstrip(".")), name, None)
-    is_plain = isinstance(found, type) and issubclass(found, TrinityLakeError)
-    return found if is_plain else None
+    return found if isinstance(found, type) and issubclass(found, TrinityLakeError) else None
 
 
 def _messages(error: PySparkException | Py4JJavaError) -> list[str]:
@@ -81,9 +79,10 @@ def _messages(error: PySparkException | Py4JJavaError) -> list[str]:
     messages = []
     java_error = error.java_exception
     while java_error is not None:
-        messages.append(str(java_error.getMessage() or java_error.getClass().getName()))
+        if message := java_error.getMessage():
+            messages.append(str(message))
         java_error = java_error.getCause()
-    return messages
+    return messages or [str(error.java_exception.getClass().getName())]
 
 
 def _one_line(message: str) -> str:

@@ -7,33 +7,25 @@ and no other reader's settings apply: what is counted or retried for the lakehou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import pickle
+from collections.abc import Iterable, Sequence
 
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.expressions.parser import parse
-from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.schema import Schema
 from pyiceberg.table import DataScan, FileScanTask, Table
-from pyiceberg.table.metadata import TableMetadata
 from pyparsing import ParseException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema  # Spark's own check of batches; pandas is not imported
-from pyspark.sql.types import StructType
 
 from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError
 from trinitylake_ops.format.locations import to_uri
-from trinitylake_ops.spark_jobs.handover import HANDOVER, check_reachable, handed_over, take_given
+from trinitylake_ops.spark_jobs.handover import HANDOVER, handed_over
 from trinitylake_ops.spark_jobs.spark_schema import to_spark_schema
+from trinitylake_ops.spark_jobs.table_tasks import ReadJob, Scan, TableScan
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import ICEBERG, metadata_uri, read_metadata
 from trinitylake_ops.tables.staged_table import StagedTable
 from trinitylake_ops.transaction.lakehouse import Lakehouse
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 #: An input partition takes up to so many bytes of data files; a bigger file is one of its own.
 GROUP_BYTES = 64 << 20
@@ -102,10 +94,11 @@ def read_files(
     schema = _projected(metadata.schema(), columns)
     scan = DataScan(metadata, io, row_filter=_parsed(row_filter))
     groups = group_files(_planned(scan), spark.sparkContext.defaultParallelism)
-    spark.dataSource.register(_TableFiles)
-    with handed_over(_ReadJob(io, metadata, schema, scan.row_filter, tuple(groups))) as folder:
-        # Spark makes and keeps the data source here and now, so the folder is not needed any more after it.
-        return spark.read.format(_TableFiles.name()).option(HANDOVER, folder).load()
+    job = ReadJob(io, metadata, schema, scan.row_filter)
+    spark.dataSource.register(TableScan)
+    with handed_over(Scan(to_spark_schema(schema), pickle.dumps(job), tuple(map(pickle.dumps, groups)))) as folder:
+        # Spark makes the data source now and keeps it with the DataFrame; the folder has served its purpose then.
+        return spark.read.format(TableScan.name()).option(HANDOVER, folder).load()
 
 
 def group_files(tasks: Iterable[FileScanTask], parallelism: int) -> list[tuple[FileScanTask, ...]]:
@@ -156,58 +149,7 @@ def _planned(scan: DataScan) -> list[FileScanTask]:
         raise InvalidInputError(f"the filter {scan.row_filter} does not fit the table: {error}") from error
 
 
-@dataclass(frozen=True)
-class _ReadJob:
-    io: StorageFileIO
-    metadata: TableMetadata
-    schema: Schema
-    row_filter: BooleanExpression
-    groups: tuple[tuple[FileScanTask, ...], ...]
-
-
-class _TableFiles(DataSource):
-    """What Spark reads from. Only its handover folder shows in Spark's plan."""
-
-    def __init__(self, options: dict[str, str]):
-        super().__init__(options)
-        self._job: _ReadJob = take_given(options[HANDOVER])
-
-    @classmethod
-    def name(cls) -> str:
-        return "trinitylake_table_scan"
-
-    def schema(self) -> StructType:
-        return to_spark_schema(self._job.schema)
-
-    def reader(self, schema: StructType) -> _TableFilesReader:
-        return _TableFilesReader(self._job, schema)
-
-
-class _TableFilesReader(DataSourceReader):
-    def __init__(self, job: _ReadJob, schema: StructType):
-        # The files travel inside the partitions, each to its own task only.
-        self._io = job.io
-        self._metadata = job.metadata
-        self._schema = job.schema
-        self._row_filter = job.row_filter
-        self._spark_schema = schema
-        self._partitions = [InputPartition(group) for group in job.groups]
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_partitions": []}
-
-    def partitions(self) -> Sequence[InputPartition]:
-        return self._partitions
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Without files Spark asks for one partition without a value.
-        tasks: tuple[FileScanTask, ...] = partition.value or ()
-        return self._batches(tasks)
-
-    def _batches(self, tasks: Sequence[FileScanTask]) -> Iterator[pa.RecordBatch]:
-        scan = ArrowScan(self._metadata, self._io, self._schema, self._row_filter)
-        arrow_schema = to_arrow_schema(self._spark_schema, timezone="UTC")
-        for task in tasks:  # one at a time: pyiceberg holds all batches of the files it is given
-            for batch in scan.to_record_batches([task]):
-                if batch.num_rows:
-                    yield batch.select(arrow_schema.names).cast(arrow_schema)
+def check_reachable(lake: Lakehouse) -> None:
+    """Raise InvalidInputError for a lakehouse in this process's memory, which Spark's tasks would not see."""
+    if lake.root.startswith("memory://"):
+        raise InvalidInputError(f"Spark's tasks are other processes and cannot see {lake.root}; use a file:// root")

@@ -2,18 +2,20 @@
 
 The driver plans the write, each task writes its rows as Parquet files under the table's own prefix
 and hands back what it wrote, and the driver makes one Iceberg snapshot of all of it. No row passes
-the driver and no disk is shared. A task that fails deletes its files; those of a process that dies
-are left to orphan removal, because nothing names them.
+the driver and no disk is shared. A task that fails deletes its files, and so does the driver for
+tasks that ended well. What a process leaves that dies, or that Spark stops because another task
+failed, is an orphan: nothing names it.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import pickle
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pyiceberg.exceptions import ValidationError
 from pyiceberg.expressions import And, BooleanExpression, EqualTo, IsNull, Or, Reference
@@ -23,28 +25,18 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import PrimitiveType
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
-from pyspark.sql.types import StructType
 
 from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError, StorageError
-from trinitylake_ops.spark_jobs.handover import (
-    HANDOVER,
-    check_reachable,
-    handed_over,
-    put_returned,
-    take_given,
-    take_returned,
-)
+from trinitylake_ops.spark_jobs.handover import HANDOVER, handed_over, take_returned
 from trinitylake_ops.spark_jobs.spark_errors import spark_failures
 from trinitylake_ops.spark_jobs.spark_schema import to_iceberg_schema
+from trinitylake_ops.spark_jobs.table_reader import check_reachable
+from trinitylake_ops.spark_jobs.table_tasks import TableSink, WriteJob, unpickled_data_files
 from trinitylake_ops.tables.data_files import TARGET_FILE_SIZE_BYTES
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.staged_table import StagedTable
 from trinitylake_ops.tables.staging import Replace, TableWrite, plan_write, stage_data_files
 from trinitylake_ops.transaction.lakehouse import Lakehouse
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +106,7 @@ def stage_dataframe(
         _check_partitions(data_files, wanted, columns)
         return stage_data_files(lake, plan, data_files, replacing=replacing)
     except BaseException:
-        _delete(plan.io, data_files)
+        delete_data_files(plan.io, data_files)
         raise
 
 
@@ -166,59 +158,14 @@ def _clustered(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
 
 
 def _write(frame: DataFrame, plan: TableWrite, target_file_size_bytes: int) -> list[DataFile]:
-    frame.sparkSession.dataSource.register(_TableFilesSink)
-    with handed_over(_WriteJob(plan, target_file_size_bytes)) as folder:
-        frame.write.format(_TableFilesSink.name()).mode("append").option(HANDOVER, folder).save()
-        data_files: list[DataFile] = take_returned(folder)
-    return data_files
+    frame.sparkSession.dataSource.register(TableSink)
+    with handed_over(pickle.dumps(WriteJob(plan, target_file_size_bytes))) as folder:
+        frame.write.format(TableSink.name()).mode("append").option(HANDOVER, folder).save()
+        return unpickled_data_files(take_returned(folder))
 
 
-@dataclass(frozen=True)
-class _WriteJob:
-    plan: TableWrite
-    target_file_size_bytes: int
-
-
-class _TableFilesSink(DataSource):
-    """What Spark writes to. Only its handover folder shows in Spark's plan."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "trinitylake_table_files"
-
-    def writer(self, schema: StructType, overwrite: bool) -> _TableFilesWriter:
-        return _TableFilesWriter(self.options[HANDOVER])
-
-
-@dataclass
-class _WrittenFiles(WriterCommitMessage):
-    data_files: list[DataFile]
-
-
-class _TableFilesWriter(DataSourceArrowWriter):
-    """Made on the driver's machine, pickled to the tasks, pickled back to commit or abort."""
-
-    def __init__(self, folder: str):
-        self._folder = folder
-        self._job: _WriteJob = take_given(folder)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        job = self._job
-        return _WrittenFiles(job.plan.write(iterator, target_file_size_bytes=job.target_file_size_bytes))
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        put_returned(self._folder, _all_files(messages))
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        # Of tasks that ended well; one that still runs deletes its own files when it fails.
-        _delete(self._job.plan.io, _all_files(messages))
-
-
-def _all_files(messages: list[WriterCommitMessage | None]) -> list[DataFile]:
-    return [data_file for message in messages if isinstance(message, _WrittenFiles) for data_file in message.data_files]
-
-
-def _delete(io: StorageFileIO, data_files: Sequence[DataFile]) -> None:
+def delete_data_files(io: StorageFileIO, data_files: Sequence[DataFile]) -> None:
+    """Delete files that nothing names yet; what cannot be deleted is left to orphan removal."""
     for data_file in data_files:
         try:
             io.delete(data_file.file_path)

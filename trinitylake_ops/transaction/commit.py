@@ -10,7 +10,9 @@ import random
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.metadata import version as package_version
 from typing import Any, Protocol
@@ -55,6 +57,19 @@ _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 1.0
 
 
+_acting_run: ContextVar[str | None] = ContextVar("acting_run", default=None)
+
+
+@contextmanager
+def acting_for_run(run_id: str) -> Iterator[None]:
+    """Record a run of an orchestrator in all commits of this block, in this thread, that name none themselves."""
+    token = _acting_run.set(run_id)
+    try:
+        yield
+    finally:
+        _acting_run.reset(token)
+
+
 @dataclass(frozen=True, slots=True)
 class CommitInfo:
     """Who commits what, for people: stored in the root as ``commit_info``.
@@ -74,7 +89,7 @@ class CommitInfo:
         info: dict[str, Any] = {
             "operation": self.operation,
             "message": self.message,
-            "run_id": self.run_id,
+            "run_id": self.run_id or _acting_run.get(),
             "user": _user(),
             "host": socket.gethostname(),
             "engine": _engine(),
@@ -213,6 +228,8 @@ def commit(
             files.storage.create_many({**fresh, **nodes})
             if _create_root(files.storage, base, draft, stamp.commit_id, clock):
                 write_hint(files.storage, base.version + 1)
+                # A rebase may have replaced definitions that an earlier attempt wrote.
+                discard(files.storage, kept.keys() - draft.definition_files.keys())
                 return base.version + 1
             discard(files.storage, nodes)
             nodes = {}

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from trinitylake_ops.errors import (
     CommitOutcomeUnknownError,
+    CorruptFileError,
     ExportNotFoundError,
     FileMissingError,
     InvalidDefinitionError,
@@ -204,7 +205,7 @@ class Lakehouse:
             raise VersionNotFoundError(
                 f"version {version} does not exist; the latest is {latest.version}", version=version
             )
-        self._check_not_expired(version, latest.definition)
+        check_not_expired(version, latest.definition)
         path = root_path(version)
         try:
             root = decode_node(self.storage.read(path), path)
@@ -215,14 +216,6 @@ class Lakehouse:
         if root.is_sealed:
             raise VersionExpiredError(f"version {version} was expired and purged", path=path, version=version)
         return Snapshot(self.files, version, path, root)
-
-    @staticmethod
-    def _check_not_expired(version: int, definition: LakehouseDef) -> None:
-        for batch in definition.expirations:
-            if batch.contains(version):
-                can_undelete = batch.state == ExpirationState.EXPIRED
-                hint = "undelete can bring it back" if can_undelete else "its purge has begun, it cannot come back"
-                raise VersionExpiredError(f"version {version} was expired; {hint}", version=version)
 
     def _snapshot_of_export(self, name: str, latest: Snapshot) -> Snapshot:
         location = latest.definition.exported_snapshots.get(name)
@@ -295,6 +288,15 @@ class Lakehouse:
         return commit(self.files, change, base, begun_at_ms=self.storage.now_ms(), max_attempts=max_attempts)
 
 
+def check_not_expired(version: int, definition: LakehouseDef) -> None:
+    """Raise VersionExpiredError when the latest definition lists a version as expired."""
+    for batch in definition.expirations:
+        if batch.contains(version):
+            can_undelete = batch.state == ExpirationState.EXPIRED
+            hint = "undelete can bring it back" if can_undelete else "its purge has begun, it cannot come back"
+            raise VersionExpiredError(f"version {version} was expired; {hint}", version=version)
+
+
 def diff_snapshots(before: Snapshot, after: Snapshot) -> list[Change]:
     """Return what changed between two versions of one lakehouse; objects of unknown type are left out."""
     changes: list[Change] = []
@@ -316,10 +318,12 @@ def _new_definition(fields: Mapping[str, Any]) -> LakehouseDef:
 def _replaced(definition: LakehouseDef, fields: Mapping[str, Any]) -> LakehouseDef:
     try:
         changed = replace(definition, **fields)
+        # As it will be read again: None becomes a default, a number its enum.
+        return LakehouseDef.from_bytes(changed.to_bytes(), "settings")
     except TypeError as error:
         raise InvalidDefinitionError(f"these settings do not exist: {error}") from error
-    # As it will be read again: None becomes a default, a number its enum.
-    return LakehouseDef.from_bytes(changed.to_bytes(), "settings")
+    except CorruptFileError as error:
+        raise InvalidDefinitionError(f"these settings could not be read again: {error.message}") from error
 
 
 def _isolation(name: str | None, definition: LakehouseDef) -> IsolationLevel:

@@ -18,7 +18,6 @@ from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.node_store import NodeStore
 from trinitylake_ops.tree.search import get, scan_prefix
 
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 

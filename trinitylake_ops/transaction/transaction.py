@@ -54,11 +54,11 @@ class Transaction(CatalogReader):
         self._info = info
         self._begun_at_ms = begun_at_ms
         self._definition: LakehouseDef | None = None
-        self._writes: dict[str, NamespaceDef | TableDef | None] = {}
+        self._writes: dict[str, Entry | None] = {}
         self._paths: dict[str, str] = {}
         self._definition_path: str | None = None
         self._relied_namespaces: set[str] = set()
-        self._dropped_namespaces: set[str] = set()
+        self._replaced_namespaces: set[str] = set()
         self._preconditions: list[Callable[[Snapshot], None]] = []
         self._read_keys: set[str] = set()
         self._read_prefixes: set[str] = set()
@@ -120,7 +120,6 @@ class Transaction(CatalogReader):
         for table in tables:
             self._write(self.keys.table_key(namespace, table), None)
         self._write(self.keys.namespace_key(namespace), None)
-        self._dropped_namespaces.add(namespace)
 
     def create_table(self, namespace: str, table: str, definition: TableDef) -> TableDef:
         """Create a table and return its definition, with an id when it had none.
@@ -159,6 +158,16 @@ class Transaction(CatalogReader):
             raise TableNotFoundError(f"there is no table {namespace}.{table}")
         self._write(key, None)
 
+    def restore_entry(self, key: str, location: str | None) -> None:
+        """Let a key point to a definition that another version holds, at its location, or to nothing.
+
+        A table's namespace must exist, as this transaction leaves it. Raises NamespaceNotFoundError.
+        """
+        name = self.keys.decode(key)
+        if name is not None and name.table is not None and location is not None:
+            self._table_key_in_namespace(name.namespace, name.table)
+        self._write(key, location)
+
     def alter_definition(self, definition: LakehouseDef) -> None:
         """Replace the lakehouse definition. Raises InvalidDefinitionError for settings fixed at creation."""
         self._check_open()
@@ -179,11 +188,14 @@ class Transaction(CatalogReader):
         self._relied_namespaces.add(namespace)
         return key
 
-    def _write(self, key: str, definition: NamespaceDef | TableDef | None) -> None:
+    def _write(self, key: str, entry: Entry | None) -> None:
         self._check_open()
-        if definition is not None:
-            definition.to_bytes()  # refuses here, not at the commit, what cannot be stored
-        self._writes[key] = definition
+        if isinstance(entry, NamespaceDef | TableDef):
+            entry.to_bytes()  # refuses here, not at the commit, what cannot be stored
+        elif key.startswith(NAMESPACE_KEY_PREFIX):
+            # Dropped, or set to a definition of another version: it may be a namespace of another id.
+            self._replaced_namespaces.add(self._named(key).namespace)
+        self._writes[key] = entry
         self._paths.pop(key, None)
 
     # Ending
@@ -232,13 +244,16 @@ class Transaction(CatalogReader):
         """Return what this transaction would write on ``base``."""
         messages: dict[str, str | None] = {}
         files: dict[str, bytes] = {}
-        for key, definition in self._writes.items():
-            if definition is not None:
+        for key, entry in self._writes.items():
+            if entry is None:
+                if base.entry(key) is not None:
+                    messages[key] = None
+            elif isinstance(entry, str):
+                messages[key] = entry
+            else:
                 path = self._paths.setdefault(key, self._new_path(key))
                 messages[key] = path
-                files[path] = definition.to_bytes()
-            elif base.entry(key) is not None:
-                messages[key] = None
+                files[path] = entry.to_bytes()
         lakehouse_def = base.definition_location
         if self._definition is not None and self._definition != base.definition:
             self._definition_path = self._definition_path or new_lakehouse_def_path()
@@ -271,7 +286,7 @@ class Transaction(CatalogReader):
         conflicts = written_key_conflicts(self.keys, changes, self._writes)
         for namespace in sorted(self._relied_namespaces):
             conflicts += self._namespace_conflicts(namespace, base, latest)
-        for namespace in sorted(self._dropped_namespaces):  # those created anew since, too
+        for namespace in sorted(self._replaced_namespaces):  # those created anew since, too
             conflicts += new_table_conflicts(self.keys, changes, namespace, self._writes)
         if self.isolation != IsolationLevel.SNAPSHOT:
             conflicts += read_conflicts(self.keys, changes, self._read_keys, self._read_prefixes)

@@ -1,0 +1,104 @@
+"""Processes that commit to one local lakehouse at the same time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.lakes import check_version, left_over_paths, local_storage, table
+from tests.processes import fork
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import CommitConflictError
+from trinitylake_ops.format.file_names import HINT_PATH, parse_hint
+
+Report = Callable[[str], None]
+N_COMMITS = 200
+
+
+def _new_lake(folder: Path) -> Lakehouse:
+    lake = Lakehouse.create(str(folder), {"fsync": "false"}, order=8)
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+    return lake
+
+
+def _create_tables(folder: Path, worker: int) -> Callable[[Report], None]:
+    def work(report: Report) -> None:
+        lake = Lakehouse(local_storage(folder))
+        for number in range(N_COMMITS):
+            with lake.transaction() as txn:
+                txn.create_table("ns", f"w{worker}-{number:03d}", table(worker=str(worker)))
+            report(f"{txn.committed_version} {txn.id}")
+
+    return work
+
+
+def test_two_processes_of_two_hundred_commits_each_lose_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "lake"
+    lake = _new_lake(folder)
+    children = [fork(_create_tables(folder, worker)) for worker in range(2)]
+    ended = [child.finish() for child in children]
+    assert [exit_code for exit_code, _ in ended] == [0, 0]
+
+    acknowledged = dict(line.split() for _, lines in ended for line in lines)
+    latest = lake.latest_version()
+    assert latest >= 401
+    assert len(acknowledged) == 2 * N_COMMITS, "no version was acknowledged to two commits"
+    assert lake.snapshot().tables("ns") == [f"w{w}-{n:03d}" for w in range(2) for n in range(N_COMMITS)]
+    infos = {info.version: info for info in lake.history()}
+    for version, transaction_id in acknowledged.items():
+        assert infos[int(version)].members == (transaction_id,)
+    members = [member for info in infos.values() for member in info.members]
+    assert len(members) == len(set(members)) == latest
+    assert len({info.commit_id for info in infos.values()}) == latest + 1
+
+    # A late hint of the slower process may stand below the latest version, never above; the next commit mends it.
+    hint = parse_hint(lake.storage.read(HINT_PATH))
+    assert hint is not None
+    assert 0 < hint <= latest
+    lake.alter_definition(properties={"done": "yes"})
+    assert lake.storage.read(HINT_PATH) == str(latest + 1).encode()
+
+    for version in [*range(0, latest, 25), latest]:
+        snapshot = check_version(lake, version)
+        assert len(snapshot.tables("ns") if version else []) == max(0, version - 1), "each commit added one table"
+    assert left_over_paths(lake) == set(), "attempts that lost a race left no file"
+    interleaved = [acknowledged[str(version)] in {line.split()[1] for line in ended[0][1]} for version in range(2, 402)]
+    assert any(a != b for a, b in itertools.pairwise(interleaved)), "they did run side by side"
+
+
+def _count_up(folder: Path) -> Callable[[Report], None]:
+    def work(report: Report) -> None:
+        lake = Lakehouse(local_storage(folder))
+        for _ in range(25):
+            txn = lake.transaction()
+            number = int(txn.table("ns", "counter").properties["n"])
+            txn.alter_table("ns", "counter", table(n=str(number + 1)))
+            try:
+                report(f"won {txn.commit()} {txn.id}")
+            except CommitConflictError as error:
+                assert error.conflicts
+                report(f"lost {error.latest_version} {txn.id}")
+
+    return work
+
+
+def test_four_processes_on_one_table_win_once_or_conflict(tmp_path: Path) -> None:
+    folder = tmp_path / "lake"
+    lake = _new_lake(folder)
+    with lake.transaction() as txn:
+        txn.create_table("ns", "counter", table(n="0"))
+    ended = [child.finish() for child in [fork(_count_up(folder)) for _ in range(4)]]
+    assert [exit_code for exit_code, _ in ended] == [0] * 4
+    reports = [line.split() for _, lines in ended for line in lines]
+    assert len(reports) == 100
+    won = {transaction_id: int(version) for outcome, version, transaction_id in reports if outcome == "won"}
+    assert lake.latest_version() == 2 + len(won)
+    members = {info.version: info.members for info in lake.history(len(won))}
+    assert members == {version: (transaction_id,) for transaction_id, version in won.items()}
+    assert lake.snapshot().table("ns", "counter").properties == {"n": str(len(won))}, "no increment is lost"
+    assert len(won) < 100, "they did contend"
+    for version in range(lake.latest_version() + 1):
+        check_version(lake, version)
+    assert left_over_paths(lake) == set()

@@ -1,0 +1,177 @@
+"""The pipeline's jobs on a small sample of the real data: staged, audited, published together or not at all."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import duckdb
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.lakes import check_lake
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.dagster_plugin.flights import INITIAL_JOB, MONTHLY_JOB, NAMESPACES, flights_definitions
+from trinitylake_ops.dagster_plugin.jobs import maintenance_definitions
+from trinitylake_ops.dagster_plugin.publish import LAKEHOUSE_KEY
+from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
+from trinitylake_ops.tables.catalog import TrinityLakeCatalog
+
+MONTHLY_TABLES = ("weather", "flights", "delay_by_carrier_month", "route_performance", "aircraft_utilisation")
+QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+
+
+class Pipeline:
+    """The definitions on one lakehouse, the sample as source, one Dagster instance."""
+
+    def __init__(self, root: Path, source_folder: Path, instance: dg.DagsterInstance):
+        self.root = str(root)
+        self.source = {"config": {"source_folder": str(source_folder)}}
+        self.instance = instance
+        self.definitions = dg.Definitions.merge(
+            flights_definitions(),
+            maintenance_definitions(),
+            dg.Definitions(
+                resources={
+                    "lakehouse": TrinityLakeResource(root=self.root, storage_options={"fsync": "false"}),
+                    "spark": SparkResource(),
+                },
+                executor=dg.in_process_executor,
+            ),
+        )
+
+    def run(self, job: str, month: str | None = None, **ops: dict[str, Any]) -> dg.ExecuteInProcessResult:
+        return self.definitions.resolve_job_def(job).execute_in_process(
+            instance=self.instance,
+            run_config={"ops": ops, **QUIET},
+            partition_key=month,
+            raise_on_error=False,
+        )
+
+    def initial_load(self) -> dg.ExecuteInProcessResult:
+        return self.run(
+            INITIAL_JOB, **{f"reference__{name}": self.source for name in ("airlines", "airports", "planes")}
+        )
+
+    def monthly_load(self, month: str, fault: str = "none") -> dg.ExecuteInProcessResult:
+        ops = {f"{NAMESPACES[name]}__{name}": self.source for name in MONTHLY_TABLES}
+        ops["facts__flights"] = {"config": {**self.source["config"], "fault": fault}}
+        return self.run(MONTHLY_JOB, month, **ops)
+
+    def lake(self) -> Lakehouse:
+        return Lakehouse.open(self.root)
+
+    def data_files(self, table: str, version: int | None = None) -> dict[str, int]:
+        """Path to rows of a table's data files."""
+        pinned = {} if version is None else {"version": str(version)}
+        catalog = TrinityLakeCatalog("test", root=self.root, **pinned)
+        tasks = catalog.load_table((NAMESPACES[table], table)).scan().plan_files()
+        return {task.file.file_path: task.file.record_count for task in tasks}
+
+    def query(self, table: str, sql: str, version: int | None = None) -> list[tuple[Any, ...]]:
+        pinned = {} if version is None else {"version": str(version)}
+        catalog = TrinityLakeCatalog("test", root=self.root, **pinned)
+        rows = catalog.load_table((NAMESPACES[table], table)).scan().to_arrow()
+        return duckdb.connect().from_arrow(rows).query("t", sql).fetchall()
+
+
+@pytest.fixture(scope="module")
+def pipeline(spark: SparkSession, sample_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    """A lakehouse with the reference tables and January."""
+    with dg.instance_for_test() as instance:
+        made = Pipeline(tmp_path_factory.mktemp("pipeline") / "lake", sample_folder, instance)
+        assert made.initial_load().success
+        assert made.monthly_load("2013-01-01").success
+        yield made
+        check_lake(made.lake())
+        assert maintenance.verify(made.lake()).is_clean
+
+
+def test_each_run_is_one_version_with_its_run_id(pipeline: Pipeline) -> None:
+    history = list(pipeline.lake().history())
+    assert [(info.version, info.operation) for info in history[-3:]] == [(2, "publish"), (1, "publish"), (0, "init")]
+    runs = {run.run_id: run.job_name for run in pipeline.instance.get_runs()}
+    assert [runs[info.run_id] for info in history[-3:-1] if info.run_id] == [MONTHLY_JOB, INITIAL_JOB]
+    changes = {(change.kind, change.namespace, change.table) for change in pipeline.lake().diff(1, 2)}
+    assert {("added", NAMESPACES[name], name) for name in MONTHLY_TABLES} <= changes
+
+
+def test_a_month_writes_only_its_partitions(pipeline: Pipeline) -> None:
+    before = {name: pipeline.data_files(name) for name in MONTHLY_TABLES}
+    version = pipeline.lake().latest_version()
+    result = pipeline.monthly_load("2013-02-01")
+    assert result.success
+    assert pipeline.lake().latest_version() == version + 1
+    for name in MONTHLY_TABLES:
+        after = pipeline.data_files(name)
+        assert before[name].items() < after.items(), name
+        assert pipeline.query(name, "SELECT DISTINCT year, month FROM t ORDER BY 2") == [(2013, 1), (2013, 2)]
+    assert pipeline.query("flights", "SELECT count(*) FROM t") == [(2000,)]
+    (event,) = [
+        event
+        for event in result.get_asset_materialization_events()
+        if event.asset_key == dg.AssetKey(["facts", "flights"])
+    ]
+    metadata = event.materialization.metadata
+    new = pipeline.data_files("flights").keys() - before["flights"].keys()
+    written = sum(Path(path.removeprefix("file://")).stat().st_size for path in new)
+    assert (metadata["rows_added"].value, metadata["bytes_added"].value) == (1000, written)
+
+
+def test_a_month_published_again_replaces_itself(pipeline: Pipeline) -> None:
+    rows = pipeline.query("flights", "SELECT count(*), sum(distance) FROM t")
+    assert pipeline.monthly_load("2013-01-01").success
+    assert pipeline.query("flights", "SELECT count(*), sum(distance) FROM t") == rows
+
+
+def test_a_failed_check_publishes_nothing(pipeline: Pipeline) -> None:
+    before = pipeline.lake().snapshot()
+    result = pipeline.monthly_load("2013-01-01", fault="blocked")
+    assert not result.success
+    failed = {evaluation.check_name for evaluation in result.get_asset_check_evaluations() if not evaluation.passed}
+    assert failed == {"known_carriers", "positive_distance"}
+    steps = {event.step_key for event in result.all_events if event.is_step_success}
+    assert "publish__month" not in steps
+    assert pipeline.lake().latest_version() == before.version
+
+
+def test_a_bad_month_that_gets_through_is_rolled_back(pipeline: Pipeline) -> None:
+    good = pipeline.lake().latest_version()
+    delays = "SELECT carrier, avg(dep_delay) FROM t GROUP BY 1 ORDER BY 1"
+    before = pipeline.query("flights", delays)
+    assert pipeline.monthly_load("2013-01-01", fault="subtle").success
+    assert pipeline.query("flights", delays) != before
+    result = pipeline.run("rollback", rollback={"config": {"to": str(good)}})
+    assert result.success
+    assert pipeline.query("flights", delays) == before
+    head = next(iter(pipeline.lake().history(1)))
+    assert (head.operation, head.rollback_from, head.run_id) == ("rollback", good + 1, result.run_id)
+    assert pipeline.lake().diff(good, head.version) == []
+
+
+def test_operations_report_to_the_lakehouse_asset(pipeline: Pipeline) -> None:
+    result = pipeline.run("export_minimal", export_minimal={"config": {"name": "kept"}})
+    assert result.success
+    exported = pipeline.lake().snapshot("kept").version
+    (record,) = maintenance.list_exports(pipeline.lake())
+    assert (record.name, record.version) == ("kept", exported)
+    assert {info.run_id for info in pipeline.lake().history(2)} == {result.run_id}
+    event = pipeline.instance.get_latest_materialization_event(LAKEHOUSE_KEY)
+    assert event is not None and event.asset_materialization is not None
+    assert event.asset_materialization.metadata["lakehouse_version"].value == pipeline.lake().latest_version()
+
+
+def test_hint_and_verify_jobs(pipeline: Pipeline) -> None:
+    pipeline.lake().storage.write("_latest_hint.txt", b"garbage")
+    assert pipeline.run("repair_hint").success
+    assert pipeline.lake().storage.read("_latest_hint.txt") == str(pipeline.lake().latest_version()).encode()
+    assert pipeline.run("verify").success
+
+
+def test_a_wrong_target_is_one_clear_failure(pipeline: Pipeline) -> None:
+    before = pipeline.lake().latest_version()
+    result = pipeline.run("rollback", rollback={"config": {"to": "999"}})
+    assert not result.success
+    (failure,) = [event for event in result.all_events if event.is_step_failure]
+    assert "version 999 does not exist" in str(failure.step_failure_data.user_failure_data.description)
+    assert pipeline.lake().latest_version() == before

@@ -1,0 +1,222 @@
+"""Executes FORMAT.md: every example is encoded and decoded, every table of fields compared with the code."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from google.protobuf import text_format
+
+from trinitylake_ops.errors import InvalidDefinitionError, InvalidLocationError, InvalidNameError
+from trinitylake_ops.format import definitions
+from trinitylake_ops.format.definitions import DataType, LakehouseDef
+from trinitylake_ops.format.file_names import (
+    new_namespace_path,
+    optimize_path,
+    parse_hint,
+    parse_root_path,
+    root_path,
+    shortest_path_limit_bytes,
+)
+from trinitylake_ops.format.generated import definitions_pb2 as pb
+from trinitylake_ops.format.keys import KeyCodec, ObjectName, encode_schema_id
+from trinitylake_ops.format.limits import smallest_node_file_limit_bytes, validate_lakehouse_def
+from trinitylake_ops.format.locations import normalize_root_uri, validate_location, validate_path
+from trinitylake_ops.format.node_file import decode_node, decode_system_rows, encode_node
+
+TEXT = (Path(definitions.__file__).parent / "FORMAT.md").read_text(encoding="utf-8")
+BLOCKS = {
+    (language, name): body for language, name, body in re.findall(r"^```(\S+) (\S+)\n(.*?)^```$", TEXT, re.M | re.S)
+}
+Rows = list[tuple[str | None, ...]]
+
+
+def example(name: str) -> Any:
+    return json.loads(BLOCKS["json", name])
+
+
+def table_after(start: str) -> Rows:
+    """Return the rows of the table that follows a line; an empty cell is None, ``␣`` a space."""
+    lines = TEXT[TEXT.index(f"{start}\n") + len(start) :].lstrip("\n").splitlines()
+    rows: Rows = []
+    for line in lines[2:]:
+        if not line.startswith("|"):
+            break
+        cells = [cell.strip().strip("`").replace("␣", " ") for cell in line.strip().removesuffix("|")[1:].split("|")]
+        rows.append(tuple(cell or None for cell in cells))
+    assert rows
+    return rows
+
+
+def test_every_example_has_a_test() -> None:
+    assert len(BLOCKS) == TEXT.count("\n```") / 2, "every fenced block has a language and a name"
+    checks: set[tuple[str, str]] = {("json", name) for name in CHECKS}
+    for kind in DEFINITIONS:
+        checks |= {("textproto", kind), ("hex", kind)}
+    assert set(BLOCKS) == checks
+    assert set(re.findall(r"<!-- node: (.*) -->", TEXT)) == {"root, order 4", "leaf, order 3", "sealed"}
+    assert set(re.findall(r"^### (\w+)$", TEXT, re.M)) == {message.name for message in MESSAGES}
+
+
+def check_roots(roots: dict[str, str]) -> None:
+    assert {root: normalize_root_uri(root) for root in roots} == roots
+
+
+def check_refused_locations(locations: list[str]) -> None:
+    for location in locations:
+        with pytest.raises(InvalidLocationError):
+            validate_location(location)
+
+
+def check_literal_paths(paths: list[str]) -> None:
+    assert [validate_path(path) for path in paths] == paths
+
+
+def check_optimized_paths(paths: dict[str, str]) -> None:
+    assert {path: optimize_path(path) for path in paths} == paths
+
+
+def check_readable_names(names: dict[str, str]) -> None:
+    shown = {name: new_namespace_path(name, 250).partition("-namespace-")[2][: -len("-.binpb") - 36] for name in names}
+    assert shown == names
+
+
+def check_root_names(names: dict[str, str]) -> None:
+    assert {version: root_path(int(version)) for version in names} == names
+    assert {str(parse_root_path(name)): name for name in names.values()} == names
+
+
+def check_hints(hints: dict[str, int | None]) -> None:
+    assert {hint: parse_hint(hint.encode()) for hint in hints} == hints
+
+
+def check_refused_names(names: list[str]) -> None:
+    for name in names:
+        with pytest.raises(InvalidNameError):
+            KeyCodec(8, 8).namespace_key(name)
+
+
+def check_schema_ids(ids: dict[str, str]) -> None:
+    assert {number: encode_schema_id(int(number)) for number in ids} == ids
+
+
+def check_smallest_limits(limits: dict[str, int]) -> None:
+    default = LakehouseDef(id="x", order=limits["order"])
+    assert smallest_node_file_limit_bytes(default) == limits["node_file_max_size_bytes"]
+    assert shortest_path_limit_bytes() == limits["file_path_max_size_bytes"]
+    with pytest.raises(InvalidDefinitionError, match=str(limits["node_file_max_size_bytes"])):
+        validate_lakehouse_def(LakehouseDef(id="x", node_file_max_size_bytes=limits["node_file_max_size_bytes"] - 1))
+
+
+def check_data_types(names: list[str]) -> None:
+    assert names == [kind.name for kind in DataType] == pb.DataType.keys()
+    assert [DataType[name].value for name in names] == list(range(len(names)))
+
+
+CHECKS: dict[str, Callable[[Any], None]] = {
+    "roots": check_roots,
+    "refused-locations": check_refused_locations,
+    "literal-paths": check_literal_paths,
+    "optimized-paths": check_optimized_paths,
+    "readable-names": check_readable_names,
+    "root-names": check_root_names,
+    "hints": check_hints,
+    "refused-names": check_refused_names,
+    "schema-ids": check_schema_ids,
+    "smallest-limits": check_smallest_limits,
+    "data-types": check_data_types,
+}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_example(name: str) -> None:
+    CHECKS[name](example(name))
+
+
+def test_keys() -> None:
+    rows = table_after("their UTF-8 bytes. In the examples `␣` stands for a space.")
+    assert len(rows) == 3
+    for namespace_size, table_size, namespace, table, key in rows:
+        assert namespace_size and table_size and namespace and key
+        codec = KeyCodec(int(namespace_size), int(table_size))
+        assert (codec.namespace_key(namespace) if table is None else codec.table_key(namespace, table)) == key
+        assert codec.decode(key) == ObjectName(namespace, table)
+
+
+# Node files
+
+
+def arrow_rows(data: bytes) -> Rows:
+    return [tuple(row.values()) for row in pa.ipc.open_file(data).read_all().to_pylist()]
+
+
+def arrow_file(rows: Rows) -> bytes:
+    columns = [pa.array(list(column), pa.utf8()) for column in zip(*rows, strict=True)]
+    batch = pa.record_batch(columns, names=["key", "pvalue", "pnode"])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+@pytest.mark.parametrize(("name", "order"), [("root, order 4", 4), ("leaf, order 3", 3)])
+def test_node(name: str, order: int) -> None:
+    rows = table_after(f"<!-- node: {name} -->")
+    node = decode_node(arrow_file(rows), name)
+    assert node.is_leaf == name.startswith("leaf")
+    assert arrow_rows(encode_node(node, order)) == rows
+    assert encode_node(node, order) == arrow_file(rows), "byte for byte"
+    codec = KeyCodec(4, 4)
+    assert all(codec.decode(key) for key in [*node.keys, *node.buffer])
+
+
+def test_sealed_root() -> None:
+    rows = table_after("<!-- node: sealed -->")
+    assert decode_node(arrow_file(rows), "sealed").is_sealed
+    assert decode_system_rows(arrow_file(rows), "sealed") == {key: value for key, value, _ in rows}
+
+
+# Definitions
+
+DEFINITIONS = ("LakehouseDef", "NamespaceDef", "TableDef")
+MESSAGES = list(pb.DESCRIPTOR.message_types_by_name.values())
+
+
+@pytest.mark.parametrize("kind", DEFINITIONS)
+def test_definition(kind: str) -> None:
+    message = text_format.Parse(BLOCKS["textproto", kind], getattr(pb, kind)())
+    data = bytes.fromhex(BLOCKS["hex", kind])
+    assert message.SerializeToString(deterministic=True) == data
+    definition = getattr(definitions, kind).from_bytes(data, kind)
+    assert definition.unknown_fields == b""
+    assert definition.to_bytes() == data
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.name)
+def test_fields(message: Any) -> None:
+    rows = table_after(f"### {message.name}")
+    assert [(int(number or 0), name) for number, name, _ in rows] == [(f.number, f.name) for f in message.fields]
+    kind = getattr(definitions, message.name)
+    assert [name for _, name, _ in rows] == [name for name in kind.__dataclass_fields__ if name != "unknown_fields"]
+    for (_, name, described), spec in zip(rows, message.fields, strict=True):
+        assert described is not None
+        if default := re.match(r"optional (?:uint32|uint64|enum) \[(\w+)\]", described):
+            value = getattr(LakehouseDef(id=""), name or "")
+            assert default[1] == (value.name if hasattr(value, "name") else str(value))
+        is_map = spec.message_type is not None and spec.message_type.GetOptions().map_entry
+        assert described.startswith("optional ") == (spec.has_presence and spec.message_type is None)
+        assert described.startswith("repeated ") == (spec.is_repeated and not is_map)
+        assert described.startswith("map<") == is_map
+        if spec.enum_type is not None and spec.enum_type.name != "DataType":
+            assert re.findall(r"([A-Z]{3,}) (\d)", described) == [
+                (value.name, str(value.number)) for value in spec.enum_type.values
+            ]
+        elif spec.message_type is None:
+            plain = re.sub(r"^(optional|repeated) ", "", described)
+            scalar = {13: "uint32", 4: "uint64", 9: "string", 8: "bool", 14: "enum"}[spec.type]
+            assert plain.startswith(scalar)

@@ -1,0 +1,50 @@
+"""Real processes forked from the warm test process: no import costs, true concurrency, true kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Child:
+    """A forked process and the end of the pipe on which it reports."""
+
+    pid: int
+    reports: int
+
+    def finish(self) -> tuple[int, list[str]]:
+        """Wait for the end; returns the exit status (negative: the signal) and the lines it reported."""
+        with os.fdopen(self.reports, "rb") as pipe:
+            lines = pipe.read().decode().splitlines()
+        _, status = os.waitpid(self.pid, 0)
+        return os.waitstatus_to_exitcode(status), lines
+
+
+def fork(work: Callable[[Callable[[str], None]], None]) -> Child:
+    """Run ``work(report)`` in a child process. A line reported is in the pipe before ``report`` returns."""
+    reports, pipe = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        os.close(pipe)
+        return Child(pid, reports)
+    status = 1
+    try:
+        os.close(reports)
+        signal.alarm(60)  # whatever happens, no child outlives its test by long
+        work(lambda line: _write_line(pipe, line))
+        status = 0
+    except BaseException:  # noqa: BLE001 - a child must never run on into pytest
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _write_line(pipe: int, line: str) -> None:
+    os.write(pipe, f"{line}\n".encode())

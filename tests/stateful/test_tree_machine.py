@@ -1,0 +1,129 @@
+"""The tree against a dict, in random steps, with every invariant checked after each."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+
+from tests.tree.trees import Tree
+from trinitylake_ops.format.node_file import NodeFile, decode_node, encode_node
+from trinitylake_ops.tree.diff import diff_trees
+from trinitylake_ops.tree.invariants import check_tree
+from trinitylake_ops.tree.node import TreeLimits
+from trinitylake_ops.tree.search import get, scan, scan_prefix
+
+_letters = st.sampled_from(["a", "b", "é", "航", "🦆", "~", "\uffff"])
+# Few enough names that they meet again, enough for trees of several levels.
+names = st.tuples(_letters, st.integers(0, 30), _letters | st.just("")).map(
+    lambda parts: f"{parts[0]}{parts[1]:02d}{parts[2]}"
+)
+values = st.integers(0, 99).map(str) | st.just("v" * 60)
+messages = st.none() | values
+State = tuple[NodeFile, dict[str, str]]
+
+
+class TreeMachine(RuleBasedStateMachine):
+    """Changes a tree and a dict alike; earlier states stay readable."""
+
+    earlier = Bundle("earlier")
+
+    @initialize(
+        order=st.integers(3, 16),
+        buffer_target_bytes=st.sampled_from([0, 40, 200, 1_000, 10**6]),
+        room_bytes=st.sampled_from([0, 300, 1_500, 10**6]),
+    )
+    def start(self, order: int, buffer_target_bytes: int, room_bytes: int) -> None:
+        # The smallest limit holds a full node of the longest names used here, and one message.
+        smallest_bytes = 1_400 + order * 150
+        self.tree = Tree(
+            order, node_file_max_size_bytes=smallest_bytes + room_bytes, buffer_target_bytes=buffer_target_bytes
+        )
+
+    @rule(name=names, value=values)
+    def put(self, name: str, value: str) -> None:
+        self.tree.apply({name: value})
+
+    @rule(name=names)
+    def delete(self, name: str) -> None:
+        self.tree.apply({name: None})
+
+    @rule(data=st.data())
+    def delete_one_that_is_there(self, data: st.DataObject) -> None:
+        if self.tree.model:
+            self.tree.apply({data.draw(st.sampled_from(sorted(self.tree.model))): None})
+
+    @rule(batch=st.dictionaries(names, messages, max_size=40))
+    def change_many(self, batch: dict[str, str | None]) -> None:
+        self.tree.apply(batch)
+
+    @rule(batch=st.dictionaries(names, values, min_size=30, max_size=80))
+    def put_many(self, batch: dict[str, str]) -> None:
+        self.tree.apply(batch)
+
+    @rule(lower=names, upper=names)
+    def delete_range(self, lower: str, upper: str) -> None:
+        self.tree.apply({name: None for name in self.tree.model if lower <= name < upper})
+
+    @rule()
+    def delete_root_keys(self) -> None:
+        self.tree.apply(dict.fromkeys(self.tree.root.keys))
+
+    @rule(buffer_target_bytes=st.sampled_from([0, 100, 10**6]))
+    def continue_by_another_writer(self, buffer_target_bytes: int) -> None:
+        """The target of buffers is a writer's own choice; the root crosses its file format."""
+        limits = self.tree.limits
+        self.tree.limits = TreeLimits(limits.order, limits.node_file_max_size_bytes, buffer_target_bytes)
+        self.tree.root = decode_node(encode_node(self.tree.root, limits.order), "root")
+
+    @rule(target=earlier)
+    def remember(self) -> State:
+        return self.tree.root, dict(self.tree.model)
+
+    @rule(state=earlier)
+    def compare_with_an_earlier_state(self, state: State) -> None:
+        root, model = state
+        now = self.tree.model
+        assert scan(self.tree.store(), root) == sorted(model.items()), "an earlier state stays as it was"
+        expected = [
+            (name, model.get(name), now.get(name))
+            for name in sorted(model.keys() | now.keys())
+            if model.get(name) != now.get(name)
+        ]
+        found = diff_trees(self.tree.store(), root, self.tree.root)
+        assert [(change.key, change.before, change.after) for change in found] == expected
+
+    @rule(state=earlier)
+    def go_back(self, state: State) -> None:
+        self.tree.root, self.tree.model = state[0], dict(state[1])
+
+    @rule(name=names)
+    def look_up(self, name: str) -> None:
+        assert get(self.tree.store(), self.tree.root, name) == self.tree.model.get(name)
+
+    @rule(lower=st.none() | names, upper=st.none() | names)
+    def scan_range(self, lower: str | None, upper: str | None) -> None:
+        expected = [
+            entry
+            for entry in sorted(self.tree.model.items())
+            if (lower is None or entry[0] >= lower) and (upper is None or entry[0] < upper)
+        ]
+        assert scan(self.tree.store(), self.tree.root, lower, upper) == expected
+
+    @rule(prefix=_letters | names)
+    def scan_names_with_a_prefix(self, prefix: str) -> None:
+        expected = [entry for entry in sorted(self.tree.model.items()) if entry[0].startswith(prefix)]
+        assert scan_prefix(self.tree.store(), self.tree.root, prefix) == expected
+
+    @invariant()
+    def all_rules_of_the_tree_hold(self) -> None:
+        if hasattr(self, "tree"):
+            assert check_tree(self.tree.store(), self.tree.root, "root", self.tree.limits) == []
+
+    def teardown(self) -> None:
+        if hasattr(self, "tree"):
+            self.tree.close()
+
+
+TestTreeMachine = TreeMachine.TestCase
+TestTreeMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -1,0 +1,231 @@
+"""Search, scans, diff and walk: what they return and how much they read."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import pytest
+
+from tests.tree.trees import Tree, filled, keys
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, StorageError
+from trinitylake_ops.format.node_file import NodeFile
+from trinitylake_ops.storage import MemoryStorage
+from trinitylake_ops.tree.diff import diff_trees
+from trinitylake_ops.tree.invariants import Violation, check_tree
+from trinitylake_ops.tree.node import TreeLimits
+from trinitylake_ops.tree.node_store import NodeStore
+from trinitylake_ops.tree.search import get, prefix_end, scan, scan_prefix
+from trinitylake_ops.tree.walk import walk
+
+
+@pytest.fixture(scope="module")
+def tree() -> Tree:
+    """300 keys at order 5: at least three levels below the root."""
+    made = filled(5, 300)
+    assert made.height() >= 3
+    return made
+
+
+def reads(tree: Tree, work: object) -> tuple[int, int]:
+    """Return the number of reads and rounds of a call on a store with an empty cache."""
+    before = tree.storage.snapshot()
+    work(tree.store())  # type: ignore[operator]
+    spent = tree.storage.snapshot() - before
+    assert set(spent.requests) <= {"read"}
+    return spent.total, spent.rounds
+
+
+def test_a_lookup_reads_at_most_one_node_per_level(tree: Tree) -> None:
+    height = tree.height()
+    needed = {reads(tree, lambda store, key=key: get(store, tree.root, key))[0] for key in [*tree.model, "", "zz"]}
+    assert needed == set(range(height + 1)), "a key in the root needs no read, one in a leaf one per level"
+
+
+def test_a_scan_reads_level_by_level(tree: Tree) -> None:
+    n_nodes = len(tree.nodes()) - 1
+    assert reads(tree, lambda store: scan(store, tree.root)) == (n_nodes, tree.height())
+
+
+def test_a_narrow_scan_reads_its_path_only(tree: Tree) -> None:
+    lower, upper = keys(100, 103)
+    n_reads, rounds = reads(tree, lambda store: scan(store, tree.root, lower, upper))
+    assert rounds <= tree.height()
+    assert n_reads <= 3 * tree.height()
+
+
+@pytest.mark.parametrize("lower", [None, "", "k0000", "k0007", "k0150", "k0150x", "k0299", "zz"])
+@pytest.mark.parametrize("upper", [None, "", "k0000", "k0007", "k0008", "k0150", "k0299", "zz"])
+def test_scan_bounds_include_the_lower_and_exclude_the_upper(tree: Tree, lower: str | None, upper: str | None) -> None:
+    expected = [
+        entry
+        for entry in sorted(tree.model.items())
+        if (lower is None or entry[0] >= lower) and (upper is None or entry[0] < upper)
+    ]
+    assert scan(tree.store(), tree.root, lower, upper) == expected
+
+
+@pytest.mark.parametrize("prefix", ["", "k", "k00", "k0123", "k01234", "x", "j"])
+def test_prefix_scans(tree: Tree, prefix: str) -> None:
+    expected = [entry for entry in sorted(tree.model.items()) if entry[0].startswith(prefix)]
+    assert scan_prefix(tree.store(), tree.root, prefix) == expected
+
+
+@pytest.mark.parametrize("prefix", ["a", "a\U0010ffff", "\ud7ff", "é", "\x7f", "a\uffff"])
+def test_the_end_of_a_prefix_is_above_all_it_starts_and_below_all_else(prefix: str) -> None:
+    end = prefix_end(prefix)
+    assert end is not None
+    assert prefix + "\U0010ffff" * 5 < end
+    assert not end.startswith(prefix)
+    assert prefix_end("") is None
+    assert prefix_end("\U0010ffff") is None
+
+
+# Diff
+
+
+def changes(tree: Tree, before: NodeFile, after: NodeFile) -> dict[str, tuple[str | None, str | None]]:
+    return {change.key: (change.before, change.after) for change in diff_trees(tree.store(), before, after)}
+
+
+def test_equal_trees_are_compared_without_reading(tree: Tree) -> None:
+    assert reads(tree, lambda store: diff_trees(store, tree.root, tree.root)) == (0, 0)
+    assert changes(tree, tree.root, tree.root) == {}
+
+
+def test_a_diff_reads_only_what_is_not_shared() -> None:
+    tree = filled(5, 300)
+    before = tree.root
+    unshared = _locations(tree)
+    tree.apply({"k0123": "new"})
+    unshared ^= _locations(tree)
+    assert len(unshared) <= 2 * tree.height()
+    n_reads, rounds = reads(tree, lambda store: diff_trees(store, before, tree.root))
+    assert n_reads == len(unshared)
+    assert rounds <= 2 * tree.height()
+    assert changes(tree, before, tree.root) == {"k0123": ("v", "new")}
+    assert changes(tree, tree.root, before) == {"k0123": ("new", "v")}
+    tree.close()
+
+
+def _locations(tree: Tree) -> set[str]:
+    return {visited.location for visited in walk(tree.store(), tree.root, "root")} - {"root"}
+
+
+def test_a_buffered_message_costs_one_lookup() -> None:
+    tree = filled(5, 300, buffer_target_bytes=10_000)
+    before = tree.root
+    tree.apply({"k0123": "new", "k0007": None, "k0001": "v"})
+    n_reads, _ = reads(tree, lambda store: diff_trees(store, before, tree.root))
+    assert n_reads <= 3 * tree.height()
+    assert changes(tree, before, tree.root) == {"k0123": ("v", "new"), "k0007": ("v", None)}, "the same value is none"
+    tree.close()
+
+
+def test_growth_of_the_root_does_not_make_all_nodes_new() -> None:
+    tree = filled(4, 0)
+    number = 0
+    while len(tree.root.keys) < 3 or tree.height() < 3:
+        tree.apply({f"k{number:04d}": "v"})
+        number += 1
+    height, before, old_locations = tree.height(), tree.root, _locations(tree)
+    while tree.height() == height:
+        tree.apply({f"k{number:04d}": "v"})
+        before, old_locations = (before, old_locations) if tree.height() > height else (tree.root, _locations(tree))
+        number += 1
+    unshared = len(old_locations ^ _locations(tree))
+    assert unshared < len(old_locations) / 2
+    n_reads, _ = reads(tree, lambda store: diff_trees(store, before, tree.root))
+    assert n_reads <= unshared + 2 * height
+    assert changes(tree, before, tree.root) == {f"k{number - 1:04d}": (None, "v")}
+    tree.close()
+
+
+def test_diff_of_unrelated_trees() -> None:
+    one, other = filled(4, 40), filled(7, 60)
+    for path in [info.path for info in other.storage.list()]:
+        one.storage.create(path, other.storage.read(path))
+    other_model = dict.fromkeys(other.model, "v")
+    expected = {key: (one.model.get(key), value) for key, value in other_model.items() if one.model.get(key) != value}
+    assert changes(one, one.root, other.root) == expected
+    assert changes(one, NodeFile(), one.root) == {key: (None, value) for key, value in one.model.items()}
+    one.close()
+    other.close()
+
+
+# Walk, store, checker
+
+
+def test_a_walk_visits_every_node_once_with_its_range(tree: Tree) -> None:
+    visited = list(walk(tree.store(), tree.root, "root"))
+    assert len({node.location for node in visited}) == len(visited)
+    assert [node.depth for node in visited] == sorted(node.depth for node in visited)
+    for node in visited:
+        for key in node.node.keys:
+            assert node.lower is None or node.lower < key
+            assert node.upper is None or key < node.upper
+    assert sorted(key for node in visited for key in node.node.keys) == sorted(tree.model)
+    known = tree.root.children[0]
+    assert known not in {node.location for node in walk(tree.store(), tree.root, "root", known={known})}
+
+
+def test_nodes_are_cached_up_to_a_size(tree: Tree) -> None:
+    store = tree.store()
+    scan(store, tree.root)
+    before = tree.storage.snapshot().total
+    scan(store, tree.root)
+    assert tree.storage.snapshot().total == before
+    tiny = NodeStore(tree.storage, cache_bytes=10)
+    get(tiny, tree.root, "k0001")
+    before = tree.storage.snapshot().total
+    get(tiny, tree.root, "k0001")
+    assert tree.storage.snapshot().total > before
+
+
+def test_a_node_may_be_pointed_to_by_its_full_uri(tree: Tree) -> None:
+    child = tree.root.children[0]
+    assert tree.store().load(tree.storage.root + child) == tree.store().load(child)
+    with pytest.raises(StorageError, match="outside the lakehouse"):
+        tree.store().load("s3://elsewhere/node.arrow")
+    with pytest.raises(CorruptFileError, match="no location"):
+        tree.store().load("../node.arrow")
+    with pytest.raises(FileMissingError):
+        tree.store().load("missing.arrow")
+
+
+def _violations(root: NodeFile, order: int = 4, **children: NodeFile) -> set[str]:
+    store = NodeStore(MemoryStorage("memory://violations/"))
+    store.load_many = lambda locations: [children[location] for location in locations]  # type: ignore[method-assign]
+    found: list[Violation] = check_tree(store, root, "root", TreeLimits(order, 2_000))
+    return {violation.message.partition(",")[0] for violation in found}
+
+
+def leaf(*names: str, **buffer: str | None) -> NodeFile:
+    return NodeFile(list(names), ["v"] * len(names), [], buffer, {"created_at_millis": "1"})
+
+
+def inner(names: list[str], children: list[str], **buffer: str | None) -> NodeFile:
+    return NodeFile(names, ["v"] * len(names), children, buffer, {"created_at_millis": "1"})
+
+
+def test_the_checker_finds_every_broken_rule() -> None:
+    assert _violations(inner(["m"], ["a", "b"]), a=leaf("c"), b=leaf("x")) == set()
+    assert _violations(leaf("a", "b", "c", "d")) == {"4 keys"}
+    assert _violations(inner(["m"], ["a", "b"]), a=leaf(), b=leaf("x")) == {"0 keys"}
+    assert _violations(inner([], ["a"]), a=leaf("c")) == {"the root has a child but no key"}
+    assert _violations(inner(["m"], ["a"]), a=leaf("c")) == {"1 children for 1 keys"}
+    assert _violations(leaf("b", "a")) == {"key 'a' does not ascend after 'b'"}
+    outside = "key 'n' is outside the range that the parent gives this node"
+    assert _violations(inner(["m"], ["a", "b"]), a=leaf("n"), b=leaf("x")) == {outside}
+    assert _violations(inner(["m"], ["a", "b"]), a=leaf("c", n="v"), b=leaf("x")) == {outside}
+    assert _violations(inner(["n"], ["a", "b"]), a=leaf("c"), b=leaf("x", n="v")) == {outside}
+    assert _violations(inner(["m"], ["a", "a"]), a=leaf("c")) >= {"the node is reached twice in one tree"}
+    uneven = {"a": inner(["c"], ["a0", "a1"]), "b": leaf("x"), "a0": leaf("b"), "a1": leaf("d")}
+    assert _violations(inner(["m"], ["a", "b"]), **uneven) == {"leaf on level 2"}
+    too_large = _violations(leaf("a", **{"x" * 2_000: "v"}))
+    assert {message.rpartition(" of ")[0] for message in too_large} == {"buffered messages make a file"}
+
+
+def test_positions_agree_with_the_model(tree: Tree) -> None:
+    names = sorted(tree.model)
+    for probe in ["", "k0000", "k0100x", "zz"]:
+        assert len(scan(tree.store(), tree.root, None, probe)) == bisect_left(names, probe)

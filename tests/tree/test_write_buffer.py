@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.tree.trees import ROOMY, Tree, filled, keys
+from trinitylake_ops.format.node_file import NodeFile, encode_node
+from trinitylake_ops.tree.node import DirtyNode, TreeLimits
+from trinitylake_ops.tree.search import get
+from trinitylake_ops.tree.split import split_evenly
+from trinitylake_ops.tree.write_buffer import apply_messages
+
+ORDERS = [3, 4, 5, 16]
+Fill = Callable[..., Tree]
+
+
+@pytest.fixture
+def fill() -> Iterator[Fill]:
+    """``filled``, with the storage given back at the end and the tree checked once more."""
+    made: list[Tree] = []
+
+    def make(order: int, n_keys: int, *, buffer_target_bytes: int = 0) -> Tree:
+        made.append(filled(order, n_keys, buffer_target_bytes=buffer_target_bytes))
+        return made[-1]
+
+    yield make
+    for tree in made:
+        tree.check()
+        tree.close()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_growing_and_shrinking_key_by_key(fill: Fill, order: int) -> None:
+    tree = fill(order, 0)
+    names = keys(*range(60))
+    random.Random(order).shuffle(names)
+    heights = []
+    for name in names:
+        tree.apply({name: "v"})
+        heights.append(tree.height())
+    assert heights == sorted(heights), "the tree only grows while keys are added"
+    assert heights[-1] >= 1
+    for name in names:
+        tree.apply({name: None})
+    assert (tree.root.keys, tree.root.children, tree.root.buffer) == ([], [], {})
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_inner_key_can_be_deleted(fill: Fill, order: int) -> None:
+    tree = fill(order, 120)
+    while tree.root.children:
+        key = tree.root.keys[len(tree.root.keys) // 2]
+        tree.apply({key: None})
+        assert get(tree.store(), tree.root, key) is None
+    assert len(tree.model) < order, "what is left fits the root"
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_all_inner_keys_at_once(fill: Fill, order: int) -> None:
+    tree = fill(order, 150)
+    inner = [key for node in tree.nodes() if not node.is_leaf for key in node.keys]
+    tree.apply(dict.fromkeys(inner))
+    assert tree.model.keys() == set(keys(*range(150))) - set(inner)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_deleting_everything_at_once_collapses_the_tree_to_an_empty_leaf(fill: Fill, order: int) -> None:
+    tree = fill(order, 200)
+    assert tree.height() >= 1
+    tree.apply(dict.fromkeys(keys(*range(200))))
+    assert (tree.root.keys, tree.root.children, tree.root.buffer) == ([], [], {})
+
+
+def test_a_root_whose_only_key_goes_gives_way_to_its_child(fill: Fill) -> None:
+    tree = fill(4, 5)
+    assert (tree.height(), len(tree.root.keys)) == (1, 1)
+    tree.apply({tree.root.keys[0]: None, **dict.fromkeys(keys(0))})
+    assert tree.height() == 0
+    assert tree.root.is_leaf
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_one_node_splits_into_many(fill: Fill, order: int) -> None:
+    tree = fill(order, 1)
+    tree.apply(dict.fromkeys(keys(*range(500)), "v"))
+    assert len(tree.nodes()) > 500 / order
+    tree.apply(dict.fromkeys([f"k0250-{number:03d}" for number in range(300)], "v"))
+
+
+@pytest.mark.parametrize("order", [3, 4, 5, 8, 17, 128])
+def test_a_split_gives_the_fewest_parts_of_almost_equal_size(order: int) -> None:
+    for n_keys in range(order, 5 * order + 3):
+        names = keys(*range(n_keys))
+        node = DirtyNode(names, names, [f"c{number}" for number in range(n_keys + 1)])
+        parts, middle, values = split_evenly(node, order)
+        assert len(parts) == -(-(n_keys + 1) // order)
+        assert middle == values
+        sizes = [len(part.keys) for part in parts if isinstance(part, DirtyNode)]
+        assert len(sizes) == len(parts)
+        assert max(sizes) - min(sizes) <= 1
+        assert max(sizes) <= order - 1
+        assert min(sizes) >= (order + 1) // 2 - 1
+        rebuilt: list[str] = []
+        children: list[str | DirtyNode] = []
+        for part, after in zip(parts, [*middle, None], strict=True):
+            assert isinstance(part, DirtyNode)
+            assert len(part.children) == len(part.keys) + 1
+            rebuilt += part.keys + ([after] if after else [])
+            children += part.children
+        assert rebuilt == names
+        assert children == node.children
+
+
+def test_a_split_hands_each_message_to_the_part_it_is_bound_for() -> None:
+    names = keys(*range(0, 70, 10))
+    buffer = dict.fromkeys(keys(*(number for number in range(70) if number % 10)))
+    parts, middle, _ = split_evenly(DirtyNode(names, names, ["c"] * 8, buffer), 4)
+    bounds = ["", *middle, "z"]
+    for part, lower, upper in zip(parts, bounds, bounds[1:], strict=False):
+        assert isinstance(part, DirtyNode)
+        assert list(part.buffer) == [key for key in buffer if lower < key < upper]
+
+
+# Messages
+
+
+def test_messages_wait_in_the_root_and_shadow_what_is_below(fill: Fill) -> None:
+    tree = fill(4, 60, buffer_target_bytes=10_000)
+    inner, leaf = tree.root.keys[0], keys(0)[0]
+    tree.apply({leaf: "new", keys(1)[0]: None, inner: "changed", "k9999": "added"})
+    assert tree.written == {}, "no other node is rewritten"
+    assert set(tree.root.buffer) == {leaf, keys(1)[0], "k9999"}, "a new value of an own key is set in its row"
+    assert tree.root.values[0] == "changed"
+    tree.apply({leaf: None, keys(1)[0]: "back", inner: None})
+    assert tree.written == {}
+    assert list(tree.root.buffer) == ["k9999", leaf, keys(1)[0], inner], "the newest message comes last"
+    assert get(tree.store(), tree.root, inner) is None, "the deletion of an own key shadows its row"
+    tree.apply({inner: "again"})
+    assert inner not in tree.root.buffer
+    assert get(tree.store(), tree.root, inner) == "again"
+
+
+def test_a_flush_rewrites_one_path_only(fill: Fill) -> None:
+    tree = fill(8, 500, buffer_target_bytes=600)
+    height, n_nodes = tree.height(), len(tree.nodes())
+    assert height >= 2
+    most_written = 0
+    rng = random.Random(3)
+    for _ in range(150):
+        tree.apply({keys(rng.randrange(500))[0]: "w" * 20})
+        most_written = max(most_written, len(tree.written))
+    assert 0 < most_written <= 3 * height < n_nodes / 4
+
+
+def test_messages_of_inner_buffers_are_older_than_those_above(fill: Fill) -> None:
+    tree = fill(4, 100, buffer_target_bytes=100)
+    rng = random.Random(5)
+    seen_inner_message = False
+    for step in range(120):
+        name = keys(rng.randrange(100))[0]
+        tree.apply({name: None if step % 3 == 0 else f"v{step}"})
+        seen_inner_message |= any(node.buffer for node in tree.nodes()[1:])
+        assert get(tree.store(), tree.root, name) == tree.model.get(name)
+    assert seen_inner_message
+
+
+def test_deleting_what_is_not_there_changes_no_content(fill: Fill) -> None:
+    tree = fill(4, 20)
+    before = dict(tree.model)
+    tree.apply({"nothing": None, "k0000x": None})
+    assert tree.model == before
+    empty = fill(3, 0)
+    empty.apply({"nothing": None})
+    assert empty.root.buffer == {}
+
+
+def test_unknown_object_types_and_multibyte_keys_sort_by_bytes(fill: Fill) -> None:
+    tree = fill(3, 0)
+    names = ["B===é", "B===z", "C===航", "C===🦆", "D===view", "C===\uffff", "B===\x80"]
+    tree.apply(dict.fromkeys(names, "v"))
+    assert [key for key, _ in sorted(tree.model.items())] == sorted(names, key=str.encode)
+
+
+@pytest.mark.parametrize("order", [3, 8])
+def test_the_size_limit_holds_with_a_target_far_above_it(order: int) -> None:
+    tree = Tree(order, node_file_max_size_bytes=2_600, buffer_target_bytes=10**6)
+    rng = random.Random(order)
+    for step in range(60):
+        names = keys(*(rng.randrange(300) for _ in range(rng.choice([1, 5, 40]))))
+        tree.apply({name: None if rng.random() < 0.3 else "é" * rng.randrange(1, 30) + str(step) for name in names})
+    assert tree.height() >= 1
+    tree.close()
+
+
+def test_system_rows_of_the_root_count_against_the_limit() -> None:
+    tree = Tree(3, node_file_max_size_bytes=6_000, buffer_target_bytes=10**6)
+    tree.apply(dict.fromkeys(keys(*range(30)), "v"))
+    system = {"created_at_millis": "1", "commit_info": "x" * 4_000}
+    edited = apply_messages(
+        tree.store(),
+        tree.root,
+        dict.fromkeys(keys(*range(100, 140)), "w" * 40),
+        tree.limits,
+        created_at_ms=1,
+        root_system=system,
+    )
+    edited.root.system = system
+    assert len(encode_node(edited.root, 3)) <= 6_000
+    assert edited.node_files
+    tree.close()
+
+
+def test_buffered_messages_that_others_left_in_a_leaf_are_applied() -> None:
+    leaf = NodeFile(["a", "b", "c"], ["1", "2", "3"], [], {"b": None, "d": "4"}, {"created_at_millis": "1"})
+    tree = Tree(5)
+    tree.root, tree.model = leaf, {"a": "1", "c": "3", "d": "4"}
+    tree.check()
+    tree.apply({"e": "5"})
+    assert tree.root.keys == ["a", "c", "d", "e"]
+    assert tree.root.buffer == {}
+    tree.close()
+
+
+def test_the_fewest_keys_of_a_node() -> None:
+    fewest = {order: TreeLimits(order, ROOMY).min_keys for order in (3, 4, 5, 6, 7, 128)}
+    assert fewest == {3: 1, 4: 1, 5: 2, 6: 2, 7: 3, 128: 63}

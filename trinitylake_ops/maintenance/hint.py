@@ -1,0 +1,93 @@
+"""The hint file: looking at it, and putting it right (FORMAT.md, L10).
+
+A wrong hint never fails anyone; it costs every reader requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from rich.table import Table
+
+from trinitylake_ops.errors import FileMissingError
+from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, parse_hint, root_path
+from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table
+from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.versions import find_latest
+
+
+class HintState(StrEnum):
+    """How the hint compares with the latest version."""
+
+    RIGHT = "right"
+    BEHIND = "behind"
+    AHEAD = "ahead"
+    MISSING = "missing"
+    GARBAGE = "garbage"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HintReport(Document):
+    """What the hint said (``hinted``: None where it named no version), and whether it was put right."""
+
+    state: HintState
+    hinted: int | None
+    latest: int
+    repaired: bool = False
+    cost: Cost
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the hint names the latest version now."""
+        return self.repaired or self.state == HintState.RIGHT
+
+    def table(self) -> Table:
+        """Return one row: the state found, both versions, and what was done."""
+        row = (self.state, self.hinted, self.latest, "set to the latest" if self.repaired else "nothing")
+        return new_table("Hint", "state", "hinted", "latest", "done", rows=[row])
+
+
+def inspect_hint(lake: Lakehouse) -> HintReport:
+    """Compare the hint with the latest version. Raises LakehouseNotFoundError, StorageError."""
+    metered = MeteredLakehouse(lake)
+    state, hinted, latest = _state(metered.lake.storage)
+    if state == HintState.BEHIND:
+        # A commit between the two reads looks like that; its writer sets the hint after the root.
+        state, hinted, latest = _state(metered.lake.storage)
+    return HintReport(state=state, hinted=hinted, latest=latest, cost=metered.cost())
+
+
+def repair_hint(lake: Lakehouse) -> HintReport:
+    """Let the hint name the latest version; says what it was. A right one is left alone.
+
+    Raises LakehouseNotFoundError, StorageError.
+    """
+    metered = MeteredLakehouse(lake)
+    found = inspect_hint(metered.lake)
+    if found.state == HintState.RIGHT:
+        return replace(found, cost=metered.cost())
+    storage, latest = metered.lake.storage, found.latest
+    while True:
+        storage.write(HINT_PATH, str(latest).encode("ascii"))
+        # A commit since may have set the hint before us; never leave it behind that one.
+        if latest == MAX_VERSION or not storage.exists(root_path(latest + 1)):
+            return replace(found, latest=latest, repaired=True, cost=metered.cost())
+        latest = find_latest(storage)[0]
+
+
+def _state(storage: Storage) -> tuple[HintState, int | None, int]:
+    try:
+        data: bytes | None = storage.read(HINT_PATH)
+    except FileMissingError:
+        data = None
+    latest = find_latest(storage)[0]
+    if data is None:
+        return HintState.MISSING, None, latest
+    hinted = parse_hint(data)
+    if hinted is None:
+        return HintState.GARBAGE, None, latest
+    if hinted == latest:
+        return HintState.RIGHT, hinted, latest
+    return HintState.BEHIND if hinted < latest else HintState.AHEAD, hinted, latest
