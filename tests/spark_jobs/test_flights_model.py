@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from tests.spark_jobs.conftest import SAMPLE_ROWS_PER_MONTH
+from tests.flights import SAMPLE_ROWS_PER_MONTH
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.spark_jobs import flights_model
 from trinitylake_ops.spark_jobs.flights_source import FlightsSource

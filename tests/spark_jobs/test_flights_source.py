@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark_jobs.conftest import SAMPLE_ROWS_PER_MONTH
+from tests.flights import SAMPLE_ROWS_PER_MONTH
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError
 from trinitylake_ops.spark_jobs import flights_model
 from trinitylake_ops.spark_jobs.flights_source import SOURCE_NAMES, FlightsSource

@@ -226,3 +226,15 @@ def test_buffered_messages_that_others_left_in_a_leaf_are_applied() -> None:
 def test_the_fewest_keys_of_a_node() -> None:
     fewest = {order: TreeLimits(order, ROOMY).min_keys for order in (3, 4, 5, 6, 7, 128)}
     assert fewest == {3: 1, 4: 1, 5: 2, 6: 2, 7: 3, 128: 63}
+
+
+def test_the_size_limit_holds_when_nodes_with_full_buffers_are_merged() -> None:
+    """A sequence, found by search, in which two neighbours' messages do not fit one file."""
+    rng = random.Random(72)
+    tree = Tree(3, node_file_max_size_bytes=2_300, buffer_target_bytes=10**6)
+    tree.apply(dict.fromkeys(keys(*range(40)), "v"))
+    for _ in range(6):
+        messages: dict[str, str | None] = {f"k{rng.randrange(40):04d}-{rng.randrange(99)}": "w" * 60 for _ in range(12)}
+        lowest = rng.randrange(40)
+        tree.apply(messages | dict.fromkeys(keys(*range(lowest, lowest + rng.randrange(0, 12)))))
+    tree.close()

@@ -1,0 +1,65 @@
+"""One Spark session a test process, and small samples cut from the real data: fixtures for conftest modules."""
+
+import csv
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from trinitylake_ops.spark_jobs.flights_source import FlightsSource
+from trinitylake_ops.spark_jobs.flights_tables import TABLES
+from trinitylake_ops.spark_jobs.session import session_scope
+
+SAMPLE_MONTHS = (1, 2)
+SAMPLE_ROWS_PER_MONTH = 1000
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    with session_scope("tests") as session:
+        yield session
+
+
+@pytest.fixture(scope="session")
+def flights_csv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All real flights, unzipped without the code under test."""
+    folder = tmp_path_factory.mktemp("real")
+    with zipfile.ZipFile(FlightsSource().path("flights")) as archive:
+        return Path(archive.extract("flights.csv", folder))
+
+
+@pytest.fixture(scope="session")
+def sample_folder(tmp_path_factory: pytest.TempPathFactory, flights_csv: Path) -> Path:
+    """The first flights of two months, their weather, and the other three files whole."""
+    folder = tmp_path_factory.mktemp("sample [of two] months")  # a name that is no pattern
+    real = FlightsSource()
+    for name in ("airlines", "airports", "planes"):
+        (folder / f"{name}.csv").write_bytes(real.path(name).read_bytes())
+    write_sample(flights_csv, folder / "flights.csv", SAMPLE_ROWS_PER_MONTH)
+    write_sample(real.path("weather"), folder / "weather.csv", SAMPLE_ROWS_PER_MONTH)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def sample(spark: SparkSession, sample_folder: Path) -> dict[str, DataFrame]:
+    """All eight tables of the sample."""
+    frames: dict[str, DataFrame] = {}
+    for name, table in TABLES.items():
+        frames[name] = table.build(spark, FlightsSource(str(sample_folder)), frames).cache()
+    return frames
+
+
+def write_sample(source: Path, target: Path, rows_per_month: int) -> None:
+    taken = dict.fromkeys(SAMPLE_MONTHS, 0)
+    with open(source, newline="") as rows, open(target, "w", newline="") as out:
+        reader, writer = csv.reader(rows), csv.writer(out)
+        header = next(reader)
+        writer.writerow(header)
+        month = header.index("month")
+        for row in reader:
+            number = int(row[month])
+            if number in taken and taken[number] < rows_per_month:
+                taken[number] += 1
+                writer.writerow(row)
