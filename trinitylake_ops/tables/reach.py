@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from pyiceberg.manifest import DataFileContent, ManifestEntry, ManifestEntryStatus, ManifestFile
-from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
 
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.storage.parallel import run_parallel
@@ -46,8 +46,11 @@ class TableFile:
     live: bool = True
 
 
-def files_of(definition: TableDef, io: StorageFileIO) -> Iterator[TableFile]:
+def files_of(definition: TableDef, io: StorageFileIO, known_lists: set[str] | None = None) -> Iterator[TableFile]:
     """Yield every file that an Iceberg table reaches at one version, each once.
+
+    ``known_lists`` are locations of manifest lists whose snapshots are passed over, because an
+    earlier walk saw them; those of this walk are added to it.
 
     That is its metadata file, former metadata files, and for all its snapshots the manifest lists,
     manifests, data and delete files and statistics. Reads the metadata, each manifest list and each
@@ -64,13 +67,16 @@ def files_of(definition: TableDef, io: StorageFileIO) -> Iterator[TableFile]:
     statistics.update((file.statistics_path, file.file_size_in_bytes) for file in metadata.partition_statistics)
     for location, size_bytes in statistics.items():
         yield TableFile(FileKind.STATISTICS, io.location(location), size_bytes)
-    yield from _snapshot_files(metadata, io)
+    known = set() if known_lists is None else known_lists
+    snapshots = [shot for shot in metadata.snapshots if shot.manifest_list and shot.manifest_list not in known]
+    yield from _snapshot_files(snapshots, io)
+    known.update(snapshot.manifest_list for snapshot in snapshots)
 
 
-def _snapshot_files(metadata: TableMetadata, io: StorageFileIO) -> Iterator[TableFile]:
+def _snapshot_files(snapshots: Sequence[Snapshot], io: StorageFileIO) -> Iterator[TableFile]:
     concurrency = io.storage.concurrency
     manifests: dict[str, ManifestFile] = {}
-    for batch in _batches([snapshot for snapshot in metadata.snapshots if snapshot.manifest_list], concurrency):
+    for batch in _batches(snapshots, concurrency):
         for snapshot, listed in zip(
             batch, run_parallel(lambda snapshot: snapshot.manifests(io), batch, concurrency), strict=True
         ):

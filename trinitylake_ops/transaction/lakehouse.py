@@ -29,6 +29,7 @@ from trinitylake_ops.format.file_names import (
     parse_root_path,
     root_path,
 )
+from trinitylake_ops.format.keys import KeyCodec
 from trinitylake_ops.format.limits import validate_lakehouse_def
 from trinitylake_ops.format.locations import normalize_root_uri, to_location
 from trinitylake_ops.format.node_file import (
@@ -60,7 +61,7 @@ from trinitylake_ops.transaction.definition_store import DefinitionStore
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot, epoch_ms, utc_datetime
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.transaction.versions import find_latest, find_version_at
-from trinitylake_ops.tree.diff import diff_trees
+from trinitylake_ops.tree.diff import KeyChange, diff_trees
 from trinitylake_ops.tree.node_store import NodeStore
 
 _HISTORY_BATCH = 32
@@ -299,16 +300,18 @@ def check_not_expired(version: int, definition: LakehouseDef) -> None:
 
 def diff_snapshots(before: Snapshot, after: Snapshot) -> list[Change]:
     """Return what changed between two versions of one lakehouse; objects of unknown type are left out."""
-    changes: list[Change] = []
-    for change in diff_trees(before.files.nodes, before.root, after.root):
-        name = after.keys.decode(change.key)
-        if name is None:
-            continue
-        kind: Literal["added", "changed", "removed"] = (
-            "added" if change.before is None else "removed" if change.after is None else "changed"
-        )
-        changes.append(Change(kind, name.namespace, name.table))
-    return changes
+    changes = [change_of(after.keys, change) for change in diff_trees(before.files.nodes, before.root, after.root)]
+    return [change for change in changes if change is not None]
+
+
+def change_of(keys: KeyCodec, change: KeyChange) -> Change | None:
+    """Return what a changed key means, or None for an object of unknown type."""
+    name = keys.decode(change.key)
+    if name is None:
+        return None
+    if change.before is None:
+        return Change("added", name.namespace, name.table)
+    return Change("removed" if change.after is None else "changed", name.namespace, name.table)
 
 
 def _new_definition(fields: Mapping[str, Any]) -> LakehouseDef:

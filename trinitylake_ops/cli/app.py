@@ -1,0 +1,121 @@
+"""The command group, its global options, and how every command ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import click
+
+from trinitylake_ops.cli.context import Session
+from trinitylake_ops.cli.operate import (
+    create_namespace,
+    drop_export,
+    drop_namespace,
+    export,
+    exports,
+    hint,
+    rollback,
+    verify,
+)
+from trinitylake_ops.cli.read import diff, init, log, ls, show
+from trinitylake_ops.errors import TrinityLakeError
+
+EXIT_FINDINGS = 1
+EXIT_USAGE = 2
+EXIT_STORAGE = 5
+EXIT_INTERRUPTED = 130
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="""\b
+Examples:
+  trinitylake --root /data/lake init
+  export TRINITYLAKE_ROOT=/data/lake
+  trinitylake log --limit 5
+  trinitylake show sales.orders --version 12
+  trinitylake rollback 11                       prints the plan
+  trinitylake rollback 11 --apply 12-1f3a...    does it, if the plan is still that one
+
+\b
+Exit codes:
+  0  done
+  1  verify found something
+  2  the command or its arguments are wrong
+  3  conflict: something exists already, or another writer was first
+  4  not found: no such lakehouse, version, namespace, table or export
+  5  the storage failed or refused, or a file is corrupt""",
+)
+@click.option(
+    "--root",
+    envvar="TRINITYLAKE_ROOT",
+    metavar="URI",
+    help="Root of the lakehouse: an absolute path or a URI. [env: TRINITYLAKE_ROOT]",
+)
+@click.option(
+    "--storage-option",
+    "storage_options",
+    multiple=True,
+    metavar="K=V",
+    help="An option of the storage, such as fsync=false; may be repeated.",
+)
+@click.version_option(package_name="trinitylake-ops", prog_name="trinitylake")
+@click.pass_context
+def trinitylake(context: click.Context, root: str | None, storage_options: tuple[str, ...]) -> None:
+    """Look at and operate a TrinityLake lakehouse.
+
+    Commands that drop or roll back print their plan and do nothing until they are given --apply with
+    the plan's digest, or --yes. With --json a command prints one JSON document on standard output.
+    """
+    context.obj = Session(root, storage_options)
+
+
+for command in (
+    init,
+    log,
+    ls,
+    show,
+    diff,
+    create_namespace,
+    drop_namespace,
+    rollback,
+    export,
+    exports,
+    drop_export,
+    hint,
+    verify,
+):
+    trinitylake.add_command(command)
+
+
+def main() -> None:
+    """Run the command line; every error is one line on standard error and an exit code."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    try:
+        code = trinitylake.main(prog_name="trinitylake", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.Exit as error:
+        code = error.exit_code
+    except click.UsageError as error:
+        error.show()
+        code = EXIT_USAGE
+    except click.ClickException as error:
+        code = _fail(error.format_message(), EXIT_USAGE)
+    except (click.Abort, KeyboardInterrupt):
+        code = _fail("interrupted", EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output is gone, as with `| head`: nothing is left to say, at exit neither.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except TrinityLakeError as error:
+        code = _fail(str(error), error.exit_code)
+    except OSError as error:
+        code = _fail(str(error), EXIT_STORAGE)
+    sys.exit(code or 0)
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo(f"Error: {' '.join(message.splitlines())}", err=True)
+    return code

@@ -1,0 +1,157 @@
+"""What commands share: the lakehouse they work on, options, and how results are printed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol, TypeVar
+
+import click
+from rich.console import Console, RenderableType
+
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.maintenance.report import Plan, jsonable
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+_WIDEST_CHARS = 10_000
+
+
+class Session:
+    """The global options of one call."""
+
+    def __init__(self, root: str | None, storage_options: tuple[str, ...]):
+        self._root = root
+        self._storage_options = storage_options
+
+    @property
+    def root(self) -> str:
+        """The root URI as it was given. Raises UsageError without one."""
+        if not self._root:
+            raise click.UsageError("no lakehouse: give --root URI, or set TRINITYLAKE_ROOT")
+        return self._root
+
+    @property
+    def storage_options(self) -> dict[str, str]:
+        """The storage options. Raises UsageError for one that is not K=V."""
+        return key_values(self._storage_options, "--storage-option")
+
+    def lake(self) -> Lakehouse:
+        """Open the lakehouse."""
+        return Lakehouse.open(self.root, self.storage_options)
+
+
+pass_session = click.make_pass_decorator(Session)
+
+
+def key_values(texts: tuple[str, ...], option: str) -> dict[str, str]:
+    """Return ``K=V`` texts as a mapping. Raises UsageError, naming the option."""
+    found: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise click.UsageError(f"{option} takes K=V, not {text!r}")
+        found[key] = value
+    return found
+
+
+def json_option(command: C) -> C:
+    """Add ``--json`` to a command, as the argument ``as_json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(command)
+
+
+def at_options(command: C) -> C:
+    """Add ``--version`` and ``--timestamp`` to a command that reads."""
+    command = click.option(
+        "--timestamp", type=Timestamp(), help="The newest version at that time: ISO 8601 or milliseconds."
+    )(command)
+    return click.option("--version", metavar="N|NAME", help="A version, or the name of an export.")(command)
+
+
+def approval_options(command: C) -> C:
+    """Add ``--apply`` and ``--yes`` to a command that has a plan."""
+    command = click.option("--yes", is_flag=True, help="Do it without a look at the plan.")(command)
+    return click.option("--apply", "digest", metavar="DIGEST", help="Do it, if the plan has this digest.")(command)
+
+
+class Timestamp(click.ParamType[datetime | int]):
+    """A time as ISO 8601, in UTC unless it says otherwise, or as milliseconds since the epoch."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime | int:
+        if isinstance(value, datetime | int):
+            return value
+        if value.isascii() and value.isdecimal() and len(value) < 16:
+            return int(value)
+        try:
+            time = datetime.fromisoformat(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither ISO 8601, such as 2026-01-31T12:00, nor milliseconds", param, ctx)
+        return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+
+
+class Duration(click.ParamType[timedelta]):
+    """A duration such as 30d, 12h, 90m or 45s."""
+
+    name = "duration"
+    _UNITS: Mapping[str, str] = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        if isinstance(value, timedelta):
+            return value
+        match = re.fullmatch(r"(\d{1,9})([dhms])", value)
+        if match is None:
+            self.fail(f"{value!r} is no duration; write 30d, 12h, 90m or 45s", param, ctx)
+        try:
+            return timedelta(**{self._UNITS[match[2]]: int(match[1])})
+        except OverflowError:
+            self.fail(f"{value!r} is longer than can be counted", param, ctx)
+
+
+class Shown(Protocol):
+    """A plan or report."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+    def table(self) -> RenderableType: ...
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document."""
+    click.echo(json.dumps(jsonable(value), ensure_ascii=False, indent=1))
+
+
+def print_table(table: RenderableType) -> None:
+    """Print a table: as wide as the terminal, and not cut where there is none."""
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console = Console(markup=False, highlight=False, width=_WIDEST_CHARS)
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        click.echo(line.rstrip())
+
+
+def print_shown(shown: Shown, as_json: bool) -> None:
+    """Print a plan or report in the form asked for."""
+    if as_json:
+        print_json(shown.to_dict())
+    else:
+        print_table(shown.table())
+
+
+def print_plan(plan: Plan, as_json: bool) -> None:
+    """Print a plan that was not approved, and how to approve it."""
+    print_shown(plan, as_json)
+    click.echo(f"Nothing was done. To do it: --apply {plan.digest}", err=True)
+
+
+def print_committed(version: int, as_json: bool, what: str, **details: Any) -> None:
+    """Print which version an operation committed."""
+    if as_json:
+        print_json({"version": version, **details})
+    else:
+        click.echo(f"{what}: version {version}")

@@ -1,0 +1,221 @@
+"""Commands that make a lakehouse and look at it: init, log, ls, show, diff."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from datetime import datetime
+from typing import Any
+
+import click
+
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.cli.context import (
+    Session,
+    at_options,
+    json_option,
+    key_values,
+    pass_session,
+    print_json,
+    print_table,
+)
+from trinitylake_ops.format.definitions import IsolationLevel, LakehouseDef
+from trinitylake_ops.maintenance.report import change_rows, new_table
+from trinitylake_ops.transaction.lakehouse import VersionInfo
+from trinitylake_ops.transaction.names import resolve_table
+from trinitylake_ops.transaction.snapshot import Snapshot
+
+_SETTINGS = (
+    ("order", "Children of a node."),
+    ("namespace_name_max_size_bytes", "Longest name of a namespace."),
+    ("table_name_max_size_bytes", "Longest name of a table."),
+    ("file_path_max_size_bytes", "Longest path of a file."),
+    ("node_file_max_size_bytes", "Largest node file."),
+    ("maximum_version_age_millis", "Age at which a version may expire."),
+    ("minimum_versions_to_keep", "Versions that never expire by age."),
+    ("txn_ttl_millis", "Longest life of a transaction."),
+)
+
+
+def _setting_options(command: Any) -> Any:
+    defaults = LakehouseDef(id="")
+    for name, what in reversed(_SETTINGS):
+        flag = "--" + name.replace("_", "-")
+        command = click.option(flag, name, type=int, default=getattr(defaults, name), show_default=True, help=what)(
+            command
+        )
+    return command
+
+
+@click.command()
+@_setting_options
+@click.option(
+    "--isolation-level", type=click.Choice(["snapshot", "serializable"]), default="snapshot", show_default=True
+)
+@click.option("--property", "properties", multiple=True, metavar="K=V", help="A property of the lakehouse.")
+@json_option
+@pass_session
+def init(session: Session, isolation_level: str, properties: tuple[str, ...], as_json: bool, **settings: int) -> None:
+    """Create a lakehouse at the root, empty, as version 0.
+
+    Sizes and order are fixed for good.
+
+    Example: trinitylake --root /data/lake init --order 64
+    """
+    lake = Lakehouse.create(
+        session.root,
+        session.storage_options,
+        isolation_level=IsolationLevel[isolation_level.upper()],
+        properties=key_values(properties, "--property"),
+        **settings,
+    )
+    snapshot = lake.snapshot()
+    if as_json:
+        print_json({"root": lake.root, "version": snapshot.version, "definition": snapshot.definition})
+        return
+    click.echo(f"Created a lakehouse at {lake.root}")
+    print_table(_definition_table(snapshot))
+
+
+def _definition_table(snapshot: Snapshot) -> Any:
+    shown = [(spec.name, getattr(snapshot.definition, spec.name)) for spec in fields(LakehouseDef)]
+    rows = [
+        (name, value.name.lower() if isinstance(value, IsolationLevel) else value)
+        for name, value in shown
+        if value not in ({}, (), None, "", b"")
+    ]
+    return new_table(
+        f"Lakehouse at version {snapshot.version}, {_time(snapshot.created_at)}", "setting", "value", rows=rows
+    )
+
+
+def _time(time: datetime) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+@click.command()
+@click.option("--limit", type=click.IntRange(min=1), help="At most so many versions.")
+@json_option
+@pass_session
+def log(session: Session, limit: int | None, as_json: bool) -> None:
+    """List versions, newest first: what was done, by whom, in which run.
+
+    Example: trinitylake log --limit 10
+    """
+    history = list(session.lake().history(limit))
+    if as_json:
+        print_json(history)
+        return
+    columns = ("version", "created (UTC)", "operation", "message", "by", "run", "state")
+    print_table(new_table("", *columns, rows=[_log_row(info) for info in history]))
+
+
+def _log_row(info: VersionInfo) -> tuple[object, ...]:
+    operation = info.operation or "-"
+    if info.rollback_from is not None:
+        operation = f"{operation} (from {info.rollback_from})"
+    by = f"{info.user}@{info.host}" if info.user else ""
+    return info.version, info.created_at, operation, info.message, by, info.run_id, info.state
+
+
+@click.command()
+@click.argument("namespace", required=False)
+@at_options
+@json_option
+@pass_session
+def ls(
+    session: Session, namespace: str | None, version: str | None, timestamp: datetime | int | None, as_json: bool
+) -> None:
+    """List the namespaces, or the tables of one.
+
+    Example: trinitylake ls sales --timestamp 2026-01-31
+    """
+    snapshot = session.lake().snapshot(version, timestamp)
+    names = snapshot.namespaces() if namespace is None else snapshot.tables(namespace)
+    if as_json:
+        print_json(names)
+        return
+    print_table(new_table("", "namespace" if namespace is None else "table", rows=[(name,) for name in names]))
+
+
+@click.command()
+@click.argument("name", required=False, metavar="[NS[.TABLE]]")
+@at_options
+@json_option
+@pass_session
+def show(
+    session: Session, name: str | None, version: str | None, timestamp: datetime | int | None, as_json: bool
+) -> None:
+    """Show the lakehouse, a namespace or a table.
+
+    A name that is a namespace's means the namespace. Otherwise each dot is tried as the one between
+    namespace and table, since names may hold dots.
+
+    Example: trinitylake show sales.orders --version 12
+    """
+    snapshot = session.lake().snapshot(version, timestamp)
+    if name is None:
+        _show_lakehouse(snapshot, as_json)
+    elif "." not in name or snapshot.has_namespace(name):
+        _show_namespace(snapshot, name, as_json)
+    else:
+        _show_table(snapshot, *resolve_table(name, snapshot), as_json)
+
+
+def _show_lakehouse(snapshot: Snapshot, as_json: bool) -> None:
+    if as_json:
+        content = {"version": snapshot.version, "created_at": snapshot.created_at, "namespaces": snapshot.namespaces()}
+        print_json({**content, "definition": snapshot.definition})
+        return
+    print_table(_definition_table(snapshot))
+    click.echo(f"namespaces: {', '.join(snapshot.namespaces()) or 'none'}")
+
+
+def _show_namespace(snapshot: Snapshot, namespace: str, as_json: bool) -> None:
+    definition, tables = snapshot.namespace(namespace), snapshot.tables(namespace)
+    if as_json:
+        print_json({"version": snapshot.version, "namespace": namespace, "definition": definition, "tables": tables})
+        return
+    rows = [("id", definition.id), ("tables", ", ".join(tables) or "none"), *sorted(definition.properties.items())]
+    print_table(new_table(f"Namespace {namespace} at version {snapshot.version}", "property", "value", rows=rows))
+
+
+def _show_table(snapshot: Snapshot, namespace: str, table: str, as_json: bool) -> None:
+    definition = snapshot.table(namespace, table)
+    if as_json:
+        content = {"version": snapshot.version, "namespace": namespace, "table": table, "definition": definition}
+        print_json(content)
+        return
+    details = {"type": definition.table_type or "MANAGED", "format": definition.table_format, "id": definition.id}
+    rows = [*details.items(), *sorted(definition.format_properties.items()), *sorted(definition.properties.items())]
+    print_table(new_table(f"Table {namespace}.{table} at version {snapshot.version}", "property", "value", rows=rows))
+    keys = set(definition.primary_keys)
+    columns = [
+        (
+            column.id,
+            column.name,
+            column.type.name.lower(),
+            "yes" if column.nullable else "no",
+            "yes" if column.id in keys else "",
+        )
+        for column in definition.schema.columns
+    ]
+    print_table(new_table("Columns", "id", "name", "type", "nullable", "key", rows=columns))
+
+
+@click.command()
+@click.argument("before", metavar="A")
+@click.argument("after", metavar="B")
+@json_option
+@pass_session
+def diff(session: Session, before: str, after: str, as_json: bool) -> None:
+    """List the namespaces and tables that differ between two versions or exports.
+
+    Example: trinitylake diff 11 12
+    """
+    changes = session.lake().diff(before, after)
+    if as_json:
+        print_json(changes)
+    elif changes:
+        print_table(new_table("", "change", "object", rows=change_rows(changes)))
+    else:
+        click.echo(f"{before} and {after} hold the same.")

@@ -1,0 +1,60 @@
+"""Dropping a namespace with its tables, as a plan to look at first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rich.table import Table
+
+from trinitylake_ops.errors import NamespaceNotEmptyError, PlanChangedError
+from trinitylake_ops.maintenance.report import Plan, digest_of, new_table
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+
+_OPERATION = "drop-namespace"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropNamespacePlan(Plan):
+    """The namespace and tables that would be dropped; older versions keep them."""
+
+    base_version: int
+    namespace: str
+    tables: tuple[str, ...]
+    _lake: Lakehouse = field(repr=False, compare=False)
+
+    @property
+    def digest(self) -> str:
+        """Return ``<base version>-<sha256>`` of the namespace and its tables."""
+        return digest_of(self.base_version, _OPERATION, self.namespace, list(self.tables))
+
+    def table(self) -> Table:
+        """Return one row for the namespace and each table."""
+        rows = [("drop", f"namespace {self.namespace}"), *(("drop", f"{self.namespace}.{t}") for t in self.tables)]
+        return new_table(f"Drop of namespace {self.namespace}", "change", "object", rows=rows)
+
+    def execute(self, approved_digest: str | None = None) -> int:
+        """Drop them in one commit and return its version.
+
+        Raises PlanChangedError for another digest or when the namespace has other tables by now,
+        CommitConflictError when a concurrent commit touched it.
+        """
+        if approved_digest is not None:
+            self.check_approved(approved_digest)
+        with self._lake.transaction(message=self.namespace, operation=_OPERATION) as txn:
+            if tuple(txn.tables(self.namespace)) != self.tables:
+                raise PlanChangedError(f"namespace {self.namespace!r} has other tables by now; look at the plan again")
+            txn.drop_namespace(self.namespace, cascade=True)
+        assert txn.committed_version is not None
+        return txn.committed_version
+
+
+def plan_drop_namespace(lake: Lakehouse, namespace: str, cascade: bool = False) -> DropNamespacePlan:
+    """Plan to drop a namespace; one that holds tables needs ``cascade``. Reads only.
+
+    Raises NamespaceNotFoundError, NamespaceNotEmptyError, InvalidNameError.
+    """
+    latest = lake.snapshot()
+    tables = tuple(latest.tables(namespace))
+    if tables and not cascade:
+        raise NamespaceNotEmptyError(f"namespace {namespace!r} holds {len(tables)} tables; drop them first, or cascade")
+    return DropNamespacePlan(base_version=latest.version, namespace=namespace, tables=tables, _lake=lake)

@@ -1,0 +1,340 @@
+"""Snapshot exports: a version kept under a name (docs/protocol.md, "Export").
+
+A minimal export copies the root alone. It runs in three steps, each of which can be repeated: a
+commit records the export as COPYING, which keeps the version from expiring; manifest and root are
+copied, root last; a commit records it as COMPLETE. A cut-off export goes on where it stopped when it
+is executed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from rich.table import Table
+
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    ExportExistsError,
+    ExportNotFoundError,
+    FileExistsAlreadyError,
+    InvalidInputError,
+    InvalidNameError,
+)
+from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, ExportState, LakehouseDef
+from trinitylake_ops.format.file_names import new_export_root_path, new_manifest_path
+from trinitylake_ops.format.keys import validate_name
+from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, Plan, digest_of, new_table, utc_of
+from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.transaction.lakehouse import Lakehouse, check_not_expired
+from trinitylake_ops.transaction.snapshot import Snapshot
+
+#: The levels that can be made; the format knows more.
+LEVELS = ("minimal",)
+MAX_NAME_BYTES = 200
+
+_OPERATION = "export"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportReport(Document):
+    """A finished export: where its root stands, and the bytes that were copied."""
+
+    name: str
+    version: int
+    level: str
+    location: str
+    manifest_path: str
+    committed_version: int
+    copied_files: int
+    copied_bytes: int
+    resumed: bool
+    cost: Cost
+
+    def table(self) -> Table:
+        """Return one row."""
+        row = (self.name, self.version, self.level, self.location, self.copied_bytes)
+        return new_table("Export", "name", "version", "level", "root", "bytes copied", rows=[row])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportPlan(Plan):
+    """What an export would copy. ``resumes`` says that a cut-off export of this name goes on."""
+
+    base_version: int
+    name: str
+    version: int
+    level: str
+    retain_for_ms: int | None
+    files: int
+    bytes: int
+    resumes: bool
+    _lake: Lakehouse = field(repr=False, compare=False)
+
+    @property
+    def digest(self) -> str:
+        """Return ``<base version>-<sha256>`` of the name, the version and what is copied."""
+        return digest_of(
+            self.base_version, _OPERATION, self.name, self.version, self.level, self.retain_for_ms, self.files
+        )
+
+    def table(self) -> Table:
+        """Return one row."""
+        row = (self.name, self.version, self.level, self.files, self.bytes, "goes on" if self.resumes else "new")
+        return new_table("Export plan", "name", "version", "level", "files", "bytes", "state", rows=[row])
+
+    def execute(self, approved_digest: str | None = None) -> ExportReport:
+        """Export, or finish an export that was cut off.
+
+        Raises PlanChangedError for another digest, ExportExistsError, VersionExpiredError,
+        CommitConflictError, CorruptFileError when the copy is not the source, StorageError.
+        """
+        if approved_digest is not None:
+            self.check_approved(approved_digest)
+        metered = MeteredLakehouse(self._lake)
+        record, resumed = self._begin(metered.lake)
+        copied_bytes = _copy_root(metered.lake, record)
+        version = _complete(metered.lake, record)
+        return ExportReport(
+            name=record.name,
+            version=record.version,
+            level=self.level,
+            location=record.root_location,
+            manifest_path=record.manifest_path,
+            committed_version=version,
+            copied_files=1,
+            copied_bytes=copied_bytes,
+            resumed=resumed,
+            cost=metered.cost(),
+        )
+
+    def _begin(self, lake: Lakehouse) -> tuple[ExportRecord, bool]:
+        """Commit the record, or find the one of a cut-off export."""
+        existing = _record(lake.snapshot().definition, self.name)
+        if existing is not None and _is_cut_off(existing, self.version):
+            return existing, True
+        now_ms = lake.storage.now_ms()
+        record = ExportRecord(
+            name=self.name,
+            version=self.version,
+            level=ExportLevel[self.level.upper()],
+            root_location=new_export_root_path(),
+            state=ExportState.COPYING,
+            created_at_millis=now_ms,
+            retain_until_millis=None if self.retain_for_ms is None else now_ms + self.retain_for_ms,
+            manifest_path=new_manifest_path(),
+        )
+        with lake.transaction(message=f"{self.name}: keep version {self.version}", operation=_OPERATION) as txn:
+            txn.require(lambda base: _check_free(base.definition, self.name, self.version))
+            txn.require(lambda base: check_not_expired(self.version, base.definition))
+            txn.alter_definition(replace(txn.definition, exports=(*txn.definition.exports, record)))
+        return record, False
+
+
+def plan_export(
+    lake: Lakehouse,
+    name: str,
+    level: str = "minimal",
+    version: int | str | None = None,
+    target: str | None = None,
+    retain_for: timedelta | int | None = None,
+) -> ExportPlan:
+    """Plan an export of a version, by default the latest; reads only.
+
+    ``retain_for``, a timedelta or milliseconds, is how long the export keeps its version from
+    expiring; None is until it is dropped. Raises InvalidNameError, ExportExistsError, InvalidInputError
+    for a level or a target that cannot be made, VersionNotFoundError, VersionExpiredError.
+    """
+    _check_name(name)
+    if level not in LEVELS:
+        raise InvalidInputError(f"level {level!r} cannot be exported; levels: {', '.join(LEVELS)}")
+    if target is not None:
+        raise InvalidInputError(f"a {level} export stays in its own lakehouse; leave the target out")
+    latest = lake.snapshot()
+    record = _record(latest.definition, name)
+    if version is None and record is not None and record.state == ExportState.COPYING:
+        version = record.version
+    source = latest if version is None else lake.snapshot(version)
+    _check_free(latest.definition, name, source.version)
+    return ExportPlan(
+        base_version=latest.version,
+        name=name,
+        version=source.version,
+        level=level,
+        retain_for_ms=_millis(retain_for),
+        files=1,
+        bytes=lake.storage.stat(source.location).size_bytes,
+        resumes=record is not None,
+        _lake=lake,
+    )
+
+
+def _check_name(name: str) -> None:
+    validate_name(name, MAX_NAME_BYTES, "export")
+    if name.isdecimal():
+        raise InvalidNameError(f"export name {name!r} is digits only, which would mean a version")
+
+
+def _millis(retain_for: timedelta | int | None) -> int | None:
+    if retain_for is None:
+        return None
+    retain_for_ms = retain_for if isinstance(retain_for, int) else retain_for // timedelta(milliseconds=1)
+    if retain_for_ms <= 0:
+        raise InvalidInputError(f"an export is retained for more than 0 ms, not for {retain_for_ms}")
+    return retain_for_ms
+
+
+def _record(definition: LakehouseDef, name: str) -> ExportRecord | None:
+    return next((record for record in definition.exports if record.name == name), None)
+
+
+def _is_cut_off(record: ExportRecord, version: int) -> bool:
+    return record.state == ExportState.COPYING and record.version == version and record.level == ExportLevel.MINIMAL
+
+
+def _check_free(definition: LakehouseDef, name: str, version: int) -> None:
+    """Raise ExportExistsError unless the name is free, or that of this very export, cut off."""
+    record = _record(definition, name)
+    if record is not None and _is_cut_off(record, version):
+        return
+    if record is not None or name in definition.exported_snapshots:
+        what = f"of version {record.version}" if record is not None else "there"
+        raise ExportExistsError(f"an export {name!r} {what} exists; drop it first, or choose another name")
+
+
+def _copy_root(lake: Lakehouse, record: ExportRecord) -> int:
+    """Write manifest and root of an export, root last; returns the bytes of the root."""
+    source = lake.snapshot(record.version).location
+    data = lake.storage.read(source)
+    manifest = {
+        "name": record.name,
+        "version": record.version,
+        "level": record.level.name.lower(),
+        "files": [
+            {
+                "source": source,
+                "target": record.root_location,
+                "size_bytes": len(data),
+                "sha256": hashlib.sha256(data).hexdigest(),
+            }
+        ],
+    }
+    _place(lake.storage, record.manifest_path, json.dumps(manifest, indent=1, sort_keys=True).encode())
+    _place(lake.storage, record.root_location, data)
+    return len(data)
+
+
+def _place(storage: Storage, path: str, data: bytes) -> None:
+    """Create a file and read it back; an earlier attempt may have been here."""
+    try:
+        storage.create(path, data)
+    except FileExistsAlreadyError:
+        pass  # compared below
+    if storage.read(path) != data:
+        raise CorruptFileError("the file of an export is not what was copied; drop the export", path=path)
+
+
+def _complete(lake: Lakehouse, record: ExportRecord) -> int:
+    with lake.transaction(message=f"{record.name}: complete", operation=_OPERATION) as txn:
+        txn.require(lambda base: _check_copying(base, record))
+        definition = txn.definition
+        exports = tuple(
+            replace(other, state=ExportState.COMPLETE) if other.name == record.name else other
+            for other in definition.exports
+        )
+        snapshots = {**definition.exported_snapshots, record.name: record.root_location}
+        txn.alter_definition(replace(definition, exports=exports, exported_snapshots=snapshots))
+    assert txn.committed_version is not None
+    return txn.committed_version
+
+
+def _check_copying(base: Snapshot, record: ExportRecord) -> None:
+    if _record(base.definition, record.name) != record:
+        raise ExportNotFoundError(f"export {record.name!r} was dropped or changed while it was copied")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportInfo:
+    """One export as the lakehouse records it.
+
+    Of an export that another program recorded by name and root only, level and times are None.
+    """
+
+    name: str
+    version: int | None
+    level: str | None
+    state: str
+    location: str
+    created_at: datetime | None
+    retain_until: datetime | None
+    manifest_path: str | None
+
+
+def list_exports(lake: Lakehouse) -> list[ExportInfo]:
+    """Return all exports, complete or not, by name."""
+    definition = lake.snapshot().definition
+    known = {record.name: _info(record) for record in definition.exports}
+    foreign = {
+        name: ExportInfo(
+            name=name,
+            version=None,
+            level=None,
+            state="complete",
+            location=location,
+            created_at=None,
+            retain_until=None,
+            manifest_path=None,
+        )
+        for name, location in definition.exported_snapshots.items()
+        if name not in known
+    }
+    return [info for _, info in sorted({**known, **foreign}.items())]
+
+
+def _info(record: ExportRecord) -> ExportInfo:
+    return ExportInfo(
+        name=record.name,
+        version=record.version,
+        level=record.level.name.lower(),
+        state=record.state.name.lower(),
+        location=record.root_location,
+        created_at=utc_of(record.created_at_millis),
+        retain_until=None if record.retain_until_millis is None else utc_of(record.retain_until_millis),
+        manifest_path=record.manifest_path or None,
+    )
+
+
+def drop_export(lake: Lakehouse, name: str) -> int:
+    """Forget an export in one commit, then delete its own files; returns the version.
+
+    Its version can expire from then on. Files that cannot be deleted are left to orphan removal.
+    Raises ExportNotFoundError, CommitConflictError.
+    """
+    with lake.transaction(message=name, operation="drop-export") as txn:
+        txn.require(lambda base: _check_known(base.definition, name))
+        definition = txn.definition
+        record = _record(definition, name)
+        txn.alter_definition(
+            replace(
+                definition,
+                exports=tuple(other for other in definition.exports if other.name != name),
+                exported_snapshots=_without(definition.exported_snapshots, name),
+            )
+        )
+    if record is not None:
+        own = (record.root_location, record.manifest_path)
+        lake.storage.delete_many([path for path in own if path.startswith(("_export_", "_ops/export-"))])
+    assert txn.committed_version is not None
+    return txn.committed_version
+
+
+def _check_known(definition: LakehouseDef, name: str) -> None:
+    if _record(definition, name) is None and name not in definition.exported_snapshots:
+        raise ExportNotFoundError(f"there is no export {name!r}")
+
+
+def _without(snapshots: Mapping[str, str], name: str) -> dict[str, str]:
+    return {other: location for other, location in snapshots.items() if other != name}

@@ -1,0 +1,228 @@
+"""Rolling back: a new version with the content of an earlier one (docs/protocol.md, "Rollback to t")."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from rich.table import Table
+
+from trinitylake_ops.errors import CommitConflictError, FileMissingError, InvalidInputError, NamespaceNotFoundError
+from trinitylake_ops.format.keys import ObjectName
+from trinitylake_ops.format.locations import is_uri
+from trinitylake_ops.maintenance.report import Plan, change_rows, digest_of, new_table
+from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.tables.managed import METADATA_LOCATION
+from trinitylake_ops.transaction.commit import CommitInfo, Draft, RootStamp
+from trinitylake_ops.transaction.lakehouse import Change, Lakehouse, change_of, check_not_expired
+from trinitylake_ops.transaction.names import resolve_table
+from trinitylake_ops.transaction.snapshot import Snapshot
+from trinitylake_ops.tree.diff import KeyChange, diff_trees
+from trinitylake_ops.tree.write_buffer import EditedTree
+
+_OPERATION = "rollback"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RollbackPlan(Plan):
+    """What a rollback would change: ``changes`` lead from the latest version, ``base_version``, to ``to_version``.
+
+    ``only`` names the namespaces and tables it is limited to, as ``namespace`` and
+    ``namespace.table``; empty for the whole lakehouse.
+    """
+
+    base_version: int
+    to_version: int
+    only: tuple[str, ...]
+    changes: tuple[Change, ...]
+    message: str | None = None
+    _lake: Lakehouse = field(repr=False, compare=False)
+    _base: Snapshot = field(repr=False, compare=False)
+    _target: Snapshot = field(repr=False, compare=False)
+    _chosen: tuple[ObjectName, ...] = field(repr=False, compare=False)
+    _differences: tuple[KeyChange, ...] = field(repr=False, compare=False)
+
+    @property
+    def digest(self) -> str:
+        """Return ``<base version>-<sha256>`` over the target and all changes."""
+        changes = [[change.kind, change.namespace, change.table] for change in self.changes]
+        return digest_of(self.base_version, _OPERATION, self.to_version, list(self.only), changes)
+
+    def table(self) -> Table:
+        """Return one row for each namespace and table that would change."""
+        what = ", ".join(self.only) if self.only else "the lakehouse"
+        title = f"Rollback of {what} from version {self.base_version} to the content of version {self.to_version}"
+        return new_table(title, "change", "object", rows=change_rows(self.changes))
+
+    def execute(self, approved_digest: str | None = None, *, reapply: bool = False) -> int:
+        """Commit the rollback and return its version; the base version when nothing would change.
+
+        With ``reapply`` a commit that gets in between is rolled back too. Raises PlanChangedError for
+        another digest or, with one, when the lakehouse has moved on since; CommitConflictError when
+        it lost the race; FileMissingError when something to bring back is gone.
+        """
+        if approved_digest is not None:
+            self.check_approved(approved_digest)
+        if not self._differences:
+            return self.base_version
+        _check_files(self._target, self._differences)
+        if self._chosen:
+            return self._execute_subset(reapply)
+        change = _WholeTree(self._target, CommitInfo(_OPERATION, self._message()), len(self.changes), reapply)
+        return self._lake.commit(change, self._base)
+
+    def _execute_subset(self, reapply: bool) -> int:
+        with self._lake.transaction(message=self._message(), operation=_OPERATION) as txn:
+            if txn.base.version != self.base_version and not reapply:
+                raise _lost_race(self.base_version, txn.base.version)
+            check_not_expired(self.to_version, txn.base.definition)
+            for change in _differences(txn.base, self._target, self._chosen):
+                txn.restore_entry(change.key, change.after)
+        assert txn.committed_version is not None
+        return txn.committed_version
+
+    def _message(self) -> str:
+        return self.message or f"to version {self.to_version}{': ' if self.only else ''}{', '.join(self.only)}"[:500]
+
+
+@dataclass(frozen=True)
+class _WholeTree:
+    """The tree of an earlier version under the current lakehouse definition.
+
+    The definition is carried forward: an older one would forget exports and pins, and their files
+    would expire.
+    """
+
+    target: Snapshot
+    info: CommitInfo
+    n_changes: int
+    reapply: bool
+
+    def draft(self, base: Snapshot, stamp: RootStamp) -> Draft:
+        system = stamp.system(
+            base, self.info, {"changed": self.n_changes}, lakehouse_def=base.definition_location, is_rollback=True
+        )
+        return Draft(system, EditedTree(self.target.root, {}), {})
+
+    def rebase(self, base: Snapshot, latest: Snapshot) -> None:
+        if not self.reapply:
+            raise _lost_race(base.version, latest.version)
+        check_not_expired(self.target.version, latest.definition)
+
+
+def _lost_race(base_version: int, latest_version: int) -> CommitConflictError:
+    return CommitConflictError(
+        f"version {latest_version} was committed after version {base_version}, on which the rollback was planned;"
+        " look at the new plan, or ask to re-apply",
+        conflicts=(f"version {latest_version}",),
+        base_version=base_version,
+        latest_version=latest_version,
+    )
+
+
+def plan_rollback(
+    lake: Lakehouse,
+    to: int | str | None = None,
+    namespaces: Sequence[str] | None = None,
+    tables: Sequence[str] | None = None,
+    *,
+    timestamp: datetime | int | None = None,
+    message: str | None = None,
+) -> RollbackPlan:
+    """Plan a rollback to a version, an export's name or a time; reads only.
+
+    ``namespaces`` with all their tables, and ``tables`` as ``namespace.table``, limit it. Raises
+    VersionNotFoundError, VersionExpiredError, ExportNotFoundError, NamespaceNotFoundError,
+    TableNotFoundError, InvalidInputError without a target, and FileMissingError, naming it, when
+    something that it would bring back is gone.
+    """
+    if to is None and timestamp is None:
+        raise InvalidInputError("a rollback needs a version, the name of an export or a timestamp to go back to")
+    base, target = lake.snapshot(), lake.snapshot(to, timestamp)
+    chosen = _chosen(base, target, namespaces or (), tables or ())
+    differences = _differences(base, target, chosen)
+    _check_files(target, differences)
+    changes = [change_of(base.keys, difference) for difference in differences]
+    return RollbackPlan(
+        base_version=base.version,
+        to_version=target.version,
+        only=tuple(str(name) for name in chosen),
+        changes=tuple(change for change in changes if change is not None),
+        message=message,
+        _lake=lake,
+        _base=base,
+        _target=target,
+        _chosen=chosen,
+        _differences=tuple(differences),
+    )
+
+
+def rollback(
+    lake: Lakehouse,
+    to: int | str | None = None,
+    namespaces: Sequence[str] | None = None,
+    tables: Sequence[str] | None = None,
+    *,
+    timestamp: datetime | int | None = None,
+    message: str | None = None,
+    reapply: bool = False,
+) -> int:
+    """Plan and execute a rollback; returns the new version. Raises what both raise."""
+    plan = plan_rollback(lake, to, namespaces, tables, timestamp=timestamp, message=message)
+    return plan.execute(reapply=reapply)
+
+
+def _chosen(
+    base: Snapshot, target: Snapshot, namespaces: Sequence[str], tables: Sequence[str]
+) -> tuple[ObjectName, ...]:
+    for namespace in namespaces:
+        if not base.has_namespace(namespace) and not target.has_namespace(namespace):
+            raise NamespaceNotFoundError(
+                f"there is no namespace {namespace!r}, neither in version {base.version} nor in {target.version}"
+            )
+    named = [ObjectName(*resolve_table(table, base, target)) for table in tables]
+    return (*map(ObjectName, namespaces), *named)
+
+
+def _differences(base: Snapshot, target: Snapshot, chosen: Sequence[ObjectName]) -> list[KeyChange]:
+    """Return what leads from ``base`` to ``target``, of the chosen objects or of all."""
+    try:
+        differences = diff_trees(base.files.nodes, base.root, target.root)
+    except FileMissingError as error:
+        raise _missing(target.version, "a node", error.path) from error
+    return [change for change in differences if not chosen or _is_chosen(base, change, chosen)]
+
+
+def _is_chosen(base: Snapshot, change: KeyChange, chosen: Sequence[ObjectName]) -> bool:
+    name = base.keys.decode(change.key)
+    return name is not None and any(wanted in (name, ObjectName(name.namespace)) for wanted in chosen)
+
+
+def _check_files(target: Snapshot, differences: Sequence[KeyChange]) -> None:
+    """Raise FileMissingError when a definition to bring back, or the metadata file of its table, is gone."""
+    files = target.files
+    namespaces: list[str] = []
+    tables: list[str] = []
+    for change in differences:
+        name = target.keys.decode(change.key)
+        if change.after is not None and name is not None:
+            (namespaces if name.table is None else tables).append(change.after)
+    try:
+        run_parallel(files.definitions.namespace, namespaces, files.storage.concurrency)
+        definitions = files.definitions.tables(tables)
+    except FileMissingError as error:
+        raise _missing(target.version, "a definition", error.path) from error
+    metadata = [definition.format_properties.get(METADATA_LOCATION, "") for definition in definitions]
+    inside = [path for path in metadata if path and not is_uri(path)]
+    for path, is_there in zip(
+        inside, run_parallel(files.storage.exists, inside, files.storage.concurrency), strict=True
+    ):
+        if not is_there:
+            raise _missing(target.version, "the metadata file of a table", path)
+
+
+def _missing(version: int, what: str, path: str | None) -> FileMissingError:
+    return FileMissingError(
+        f"cannot go back to version {version}: {what} it needs is missing; nothing was changed", path=path
+    )

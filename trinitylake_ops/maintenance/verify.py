@@ -1,0 +1,213 @@
+"""Verify: one pass over all versions that reads every immutable file once (docs/protocol.md, "Invariants").
+
+What is wrong becomes a finding; verify itself fails only where the storage does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.table import Table
+
+from trinitylake_ops.errors import CorruptFileError, StorageError, TrinityLakeError
+from trinitylake_ops.format.definitions import ExportState
+from trinitylake_ops.format.file_names import HINT_PATH, root_path
+from trinitylake_ops.format.locations import is_uri
+from trinitylake_ops.format.node_file import PREVIOUS_ROOT, NodeFile, decode_node
+from trinitylake_ops.maintenance.hint import HintState, inspect_hint
+from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table
+from trinitylake_ops.maintenance.verify_objects import ObjectVerifier
+from trinitylake_ops.maintenance.verify_tree import TreeVerifier
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.snapshot import Snapshot
+from trinitylake_ops.transaction.versions import find_latest, listed_versions
+
+_STALE_EXPORT_MS = 7 * 24 * 3600 * 1000
+_BATCH = 64
+
+Severity = Literal["error", "warning"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that is not as it must be. ``mend`` names the operation that puts it right, where one does.
+
+    An error means that something cannot be read, or will be lost; a warning costs time or space.
+    """
+
+    severity: Severity
+    code: str
+    message: str
+    path: str | None = None
+    version: int | None = None
+    mend: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyReport(Document):
+    """What verify looked at and found."""
+
+    latest_version: int
+    versions: int
+    nodes: int
+    definitions: int
+    table_files: int
+    exports: int
+    findings: tuple[Finding, ...]
+    cost: Cost
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether there is no error; warnings, such as a stale hint, are part of normal life."""
+        return all(finding.severity != "error" for finding in self.findings)
+
+    def table(self) -> Table:
+        """Return a row for each finding, under a title that says what was looked at."""
+        title = (
+            f"{'Clean' if self.is_clean else 'Not clean'}: {self.versions} versions, {self.nodes} nodes,"
+            f" {self.definitions} definitions, {self.table_files} table files, {self.exports} exports;"
+            f" {self.cost.total_requests} requests, {self.cost.duration_ms / 1000:.1f} s"
+        )
+        rows = [
+            (finding.severity, finding.code, finding.message, finding.version, finding.path, finding.mend)
+            for finding in self.findings
+        ]
+        return new_table(title, "severity", "finding", "what", "version", "path", "mended by", rows=rows)
+
+
+def verify(lake: Lakehouse, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+    """Check all live versions of a lakehouse and the files they reach.
+
+    ``progress`` is told how many versions are done, and of how many. Raises LakehouseNotFoundError,
+    and StorageError where the storage refuses to list or read at all.
+    """
+    metered = MeteredLakehouse(lake)
+    return _Verification(metered.lake).run(progress or (lambda _done, _all: None), metered)
+
+
+class _Verification:
+    """One run of verify, up to the version that is the latest when it begins; the listing comes after it."""
+
+    def __init__(self, lake: Lakehouse):
+        self.lake = lake
+        self.latest = find_latest(lake.storage)[0]
+        self.findings: list[Finding] = []
+        self._reported: set[tuple[str, str | None]] = set()
+        self.listing: dict[str, int] = {}
+        self.tree = TreeVerifier(lake.files, self._error)
+        self.objects = ObjectVerifier(lake, self.listing, self._error)
+        self.versions = 0
+        self.n_exports = 0
+
+    def run(self, progress: Callable[[int, int], None], metered: MeteredLakehouse) -> VerifyReport:
+        self.listing.update((info.path, info.size_bytes) for info in self.lake.storage.list())
+        self._check_names()
+        self._check_versions(progress)
+        self._check_exports()
+        self._check_hint()
+        return VerifyReport(
+            latest_version=self.latest,
+            versions=self.versions,
+            nodes=self.tree.nodes,
+            definitions=self.objects.definitions,
+            table_files=self.objects.table_files,
+            exports=self.n_exports,
+            findings=tuple(self.findings),
+            cost=metered.cost(),
+        )
+
+    def _error(self, code: str, message: str, path: str | None, version: int | None) -> None:
+        """Report an error once, with the oldest version that shows it."""
+        if (code, path) not in self._reported or code == "tree-invariant":
+            self._reported.add((code, path))
+            self.findings.append(Finding(severity="error", code=code, message=message, path=path, version=version))
+
+    def _check_names(self) -> None:
+        """Root names are contiguous: a version that is missing, or stands beyond the latest, was tampered with."""
+        for version in sorted(listed_versions(self.lake.storage)):
+            if version > self.latest and not self.lake.storage.exists(root_path(self.latest + 1)):
+                self._error("root-beyond-gap", "a root stands beyond a missing version", root_path(version), version)
+
+    def _check_versions(self, progress: Callable[[int, int], None]) -> None:
+        before_ms = -1
+        for start in range(0, self.latest + 1, _BATCH):
+            versions = range(start, min(start + _BATCH, self.latest + 1))
+            contents = self.lake.storage.read_available([root_path(version) for version in versions])
+            for version, data in zip(versions, contents, strict=True):
+                root = self._decoded_root(version, data)
+                if root is not None:
+                    before_ms = self._check_root(version, root, before_ms)
+                progress(version + 1, self.latest + 1)
+
+    def _decoded_root(self, version: int, data: bytes | StorageError) -> NodeFile | None:
+        path = root_path(version)
+        if isinstance(data, StorageError):
+            self._error("root-missing", f"the root of version {version} cannot be read: {data.message}", path, version)
+            return None
+        try:
+            return decode_node(data, path)
+        except CorruptFileError as error:
+            self._error("root-corrupt", error.message, path, version)
+            return None
+
+    def _check_root(self, version: int, root: NodeFile, before_ms: int) -> int:
+        """Check one version; returns its time."""
+        path = root_path(version)
+        expected = root_path(version - 1) if version > 0 else None
+        if root.system.get(PREVIOUS_ROOT) != expected:
+            message = f"previous_root is {root.system.get(PREVIOUS_ROOT)!r}, not {expected!r}"
+            self._error("chain-broken", message, path, version)
+        if root.created_at_ms <= before_ms:
+            message = f"created at {root.created_at_ms} ms, not after its predecessor at {before_ms} ms"
+            self._error("time-not-rising", message, path, version)
+        if not root.is_sealed:
+            self.versions += 1
+            self._check_content(Snapshot(self.lake.files, version, path, root))
+        return root.created_at_ms
+
+    def _check_content(self, snapshot: Snapshot) -> None:
+        try:
+            limits = snapshot.limits
+        except TrinityLakeError as error:
+            self._error("definition-unreadable", error.message, error.path or snapshot.location, snapshot.version)
+            return
+        self.objects.count_lakehouse_def(snapshot.definition_location)
+        if self.tree.check(snapshot, limits):
+            self.objects.check(snapshot)
+
+    def _check_exports(self) -> None:
+        """Roots and manifests of exports are there, and what an exported root reaches is too."""
+        try:
+            definition = self.lake.snapshot().definition
+        except TrinityLakeError:
+            return  # reported with the latest version
+        now_ms = self.lake.storage.now_ms()
+        for record in definition.exports:
+            if record.state == ExportState.COPYING and now_ms - record.created_at_millis > _STALE_EXPORT_MS:
+                message = f"export {record.name!r} was cut off more than 7 days ago; finish or drop it"
+                self._warn("export-cut-off", message, record.manifest_path, record.version, "export or drop-export")
+            elif record.state == ExportState.COMPLETE and not self.lake.storage.exists(record.manifest_path):
+                self._error(
+                    "export-manifest-missing", f"export {record.name!r} has no manifest", record.manifest_path, None
+                )
+        for name, location in sorted(definition.exported_snapshots.items()):
+            self.n_exports += 1
+            if is_uri(location):
+                continue
+            try:
+                self._check_content(self.lake.snapshot(name))
+            except TrinityLakeError as error:
+                self._error("export-unreadable", f"export {name!r}: {error.message}", error.path or location, None)
+
+    def _check_hint(self) -> None:
+        hint = inspect_hint(self.lake)
+        if hint.state != HintState.RIGHT:
+            message = f"the hint is {hint.state}: it names {hint.hinted}, the latest version is {hint.latest}"
+            self._warn("hint-wrong", message, HINT_PATH, hint.latest, "hint --repair")
+
+    def _warn(self, code: str, message: str, path: str, version: int | None, mend: str) -> None:
+        self.findings.append(
+            Finding(severity="warning", code=code, message=message, path=path, version=version, mend=mend)
+        )
