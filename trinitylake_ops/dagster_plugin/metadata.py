@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 
 from trinitylake_ops.format.definitions import Column, TableDef
-from trinitylake_ops.tables.staging import StagedTable
+from trinitylake_ops.tables.staged_table import StagedTable
 
 MAX_DETAIL_ROWS = 200
 

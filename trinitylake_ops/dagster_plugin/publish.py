@@ -8,7 +8,8 @@ import dagster as dg
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.metadata import staged_tables_metadata
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
-from trinitylake_ops.tables.staging import StagedTable, publish
+from trinitylake_ops.tables.staged_table import StagedTable
+from trinitylake_ops.tables.staging import publish
 
 #: The asset that stands for the lakehouse as a whole: its materializations are its versions.
 LAKEHOUSE_KEY = dg.AssetKey(["lakehouse"])
@@ -44,16 +45,13 @@ def build_publish_asset(
         ordered = [staged[name] for name in tables]
         message = f"publish {context.partition_key if context.has_partition_key else key[-1]}"
         version = publish_staged(lake, ordered, isolation=lakehouse.isolation, run_id=context.run_id, message=message)
-        context.log.info(
-            "published %s as version %s", ", ".join(f"{table.namespace}.{table.table}" for table in ordered), version
-        )
+        names = ", ".join(f"{table.namespace}.{table.table}" for table in ordered)
+        context.log.info("published %s as version %s", names, version)
         metadata = staged_tables_metadata(ordered)
         yield dg.AssetMaterialization(
             asset_key=LAKEHOUSE_KEY, metadata={"lakehouse_version": version, "operation": "publish", **metadata}
         )
-        yield dg.Output(
-            version, metadata={"lakehouse_version": version, **metadata}, data_version=dg.DataVersion(str(version))
-        )
+        yield dg.Output(version, metadata={"lakehouse_version": version, **metadata})
 
     return published
 

@@ -8,6 +8,7 @@ is executed again.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -229,10 +230,8 @@ def _copy_root(lake: Lakehouse, record: ExportRecord) -> int:
 
 def _place(storage: Storage, path: str, data: bytes) -> None:
     """Create a file and read it back; an earlier attempt may have been here."""
-    try:
+    with contextlib.suppress(FileExistsAlreadyError):  # what stands there is compared
         storage.create(path, data)
-    except FileExistsAlreadyError:
-        pass  # compared below
     if storage.read(path) != data:
         raise CorruptFileError("the file of an export is not what was copied; drop the export", path=path)
 

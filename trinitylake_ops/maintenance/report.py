@@ -88,9 +88,7 @@ class Document(ABC):
         return self.table()
 
     def __str__(self) -> str:
-        text = io.StringIO()
-        Console(file=text, width=_WIDEST_TABLE_CHARS, color_system=None).print(self.table())
-        return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+        return table_text(self.table(), _WIDEST_TABLE_CHARS)
 
 
 class Plan(Document):
@@ -148,6 +146,18 @@ def _shown_fields(value: Any) -> dict[str, Any]:
 
 
 # Tables for people
+
+
+def table_text(table: Table, width_chars: int) -> str:
+    """Return a table as text of that width, its title as a line of its own, without trailing spaces."""
+    title, table.title = table.title, None
+    if title and not table.row_count:
+        return str(title)
+    text = io.StringIO()
+    console = Console(file=text, width=width_chars, color_system=None)
+    console.print(table)
+    lines = [str(title)] if title else []
+    return "\n".join([*lines, *(line.rstrip() for line in text.getvalue().splitlines())])
 
 
 def new_table(title: str, *columns: str, rows: Iterable[Sequence[object]] = ()) -> Table:
