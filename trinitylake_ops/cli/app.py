@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -21,6 +22,7 @@ from trinitylake_ops.cli.operate import (
 )
 from trinitylake_ops.cli.read import diff, init, log, ls, show
 from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.maintenance.report import visible
 
 EXIT_FINDINGS = 1
 EXIT_USAGE = 2
@@ -93,29 +95,47 @@ for command in (
 def main() -> None:
     """Run the command line; every error is one line on standard error and an exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names hold more than some terminals can show
     try:
         code = trinitylake.main(prog_name="trinitylake", standalone_mode=False)
-        sys.stdout.flush()
-    except click.exceptions.Exit as error:
-        code = error.exit_code
-    except click.UsageError as error:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         code = EXIT_USAGE
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx is not None else "trinitylake"
+        code = _fail(f"{error.format_message().rstrip('.')}; see {command} -h", EXIT_USAGE)
     except click.ClickException as error:
         code = _fail(error.format_message(), EXIT_USAGE)
     except (click.Abort, KeyboardInterrupt):
         code = _fail("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
-        # The reader of our output is gone, as with `| head`: nothing is left to say, at exit neither.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+        code = _without_reader()
+    except SystemExit as error:
+        # That is how click ends when the reader of our output is gone.
+        code = _without_reader() if isinstance(error.__context__, BrokenPipeError) else error.code
     except TrinityLakeError as error:
         code = _fail(str(error), error.exit_code)
     except OSError as error:
+        _mute_output()
         code = _fail(str(error), EXIT_STORAGE)
     sys.exit(code or 0)
 
 
+def _without_reader() -> int:
+    """As with `| head`: nothing is left to say, and nothing went wrong."""
+    _mute_output()
+    return 0
+
+
+def _mute_output() -> None:
+    """Let what is still in the buffer of standard output go nowhere, or Python would fail on it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _fail(message: str, code: int) -> int:
-    click.echo(f"Error: {' '.join(message.splitlines())}", err=True)
+    click.echo(f"Error: {visible(' '.join(message.splitlines()))}", err=True)
     return code

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.maintenance.report import Plan, jsonable, table_text
+from trinitylake_ops.maintenance.report import Plan, jsonable, table_text, visible
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -121,8 +121,13 @@ class Shown(Protocol):
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document."""
-    click.echo(json.dumps(jsonable(value), ensure_ascii=False, indent=1))
+    """Print one JSON document, in ASCII: any terminal shows it, and none obeys what a name holds."""
+    click.echo(json.dumps(jsonable(value), indent=1))
+
+
+def print_line(text: str) -> None:
+    """Print a line for people, control characters as escapes."""
+    click.echo(visible(text))
 
 
 def print_table(table: Table) -> None:
@@ -150,4 +155,4 @@ def print_committed(version: int, as_json: bool, what: str, **details: Any) -> N
     if as_json:
         print_json({"version": version, **details})
     else:
-        click.echo(f"{what}: version {version}")
+        print_line(f"{what}: version {version}")

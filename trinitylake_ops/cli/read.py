@@ -16,8 +16,10 @@ from trinitylake_ops.cli.context import (
     key_values,
     pass_session,
     print_json,
+    print_line,
     print_table,
 )
+from trinitylake_ops.errors import InvalidNameError
 from trinitylake_ops.format.definitions import IsolationLevel, LakehouseDef
 from trinitylake_ops.maintenance.report import change_rows, new_table
 from trinitylake_ops.transaction.lakehouse import VersionInfo
@@ -78,7 +80,7 @@ def init(
     if as_json:
         print_json({"root": lake.root, "version": snapshot.version, "definition": snapshot.definition})
         return
-    click.echo(f"Created a lakehouse at {lake.root}")
+    print_line(f"Created a lakehouse at {lake.root}")
     print_table(_definition_table(snapshot))
 
 
@@ -161,10 +163,20 @@ def show(
     snapshot = session.lake().snapshot(version, timestamp)
     if name is None:
         _show_lakehouse(snapshot, as_json)
-    elif "." not in name or snapshot.has_namespace(name):
+    elif _is_namespace(snapshot, name):
         _show_namespace(snapshot, name, as_json)
     else:
         _show_table(snapshot, *resolve_table(name, snapshot), as_json)
+
+
+def _is_namespace(snapshot: Snapshot, name: str) -> bool:
+    """Whether to show a name as a namespace; a dotted one may be too long for one and yet name a table."""
+    if "." not in name:
+        return True
+    try:
+        return snapshot.has_namespace(name)
+    except InvalidNameError:
+        return False
 
 
 def _show_lakehouse(snapshot: Snapshot, as_json: bool) -> None:
@@ -173,7 +185,7 @@ def _show_lakehouse(snapshot: Snapshot, as_json: bool) -> None:
         print_json({**content, "definition": snapshot.definition})
         return
     print_table(_definition_table(snapshot))
-    click.echo(f"namespaces: {', '.join(snapshot.namespaces()) or 'none'}")
+    print_line(f"namespaces: {', '.join(snapshot.namespaces()) or 'none'}")
 
 
 def _show_namespace(snapshot: Snapshot, namespace: str, as_json: bool) -> None:
@@ -224,4 +236,4 @@ def diff(session: Session, before: str, after: str, as_json: bool) -> None:
     elif changes:
         print_table(new_table("", "change", "object", rows=change_rows(changes)))
     else:
-        click.echo(f"{before} and {after} hold the same.")
+        print_line(f"{before} and {after} hold the same.")

@@ -94,7 +94,6 @@ def flights_definitions() -> dg.Definitions:
             dg.define_asset_job(
                 MONTHLY_JOB,
                 selection=[*monthly.values(), MONTH_PUBLISHED],
-                partitions_def=MONTHS,
                 description="Stages, checks and publishes one month: only its partitions are written.",
             ),
         ],

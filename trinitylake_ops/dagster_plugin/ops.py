@@ -47,7 +47,7 @@ def operating(context: dg.OpExecutionContext, lakehouse: TrinityLakeResource) ->
     Its commits record the run's id. A typed error becomes a Dagster failure of one clear line, never retried.
     """
     try:
-        with acting_for_run(context.run_id):
+        with acting_for_run(context.run.run_id):
             yield lakehouse.open()
     except TrinityLakeError as error:
         raise dg.Failure(

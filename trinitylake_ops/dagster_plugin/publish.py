@@ -44,7 +44,9 @@ def build_publish_asset(
         lake = lakehouse.open()
         ordered = [staged[name] for name in tables]
         message = f"publish {context.partition_key if context.has_partition_key else key[-1]}"
-        version = publish_staged(lake, ordered, isolation=lakehouse.isolation, run_id=context.run_id, message=message)
+        version = publish_staged(
+            lake, ordered, isolation=lakehouse.isolation, run_id=context.run.run_id, message=message
+        )
         names = ", ".join(f"{table.namespace}.{table.table}" for table in ordered)
         context.log.info("published %s as version %s", names, version)
         metadata = staged_tables_metadata(ordered)

@@ -35,11 +35,12 @@ class DropNamespacePlan(Plan):
     def execute(self, approved_digest: str | None = None) -> int:
         """Drop them in one commit and return its version.
 
-        Raises PlanChangedError for another digest or when the namespace has other tables by now,
-        CommitConflictError when a concurrent commit touched it.
+        It is planned again first. Raises PlanChangedError when an approved digest is not that of the
+        new plan or the namespace has other tables by now, CommitConflictError when a concurrent
+        commit touched it, NamespaceNotFoundError.
         """
         if approved_digest is not None:
-            self.check_approved(approved_digest)
+            plan_drop_namespace(self._lake, self.namespace, cascade=True).check_approved(approved_digest)
         with self._lake.transaction(message=self.namespace, operation=_OPERATION) as txn:
             if tuple(txn.tables(self.namespace)) != self.tables:
                 raise PlanChangedError(f"namespace {self.namespace!r} has other tables by now; look at the plan again")

@@ -18,6 +18,7 @@ from datetime import datetime, timedelta
 from rich.table import Table
 
 from trinitylake_ops.errors import (
+    AmbiguousWriteError,
     CorruptFileError,
     ExportExistsError,
     ExportNotFoundError,
@@ -28,6 +29,7 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, ExportState, LakehouseDef
 from trinitylake_ops.format.file_names import new_export_root_path, new_manifest_path
 from trinitylake_ops.format.keys import validate_name
+from trinitylake_ops.format.node_file import MAX_TIME_MS
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, Plan, digest_of, new_table, utc_of
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.transaction.lakehouse import Lakehouse, check_not_expired
@@ -88,17 +90,19 @@ class ExportPlan(Plan):
         return new_table("Export plan", "name", "version", "level", "files", "bytes", "state", rows=[row])
 
     def execute(self, approved_digest: str | None = None) -> ExportReport:
-        """Export, or finish an export that was cut off.
+        """Export, or finish an export that was cut off; the run that finishes it says how long it is retained.
 
-        Raises PlanChangedError for another digest, ExportExistsError, VersionExpiredError,
-        CommitConflictError, CorruptFileError when the copy is not the source, StorageError.
+        Raises PlanChangedError when an approved digest is not that of the plan made again now,
+        ExportExistsError, VersionExpiredError, CommitConflictError, CorruptFileError when the copy is
+        not the source, StorageError.
         """
         if approved_digest is not None:
-            self.check_approved(approved_digest)
+            now = plan_export(self._lake, self.name, self.level, self.version, retain_for=self.retain_for_ms)
+            now.check_approved(approved_digest)
         metered = MeteredLakehouse(self._lake)
         record, resumed = self._begin(metered.lake)
         copied_bytes = _copy_root(metered.lake, record)
-        version = _complete(metered.lake, record)
+        version = _complete(metered.lake, record, self._retain_until_ms(metered.lake))
         return ExportReport(
             name=record.name,
             version=record.version,
@@ -117,15 +121,14 @@ class ExportPlan(Plan):
         existing = _record(lake.snapshot().definition, self.name)
         if existing is not None and _is_cut_off(existing, self.version):
             return existing, True
-        now_ms = lake.storage.now_ms()
         record = ExportRecord(
             name=self.name,
             version=self.version,
             level=ExportLevel[self.level.upper()],
             root_location=new_export_root_path(),
             state=ExportState.COPYING,
-            created_at_millis=now_ms,
-            retain_until_millis=None if self.retain_for_ms is None else now_ms + self.retain_for_ms,
+            created_at_millis=lake.storage.now_ms(),
+            retain_until_millis=self._retain_until_ms(lake),
             manifest_path=new_manifest_path(),
         )
         with lake.transaction(message=f"{self.name}: keep version {self.version}", operation=_OPERATION) as txn:
@@ -133,6 +136,9 @@ class ExportPlan(Plan):
             txn.require(lambda base: check_not_expired(self.version, base.definition))
             txn.alter_definition(replace(txn.definition, exports=(*txn.definition.exports, record)))
         return record, False
+
+    def _retain_until_ms(self, lake: Lakehouse) -> int | None:
+        return None if self.retain_for_ms is None else lake.storage.now_ms() + self.retain_for_ms
 
 
 def plan_export(
@@ -160,12 +166,15 @@ def plan_export(
         version = record.version
     source = latest if version is None else lake.snapshot(version)
     _check_free(latest.definition, name, source.version)
+    retain_for_ms = _millis(retain_for)
+    if retain_for_ms is not None and lake.storage.now_ms() + retain_for_ms > MAX_TIME_MS:
+        raise InvalidInputError("an export is retained until the year 9999 at most; leave the duration out for ever")
     return ExportPlan(
         base_version=latest.version,
         name=name,
         version=source.version,
         level=level,
-        retain_for_ms=_millis(retain_for),
+        retain_for_ms=retain_for_ms,
         files=1,
         bytes=lake.storage.stat(source.location).size_bytes,
         resumes=record is not None,
@@ -229,29 +238,30 @@ def _copy_root(lake: Lakehouse, record: ExportRecord) -> int:
 
 
 def _place(storage: Storage, path: str, data: bytes) -> None:
-    """Create a file and read it back; an earlier attempt may have been here."""
-    with contextlib.suppress(FileExistsAlreadyError):  # what stands there is compared
+    """Create a file and read it back; an earlier attempt, or this one with its answer lost, may have been here."""
+    with contextlib.suppress(FileExistsAlreadyError, AmbiguousWriteError):  # what stands there is compared
         storage.create(path, data)
     if storage.read(path) != data:
         raise CorruptFileError("the file of an export is not what was copied; drop the export", path=path)
 
 
-def _complete(lake: Lakehouse, record: ExportRecord) -> int:
+def _complete(lake: Lakehouse, record: ExportRecord, retain_until_ms: int | None) -> int:
+    """Commit the record as complete; nothing when another run that resumed it was faster."""
+    done = replace(record, state=ExportState.COMPLETE, retain_until_millis=retain_until_ms)
     with lake.transaction(message=f"{record.name}: complete", operation=_OPERATION) as txn:
         txn.require(lambda base: _check_copying(base, record))
         definition = txn.definition
-        exports = tuple(
-            replace(other, state=ExportState.COMPLETE) if other.name == record.name else other
-            for other in definition.exports
-        )
-        snapshots = {**definition.exported_snapshots, record.name: record.root_location}
-        txn.alter_definition(replace(definition, exports=exports, exported_snapshots=snapshots))
+        if record in definition.exports:
+            exports = tuple(done if other == record else other for other in definition.exports)
+            snapshots = {**definition.exported_snapshots, record.name: record.root_location}
+            txn.alter_definition(replace(definition, exports=exports, exported_snapshots=snapshots))
     assert txn.committed_version is not None
     return txn.committed_version
 
 
 def _check_copying(base: Snapshot, record: ExportRecord) -> None:
-    if _record(base.definition, record.name) != record:
+    found = _record(base.definition, record.name)
+    if found is None or found.root_location != record.root_location:
         raise ExportNotFoundError(f"export {record.name!r} was dropped or changed while it was copied")
 
 
@@ -323,11 +333,22 @@ def drop_export(lake: Lakehouse, name: str) -> int:
                 exported_snapshots=_without(definition.exported_snapshots, name),
             )
         )
-    if record is not None:
-        own = (record.root_location, record.manifest_path)
-        lake.storage.delete_many([path for path in own if path.startswith(("_export_", "_ops/export-"))])
     assert txn.committed_version is not None
+    if record is not None:
+        lake.storage.delete_many(_own_files(record, txn.definition))
     return txn.committed_version
+
+
+def _own_files(record: ExportRecord, remaining: LakehouseDef) -> list[str]:
+    """Return the files of a dropped export that carry the names we give, and that no other export needs."""
+    own = [
+        path
+        for path, prefix in ((record.root_location, "_export_"), (record.manifest_path, "_ops/export-"))
+        if path.startswith(prefix) and "/" not in path.removeprefix("_ops/")
+    ]
+    needed = {other.root_location for other in remaining.exports} | set(remaining.exported_snapshots.values())
+    needed |= {other.manifest_path for other in remaining.exports}
+    return [path for path in own if path not in needed]
 
 
 def _check_known(definition: LakehouseDef, name: str) -> None:

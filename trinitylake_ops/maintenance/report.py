@@ -15,7 +15,7 @@ import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import Enum, IntEnum
 from typing import Any
 
@@ -24,8 +24,10 @@ from rich.table import Table
 from rich.text import Text
 
 from trinitylake_ops.errors import PlanChangedError
+from trinitylake_ops.format.node_file import MAX_TIME_MS
 from trinitylake_ops.storage import MeteredStorage
 from trinitylake_ops.transaction.lakehouse import Change, Lakehouse
+from trinitylake_ops.transaction.snapshot import utc_datetime
 
 _WIDEST_TABLE_CHARS = 100_000  # text that is no terminal's is never cut or folded
 
@@ -162,7 +164,7 @@ def table_text(table: Table, width_chars: int) -> str:
 
 def new_table(title: str, *columns: str, rows: Iterable[Sequence[object]] = ()) -> Table:
     """Return a table whose cells show their text as it is, nothing cut."""
-    made = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
+    made = Table(title=Text(visible(title)), title_justify="left", box=None, pad_edge=False)
     for column in columns:
         made.add_column(Text(column), overflow="fold")
     for row in rows:
@@ -199,5 +201,5 @@ def change_rows(changes: Iterable[Change]) -> list[tuple[str, str]]:
 
 
 def utc_of(time_ms: int) -> datetime:
-    """Return milliseconds since the epoch as a time in UTC."""
-    return datetime.fromtimestamp(time_ms / 1000, tz=UTC)
+    """Return milliseconds since the epoch as a time in UTC; one that no calendar holds as the nearest that one does."""
+    return utc_datetime(min(max(time_ms, 0), MAX_TIME_MS))

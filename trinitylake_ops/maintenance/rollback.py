@@ -8,9 +8,17 @@ from datetime import datetime
 
 from rich.table import Table
 
-from trinitylake_ops.errors import CommitConflictError, FileMissingError, InvalidInputError, NamespaceNotFoundError
+from trinitylake_ops.errors import (
+    CommitConflictError,
+    ExportNotFoundError,
+    FileMissingError,
+    InvalidInputError,
+    NamespaceNotFoundError,
+    VersionExpiredError,
+)
+from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.keys import ObjectName
-from trinitylake_ops.format.locations import is_uri
+from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.maintenance.report import Plan, change_rows, digest_of, new_table
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.managed import METADATA_LOCATION
@@ -19,7 +27,8 @@ from trinitylake_ops.transaction.lakehouse import Change, Lakehouse, change_of, 
 from trinitylake_ops.transaction.names import resolve_table
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
-from trinitylake_ops.tree.write_buffer import EditedTree
+from trinitylake_ops.tree.node import DirtyNode
+from trinitylake_ops.tree.write_buffer import EditedTree, apply_messages
 
 _OPERATION = "rollback"
 
@@ -39,9 +48,8 @@ class RollbackPlan(Plan):
     message: str | None = None
     _lake: Lakehouse = field(repr=False, compare=False)
     _base: Snapshot = field(repr=False, compare=False)
-    _target: Snapshot = field(repr=False, compare=False)
+    _target: _Target = field(repr=False, compare=False)
     _chosen: tuple[ObjectName, ...] = field(repr=False, compare=False)
-    _differences: tuple[KeyChange, ...] = field(repr=False, compare=False)
 
     @property
     def digest(self) -> str:
@@ -58,32 +66,52 @@ class RollbackPlan(Plan):
     def execute(self, approved_digest: str | None = None, *, reapply: bool = False) -> int:
         """Commit the rollback and return its version; the base version when nothing would change.
 
-        With ``reapply`` a commit that gets in between is rolled back too. Raises PlanChangedError for
-        another digest or, with one, when the lakehouse has moved on since; CommitConflictError when
-        it lost the race; FileMissingError when something to bring back is gone.
+        It is planned again first, on what is there now. With ``reapply`` commits made since the plan
+        are rolled back too. Raises PlanChangedError when an approved digest is not that of the new
+        plan; CommitConflictError when, without ``reapply``, another commit was made since; and what
+        planning raises.
         """
+        lake = _without_caches(self._lake)
+        now = _plan(lake, lake.snapshot(), _target(lake, self._target.to), self._chosen, self.message)
         if approved_digest is not None:
-            self.check_approved(approved_digest)
-        if not self._differences:
-            return self.base_version
-        _check_files(self._target, self._differences)
+            now.check_approved(approved_digest)
+        elif now.base_version != self.base_version and not reapply:
+            raise _lost_race(self.base_version, now.base_version)
+        return now._commit(reapply)
+
+    def _commit(self, reapply: bool) -> int:
         if self._chosen:
-            return self._execute_subset(reapply)
-        change = _WholeTree(self._target, CommitInfo(_OPERATION, self._message()), len(self.changes), reapply)
+            return self._commit_subset(reapply)
+        change = _WholeTree(self._target, CommitInfo(_OPERATION, self._message()), reapply)
         return self._lake.commit(change, self._base)
 
-    def _execute_subset(self, reapply: bool) -> int:
+    def _commit_subset(self, reapply: bool) -> int:
         with self._lake.transaction(message=self._message(), operation=_OPERATION) as txn:
             if txn.base.version != self.base_version and not reapply:
                 raise _lost_race(self.base_version, txn.base.version)
-            check_not_expired(self.to_version, txn.base.definition)
-            for change in _differences(txn.base, self._target, self._chosen):
+            txn.require(lambda base: self._target.check_kept(base.definition))
+            for change in _checked_differences(txn.base, self._target.snapshot, self._chosen):
                 txn.restore_entry(change.key, change.after)
         assert txn.committed_version is not None
         return txn.committed_version
 
     def _message(self) -> str:
         return self.message or f"to version {self.to_version}{': ' if self.only else ''}{', '.join(self.only)}"[:500]
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What to go back to: a snapshot, and the version or the export's name that it was found by."""
+
+    to: int | str
+    snapshot: Snapshot
+
+    def check_kept(self, latest: LakehouseDef) -> None:
+        """Raise VersionExpiredError or ExportNotFoundError when the files of the target are not kept any more."""
+        if isinstance(self.to, int):
+            check_not_expired(self.to, latest)
+        elif self.to not in latest.exported_snapshots:
+            raise ExportNotFoundError(f"export {self.to!r} was dropped since the rollback was planned")
 
 
 @dataclass(frozen=True)
@@ -94,21 +122,32 @@ class _WholeTree:
     would expire.
     """
 
-    target: Snapshot
+    target: _Target
     info: CommitInfo
-    n_changes: int
     reapply: bool
 
-    def draft(self, base: Snapshot, stamp: RootStamp) -> Draft:
+    def draft(self, base: Snapshot, stamp: RootStamp) -> Draft | None:
+        n_changes = len(_differences(base, self.target.snapshot, ()))
+        if not n_changes:
+            return None
         system = stamp.system(
-            base, self.info, {"changed": self.n_changes}, lakehouse_def=base.definition_location, is_rollback=True
+            base, self.info, {"changed": n_changes}, lakehouse_def=base.definition_location, is_rollback=True
         )
-        return Draft(system, EditedTree(self.target.root, {}), {})
+        return Draft(system, self._tree(base, stamp, system), {})
+
+    def _tree(self, base: Snapshot, stamp: RootStamp, system: dict[str, str]) -> EditedTree:
+        """Return the target's tree as it is, unless its buffer and our larger system rows are too much for one file."""
+        root, limits = self.target.snapshot.root, base.limits
+        size_bytes = DirtyNode.copy_of(root).size_bytes(limits.order, system)
+        if size_bytes <= limits.node_file_max_size_bytes:
+            return EditedTree(root, {})
+        return apply_messages(base.files.nodes, root, {}, limits, created_at_ms=stamp.created_at_ms, root_system=system)
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
         if not self.reapply:
             raise _lost_race(base.version, latest.version)
-        check_not_expired(self.target.version, latest.definition)
+        self.target.check_kept(latest.definition)
+        _checked_differences(latest, self.target.snapshot, ())
 
 
 def _lost_race(base_version: int, latest_version: int) -> CommitConflictError:
@@ -139,14 +178,32 @@ def plan_rollback(
     """
     if to is None and timestamp is None:
         raise InvalidInputError("a rollback needs a version, the name of an export or a timestamp to go back to")
-    base, target = lake.snapshot(), lake.snapshot(to, timestamp)
-    chosen = _chosen(base, target, namespaces or (), tables or ())
-    differences = _differences(base, target, chosen)
-    _check_files(target, differences)
+    lake = _without_caches(lake)
+    base, target = lake.snapshot(), _target(lake, to, timestamp)
+    return _plan(lake, base, target, _chosen(base, target.snapshot, namespaces or (), tables or ()), message)
+
+
+def _without_caches(lake: Lakehouse) -> Lakehouse:
+    """Caches could hide that a file is gone."""
+    return Lakehouse(lake.storage, lake.storage_options)
+
+
+def _target(lake: Lakehouse, to: int | str | None, timestamp: datetime | int | None = None) -> _Target:
+    snapshot = lake.snapshot(to, timestamp)
+    if snapshot.root.is_sealed:
+        raise VersionExpiredError(f"version {snapshot.version} was expired and purged", path=snapshot.location)
+    is_name = isinstance(to, str) and not (to.isascii() and to.isdecimal())
+    return _Target(str(to) if is_name else snapshot.version, snapshot)
+
+
+def _plan(
+    lake: Lakehouse, base: Snapshot, target: _Target, chosen: tuple[ObjectName, ...], message: str | None
+) -> RollbackPlan:
+    differences = _checked_differences(base, target.snapshot, chosen)
     changes = [change_of(base.keys, difference) for difference in differences]
     return RollbackPlan(
         base_version=base.version,
-        to_version=target.version,
+        to_version=target.snapshot.version,
         only=tuple(str(name) for name in chosen),
         changes=tuple(change for change in changes if change is not None),
         message=message,
@@ -154,7 +211,6 @@ def plan_rollback(
         _base=base,
         _target=target,
         _chosen=chosen,
-        _differences=tuple(differences),
     )
 
 
@@ -190,13 +246,37 @@ def _differences(base: Snapshot, target: Snapshot, chosen: Sequence[ObjectName])
     try:
         differences = diff_trees(base.files.nodes, base.root, target.root)
     except FileMissingError as error:
-        raise _missing(target.version, "a node", error.path) from error
+        raise FileMissingError(
+            f"cannot go from version {base.version} back to version {target.version}: a node of one of them is missing;"
+            " nothing was changed",
+            path=error.path,
+        ) from error
     return [change for change in differences if not chosen or _is_chosen(base, change, chosen)]
 
 
 def _is_chosen(base: Snapshot, change: KeyChange, chosen: Sequence[ObjectName]) -> bool:
     name = base.keys.decode(change.key)
     return name is not None and any(wanted in (name, ObjectName(name.namespace)) for wanted in chosen)
+
+
+def _checked_differences(base: Snapshot, target: Snapshot, chosen: Sequence[ObjectName]) -> list[KeyChange]:
+    """Return what leads from ``base`` to ``target`` after checking that it can be done, whole."""
+    differences = _differences(base, target, chosen)
+    _check_namespaces(base, differences)
+    _check_files(target, differences)
+    return differences
+
+
+def _check_namespaces(base: Snapshot, differences: Sequence[KeyChange]) -> None:
+    """Raise NamespaceNotFoundError when a table would come back into a namespace that is not there."""
+    restored = [name for change in differences if change.after is not None and (name := base.keys.decode(change.key))]
+    coming = {name.namespace for name in restored if name.table is None}
+    for name in restored:
+        if name.namespace not in coming and not base.has_namespace(name.namespace):
+            raise NamespaceNotFoundError(
+                f"table {name} needs namespace {name.namespace!r}, which version {base.version} does not have;"
+                " bring the namespace back instead"
+            )
 
 
 def _check_files(target: Snapshot, differences: Sequence[KeyChange]) -> None:
@@ -213,8 +293,9 @@ def _check_files(target: Snapshot, differences: Sequence[KeyChange]) -> None:
         definitions = files.definitions.tables(tables)
     except FileMissingError as error:
         raise _missing(target.version, "a definition", error.path) from error
-    metadata = [definition.format_properties.get(METADATA_LOCATION, "") for definition in definitions]
-    inside = [path for path in metadata if path and not is_uri(path)]
+    root = files.storage.root
+    named = [definition.format_properties.get(METADATA_LOCATION) for definition in definitions]
+    inside = [path for location in named if location and not is_uri(path := to_location(root, location))]
     for path, is_there in zip(
         inside, run_parallel(files.storage.exists, inside, files.storage.concurrency), strict=True
     ):

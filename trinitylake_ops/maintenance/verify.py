@@ -5,15 +5,15 @@ What is wrong becomes a finding; verify itself fails only where the storage does
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from rich.table import Table
 
-from trinitylake_ops.errors import CorruptFileError, StorageError, TrinityLakeError
-from trinitylake_ops.format.definitions import ExportState
-from trinitylake_ops.format.file_names import HINT_PATH, root_path
+from trinitylake_ops.errors import CorruptFileError, InvalidLocationError, StorageError, TrinityLakeError
+from trinitylake_ops.format.definitions import ExportRecord, ExportState
+from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, root_path
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.format.node_file import PREVIOUS_ROOT, NodeFile, decode_node
 from trinitylake_ops.maintenance.hint import HintState, inspect_hint
@@ -22,7 +22,7 @@ from trinitylake_ops.maintenance.verify_objects import ObjectVerifier
 from trinitylake_ops.maintenance.verify_tree import TreeVerifier
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
-from trinitylake_ops.transaction.versions import find_latest, listed_versions
+from trinitylake_ops.transaction.versions import find_latest
 
 _STALE_EXPORT_MS = 7 * 24 * 3600 * 1000
 _BATCH = 64
@@ -126,7 +126,8 @@ class _Verification:
 
     def _check_names(self) -> None:
         """Root names are contiguous: a version that is missing, or stands beyond the latest, was tampered with."""
-        for version in sorted(listed_versions(self.lake.storage)):
+        listed = (parse_root_path(path) for path in self.listing)
+        for version in sorted(version for version in listed if version is not None):
             if version > self.latest and not self.lake.storage.exists(root_path(self.latest + 1)):
                 self._error("root-beyond-gap", "a root stands beyond a missing version", root_path(version), version)
 
@@ -188,10 +189,8 @@ class _Verification:
             if record.state == ExportState.COPYING and now_ms - record.created_at_millis > _STALE_EXPORT_MS:
                 message = f"export {record.name!r} was cut off more than 7 days ago; finish or drop it"
                 self._warn("export-cut-off", message, record.manifest_path, record.version, "export or drop-export")
-            elif record.state == ExportState.COMPLETE and not self.lake.storage.exists(record.manifest_path):
-                self._error(
-                    "export-manifest-missing", f"export {record.name!r} has no manifest", record.manifest_path, None
-                )
+            elif record.state == ExportState.COMPLETE:
+                self._check_complete_export(record, definition.exported_snapshots)
         for name, location in sorted(definition.exported_snapshots.items()):
             self.n_exports += 1
             if is_uri(location):
@@ -200,6 +199,20 @@ class _Verification:
                 self._check_content(self.lake.snapshot(name))
             except TrinityLakeError as error:
                 self._error("export-unreadable", f"export {name!r}: {error.message}", error.path or location, None)
+
+    def _check_complete_export(self, record: ExportRecord, exported: Mapping[str, str]) -> None:
+        if record.name not in exported:
+            message = f"export {record.name!r} is complete, but no exported snapshot has its name"
+            self._error("export-unreadable", message, record.root_location, record.version)
+        if record.manifest_path and not self._is_there(record.manifest_path):
+            message = f"export {record.name!r} has no manifest"
+            self._error("export-manifest-missing", message, record.manifest_path, record.version)
+
+    def _is_there(self, path: str) -> bool:
+        try:
+            return path in self.listing or self.lake.storage.exists(path)
+        except InvalidLocationError:
+            return False
 
     def _check_hint(self) -> None:
         hint = inspect_hint(self.lake)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trinitylake_ops.errors import CorruptFileError, StorageError
-from trinitylake_ops.format.locations import is_uri
-from trinitylake_ops.format.node_file import NodeFile, decode_node
+from trinitylake_ops.format.node_file import NodeFile
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
 from trinitylake_ops.tree.invariants import check_node
 from trinitylake_ops.tree.node import TreeLimits
@@ -31,25 +30,27 @@ class TreeVerifier:
     def check(self, snapshot: Snapshot, limits: TreeLimits) -> bool:
         """Check all nodes of a version that were not met before; whether all of its nodes can be read."""
         visited: list[VisitedNode] = []
+        met: set[str] = set()
         level = [VisitedNode(snapshot.location, snapshot.root, 0, None, None)]
         while level:
             for place in level:
                 for violation in check_node(place, limits):
                     self._report("tree-invariant", violation.message, violation.location, snapshot.version)
             visited += level
-            level = self._next_level(level, snapshot.version)
+            level = self._next_level(level, met, snapshot.version)
         for place in reversed(visited):
             self._heights[place.location] = self._height(place, snapshot.version)
         return self._heights.pop(snapshot.location) is not None
 
-    def _next_level(self, level: list[VisitedNode], version: int) -> list[VisitedNode]:
+    def _next_level(self, level: list[VisitedNode], met: set[str], version: int) -> list[VisitedNode]:
         places: dict[str, tuple[int, str | None, str | None]] = {}
         for parent in level:
             bounds = [parent.lower, *parent.node.keys, parent.upper]
             for position, child in enumerate(parent.node.children):
-                if child in places:
+                if child in met:
                     self._report("tree-invariant", "the node is reached twice in one tree", child, version)
-                elif child not in self._heights:
+                met.add(child)
+                if child not in self._heights:
                     places[child] = (parent.depth + 1, bounds[position], bounds[position + 1])
         found = []
         locations = list(places)
@@ -59,18 +60,16 @@ class TreeVerifier:
         return found
 
     def _read(self, locations: list[str], version: int) -> list[tuple[str, NodeFile]]:
-        inside = [location for location in locations if not is_uri(location)]
         nodes = []
-        for location, data in zip(inside, self._files.storage.read_available(inside), strict=True):
+        for location, node in zip(locations, self._files.nodes.load_available(locations), strict=True):
             self._heights[location] = None
-            if isinstance(data, StorageError):
-                self._report("node-missing", f"a node cannot be read: {data.message}", location, version)
-                continue
-            try:
-                nodes.append((location, decode_node(data, location)))
+            if isinstance(node, CorruptFileError):
+                self._report("node-corrupt", node.message, location, version)
+            elif isinstance(node, StorageError):
+                self._report("node-missing", f"a node cannot be read: {node.message}", location, version)
+            else:
+                nodes.append((location, node))
                 self.nodes += 1
-            except CorruptFileError as error:
-                self._report("node-corrupt", error.message, location, version)
         return nodes
 
     def _height(self, place: VisitedNode, version: int) -> int | None:

@@ -33,17 +33,40 @@ class NodeStore:
 
     def load_many(self, locations: Sequence[str]) -> list[NodeFile]:
         """Return nodes in the order of their locations, reading the uncached ones in parallel."""
-        paths = [self._path(location) for location in locations]
+        nodes = []
+        for node in self.load_available(locations):
+            if isinstance(node, StorageError):
+                raise node
+            nodes.append(node)
+        return nodes
+
+    def load_available(self, locations: Sequence[str]) -> list[NodeFile | StorageError]:
+        """Return nodes as ``load_many`` does; a failure stands in its place instead of being raised."""
+        places = [self._path_or_error(location) for location in locations]
+        paths = dict.fromkeys(place for place in places if isinstance(place, str))
+        found: dict[str, NodeFile | StorageError] = {}
         with self._lock:
-            found = {path: entry[0] for path in paths if (entry := self._cache.get(path)) is not None}
-        missing = [path for path in dict.fromkeys(paths) if path not in found]
-        for path, data in zip(missing, self._storage.read_many(missing), strict=True):
+            found.update((path, entry[0]) for path in paths if (entry := self._cache.get(path)) is not None)
+        missing = [path for path in paths if path not in found]
+        for path, data in zip(missing, self._storage.read_available(missing), strict=True):
+            found[path] = data if isinstance(data, StorageError) else self._decoded(path, data)
+        return [found[place] if isinstance(place, str) else place for place in places]
+
+    def _decoded(self, path: str, data: bytes) -> NodeFile | StorageError:
+        try:
             node = decode_node(data, path)
-            found[path] = node
-            if len(data) <= self._cache.maxsize:
-                with self._lock:
-                    self._cache[path] = (node, len(data))
-        return [found[path] for path in paths]
+        except CorruptFileError as error:
+            return error
+        if len(data) <= self._cache.maxsize:
+            with self._lock:
+                self._cache[path] = (node, len(data))
+        return node
+
+    def _path_or_error(self, location: str) -> str | StorageError:
+        try:
+            return self._path(location)
+        except StorageError as error:
+            return error
 
     def _path(self, location: str) -> str:
         try:
