@@ -133,7 +133,8 @@ def _without_reader() -> int:
 
 def _mute_output() -> None:
     """Let what is still in the buffer of standard output go nowhere, or Python would fail on it at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, code: int) -> int:

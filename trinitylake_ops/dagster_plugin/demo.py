@@ -107,14 +107,14 @@ class Demo:
         self.run(
             f"roll back to version {bad - 1}",
             "rollback",
-            config={"ops": {"rollback": {"config": {"to": str(bad - 1)}}}},
+            config={"ops": {"run_rollback": {"config": {"to": str(bad - 1)}}}},
             outcome=lambda _: f"version {self.lake().latest_version()} has the tree of version {bad - 1}",
         )
         name = f"demo-{lake.latest_version()}"
         self.run(
             f"export snapshot {name}",
             "export_minimal",
-            config={"ops": {"export_minimal": {"config": {"name": name}}}},
+            config={"ops": {"run_export_minimal": {"config": {"name": name}}}},
             outcome=lambda _: f"version {self.lake().snapshot(name).version} stays readable by that name",
         )
         lake.storage.write(HINT_PATH, _GARBAGE_HINT)

@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from trinitylake_ops.dagster_plugin.ops import export_minimal, repair_hint, rollback, verify
+from trinitylake_ops.dagster_plugin.ops import run_export_minimal, run_repair_hint, run_rollback, run_verify
 from trinitylake_ops.dagster_plugin.publish import LAKEHOUSE_KEY
 
 # A destructive or one-off operation is never repeated by the instance's retry settings.
@@ -21,9 +21,15 @@ def maintenance_definitions(*, lakehouse_deps: tuple[dg.AssetKey, ...] = ()) -> 
         description="The lakehouse: each materialization is one of its versions.",
         kinds={"trinitylake"},
     )
-    return dg.Definitions(assets=[lakehouse], jobs=[_job(op) for op in (rollback, export_minimal, repair_hint, verify)])
+    jobs = [
+        _job("rollback", run_rollback),
+        _job("export_minimal", run_export_minimal),
+        _job("repair_hint", run_repair_hint),
+        _job("verify", run_verify),
+    ]
+    return dg.Definitions(assets=[lakehouse], jobs=jobs)
 
 
-def _job(op: dg.OpDefinition) -> dg.JobDefinition:
-    graph = dg.GraphDefinition(name=op.name, node_defs=[op], description=op.description)
-    return graph.to_job(name=op.name, description=op.description, tags=_TAGS)
+def _job(name: str, op: dg.OpDefinition) -> dg.JobDefinition:
+    graph = dg.GraphDefinition(name=name, node_defs=[op], description=op.description)
+    return graph.to_job(name=name, description=op.description, tags=_TAGS)

@@ -62,7 +62,7 @@ def _log_version(context: dg.OpExecutionContext, lake: Lakehouse, operation: str
 
 
 @dg.op(description="Commits a new version with the content of an earlier one; the versions in between stay readable.")
-def rollback(context: dg.OpExecutionContext, config: RollbackConfig, lakehouse: TrinityLakeResource) -> None:
+def run_rollback(context: dg.OpExecutionContext, config: RollbackConfig, lakehouse: TrinityLakeResource) -> None:
     """Roll back the lakehouse, or some of its namespaces and tables."""
     with operating(context, lakehouse) as lake:
         plan = maintenance.plan_rollback(
@@ -79,7 +79,7 @@ def rollback(context: dg.OpExecutionContext, config: RollbackConfig, lakehouse: 
 
 
 @dg.op(description="Keeps a version under a name: only its root is copied, and its files cannot expire.")
-def export_minimal(context: dg.OpExecutionContext, config: ExportConfig, lakehouse: TrinityLakeResource) -> None:
+def run_export_minimal(context: dg.OpExecutionContext, config: ExportConfig, lakehouse: TrinityLakeResource) -> None:
     """Export a version at the level minimal."""
     with operating(context, lakehouse) as lake:
         report = maintenance.plan_export(
@@ -94,7 +94,7 @@ def export_minimal(context: dg.OpExecutionContext, config: ExportConfig, lakehou
 
 
 @dg.op(description="Lets the hint file name the latest version. A wrong hint costs every reader requests.")
-def repair_hint(context: dg.OpExecutionContext, lakehouse: TrinityLakeResource) -> None:
+def run_repair_hint(context: dg.OpExecutionContext, lakehouse: TrinityLakeResource) -> None:
     """Repair the hint."""
     with operating(context, lakehouse) as lake:
         report = maintenance.repair_hint(lake)
@@ -103,7 +103,7 @@ def repair_hint(context: dg.OpExecutionContext, lakehouse: TrinityLakeResource) 
 
 
 @dg.op(description="Checks all versions, nodes, definitions, tables and their files; fails when it finds errors.")
-def verify(context: dg.OpExecutionContext, lakehouse: TrinityLakeResource) -> None:
+def run_verify(context: dg.OpExecutionContext, lakehouse: TrinityLakeResource) -> None:
     """Verify the lakehouse."""
     with operating(context, lakehouse) as lake:
         report = maintenance.verify(lake)

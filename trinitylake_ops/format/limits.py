@@ -27,7 +27,8 @@ from trinitylake_ops.format.node_file import (
 MIN_ORDER = 3
 MAX_ORDER = 65_536
 
-_IMMUTABLE_SETTINGS = (
+#: What is fixed when a lakehouse is created.
+IMMUTABLE_SETTINGS = (
     "id",
     "major_version",
     "order",
@@ -88,7 +89,7 @@ def validate_lakehouse_def(definition: LakehouseDef) -> LakehouseDef:
 
 def validate_changed_settings(before: LakehouseDef, after: LakehouseDef) -> LakehouseDef:
     """Return a changed definition, or raise InvalidDefinitionError when it changes what is fixed at creation."""
-    for name in _IMMUTABLE_SETTINGS:
+    for name in IMMUTABLE_SETTINGS:
         if getattr(before, name) != getattr(after, name):
             raise InvalidDefinitionError(
                 f"{name} is fixed when a lakehouse is created ({getattr(before, name)!r}); it would re-encode every key"

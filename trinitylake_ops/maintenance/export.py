@@ -237,6 +237,20 @@ def _copy_root(lake: Lakehouse, record: ExportRecord) -> int:
     return len(data)
 
 
+def check_manifest(storage: Storage, record: ExportRecord) -> None:
+    """Check that the manifest of an export can be read, and that the exported root is the copy it describes.
+
+    Raises FileMissingError, CorruptFileError, InvalidLocationError, naming the file, and other StorageErrors.
+    """
+    try:
+        files = {file["target"]: file for file in json.loads(storage.read(record.manifest_path))["files"]}
+        expected = files[record.root_location]["sha256"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptFileError("the manifest cannot be read", path=record.manifest_path) from error
+    if hashlib.sha256(storage.read(record.root_location)).hexdigest() != expected:
+        raise CorruptFileError("the exported root is not what was copied", path=record.root_location)
+
+
 def _place(storage: Storage, path: str, data: bytes) -> None:
     """Create a file and read it back; an earlier attempt, or this one with its answer lost, may have been here."""
     with contextlib.suppress(FileExistsAlreadyError, AmbiguousWriteError):  # what stands there is compared

@@ -11,11 +11,13 @@ from typing import Literal
 
 from rich.table import Table
 
-from trinitylake_ops.errors import CorruptFileError, InvalidLocationError, StorageError, TrinityLakeError
+from trinitylake_ops.errors import CorruptFileError, StorageError, TrinityLakeError
 from trinitylake_ops.format.definitions import ExportRecord, ExportState
 from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, root_path
+from trinitylake_ops.format.limits import IMMUTABLE_SETTINGS
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.format.node_file import PREVIOUS_ROOT, NodeFile, decode_node
+from trinitylake_ops.maintenance.export import check_manifest
 from trinitylake_ops.maintenance.hint import HintState, inspect_hint
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table
 from trinitylake_ops.maintenance.verify_objects import ObjectVerifier
@@ -100,6 +102,7 @@ class _Verification:
         self.objects = ObjectVerifier(lake, self.listing, self._error)
         self.versions = 0
         self.n_exports = 0
+        self._settings: dict[str, object] = {}
 
     def run(self, progress: Callable[[int, int], None], metered: MeteredLakehouse) -> VerifyReport:
         self.listing.update((info.path, info.size_bytes) for info in self.lake.storage.list())
@@ -175,8 +178,18 @@ class _Verification:
             self._error("definition-unreadable", error.message, error.path or snapshot.location, snapshot.version)
             return
         self.objects.count_lakehouse_def(snapshot.definition_location)
+        self._check_settings(snapshot)
         if self.tree.check(snapshot, limits):
             self.objects.check(snapshot)
+
+    def _check_settings(self, snapshot: Snapshot) -> None:
+        """Settings that are fixed at creation are those of the oldest version."""
+        settings = {name: getattr(snapshot.definition, name) for name in IMMUTABLE_SETTINGS}
+        self._settings = self._settings or settings
+        changed = [name for name, value in settings.items() if value != self._settings[name]]
+        if changed:
+            message = f"{', '.join(changed)} of the lakehouse changed, which is fixed at creation"
+            self._error("definition-changed", message, snapshot.definition_location, snapshot.version)
 
     def _check_exports(self) -> None:
         """Roots and manifests of exports are there, and what an exported root reaches is too."""
@@ -204,15 +217,12 @@ class _Verification:
         if record.name not in exported:
             message = f"export {record.name!r} is complete, but no exported snapshot has its name"
             self._error("export-unreadable", message, record.root_location, record.version)
-        if record.manifest_path and not self._is_there(record.manifest_path):
-            message = f"export {record.name!r} has no manifest"
-            self._error("export-manifest-missing", message, record.manifest_path, record.version)
-
-    def _is_there(self, path: str) -> bool:
-        try:
-            return path in self.listing or self.lake.storage.exists(path)
-        except InvalidLocationError:
-            return False
+        if record.manifest_path:
+            try:
+                check_manifest(self.lake.storage, record)
+            except TrinityLakeError as error:
+                path = error.path or record.manifest_path
+                self._error("export-damaged", f"export {record.name!r}: {error.message}", path, record.version)
 
     def _check_hint(self) -> None:
         hint = inspect_hint(self.lake)

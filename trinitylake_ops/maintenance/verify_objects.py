@@ -101,7 +101,7 @@ class ObjectVerifier:
         )
         for name, definition in zip(fresh.values(), definitions, strict=True):
             if definition is not None:
-                self._check_table(name, definition, snapshot.version)
+                self._check_table(name, definition, snapshot)
 
     def _read_definition(self, location: str, name: ObjectName, version: int) -> TableDef | None:
         store = self._lake.files.definitions
@@ -115,8 +115,12 @@ class ObjectVerifier:
             self._report("definition-unreadable", message, error.path or location, version)
         return None
 
-    def _check_table(self, name: ObjectName, definition: TableDef, version: int) -> None:
+    def _check_table(self, name: ObjectName, definition: TableDef, snapshot: Snapshot) -> None:
         """Check that all files which a managed Iceberg table reaches are there, with their sizes."""
+        version = snapshot.version
+        if definition == TableDef(table_type="", table_format=""):
+            path = snapshot.entry(snapshot.keys.table_key(name.namespace, name.table or ""))
+            self._report("definition-unreadable", f"the definition of table {name} is empty", path, version)
         metadata = definition.format_properties.get(METADATA_LOCATION)
         is_ours = definition.is_managed and definition.table_format.upper() == ICEBERG
         if not is_ours or metadata is None or metadata in self._checked_metadata:
@@ -128,7 +132,8 @@ class ObjectVerifier:
                     self._check_file(name, file.kind, file.location, file.size_bytes, version)
         except TrinityLakeError as error:
             message = f"the files of table {name} cannot be followed: {error.message}"
-            self._report("table-unreadable", message, error.path or metadata, version)
+            path = (error.path or metadata).removeprefix(self._lake.root)
+            self._report("table-unreadable", message, path, version)
 
     def _size_bytes(self, path: str) -> int | None:
         """Return the size of a file, or None; one that was written since the listing is looked up."""

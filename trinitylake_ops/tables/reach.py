@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
@@ -10,6 +11,7 @@ from typing import TypeVar
 from pyiceberg.manifest import DataFileContent, ManifestEntry, ManifestEntryStatus, ManifestFile
 from pyiceberg.table.snapshots import Snapshot
 
+from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.file_io import StorageFileIO
@@ -78,7 +80,7 @@ def _snapshot_files(snapshots: Sequence[Snapshot], io: StorageFileIO) -> Iterato
     manifests: dict[str, ManifestFile] = {}
     for batch in _batches(snapshots, concurrency):
         for snapshot, listed in zip(
-            batch, run_parallel(lambda snapshot: snapshot.manifests(io), batch, concurrency), strict=True
+            batch, run_parallel(lambda snapshot: _manifests(snapshot, io), batch, concurrency), strict=True
         ):
             yield TableFile(FileKind.MANIFEST_LIST, io.location(snapshot.manifest_list))
             for manifest in listed:
@@ -88,14 +90,36 @@ def _snapshot_files(snapshots: Sequence[Snapshot], io: StorageFileIO) -> Iterato
     yield from _content_files(list(manifests.values()), io)
 
 
+def _manifests(snapshot: Snapshot, io: StorageFileIO) -> list[ManifestFile]:
+    with _decoding(snapshot.manifest_list, "manifest list", io):
+        return snapshot.manifests(io)
+
+
+def _entries(manifest: ManifestFile, io: StorageFileIO) -> list[ManifestEntry]:
+    with _decoding(manifest.manifest_path, "manifest", io):
+        return manifest.fetch_manifest_entry(io, discard_deleted=False)
+
+
+@contextmanager
+def _decoding(uri: str, what: str, io: StorageFileIO) -> Iterator[None]:
+    """Say which file it is that cannot be decoded: of broken bytes the Avro decoder raises anything at all."""
+    try:
+        yield
+    except TrinityLakeError:
+        raise
+    except Exception as error:
+        location = io.location(uri)
+        raise CorruptFileError(
+            f"{location!r} is no readable Iceberg {what}: {type(error).__name__}", path=location
+        ) from error
+
+
 def _content_files(manifests: list[ManifestFile], io: StorageFileIO) -> Iterator[TableFile]:
     concurrency = io.storage.concurrency
     seen: set[str] = set()
     deleted: dict[str, TableFile] = {}
     for batch in _batches(manifests, concurrency):
-        for entries in run_parallel(
-            lambda manifest: manifest.fetch_manifest_entry(io, discard_deleted=False), batch, concurrency
-        ):
+        for entries in run_parallel(lambda manifest: _entries(manifest, io), batch, concurrency):
             for entry in entries:
                 path = entry.data_file.file_path
                 if entry.status == ManifestEntryStatus.DELETED:

@@ -1,0 +1,105 @@
+"""The hint: every state is told apart, repaired, and never left behind a commit."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults import FaultyStorage
+from tests.lakes import listed
+from tests.maintenance.changes import create
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import LakehouseNotFoundError
+from trinitylake_ops.format.file_names import HINT_PATH
+from trinitylake_ops.maintenance import HintState
+from trinitylake_ops.storage import MemoryStorage
+
+WRONG = [
+    (b"0", HintState.BEHIND, 0),
+    (b"1", HintState.BEHIND, 1),
+    (b"3", HintState.AHEAD, 3),
+    (b"4294967295", HintState.AHEAD, 4294967295),
+    (b"4294967296", HintState.GARBAGE, None),
+    (b"-1", HintState.GARBAGE, None),
+    (b"", HintState.GARBAGE, None),
+    (b"two", HintState.GARBAGE, None),
+    (b"\xff\x00" * 4_000, HintState.GARBAGE, None),
+    (None, HintState.MISSING, None),
+]
+
+
+def lake_with_hint(lake: Lakehouse, hint: bytes | None) -> Lakehouse:
+    create(lake, "a")
+    create(lake, "b")
+    if hint is None:
+        lake.storage.delete(HINT_PATH)
+    else:
+        lake.storage.write(HINT_PATH, hint)
+    return lake
+
+
+@pytest.mark.parametrize(("hint", "state", "hinted"), WRONG)
+def test_wrong_hints_are_found_and_repaired(
+    lake: Lakehouse, hint: bytes | None, state: HintState, hinted: int | None
+) -> None:
+    lake_with_hint(lake, hint)
+    before = listed(lake.storage)
+    found = maintenance.inspect_hint(lake)
+    assert (found.state, found.hinted, found.latest, found.repaired, found.is_right) == (state, hinted, 2, False, False)
+    assert listed(lake.storage) == before, "looking changes nothing"
+    repaired = maintenance.repair_hint(lake)
+    assert (repaired.state, repaired.hinted, repaired.repaired, repaired.is_right) == (state, hinted, True, True)
+    assert lake.storage.read(HINT_PATH) == b"2"
+    assert maintenance.inspect_hint(lake).state == HintState.RIGHT
+
+
+@pytest.mark.parametrize("hint", [b"2", b" 2\n", b"002"])
+def test_a_right_hint_is_left_alone(lake: Lakehouse, hint: bytes) -> None:
+    lake_with_hint(lake, hint)
+    report = maintenance.repair_hint(lake)
+    assert (report.state, report.repaired, report.is_right) == (HintState.RIGHT, False, True)
+    assert lake.storage.read(HINT_PATH) == hint
+    assert set(report.cost.requests) == {"read"}
+
+
+def test_a_commit_during_the_repair_is_not_left_behind(lake: Lakehouse) -> None:
+    class Racing(FaultyStorage):
+        raced = False
+
+        def write(self, path: str, data: bytes) -> None:
+            if not self.raced:
+                self.raced = True
+                create(lake, "c")
+            super().write(path, data)
+
+    report = maintenance.repair_hint(Lakehouse(Racing(lake_with_hint(lake, b"0").storage)))
+    assert (report.latest, lake.storage.read(HINT_PATH)) == (3, b"3")
+
+
+def test_a_commit_during_the_look_is_not_taken_for_a_stale_hint(lake: Lakehouse) -> None:
+    class Racing(FaultyStorage):
+        raced = False
+
+        def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+            data = super().read(path, offset=offset, length=length)
+            if not self.raced:
+                self.raced = True
+                create(lake, "c")
+            return data
+
+    report = maintenance.inspect_hint(Lakehouse(Racing(lake.storage)))
+    assert (report.state, report.latest) == (HintState.RIGHT, 1)
+
+
+def test_no_lakehouse() -> None:
+    nowhere = Lakehouse(MemoryStorage("memory://nowhere-at-all/"))
+    for operation in (maintenance.inspect_hint, maintenance.repair_hint):
+        with pytest.raises(LakehouseNotFoundError):
+            operation(nowhere)
+
+
+def test_json_and_text(lake: Lakehouse) -> None:
+    report = maintenance.inspect_hint(lake_with_hint(lake, b"7"))
+    shown = report.to_dict()
+    assert shown.pop("cost")["requests"] == dict(report.cost.requests)
+    assert shown == {"state": "ahead", "hinted": 7, "latest": 2, "repaired": False}
+    assert "ahead" in str(report)
