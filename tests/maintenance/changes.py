@@ -93,9 +93,7 @@ def seal(lake: Lakehouse, version: int) -> None:
     system = decode_node(lake.storage.read(path), path).system
     kept = {CREATED_AT_MILLIS: system[CREATED_AT_MILLIS], PREVIOUS_ROOT: system.get(PREVIOUS_ROOT, "")}
     rows = {**{name: value for name, value in kept.items() if value}, "n_keys": "0", SEALED_AT_MILLIS: "1"}
-    lake.storage.write(
-        path, node_bytes({"key": [*rows], "pvalue": [*rows.values()], "pnode": [None] * len(rows)})
-    )
+    lake.storage.write(path, node_bytes({"key": [*rows], "pvalue": [*rows.values()], "pnode": [None] * len(rows)}))
 
 
 def flip(storage: Storage, path: str, position: int) -> None:

@@ -334,7 +334,8 @@ def test_files_that_another_export_needs_are_not_deleted(lake: Lakehouse) -> Non
     definition = lake.snapshot().definition
     twin = replace(definition.exports[0], name="twin")
     lake.alter_definition(
-        exports=(*definition.exports, twin), exported_snapshots={**definition.exported_snapshots, "twin": report.location}
+        exports=(*definition.exports, twin),
+        exported_snapshots={**definition.exported_snapshots, "twin": report.location},
     )
     maintenance.drop_export(lake, "first")
     assert own_files(lake) == {report.location, report.manifest_path}

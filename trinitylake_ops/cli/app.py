@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import sys
+from logging.handlers import MemoryHandler
 
 import click
 
@@ -94,14 +95,21 @@ for command in (
 
 def main() -> None:
     """Run the command line; every error is one line on standard error and an exit code."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    warnings = _held_warnings()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names hold more than some terminals can show
     try:
-        code = trinitylake.main(prog_name="trinitylake", standalone_mode=False)
+        # Not its `main`, which would end the process by itself where the reader of our output is gone.
+        with trinitylake.make_context("trinitylake", sys.argv[1:]) as context:
+            trinitylake.invoke(context)
+        code = 0
         if sys.stdout is not None:
             sys.stdout.flush()
+        warnings.flush()
+    except click.exceptions.Exit as ended:
+        warnings.flush()
+        code = ended.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         code = EXIT_USAGE
@@ -114,15 +122,22 @@ def main() -> None:
         code = _fail("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
         code = _without_reader()
-    except SystemExit as error:
-        # That is how click ends when the reader of our output is gone.
-        code = _without_reader() if isinstance(error.__context__, BrokenPipeError) else error.code
     except TrinityLakeError as error:
         code = _fail(str(error), error.exit_code)
     except OSError as error:
         _mute_output()
         code = _fail(str(error), EXIT_STORAGE)
-    sys.exit(code or 0)
+    warnings.setTarget(None)  # logging flushes once more at exit
+    sys.exit(code)
+
+
+def _held_warnings() -> MemoryHandler:
+    """Keep warnings until a command ends well: after an error, its one line says what matters."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    held = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL + 1, target=handler, flushOnClose=False)
+    logging.basicConfig(level=logging.WARNING, handlers=[held])
+    return held
 
 
 def _without_reader() -> int:

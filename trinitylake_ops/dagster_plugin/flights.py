@@ -73,7 +73,7 @@ def flights_definitions() -> dg.Definitions:
     publish_reference = build_publish_asset(
         key=REFERENCE_PUBLISHED.path,
         tables=reference,
-        group_name="publish",
+        group_name="reference",
         description="Airlines, airports and planes, published as one version of the lakehouse.",
     )
     publish_month = build_publish_asset(

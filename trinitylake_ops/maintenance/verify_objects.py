@@ -38,7 +38,7 @@ class ObjectVerifier:
         self._checked_definitions: set[str] = set()
         self._checked_metadata: set[str] = set()
         self._checked_files: set[str] = set()
-        self._known_lists: set[str] = set()
+        self._known_table_files: set[str] = set()
 
     @property
     def definitions(self) -> int:
@@ -127,7 +127,7 @@ class ObjectVerifier:
             return
         self._checked_metadata.add(metadata)
         try:
-            for file in files_of(definition, self._io, self._known_lists):
+            for file in files_of(definition, self._io, self._known_table_files):
                 if file.live and not is_uri(file.location):
                     self._check_file(name, file.kind, file.location, file.size_bytes, version)
         except TrinityLakeError as error:

@@ -48,11 +48,11 @@ class TableFile:
     live: bool = True
 
 
-def files_of(definition: TableDef, io: StorageFileIO, known_lists: set[str] | None = None) -> Iterator[TableFile]:
+def files_of(definition: TableDef, io: StorageFileIO, known: set[str] | None = None) -> Iterator[TableFile]:
     """Yield every file that an Iceberg table reaches at one version, each once.
 
-    ``known_lists`` are locations of manifest lists whose snapshots are passed over, because an
-    earlier walk saw them; those of this walk are added to it.
+    ``known`` are locations of manifest lists and manifests that are passed over with all that they
+    list, because an earlier walk saw them; those of this walk are added to it when it ends.
 
     That is its metadata file, former metadata files, and for all its snapshots the manifest lists,
     manifests, data and delete files and statistics. Reads the metadata, each manifest list and each
@@ -69,13 +69,12 @@ def files_of(definition: TableDef, io: StorageFileIO, known_lists: set[str] | No
     statistics.update((file.statistics_path, file.file_size_in_bytes) for file in metadata.partition_statistics)
     for location, size_bytes in statistics.items():
         yield TableFile(FileKind.STATISTICS, io.location(location), size_bytes)
-    known = set() if known_lists is None else known_lists
+    known = set() if known is None else known
     snapshots = [shot for shot in metadata.snapshots if shot.manifest_list and shot.manifest_list not in known]
-    yield from _snapshot_files(snapshots, io)
-    known.update(snapshot.manifest_list for snapshot in snapshots)
+    yield from _snapshot_files(snapshots, io, known)
 
 
-def _snapshot_files(snapshots: Sequence[Snapshot], io: StorageFileIO) -> Iterator[TableFile]:
+def _snapshot_files(snapshots: Sequence[Snapshot], io: StorageFileIO, known: set[str]) -> Iterator[TableFile]:
     concurrency = io.storage.concurrency
     manifests: dict[str, ManifestFile] = {}
     for batch in _batches(snapshots, concurrency):
@@ -84,10 +83,11 @@ def _snapshot_files(snapshots: Sequence[Snapshot], io: StorageFileIO) -> Iterato
         ):
             yield TableFile(FileKind.MANIFEST_LIST, io.location(snapshot.manifest_list))
             for manifest in listed:
-                if manifest.manifest_path not in manifests:
+                if manifest.manifest_path not in manifests and manifest.manifest_path not in known:
                     manifests[manifest.manifest_path] = manifest
                     yield TableFile(FileKind.MANIFEST, io.location(manifest.manifest_path), manifest.manifest_length)
     yield from _content_files(list(manifests.values()), io)
+    known.update(manifests, (snapshot.manifest_list for snapshot in snapshots))
 
 
 def _manifests(snapshot: Snapshot, io: StorageFileIO) -> list[ManifestFile]:

@@ -1,0 +1,426 @@
+"""Every command in this process: what it prints for people and as JSON, and its exit code."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import click
+import pytest
+
+from tests.lakes import Lakes, lakes, table
+from tests.maintenance.changes import append_rows, content, create, drop, expire
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.cli import main
+from trinitylake_ops.cli.app import trinitylake
+from trinitylake_ops.errors import StoragePermissionError
+from trinitylake_ops.format.definitions import ExportLevel, ExportRecord
+from trinitylake_ops.format.file_names import HINT_PATH, root_path
+from trinitylake_ops.storage import MemoryStorage, drop_memory_root
+
+__all__ = ["lakes"]
+
+ROOT = "memory://cli/"
+COMMANDS = sorted(trinitylake.commands)
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        assert self.code in (0, 1), self
+        return json.loads(self.out)
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """The command line sets logging up for its process."""
+    logger = logging.getLogger()
+    handlers, level = logger.handlers[:], logger.level
+    logger.handlers = []
+    yield
+    logger.handlers, logger.level = handlers, level
+
+
+class Cli:
+    """Calls the command line as a process would be called."""
+
+    def __init__(self, capture: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch):
+        self._capture = capture
+        self._patch = patch
+
+    def __call__(self, *arguments: object, root: str | None = ROOT) -> Result:
+        given = [] if root is None else ["--root", root]
+        self._patch.setattr(sys, "argv", ["trinitylake", *given, *map(str, arguments)])
+        self._capture.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert isinstance(ended.value.code, int)
+        return Result(ended.value.code, *self._capture.readouterr())
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    monkeypatch.delenv("TRINITYLAKE_ROOT", raising=False)
+    return Cli(capsys, monkeypatch)
+
+
+@pytest.fixture
+def lake() -> Iterator[Lakehouse]:
+    """A lakehouse with a namespace of two tables, one of which changed, at version 2."""
+    made = Lakehouse.create(ROOT)
+    create(made, "ns", "t", "u")
+    with made.transaction(message="change", run_id="run-1") as txn:
+        txn.alter_table("ns", "t", table(changed="yes"))
+    yield made
+    drop_memory_root(ROOT)
+
+
+def assert_error(result: Result, code: int, *parts: str) -> None:
+    """Assert one line on standard error, nothing on standard output."""
+    assert (result.code, result.out) == (code, ""), result
+    assert result.err.startswith("Error: ")
+    assert result.err.count("\n") == 1
+    for part in parts:
+        assert part in result.err
+
+
+def test_the_commands_are_the_fixed_ones() -> None:
+    fixed = "init log ls show diff create-namespace drop-namespace rollback export exports drop-export hint verify"
+    assert sorted(fixed.split()) == COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_shows_an_example_and_offers_json(cli: Cli, command: str, flag: str) -> None:
+    result = cli(command, flag, root=None)
+    assert (result.code, result.err) == (0, "")
+    assert f"Example: trinitylake {'--root /data/lake ' if command == 'init' else ''}{command}" in result.out
+    assert "--json" in result.out
+
+
+def test_general_help_lists_commands_and_exit_codes(cli: Cli) -> None:
+    result = cli("--help", root=None)
+    assert result.code == 0
+    assert all(f"\n  {command} " in result.out for command in COMMANDS)
+    assert all(f"\n    {code}  " in result.out for code in range(6))
+    assert cli(root=None).code == 2
+    assert cli("--version", root=None).code == 0
+
+
+def test_examples_of_the_help_can_be_parsed() -> None:
+    for command in trinitylake.commands.values():
+        assert command.help is not None
+        (example,) = (line for line in command.help.splitlines() if line.strip().startswith("Example: "))
+        arguments = example.split("Example: trinitylake ")[1].split()
+        del arguments[: arguments.index(str(command.name)) + 1]
+        assert isinstance(command.make_context("x", arguments), click.Context)
+
+
+def test_init(cli: Cli, lakes: Lakes) -> None:
+    root = str(lakes.folder / "made")
+    result = cli("--storage-option", "fsync=false", "init", "--order", 8, "--property", "k=v=w", "--json", root=root)
+    shown = result.json
+    assert (shown["version"], shown["root"]) == (0, f"file://{root}/")
+    definition = Lakehouse.open(root).snapshot().definition
+    assert (definition.order, definition.properties) == (8, {"k": "v=w"})
+    assert shown["definition"]["isolation_level"] == "snapshot"
+    text = cli("init", "--isolation-level", "serializable", root=f"{root}2")
+    assert f"Created a lakehouse at file://{root}2/" in text.out
+    assert "serializable" in text.out
+    assert_error(cli("init", root=root), 3, "there is a lakehouse")
+    assert_error(cli("init", "--order", 2, root=f"{root}3"), 2, "order")
+    assert_error(cli("init", "--txn-ttl-millis", 10**30, root=f"{root}3"), 2)
+    assert_error(cli("init", "--property", "novalue", root=f"{root}3"), 2, "K=V")
+
+
+def test_log(cli: Cli, lake: Lakehouse) -> None:
+    versions = cli("log", "--json").json
+    assert [(v["version"], v["operation"], v["message"], v["run_id"]) for v in versions] == [
+        (2, "alter-table", "change", "run-1"),
+        (1, "transaction", "ns", None),
+        (0, "init", None, None),
+    ]
+    assert versions[0]["created_at"].endswith("+00:00")
+    assert versions[0]["state"] == "live"
+    assert len(cli("log", "--limit", 1, "--json").json) == 1
+    maintenance.rollback(lake, 1)
+    expire(lake, "1")
+    text = cli("log").out
+    assert "run-1" in text
+    assert "rollback (from 2)" in text
+    assert "expired" in text
+    assert_error(cli("log", "--limit", 0), 2, "--limit")
+
+
+def test_ls(cli: Cli, lake: Lakehouse) -> None:
+    assert cli("ls", "--json").json == ["ns"]
+    assert cli("ls", "ns", "--json").json == ["t", "u"]
+    assert cli("ls", "--version", 0, "--json").json == []
+    assert cli("ls", "--timestamp", lake.snapshot(0).created_at.isoformat(), "--json").json == []
+    assert cli("ls", "--timestamp", lake.snapshot(1).created_at_ms, "--json").json == ["ns"]
+    assert cli("ls").out.split() == ["namespace", "ns"]
+    assert cli("ls", "ns").out.split() == ["table", "t", "u"]
+    assert_error(cli("ls", "nowhere"), 4, "'nowhere'")
+    assert_error(cli("ls", "--timestamp", "soon"), 2, "ISO 8601")
+    assert_error(cli("ls", "--timestamp", "1970-01-01"), 4, "no version is as old")
+    assert_error(cli("ls", "--version", 1, "--timestamp", "1970-01-01"), 2, "not both")
+
+
+def test_show(cli: Cli, lake: Lakehouse) -> None:
+    append_rows(lake, "ns.real")
+    shown = cli("show", "--json").json
+    assert (shown["version"], shown["namespaces"]) == (lake.latest_version(), ["ns"])
+    assert shown["definition"]["order"] == 128
+    namespace = cli("show", "ns", "--version", 2, "--json").json
+    assert (namespace["namespace"], namespace["tables"], namespace["version"]) == ("ns", ["t", "u"], 2)
+    shown = cli("show", "ns.real", "--json").json
+    assert (shown["namespace"], shown["table"], shown["definition"]["table_type"]) == ("ns", "real", "MANAGED")
+    assert [column["name"] for column in shown["definition"]["schema"]["columns"]] == ["id"]
+    assert "namespaces: ns" in cli("show").out
+    assert "t, u" in cli("show", "ns", "--version", 2).out
+    assert "int8" in cli("show", "ns.real").out
+    assert_error(cli("show", "nowhere"), 4, "'nowhere'")
+    assert_error(cli("show", "ns.nowhere"), 4, "ns.nowhere")
+
+
+def test_show_tells_dots_apart(cli: Cli, lake: Lakehouse) -> None:
+    long = "n" * 80
+    with lake.transaction() as txn:
+        for namespace in ("a.b", long):
+            txn.create_namespace(namespace)
+        txn.create_table("a.b", "c.d", table())
+        txn.create_table(long, "t" * 80, table())
+    assert cli("show", "a.b", "--json").json["namespace"] == "a.b"
+    assert cli("show", "a.b.c.d", "--json").json["table"] == "c.d"
+    assert cli("show", f"{long}.{'t' * 80}", "--json").json["namespace"] == long, "too long for a namespace"
+
+
+def test_diff(cli: Cli, lake: Lakehouse) -> None:
+    assert cli("diff", 1, 2, "--json").json == [{"kind": "changed", "namespace": "ns", "table": "t"}]
+    assert {"kind": "added", "namespace": "ns", "table": None} in cli("diff", 0, 1, "--json").json
+    assert cli("diff", 2, 2, "--json").json == []
+    assert cli("diff", 1, 2).out.split() == ["change", "object", "changed", "ns.t"]
+    assert cli("diff", 2, 2).out == "2 and 2 hold the same.\n"
+    maintenance.plan_export(lake, "old", version=0).execute()
+    assert len(cli("diff", "old", 1, "--json").json) == 3
+    assert_error(cli("diff", 0, 99), 4, "99")
+
+
+def test_create_namespace(cli: Cli, lake: Lakehouse) -> None:
+    shown = cli("create-namespace", "new", "--property", "owner=me", "--json").json
+    assert (shown["version"], shown["namespace"], shown["definition"]["properties"]) == (3, "new", {"owner": "me"})
+    assert lake.snapshot().namespace("new").properties == {"owner": "me"}
+    assert cli("create-namespace", "other").out == "Created namespace other: version 4\n"
+    assert_error(cli("create-namespace", "new"), 3, "'new'")
+
+
+@pytest.mark.parametrize("name", ["", "with space", "x" * 101, "bell\x07", "new\nline"])
+def test_bad_names(cli: Cli, lake: Lakehouse, name: str) -> None:
+    before = content(lake)
+    for arguments in (
+        ["create-namespace", name],
+        ["drop-namespace", name],
+        ["ls", name],
+        ["show", name],
+        ["rollback", 0, "--namespace", name],
+        ["export", name * 2],
+    ):
+        result = cli(*arguments)
+        assert_error(result, 2)
+        assert result.err.rstrip("\n").isprintable()
+    assert content(lake) == before
+
+
+def assert_planned(cli: Cli, lake: Lakehouse, *arguments: object) -> dict[str, Any]:
+    """Assert that a command without approval prints its plan and changes nothing; returns the plan."""
+    before = content(lake)
+    result = cli(*arguments, "--json")
+    plan: dict[str, Any] = result.json
+    assert plan["digest"] in result.err
+    assert "Nothing was done" in result.err
+    text = cli(*arguments)
+    assert (text.code, plan["digest"] in text.err) == (0, True)
+    assert "\n" in text.out
+    for stale in ("", "nonsense", plan["digest"].replace("-", "-0")):
+        assert_error(cli(*arguments, "--apply", stale), 3, "look at the plan again")
+    assert content(lake) == before
+    return plan
+
+
+def test_rollback(cli: Cli, lake: Lakehouse) -> None:
+    plan = assert_planned(cli, lake, "rollback", 1)
+    assert (plan["base_version"], plan["to_version"], plan["only"]) == (2, 1, [])
+    assert plan["changes"] == [{"kind": "changed", "namespace": "ns", "table": "t"}]
+    create(lake, "other")
+    assert_error(cli("rollback", 1, "--apply", plan["digest"]), 3, plan["digest"])
+    digest = cli("rollback", 1, "--json").json["digest"]
+    shown = cli("rollback", 1, "--apply", digest, "--json").json
+    assert (shown["version"], len(shown["changes"])) == (4, 2)
+    assert cli("rollback", 1, "--yes").out == "Nothing to roll back: version 4\n"
+    assert cli("rollback", 3, "--table", "ns.t", "--yes").out == "Rolled back to the content of version 3: version 5\n"
+    assert cli("rollback", "--timestamp", lake.snapshot(0).created_at_ms, "--yes").code == 0
+    assert cli("ls", "--json").json == []
+    assert_error(cli("rollback"), 2, "--timestamp")
+    assert_error(cli("rollback", 1, "--timestamp", 5), 2, "--timestamp")
+    assert_error(cli("rollback", 99), 4, "99")
+    assert_error(cli("rollback", "nowhere"), 4, "'nowhere'")
+    assert_error(cli("rollback", 1, "--table", "ns.nowhere"), 4)
+    expire(lake, "1")
+    assert_error(cli("rollback", 1), 4, "undelete")
+
+
+def test_drop_namespace(cli: Cli, lake: Lakehouse) -> None:
+    assert_error(cli("drop-namespace", "ns"), 3, "2 tables")
+    plan = assert_planned(cli, lake, "drop-namespace", "ns", "--cascade")
+    assert plan["tables"] == ["t", "u"]
+    drop(lake, "ns", "u")
+    assert_error(cli("drop-namespace", "ns", "--cascade", "--apply", plan["digest"]), 3)
+    digest = cli("drop-namespace", "ns", "--cascade", "--json").json["digest"]
+    assert cli("drop-namespace", "ns", "--cascade", "--apply", digest, "--json").json == {"version": 4, "tables": ["t"]}
+    create(lake, "empty")
+    assert cli("drop-namespace", "empty", "--yes").out == "Dropped namespace empty: version 6\n"
+    assert_error(cli("drop-namespace", "empty"), 4, "'empty'")
+
+
+def test_exports(cli: Cli, lake: Lakehouse) -> None:
+    assert cli("exports", "--json").json == []
+    report = cli("export", "first", "--level", "minimal", "--version", 1, "--retain-for", "30d", "--json").json
+    assert (report["name"], report["version"], report["level"]) == ("first", 1, "minimal")
+    assert "second" in cli("export", "second").out
+    listed = cli("exports", "--json").json
+    assert [(e["name"], e["version"], e["state"]) for e in listed] == [
+        ("first", 1, "complete"),
+        ("second", 4, "complete"),
+    ]
+    assert listed[0]["retain_until"] > listed[0]["created_at"]
+    assert listed[1]["retain_until"] is None
+    text = cli("exports").out
+    assert report["location"] in text
+    assert "kept until" in text
+    assert cli("ls", "--version", "first", "--json").json == ["ns"]
+    assert cli("drop-export", "first", "--json").json == {"version": 7, "name": "first"}
+    assert cli("drop-export", "second").out == "Dropped export second: version 8\n"
+    assert_error(cli("drop-export", "first"), 4, "'first'")
+    cli("export", "third")
+    assert_error(cli("export", "third"), 3, "'third'")
+    assert_error(cli("export", "17"), 2, "digits")
+    assert_error(cli("export", "x", "--level", "full"), 2, "--level")
+    assert_error(cli("export", "x", "--version", 99), 4)
+    for duration in ("30", "d", "0d", "-1d", "999999999d", "1.5h"):
+        assert_error(cli("export", "x", "--retain-for", duration), 2)
+
+
+def test_an_export_that_others_recorded(cli: Cli, lake: Lakehouse) -> None:
+    record = ExportRecord(
+        name="odd", version=1, level=ExportLevel(7), root_location=root_path(1), retain_until_millis=2**62
+    )
+    lake.alter_definition(exports=(record,), exported_snapshots={"foreign": root_path(1)})
+    assert [export["level"] for export in cli("exports", "--json").json] == [None, "unknown_7"]
+    assert "9999" in cli("exports").out
+
+
+def test_hint(cli: Cli, lake: Lakehouse) -> None:
+    lake.storage.write(HINT_PATH, b"0")
+    shown = cli("hint", "--json").json
+    assert (shown["state"], shown["hinted"], shown["latest"], shown["repaired"]) == ("behind", 0, 2, False)
+    assert "behind" in cli("hint").out
+    assert cli("hint", "--repair", "--json").json["repaired"] is True
+    assert cli("hint", "--json").json["state"] == "right"
+    assert "right" in cli("hint", "--repair").out
+
+
+def test_verify(cli: Cli, lake: Lakehouse) -> None:
+    result = cli("verify", "--json")
+    assert (result.code, result.err, result.json["findings"]) == (0, "", [])
+    assert cli("verify").out.startswith("Clean: 3 versions")
+    lake.storage.write(HINT_PATH, b"0")
+    warned = cli("verify", "--json")
+    assert (warned.code, [f["severity"] for f in warned.json["findings"]]) == (0, ["warning"])
+    lake.storage.write(root_path(1), b"no arrow")
+    result = cli("verify", "--json")
+    assert (result.code, result.err) == (1, "")
+    assert {(f["code"], f["path"]) for f in result.json["findings"]} >= {("root-corrupt", root_path(1))}
+    text = cli("verify")
+    assert (text.code, text.out.startswith("Not clean")) == (1, True)
+    assert root_path(1) in text.out
+
+
+@pytest.mark.parametrize("damage", [b"no arrow", b"", None])
+def test_damaged_roots_are_one_line(cli: Cli, lake: Lakehouse, damage: bytes | None) -> None:
+    path = root_path(2)
+    lake.storage.write(path, lake.storage.read(path)[:300] if damage is None else damage)
+    before = content(lake)
+    for arguments in (["ls"], ["show"], ["create-namespace", "x"], ["rollback", 1], ["export", "x"], ["exports"]):
+        assert_error(cli(*arguments), 5, path)
+        assert_error(cli(*arguments, "--json"), 5, path)
+    assert_error(cli("log"), 5, path)
+    assert content(lake) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "root", "code"),
+    [
+        (["ls"], None, 2),
+        (["ls"], "", 2),
+        (["ls"], "relative/path", 2),
+        (["ls"], "/tmp/../etc", 2),
+        (["ls"], "memory://no/./dots", 2),
+        (["ls"], "ftp://host/path", 2),
+        (["ls"], "memory://nowhere", 4),
+        (["nonsense"], ROOT, 2),
+        (["ls", "--nonsense"], ROOT, 2),
+        (["diff", "1"], ROOT, 2),
+        (["--storage-option", "x", "ls"], ROOT, 2),
+        (["--storage-option", "nonsense=1", "ls"], ROOT, 2),
+    ],
+)
+def test_wrong_calls_are_one_line(cli: Cli, arguments: list[str], root: str | None, code: int) -> None:
+    assert_error(cli(*arguments, root=root), code)
+    assert_error(cli(*arguments, "--json", root=root), code)
+
+
+def test_a_warning_is_shown_after_a_success(cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hint that cannot be written fails no commit; beside an error such a line would be one too many."""
+
+    def refuse(self: MemoryStorage, path: str, data: bytes) -> None:
+        raise StoragePermissionError("not allowed", path=path)
+
+    monkeypatch.setattr(MemoryStorage, "write", refuse)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    result = cli("create-namespace", "x", "--json")
+    assert result.json["version"] == 3
+    assert result.err.startswith("WARNING: version 3 is committed")
+    assert result.err.count("\n") == 1
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr(MemoryStorage, "create", refuse)
+    monkeypatch.setattr(MemoryStorage, "delete", lambda self, path: refuse(self, path, b""))
+    assert_error(cli("create-namespace", "y"), 5, "not allowed")
+
+
+def test_the_root_from_the_environment(cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRINITYLAKE_ROOT", ROOT)
+    assert cli("ls", "--json", root=None).json == ["ns"]
+    assert_error(cli("ls", root="memory://other"), 4), "the option wins"
+
+
+def test_names_are_shown_as_they_are_and_obeyed_by_no_terminal(cli: Cli, lake: Lakehouse) -> None:
+    markup, control = "[red]ns[/red]", "c\x9b31m\u202e"
+    for name in (markup, control):
+        created = cli("create-namespace", name)
+        assert created.code == 0
+        lines = [created, cli("ls"), cli("show"), cli("show", name), cli("log"), cli("drop-namespace", name)]
+        lines += [cli("export", name), cli("exports"), cli("diff", 0, name), cli("drop-export", name)]
+        lines += [cli("ls", "--json"), cli("show", name, "--json"), cli("export", "no way " + name)]
+        for result in lines:
+            assert control not in result.out + result.err
+            assert "\x9b" not in result.out + result.err
+        assert name in cli("ls", "--json").json
+        shown = name if name == markup else "c\\x9b31m\\u202e"
+        assert all(shown in result.out for result in lines[:4])

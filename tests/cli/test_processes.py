@@ -1,0 +1,166 @@
+"""The command line as a process: exit codes, streams and file systems as they are outside of Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pytest
+
+from tests.lakes import Lakes, lakes
+from tests.maintenance.changes import append_rows, content, create
+from tests.storage.file_systems import mounted_read_only, small_disk
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import UnsupportedTypeError
+from trinitylake_ops.format.file_names import root_path
+from trinitylake_ops.tables.catalog import catalog_at
+
+__all__ = ["lakes"]
+
+PROGRAM = [sys.executable, "-m", "trinitylake_ops.cli"]
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def run(*arguments: object, **environment: str) -> Result:
+    """Run the command line in a process of its own."""
+    inherited = {name: value for name, value in os.environ.items() if name != "TRINITYLAKE_ROOT"}
+    done = subprocess.run(
+        [*PROGRAM, *map(str, arguments)],
+        capture_output=True,
+        env={**inherited, **environment},
+        timeout=60,
+        encoding="utf-8",
+    )
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+def run_all(calls: list[tuple[object, ...]]) -> list[Result]:
+    """Run several at once, as many as there are processors here."""
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda call: run(*call), calls))
+
+
+def assert_one_line(result: Result, code: int, part: str) -> None:
+    assert (result.code, result.out) == (code, ""), result
+    assert result.err.startswith("Error: ")
+    assert result.err.count("\n") == 1
+    assert "Traceback" not in result.err
+    assert part in result.err
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_bad_input_is_one_clear_line_and_changes_nothing(lakes: Lakes) -> None:
+    lake = lakes.local("lake")
+    create(lake, "ns", "t")
+    for name, damage in (("no-arrow", b"this is not Arrow"), ("truncated", lake.storage.read(root_path(1))[:200])):
+        shutil.copytree(lakes.folder / "lake", lakes.folder / name)
+        (lakes.folder / name / root_path(1)).write_bytes(damage)
+    before = files_in(lakes.folder)
+    folder = lakes.folder
+    expected: dict[tuple[object, ...], tuple[int, str]] = {
+        ("--root", folder / "nowhere", "ls"): (4, "there is no lakehouse"),
+        ("--root", f"{folder}/../{folder.name}/lake", "ls"): (2, "'..'"),
+        ("--root", folder / "lake", "create-namespace", "a b", "--json"): (2, "a space"),
+        ("--root", folder / "lake", "create-namespace", ""): (2, "empty"),
+        ("--root", folder / "lake", "create-namespace", "x" * 101): (2, "101 bytes"),
+        ("--root", folder / "lake", "show", "--version", 7): (4, "version 7 does not exist"),
+        ("--root", folder / "no-arrow", "ls", "--json"): (5, "no readable Arrow IPC file"),
+        ("--root", folder / "truncated", "create-namespace", "x"): (5, "no readable Arrow IPC file"),
+        ("--root", os.fsencode(folder / "lake").decode() + "/\udcff", "ls"): (2, "Unicode"),
+    }
+    for result, (code, part) in zip(run_all(list(expected)), expected.values(), strict=True):
+        assert_one_line(result, code, part)
+    assert files_in(lakes.folder) == before
+
+
+def test_a_read_only_folder(lakes: Lakes) -> None:
+    lake = lakes.local("lake")
+    version = create(lake, "ns", "t")
+    root = lakes.folder / "lake"
+    before = content(lake)
+    with mounted_read_only(root):
+        changes: list[tuple[object, ...]] = [
+            ("--root", root, "create-namespace", "x"),
+            ("--root", root, "rollback", 0, "--yes", "--json"),
+        ]
+        results = run_all([*changes, ("--root", root, "ls", "--json")])
+    for result in results[:2]:
+        assert_one_line(result, 5, str(root))
+    assert json.loads(results[2].out) == ["ns"]
+    assert (content(lake), lake.latest_version()) == (before, version)
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 64 * 1024) as is_mounted:
+        root = tmp_path / "disk"
+        lake = Lakehouse.create(str(root), {"fsync": "false"})
+        if is_mounted:
+            filler = root / "filler"
+            with filler.open("wb") as file, pytest.raises(OSError, match="No space left"):
+                while True:
+                    os.write(file.fileno(), b"x" * 1024)
+        else:
+            filler = root / "unused"
+        before = content(lake)
+        # Larger than the limit, where a small disk cannot be mounted.
+        result = run("--root", root, "create-namespace", "x", "--property", f"p={'v' * 100_000}")
+        assert_one_line(result, 5, "space")
+        assert content(lake) == before
+        filler.unlink(missing_ok=True)
+        assert run("--root", root, "create-namespace", "x").code == 0
+        assert maintenance.verify(Lakehouse(lake.storage)).is_clean
+
+
+def test_a_column_type_that_iceberg_lacks_is_one_line(lakes: Lakes) -> None:
+    """No command creates tables; this is what the interface for programs says."""
+    lake = lakes.memory()
+    version = create(lake, "ns")
+    schema = pa.schema([("id", pa.int64()), ("waited", pa.duration("s"))])
+    with catalog_at(lake) as catalog, pytest.raises(UnsupportedTypeError) as caught:
+        catalog.create_table("ns.t", schema)
+    message = str(caught.value)
+    assert "'waited'" in message
+    assert "\n" not in message
+    assert caught.value.exit_code == 2
+    assert lake.latest_version() == version
+
+
+def test_streams_and_environment(lakes: Lakes) -> None:
+    lake = lakes.local("lake")
+    for number in range(30):
+        create(lake, f"n{number}" * 20)
+    create(lake, "ünïcödé-\u202e")
+    append_rows(lake)
+    root = lake.root
+    program = shlex.join([*PROGRAM, "--root", root])
+    shell = ["bash", "-o", "pipefail", "-c"]
+    piped = subprocess.run([*shell, f"{program} log --json | head -1"], capture_output=True, text=True, timeout=60)
+    assert (piped.returncode, piped.stdout, piped.stderr) == (0, "[\n", "")
+    gone = subprocess.run([*shell, f"{program} log | true"], capture_output=True, text=True, timeout=60)
+    assert (gone.returncode, gone.stdout, gone.stderr) == (0, "", "")
+    full = subprocess.run([*shell, f"{program} ls > /dev/full"], capture_output=True, text=True, timeout=60)
+    assert (full.returncode, full.stderr.count("\n"), "No space left" in full.stderr) == (5, 1, True)
+    closed = subprocess.run([*shell, f"{program} ls >&-"], capture_output=True, text=True, timeout=60)
+    assert (closed.returncode, closed.stderr) == (0, "")
+    ascii_terminal = run("ls", TRINITYLAKE_ROOT=root, PYTHONIOENCODING="ascii")
+    assert (ascii_terminal.code, ascii_terminal.err) == (0, "")
+    assert "\\xfcn" in ascii_terminal.out
+    quiet = run("--storage-option", "fsync=false", "ls", "--json", TRINITYLAKE_ROOT=root, LC_ALL="C")
+    assert "ünïcödé-\u202e" in json.loads(quiet.out)
+    assert_one_line(run("--storage-option", "fsync=perhaps", "ls", TRINITYLAKE_ROOT=root), 2, "fsync")
