@@ -145,7 +145,7 @@ def test_log(cli: Cli, lake: Lakehouse) -> None:
     assert [(v["version"], v["operation"], v["message"], v["run_id"]) for v in versions] == [
         (2, "alter-table", "change", "run-1"),
         (1, "transaction", "ns", None),
-        (0, "init", None, None),
+        (0, "init", "create the lakehouse", None),
     ]
     assert versions[0]["created_at"].endswith("+00:00")
     assert versions[0]["state"] == "live"

@@ -20,6 +20,7 @@ from trinitylake_ops.spark_jobs.spark_errors import spark_failures
 from trinitylake_ops.spark_jobs.table_reader import read_staged, read_table
 from trinitylake_ops.spark_jobs.table_writer import stage_dataframe
 from trinitylake_ops.tables.staged_table import StagedTable
+from trinitylake_ops.transaction.commit import acting_for_run
 
 #: The namespace of each table.
 NAMESPACES: Mapping[str, str] = {
@@ -118,7 +119,8 @@ def _staging_asset(table: FlightsTable) -> dg.AssetsDefinition:
         spark: SparkResource,
         **inputs: StagedTable,
     ) -> Iterator[Any]:
-        lake = lakehouse.open() if table.is_monthly else lakehouse.open_or_create()
+        with acting_for_run(context.run.run_id):
+            lake = lakehouse.open() if table.is_monthly else lakehouse.open_or_create()
         session, month = spark.session(), _month(context)
         frames = {name: _read_month(session, lake, staged, month) for name, staged in inputs.items()}
         frames |= {name: read_table(session, lake, f"{NAMESPACES[name]}.{name}") for name in published_inputs}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trinitylake_ops.errors import InvalidDefinitionError
+from trinitylake_ops.errors import InvalidDefinitionError, InvalidLocationError
 from trinitylake_ops.format.definitions import MAJOR_VERSION, Column, LakehouseDef, TableDef
 from trinitylake_ops.format.file_names import (
     MAX_VERSION,
@@ -13,6 +13,7 @@ from trinitylake_ops.format.file_names import (
     root_path,
     shortest_path_limit_bytes,
 )
+from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.format.node_file import (
     COMMIT_ID,
     COMMIT_INFO,
@@ -84,6 +85,11 @@ def validate_lakehouse_def(definition: LakehouseDef) -> LakehouseDef:
     _at_least("maximum_version_age_millis", definition.maximum_version_age_millis, 0)
     _at_least("minimum_versions_to_keep", definition.minimum_versions_to_keep, 1)
     _at_least("txn_ttl_millis", definition.txn_ttl_millis, 1)
+    if definition.table_root:
+        try:
+            normalize_root_uri(definition.table_root)
+        except InvalidLocationError as error:
+            raise InvalidDefinitionError(f"table_root is no root: {error.message}") from error
     return definition
 
 

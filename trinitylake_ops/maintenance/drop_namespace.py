@@ -9,8 +9,10 @@ from rich.table import Table
 from trinitylake_ops.errors import NamespaceNotEmptyError, PlanChangedError
 from trinitylake_ops.maintenance.report import Plan, digest_of, new_table
 from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.versions import check_no_gap
 
 _OPERATION = "drop-namespace"
+_LONGEST_MESSAGE_CHARS = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,7 @@ class DropNamespacePlan(Plan):
         """
         if approved_digest is not None:
             plan_drop_namespace(self._lake, self.namespace, cascade=True).check_approved(approved_digest)
-        with self._lake.transaction(message=self.namespace, operation=_OPERATION) as txn:
+        with self._lake.transaction(message=self.namespace[:_LONGEST_MESSAGE_CHARS], operation=_OPERATION) as txn:
             if tuple(txn.tables(self.namespace)) != self.tables:
                 raise PlanChangedError(f"namespace {self.namespace!r} has other tables by now; look at the plan again")
             txn.drop_namespace(self.namespace, cascade=True)
@@ -55,6 +57,7 @@ def plan_drop_namespace(lake: Lakehouse, namespace: str, cascade: bool = False) 
     Raises NamespaceNotFoundError, NamespaceNotEmptyError, InvalidNameError.
     """
     latest = lake.snapshot()
+    check_no_gap(lake.storage, latest.version)
     tables = tuple(latest.tables(namespace))
     if tables and not cascade:
         raise NamespaceNotEmptyError(f"namespace {namespace!r} holds {len(tables)} tables; drop them first, or cascade")

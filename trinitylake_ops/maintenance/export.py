@@ -23,6 +23,7 @@ from trinitylake_ops.errors import (
     ExportExistsError,
     ExportNotFoundError,
     FileExistsAlreadyError,
+    FileMissingError,
     InvalidInputError,
     InvalidNameError,
 )
@@ -32,6 +33,7 @@ from trinitylake_ops.format.keys import validate_name
 from trinitylake_ops.format.node_file import MAX_TIME_MS
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, Plan, digest_of, new_table, utc_of
 from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.lakehouse import Lakehouse, check_not_expired
 from trinitylake_ops.transaction.snapshot import Snapshot
 
@@ -101,8 +103,12 @@ class ExportPlan(Plan):
             now.check_approved(approved_digest)
         metered = MeteredLakehouse(self._lake)
         record, resumed = self._begin(metered.lake)
-        copied_bytes = _copy_root(metered.lake, record)
-        version = _complete(metered.lake, record, self._retain_until_ms(metered.lake))
+        try:
+            copied_bytes = _copy_root(metered.lake, record)
+            version = _complete(metered.lake, record, self._retain_until_ms(metered.lake))
+        except (ExportNotFoundError, FileMissingError):
+            _clean_up_if_dropped(metered.lake, record)
+            raise
         return ExportReport(
             name=record.name,
             version=record.version,
@@ -118,9 +124,6 @@ class ExportPlan(Plan):
 
     def _begin(self, lake: Lakehouse) -> tuple[ExportRecord, bool]:
         """Commit the record, or find the one of a cut-off export."""
-        existing = _record(lake.snapshot().definition, self.name)
-        if existing is not None and _is_cut_off(existing, self.version):
-            return existing, True
         record = ExportRecord(
             name=self.name,
             version=self.version,
@@ -132,7 +135,10 @@ class ExportPlan(Plan):
             manifest_path=new_manifest_path(),
         )
         with lake.transaction(message=f"{self.name}: keep version {self.version}", operation=_OPERATION) as txn:
-            txn.require(lambda base: _check_free(base.definition, self.name, self.version))
+            existing = _record(txn.definition, self.name)
+            if existing is not None and _is_cut_off(existing, self.version):
+                return existing, True
+            txn.require(lambda base: _check_unused(base.definition, self.name))
             txn.require(lambda base: check_not_expired(self.version, base.definition))
             txn.alter_definition(replace(txn.definition, exports=(*txn.definition.exports, record)))
         return record, False
@@ -208,8 +214,13 @@ def _is_cut_off(record: ExportRecord, version: int) -> bool:
 def _check_free(definition: LakehouseDef, name: str, version: int) -> None:
     """Raise ExportExistsError unless the name is free, or that of this very export, cut off."""
     record = _record(definition, name)
-    if record is not None and _is_cut_off(record, version):
-        return
+    if record is None or not _is_cut_off(record, version):
+        _check_unused(definition, name)
+
+
+def _check_unused(definition: LakehouseDef, name: str) -> None:
+    """Raise ExportExistsError when an export has the name."""
+    record = _record(definition, name)
     if record is not None or name in definition.exported_snapshots:
         what = f"of version {record.version}" if record is not None else "there"
         raise ExportExistsError(f"an export {name!r} {what} exists; drop it first, or choose another name")
@@ -271,6 +282,16 @@ def _complete(lake: Lakehouse, record: ExportRecord, retain_until_ms: int | None
             txn.alter_definition(replace(definition, exports=exports, exported_snapshots=snapshots))
     assert txn.committed_version is not None
     return txn.committed_version
+
+
+def _clean_up_if_dropped(lake: Lakehouse, record: ExportRecord) -> None:
+    """Delete what was copied for an export that was dropped meanwhile, and raise ExportNotFoundError for it."""
+    latest = lake.snapshot()
+    try:
+        _check_copying(latest, record)
+    except ExportNotFoundError:
+        discard(lake.storage, [record.root_location, record.manifest_path])
+        raise
 
 
 def _check_copying(base: Snapshot, record: ExportRecord) -> None:

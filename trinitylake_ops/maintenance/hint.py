@@ -5,17 +5,20 @@ A wrong hint never fails anyone; it costs every reader requests.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from rich.table import Table
 
-from trinitylake_ops.errors import FileMissingError
+from trinitylake_ops.errors import FileMissingError, StorageError
 from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, parse_hint, root_path
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.versions import find_latest
+
+logger = logging.getLogger(__name__)
 
 
 class HintState(StrEnum):
@@ -82,6 +85,9 @@ def _state(storage: Storage) -> tuple[HintState, int | None, int]:
         data: bytes | None = storage.read(HINT_PATH)
     except FileMissingError:
         data = None
+    except StorageError as error:
+        logger.warning("the hint cannot be read: %s", error)
+        data = b""
     latest = find_latest(storage)[0]
     if data is None:
         return HintState.MISSING, None, latest

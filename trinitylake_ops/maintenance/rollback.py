@@ -16,16 +16,20 @@ from trinitylake_ops.errors import (
     NamespaceNotFoundError,
     VersionExpiredError,
 )
-from trinitylake_ops.format.definitions import LakehouseDef
+from trinitylake_ops.format.definitions import LakehouseDef, TableDef
+from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.format.keys import ObjectName
-from trinitylake_ops.format.locations import is_uri, to_location
+from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.maintenance.report import Plan, change_rows, digest_of, new_table
 from trinitylake_ops.storage.parallel import run_parallel
-from trinitylake_ops.tables.managed import METADATA_LOCATION
+from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.managed import ICEBERG, METADATA_LOCATION
+from trinitylake_ops.tables.reach import files_of
 from trinitylake_ops.transaction.commit import CommitInfo, Draft, RootStamp
 from trinitylake_ops.transaction.lakehouse import Change, Lakehouse, change_of, check_not_expired
 from trinitylake_ops.transaction.names import resolve_table
 from trinitylake_ops.transaction.snapshot import Snapshot
+from trinitylake_ops.transaction.versions import check_no_gap
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
 from trinitylake_ops.tree.node import DirtyNode
 from trinitylake_ops.tree.write_buffer import EditedTree, apply_messages
@@ -96,7 +100,7 @@ class RollbackPlan(Plan):
         return txn.committed_version
 
     def _message(self) -> str:
-        return self.message or f"to version {self.to_version}{': ' if self.only else ''}{', '.join(self.only)}"[:500]
+        return (self.message or f"to version {self.to_version}{': ' if self.only else ''}{', '.join(self.only)}")[:500]
 
 
 @dataclass(frozen=True)
@@ -199,6 +203,7 @@ def _target(lake: Lakehouse, to: int | str | None, timestamp: datetime | int | N
 def _plan(
     lake: Lakehouse, base: Snapshot, target: _Target, chosen: tuple[ObjectName, ...], message: str | None
 ) -> RollbackPlan:
+    check_no_gap(lake.storage, base.version)
     differences = _checked_differences(base, target.snapshot, chosen)
     changes = [change_of(base.keys, difference) for difference in differences]
     return RollbackPlan(
@@ -293,14 +298,26 @@ def _check_files(target: Snapshot, differences: Sequence[KeyChange]) -> None:
         definitions = files.definitions.tables(tables)
     except FileMissingError as error:
         raise _missing(target.version, "a definition", error.path) from error
-    root = files.storage.root
-    named = [definition.format_properties.get(METADATA_LOCATION) for definition in definitions]
-    inside = [path for location in named if location and not is_uri(path := to_location(root, location))]
-    for path, is_there in zip(
-        inside, run_parallel(files.storage.exists, inside, files.storage.concurrency), strict=True
-    ):
-        if not is_there:
-            raise _missing(target.version, "the metadata file of a table", path)
+    for definition in definitions:
+        _check_table_files(target, definition)
+
+
+def _check_table_files(target: Snapshot, definition: TableDef) -> None:
+    """Raise FileMissingError when a file that a managed Iceberg table needs is gone; one listing tells."""
+    is_ours = definition.is_managed and definition.table_format.upper() == ICEBERG
+    if not is_ours or METADATA_LOCATION not in definition.format_properties:
+        return
+    storage = target.files.storage
+    there = {info.path for info in storage.list(table_prefix(definition.id))}
+    try:
+        files = [file for file in files_of(definition, StorageFileIO.on(storage, read_only=True)) if file.live]
+    except FileMissingError as error:
+        path = (error.path or "").removeprefix(storage.root)
+        raise _missing(target.version, "a file of a table", path) from error
+    for file in files:
+        is_listed = file.location in there or is_uri(file.location)
+        if not is_listed and not storage.exists(file.location):
+            raise _missing(target.version, f"a {file.kind} file of a table", file.location)
 
 
 def _missing(version: int, what: str, path: str | None) -> FileMissingError:

@@ -211,18 +211,23 @@ class _Verification:
             try:
                 self._check_content(self.lake.snapshot(name))
             except TrinityLakeError as error:
-                self._error("export-unreadable", f"export {name!r}: {error.message}", error.path or location, None)
+                self._export_error(name, "export-unreadable", error.message, error.path or location)
+
+    def _export_error(self, name: str, code: str, message: str, path: str) -> None:
+        """Report an error of an export, unless the export was dropped while it was looked at."""
+        definition = self.lake.snapshot().definition
+        if name in definition.exported_snapshots or any(record.name == name for record in definition.exports):
+            self._error(code, f"export {name!r}: {message}", path, None)
 
     def _check_complete_export(self, record: ExportRecord, exported: Mapping[str, str]) -> None:
         if record.name not in exported:
-            message = f"export {record.name!r} is complete, but no exported snapshot has its name"
-            self._error("export-unreadable", message, record.root_location, record.version)
+            message = "it is complete, but no exported snapshot has its name"
+            self._export_error(record.name, "export-unreadable", message, record.root_location)
         if record.manifest_path:
             try:
                 check_manifest(self.lake.storage, record)
             except TrinityLakeError as error:
-                path = error.path or record.manifest_path
-                self._error("export-damaged", f"export {record.name!r}: {error.message}", path, record.version)
+                self._export_error(record.name, "export-damaged", error.message, error.path or record.manifest_path)
 
     def _check_hint(self) -> None:
         hint = inspect_hint(self.lake)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, TrinityLakeError
-from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.format.definitions import NamespaceDef, TableDef
 from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.maintenance.verify_tree import Report
@@ -108,7 +108,8 @@ class ObjectVerifier:
         try:
             if name.table is not None:
                 return store.table(location)
-            store.namespace(location)
+            if store.namespace(location) == NamespaceDef(id=""):
+                self._report("definition-unreadable", f"the definition of namespace {name} is empty", location, version)
         except TrinityLakeError as error:
             kind = "namespace" if name.table is None else "table"
             message = f"the definition of {kind} {name} cannot be read: {error.message}"
@@ -128,7 +129,7 @@ class ObjectVerifier:
         self._checked_metadata.add(metadata)
         try:
             for file in files_of(definition, self._io, self._known_table_files):
-                if file.live and not is_uri(file.location):
+                if file.live:
                     self._check_file(name, file.kind, file.location, file.size_bytes, version)
         except TrinityLakeError as error:
             message = f"the files of table {name} cannot be followed: {error.message}"
@@ -140,6 +141,8 @@ class ObjectVerifier:
         if path in self._listing:
             return self._listing[path]
         try:
+            if is_uri(path):  # a table_root outside the lakehouse
+                return len(self._io.new_input(path))
             return self._lake.storage.stat(path).size_bytes
         except FileMissingError:
             return None

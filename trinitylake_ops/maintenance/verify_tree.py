@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from trinitylake_ops.errors import CorruptFileError, StorageError
 from trinitylake_ops.format.node_file import NodeFile
@@ -23,8 +24,8 @@ class TreeVerifier:
     def __init__(self, files: LakehouseFiles, report: Report):
         self._files = files
         self._report = report
-        #: Levels from each known node down to its leaves; None below which something is broken.
-        self._heights: dict[str, int | None] = {}
+        #: What is below each known node; None where something is broken.
+        self._known: dict[str, _Subtree | None] = {}
         self.nodes = 0
 
     def check(self, snapshot: Snapshot, limits: TreeLimits) -> bool:
@@ -39,8 +40,8 @@ class TreeVerifier:
             visited += level
             level = self._next_level(level, met, snapshot.version)
         for place in reversed(visited):
-            self._heights[place.location] = self._height(place, snapshot.version)
-        return self._heights.pop(snapshot.location) is not None
+            self._known[place.location] = self._subtree(place, snapshot.version)
+        return self._known.pop(snapshot.location) is not None
 
     def _next_level(self, level: list[VisitedNode], met: set[str], version: int) -> list[VisitedNode]:
         places: dict[str, tuple[int, str | None, str | None]] = {}
@@ -50,8 +51,11 @@ class TreeVerifier:
                 if child in met:
                     self._report("tree-invariant", "the node is reached twice in one tree", child, version)
                 met.add(child)
-                if child not in self._heights:
+                if child not in self._known:
                     places[child] = (parent.depth + 1, bounds[position], bounds[position + 1])
+                elif not _fits(self._known[child], bounds[position], bounds[position + 1]):
+                    message = f"its child {child!r} holds keys outside the range that it gives this child"
+                    self._report("tree-invariant", message, parent.location, version)
         found = []
         locations = list(places)
         for start in range(0, len(locations), _BATCH):
@@ -62,7 +66,7 @@ class TreeVerifier:
     def _read(self, locations: list[str], version: int) -> list[tuple[str, NodeFile]]:
         nodes = []
         for location, node in zip(locations, self._files.nodes.load_available(locations), strict=True):
-            self._heights[location] = None
+            self._known[location] = None
             if isinstance(node, CorruptFileError):
                 self._report("node-corrupt", node.message, location, version)
             elif isinstance(node, StorageError):
@@ -72,12 +76,30 @@ class TreeVerifier:
                 self.nodes += 1
         return nodes
 
-    def _height(self, place: VisitedNode, version: int) -> int | None:
-        if place.node.is_leaf:
-            return 1
-        heights = {self._heights.get(child) for child in place.node.children}
-        if None in heights:
+    def _subtree(self, place: VisitedNode, version: int) -> _Subtree | None:
+        below = [self._known.get(child) for child in place.node.children]
+        known = [child for child in below if child is not None]
+        if len(known) < len(below):
             return None
-        if len(heights) > 1:
+        if len({child.height for child in known}) > 1:
             self._report("tree-invariant", "leaves below the node are on several levels", place.location, version)
-        return 1 + max(height for height in heights if height is not None)
+        keys = [*place.node.keys, *place.node.buffer]
+        keys += [key for child in known for key in (child.lowest, child.highest) if key is not None]
+        height = 1 + max((child.height for child in known), default=0)
+        return _Subtree(height, min(keys, default=None), max(keys, default=None))
+
+
+@dataclass(frozen=True, slots=True)
+class _Subtree:
+    """Levels of a subtree, and its lowest and highest key, messages included; None where it has no key."""
+
+    height: int
+    lowest: str | None
+    highest: str | None
+
+
+def _fits(subtree: _Subtree | None, lower: str | None, upper: str | None) -> bool:
+    """Whether all keys of a subtree lie strictly between the bounds; a broken one was reported already."""
+    if subtree is None or subtree.lowest is None or subtree.highest is None:
+        return True
+    return (lower is None or subtree.lowest > lower) and (upper is None or subtree.highest < upper)

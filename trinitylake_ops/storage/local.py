@@ -141,7 +141,7 @@ class LocalStorage(Storage):
 
         A folder that was there is synced too, once: its maker may not have come to that yet.
         """
-        if folder in self._known_folders:
+        if folder in self._known_folders or folder == b"/":
             return
         is_below_root = folder.startswith(self._folder)
         if is_below_root or not os.path.isdir(folder):

@@ -45,6 +45,7 @@ from pyiceberg.view import View
 
 from trinitylake_ops import errors
 from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.tables.change import changing
 from trinitylake_ops.tables.file_io import ROOT, STORAGE_OPTION_PREFIX, StorageFileIO
 from trinitylake_ops.tables.managed import (
@@ -152,7 +153,9 @@ class TrinityLakeCatalog(MetastoreCatalog):
         """
         namespace, table = self.identifier_to_database_and_table(identifier)
         metadata = read_metadata(self.io, metadata_location)
-        table_id = table_id_of(metadata.location) if metadata.location.startswith(self.io.root) else None
+        table_id = table_id_of(metadata.location)
+        if table_id is not None and metadata.location != f"{self.io.root}{table_prefix(table_id)}".rstrip("/"):
+            table_id = None
         if table_id is not None and not metadata_location.startswith(f"{metadata.location}/"):
             table_id = None
         definition = table_definition(

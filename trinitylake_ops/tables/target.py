@@ -23,6 +23,9 @@ VERSION = "version"
 TIMESTAMP = "timestamp"
 
 
+_LONGEST_MESSAGE_CHARS = 500  # of a commit; names may be far longer
+
+
 class CatalogTarget(Protocol):
     """Where a catalog reads and writes."""
 
@@ -59,7 +62,7 @@ class LatestTarget:
         return self._lake.snapshot()
 
     def change(self, message: str) -> AbstractContextManager[Transaction]:
-        return self._lake.transaction(message=message)
+        return self._lake.transaction(message=message[:_LONGEST_MESSAGE_CHARS])
 
 
 class TransactionTarget:

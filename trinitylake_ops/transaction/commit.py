@@ -35,6 +35,7 @@ from trinitylake_ops.format.node_file import (
     COMMIT_INFO,
     CREATED_AT_MILLIS,
     LAKEHOUSE_DEF,
+    MAX_TIME_MS,
     PREVIOUS_ROOT,
     ROLLBACK_FROM_ROOT,
     SYSTEM_KEYS,
@@ -53,6 +54,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_ATTEMPTS = 100
 _MAX_SENDS = 5
+_LONGEST_USER_CHARS = 64
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 1.0
 
@@ -107,7 +109,8 @@ def _engine() -> str:
 
 def _user() -> str:
     try:
-        return getpass.getuser()
+        # From the environment, where anything may stand.
+        return getpass.getuser().encode("utf-8", "replace").decode("utf-8")[:_LONGEST_USER_CHARS]
     except (KeyError, OSError):  # a user id without a name, as in containers
         return str(os.getuid())
 
@@ -185,9 +188,10 @@ class CommitClock:
 
 def latest_snapshot(files: LakehouseFiles) -> Snapshot:
     """Return the latest version. Raises LakehouseNotFoundError, CorruptFileError, StorageError."""
+    read_at_ms = files.storage.now_ms()
     version, data = find_latest(files.storage)
     path = root_path(version)
-    return Snapshot(files, version, path, decode_node(data, path))
+    return Snapshot(files, version, path, decode_node(data, path), read_at_ms)
 
 
 def commit(
@@ -195,7 +199,6 @@ def commit(
     change: Committable,
     base: Snapshot,
     *,
-    begun_at_ms: int,
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
 ) -> int:
     """Commit a change and return its version, or ``base.version`` when nothing would change.
@@ -204,7 +207,7 @@ def commit(
     CommitOutcomeUnknownError and what the storage raises. But for an unknown outcome, nothing of
     a failed commit remains, best effort.
     """
-    clock = CommitClock(files.storage, begun_at_ms)
+    clock = CommitClock(files.storage, base.read_at_ms)
     kept: dict[str, bytes] = {}
     for attempt in range(max_attempts):
         if base.version == MAX_VERSION:
@@ -212,7 +215,7 @@ def commit(
             raise VersionNotFoundError(
                 f"version {MAX_VERSION} is the last one a lakehouse can have; nothing was committed"
             )
-        stamp = RootStamp(max(files.storage.now_ms(), base.created_at_ms + 1), str(uuid.uuid4()))
+        stamp = RootStamp(_creation_time_ms(files.storage, base), str(uuid.uuid4()))
         nodes: dict[str, bytes] = {}
         try:
             draft = change.draft(base, stamp)
@@ -228,12 +231,10 @@ def commit(
             files.storage.create_many({**fresh, **nodes})
             if _create_root(files.storage, base, draft, stamp.commit_id, clock):
                 write_hint(files.storage, base.version + 1)
-                # A rebase may have replaced definitions that an earlier attempt wrote.
-                discard(files.storage, kept.keys() - draft.definition_files.keys())
                 return base.version + 1
             discard(files.storage, nodes)
             nodes = {}
-            time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt)))
+            time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(attempt, 20))))
             latest = latest_snapshot(files)
             change.rebase(base, latest)
             base = latest
@@ -248,6 +249,21 @@ def commit(
     raise CommitAttemptsExhaustedError(
         f"{max_attempts} attempts met other commits each time; nothing was committed, retry later", version=base.version
     )
+
+
+def _creation_time_ms(storage: Storage, base: Snapshot) -> int:
+    """Return the time of the next version: now, or just after the base where the clock is behind it."""
+    time_ms = max(storage.now_ms(), base.created_at_ms + 1)
+    check_time(time_ms)
+    return time_ms
+
+
+def check_time(time_ms: int) -> None:
+    """Raise StorageError for a time that no node file can hold; such a root could never be read again."""
+    if not 0 <= time_ms <= MAX_TIME_MS:
+        raise StorageError(
+            f"the clock gives {time_ms} ms since 1970, which no version can have; set it right, nothing was committed"
+        )
 
 
 def _create_root(storage: Storage, base: Snapshot, draft: Draft, commit_id: str, clock: CommitClock) -> bool:
@@ -272,13 +288,14 @@ def create_root_once(
     """
     path = root_path(version)
     lost_answer: AmbiguousWriteError | None = None
+    occupied: FileExistsAlreadyError | None = None
     for _ in range(_MAX_SENDS):
         try:
             before_send()
             storage.create(path, data)
             return True
-        except FileExistsAlreadyError:
-            pass
+        except FileExistsAlreadyError as error:
+            occupied = error
         except AmbiguousWriteError as error:
             lost_answer = error
         except TrinityLakeError as error:
@@ -291,6 +308,8 @@ def create_root_once(
             continue  # certainly not created yet: the same bytes may be sent again
         except StorageError as error:
             raise _unknown_outcome(version, path, commit_id, error) from error
+    if lost_answer is None and occupied is not None:
+        raise StorageError("something that is no file stands where the next root belongs; remove it", path=path)
     raise _unknown_outcome(version, path, commit_id, lost_answer)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from trinitylake_ops.errors import CommitConflictError
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.keys import KeyCodec
 from trinitylake_ops.tree.diff import KeyChange
@@ -65,11 +64,12 @@ def _did_to(write: object) -> str:
     return "dropped" if write is None else "wrote"
 
 
-def merge_lakehouse_defs(base: LakehouseDef, ours: LakehouseDef, theirs: LakehouseDef) -> LakehouseDef:
-    """Return the definition that holds the changes of both sides.
+def merge_lakehouse_defs(
+    base: LakehouseDef, ours: LakehouseDef, theirs: LakehouseDef
+) -> tuple[LakehouseDef, list[str]]:
+    """Return the definition that holds the changes of both sides, and a line for each conflict.
 
-    Settings merge field by field, free-form maps key by key; exports and expirations count as one
-    key. Raises CommitConflictError when both sides changed the same.
+    Settings merge field by field, free-form maps key by key; exports and expirations count as one key.
     """
     conflicts: list[str] = []
     merged: dict[str, Any] = {}
@@ -84,9 +84,7 @@ def merge_lakehouse_defs(base: LakehouseDef, ours: LakehouseDef, theirs: Lakehou
             conflicts.append(f"{name} of the lakehouse: we set {mine!r}, a concurrent commit {other!r}")
         elif mine != before:
             merged[name] = mine
-    if conflicts:
-        raise CommitConflictError("; ".join(conflicts), conflicts=tuple(conflicts))
-    return replace(theirs, **merged)
+    return replace(theirs, **merged), conflicts
 
 
 def _changed(base: LakehouseDef, side: LakehouseDef, names: tuple[str, ...]) -> bool:

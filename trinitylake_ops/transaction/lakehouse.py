@@ -51,6 +51,7 @@ from trinitylake_ops.transaction.commit import (
     DEFAULT_MAX_ATTEMPTS,
     CommitInfo,
     Committable,
+    check_time,
     commit,
     create_root_once,
     discard,
@@ -138,11 +139,13 @@ class Lakehouse:
             raise LakehouseExistsError(f"there is a lakehouse at {root} already", path=root)
         path = new_lakehouse_def_path()
         commit_id = str(uuid.uuid4())
+        created_at_ms = lake.storage.now_ms()
+        check_time(created_at_ms)
         system = {
             LAKEHOUSE_DEF: path,
-            CREATED_AT_MILLIS: str(lake.storage.now_ms()),
+            CREATED_AT_MILLIS: str(created_at_ms),
             COMMIT_ID: commit_id,
-            COMMIT_INFO: CommitInfo("init").encode({}),
+            COMMIT_INFO: CommitInfo("init", "create the lakehouse").encode({}),
         }
         lake.storage.create(path, definition.to_bytes())
         data = encode_node(NodeFile(system=system), definition.order)
@@ -188,6 +191,8 @@ class Lakehouse:
         """
         if version is not None and timestamp is not None:
             raise InvalidInputError("give a version or a timestamp, not both")
+        _check_kind("version", version, (int, str))
+        _check_kind("timestamp", timestamp, (int, datetime))
         latest = latest_snapshot(self.files)
         if timestamp is not None:
             return self._snapshot_of(find_version_at(self.storage, _millis(timestamp), latest.version), latest)
@@ -195,7 +200,8 @@ class Lakehouse:
             return latest
         if isinstance(version, str) and not (version.isascii() and version.isdecimal()):
             return self._snapshot_of_export(version, latest)
-        if len(str(version).lstrip("0")) > _MAX_VERSION_DIGITS:
+        digits = version.lstrip("0") if isinstance(version, str) else ""
+        if len(digits) > _MAX_VERSION_DIGITS or (isinstance(version, int) and version > 10**_MAX_VERSION_DIGITS):
             raise VersionNotFoundError(f"a version of that many digits does not exist; the latest is {latest.version}")
         return self._snapshot_of(int(version), latest)
 
@@ -268,11 +274,9 @@ class Lakehouse:
         free-form properties, a name for the operation and the id of a run go into the log. Raises
         InvalidInputError for another isolation, or when all that takes more than 4 KiB.
         """
-        begun_at_ms = self.storage.now_ms()
         base = latest_snapshot(self.files)
         info = CommitInfo(operation, message, run_id, dict(properties or {}))
-        info.encode({})
-        return Transaction(base, _isolation(isolation, base.definition), info, begun_at_ms)
+        return Transaction(base, _isolation(isolation, base.definition), info)
 
     def alter_definition(self, message: str | None = None, **fields: Any) -> int:
         """Change settings of the lakehouse in a commit of its own; returns the version.
@@ -285,8 +289,11 @@ class Lakehouse:
         return txn.committed_version
 
     def commit(self, change: Committable, base: Snapshot, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> int:
-        """Commit a change of any kind on a base, as operations do; see :func:`commit.commit`."""
-        return commit(self.files, change, base, begun_at_ms=self.storage.now_ms(), max_attempts=max_attempts)
+        """Commit a change of any kind on the version that was the latest, as operations do.
+
+        Raises what :func:`commit.commit` raises.
+        """
+        return commit(self.files, change, base, max_attempts=max_attempts)
 
 
 def check_not_expired(version: int, definition: LakehouseDef) -> None:
@@ -333,9 +340,16 @@ def _isolation(name: str | None, definition: LakehouseDef) -> IsolationLevel:
     if name is None:
         return definition.isolation_level
     try:
-        return IsolationLevel[name.upper()]
+        return IsolationLevel[str(name).upper()]
     except KeyError:
         raise InvalidInputError(f"isolation {name!r} is neither 'snapshot' nor 'serializable'") from None
+
+
+def _check_kind(name: str, value: object, kinds: tuple[type, ...]) -> None:
+    if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
+        raise InvalidInputError(
+            f"a {name} is given as {' or '.join(kind.__name__ for kind in kinds)}, not as {value!r}"
+        )
 
 
 def _millis(timestamp: datetime | int) -> int:

@@ -121,14 +121,16 @@ class Snapshot(CatalogReader):
     """One version of a lakehouse, read-only.
 
     Nodes and definitions are read when they are first asked for. ``location`` is where its root
-    stands: a version's own name, or the root of an export.
+    stands: a version's own name, or the root of an export. ``read_at_ms`` is the storage's time when
+    the latest version was looked for, from which the time to live of what is based on it counts.
     """
 
-    def __init__(self, files: LakehouseFiles, version: int, location: str, root: NodeFile):
+    def __init__(self, files: LakehouseFiles, version: int, location: str, root: NodeFile, read_at_ms: int = 0):
         self.files = files
         self.version = version
         self.location = location
         self.root = root
+        self.read_at_ms = read_at_ms
 
     def __repr__(self) -> str:
         return f"Snapshot(version={self.version}, root={self.files.storage.root!r})"

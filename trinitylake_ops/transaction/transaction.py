@@ -36,6 +36,9 @@ from trinitylake_ops.tree.diff import diff_trees
 from trinitylake_ops.tree.write_buffer import EditedTree, apply_messages
 
 _LISTED_TABLES = 3
+_LONGEST_OPERATION = "alter-definition"
+_LONGEST_SUMMARY_CHARS = 200
+_LARGEST_COUNTS = {"set": 10**9, "deleted": 10**9}
 
 
 class Transaction(CatalogReader):
@@ -46,13 +49,19 @@ class Transaction(CatalogReader):
     were none; None before the commit.
     """
 
-    def __init__(self, base: Snapshot, isolation: IsolationLevel, info: CommitInfo, begun_at_ms: int):
+    def __init__(self, base: Snapshot, isolation: IsolationLevel, info: CommitInfo):
         self.base = base
         self.id = str(uuid.uuid4())
         self.isolation = isolation
         self.committed_version: int | None = None
-        self._info = info
-        self._begun_at_ms = begun_at_ms
+        self._info = replace(info, members=(self.id,))
+        # Refused here, not at the commit: a message that leaves no room for what the commit adds.
+        largest = replace(
+            self._info,
+            operation=info.operation or _LONGEST_OPERATION,
+            message=info.message or "\N{LARGE BLUE CIRCLE}" * _LONGEST_SUMMARY_CHARS,
+        )
+        largest.encode(_LARGEST_COUNTS)
         self._definition: LakehouseDef | None = None
         self._writes: dict[str, Entry | None] = {}
         self._paths: dict[str, str] = {}
@@ -102,8 +111,10 @@ class Transaction(CatalogReader):
 
         Raises NamespaceNotFoundError, InvalidNameError, InvalidDefinitionError.
         """
-        definition = replace(self.namespace(namespace), properties=dict(properties))
-        self._write(self.keys.namespace_key(namespace), definition)
+        current = self.namespace(namespace)
+        definition = replace(current, properties=dict(properties))
+        if definition != current:
+            self._write(self.keys.namespace_key(namespace), definition)
         return definition
 
     def drop_namespace(self, namespace: str, cascade: bool = False) -> None:
@@ -148,7 +159,8 @@ class Transaction(CatalogReader):
                 f"table {namespace}.{table} has the id {current.id!r}; an id cannot be changed to {definition.id!r}"
             )
         definition = replace(definition, id=current.id)
-        self._write(key, validate_table_def(definition))
+        if definition != current:
+            self._write(key, validate_table_def(definition))
         return definition
 
     def drop_table(self, namespace: str, table: str) -> None:
@@ -210,9 +222,7 @@ class Transaction(CatalogReader):
         if max_attempts < 1:
             raise InvalidInputError(f"max_attempts is {max_attempts}, it must be at least 1")
         self._is_open = False
-        self.committed_version = commit(
-            self.base.files, self, self.base, begun_at_ms=self._begun_at_ms, max_attempts=max_attempts
-        )
+        self.committed_version = commit(self.base.files, self, self.base, max_attempts=max_attempts)
         return self.committed_version
 
     def rollback(self) -> None:
@@ -265,7 +275,8 @@ class Transaction(CatalogReader):
             "set": sum(1 for value in messages.values() if value is not None),
             "deleted": sum(1 for value in messages.values() if value is None),
         }
-        info = replace(self._info, operation=self._info.operation or self._operation(), members=(self.id,))
+        operation, message = self._info.operation or self._operation(), self._info.message or self._summary()
+        info = replace(self._info, operation=operation, message=message)
         system = stamp.system(base, info, counts, lakehouse_def=lakehouse_def)
         return Draft(system, self._tree(base, messages, stamp, system), files)
 
@@ -290,6 +301,7 @@ class Transaction(CatalogReader):
             conflicts += new_table_conflicts(self.keys, changes, namespace, self._writes)
         if self.isolation != IsolationLevel.SNAPSHOT:
             conflicts += read_conflicts(self.keys, changes, self._read_keys, self._read_prefixes)
+        conflicts += self._merge_definition(base, latest)
         if conflicts:
             raise CommitConflictError(
                 f"version {latest.version} conflicts with this transaction, based on version {base.version}: "
@@ -298,11 +310,16 @@ class Transaction(CatalogReader):
                 base_version=base.version,
                 latest_version=latest.version,
             )
-        if self._definition is not None and latest.definition_location != base.definition_location:
-            self._definition = merge_lakehouse_defs(base.definition, self._definition, latest.definition)
-            self._definition_path = None
         for precondition in self._preconditions:
             precondition(latest)
+
+    def _merge_definition(self, base: Snapshot, latest: Snapshot) -> list[str]:
+        """Take over what others changed in the lakehouse definition; returns the conflicts."""
+        if self._definition is None or latest.definition_location == base.definition_location:
+            return []
+        self._definition, conflicts = merge_lakehouse_defs(base.definition, self._definition, latest.definition)
+        self._definition_path = None
+        return conflicts
 
     def _namespace_conflicts(self, namespace: str, base: Snapshot, latest: Snapshot) -> list[str]:
         """A table's namespace must still be the one that was read, though its properties may have changed."""
@@ -325,6 +342,12 @@ class Transaction(CatalogReader):
         if write is None:
             return f"drop-{kind}"
         return f"{'create' if self.base.entry(key) is None else 'alter'}-{kind}"
+
+    def _summary(self) -> str | None:
+        """Name the object of a transaction that has no message, when it is one."""
+        if len(self._writes) != 1:
+            return None
+        return str(self._named(next(iter(self._writes))))[:_LONGEST_SUMMARY_CHARS]
 
     def _new_path(self, key: str) -> str:
         name = self._named(key)

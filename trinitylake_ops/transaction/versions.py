@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from itertools import pairwise
 
 from trinitylake_ops.errors import (
+    CorruptFileError,
     FileMissingError,
     LakehouseNotFoundError,
     StorageError,
@@ -21,6 +23,10 @@ from trinitylake_ops.format.file_names import (
 )
 from trinitylake_ops.format.node_file import CREATED_AT_MILLIS, decode_system_rows
 from trinitylake_ops.storage.interface import Storage
+
+logger = logging.getLogger(__name__)
+
+_HINT_READ_BYTES = 64  # more than any number takes, with white space; a file of garbage may be huge
 
 
 def find_latest(storage: Storage) -> tuple[int, bytes]:
@@ -47,10 +53,13 @@ def find_latest(storage: Storage) -> tuple[int, bytes]:
 
 
 def read_hint(storage: Storage) -> int | None:
-    """Return the version the hint names, or None when it is missing or holds no version."""
+    """Return the version the hint names, or None when it is missing, holds no version or cannot be read."""
     try:
-        return parse_hint(storage.read(HINT_PATH))
+        return parse_hint(storage.read(HINT_PATH, length=_HINT_READ_BYTES))
     except FileMissingError:
+        return None
+    except StorageError as error:
+        logger.warning("the hint cannot be read, looking from version 0: %s", error)
         return None
 
 
@@ -88,6 +97,21 @@ def listed_versions(storage: Storage) -> set[int]:
     """Return the versions of all root files that a listing shows."""
     found = (parse_root_path(info.path) for info in storage.list(ROOT_PREFIX))
     return {version for version in found if version is not None}
+
+
+def check_no_gap(storage: Storage, latest: int) -> None:
+    """Raise CorruptFileError when a root stands beyond the latest version: one between them was deleted.
+
+    A commit would fill the gap and be lost among the versions after it.
+    """
+    if beyond := [version for version in listed_versions(storage) if version > latest]:
+        if storage.exists(root_path(latest + 1)):
+            return  # committed since
+        raise CorruptFileError(
+            f"the root of version {latest + 1} is missing, though version {max(beyond)} exists; restore it first",
+            path=root_path(latest + 1),
+            version=latest + 1,
+        )
 
 
 def find_version_at(storage: Storage, timestamp_ms: int, latest: int) -> int:
