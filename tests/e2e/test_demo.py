@@ -1,12 +1,16 @@
-"""The demo, run as a user runs it, on a source of our own: its figures must follow the source."""
+"""The demo, run as a user runs it, on all the real data; and the Dagster UI on the runs it leaves."""
 
+import contextlib
 import csv
 import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,48 +19,28 @@ import dagster as dg
 import duckdb
 import polars as pl
 import pytest
+from dagster_graphql import DagsterGraphQLClient
 from pyiceberg.catalog import load_catalog
+from rich.filesize import decimal
 
 from tests.lakes import check_lake
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.flights import INITIAL_JOB, MONTHLY_JOB
-from trinitylake_ops.spark_jobs.flights_source import FlightsSource
 
 REPOSITORY = Path(__file__).parents[2]
-ROWS_PER_MONTH = 150
 RUNS = 1 + 12 + 2 + 4
 
 
-@pytest.fixture(scope="module")
-def source_folder(tmp_path_factory: pytest.TempPathFactory, flights_csv: Path) -> Path:
-    """A few flights of every month, and all else of the real data."""
-    folder = tmp_path_factory.mktemp("source")
-    real = FlightsSource()
-    for name in ("airlines", "airports", "planes", "weather"):
-        shutil.copy(real.path(name), folder / f"{name}.csv")
-    taken: Counter[str] = Counter()
-    with open(flights_csv, newline="") as rows, open(folder / "flights.csv", "w", newline="") as out:
-        reader, writer = csv.reader(rows), csv.writer(out)
-        header = next(reader)
-        writer.writerow(header)
-        for row in reader:
-            month = row[header.index("month")]
-            if taken[month] < ROWS_PER_MONTH:
-                taken[month] += 1
-                writer.writerow(row)
-    return folder
-
-
 class FinishedDemo:
-    def __init__(self, folder: Path, source_folder: Path):
+    def __init__(self, folder: Path):
         self.root = str(folder / "lakehouse")
         self.home = folder / "dagster_home"
         self.home.mkdir()
         shutil.copy(REPOSITORY / "deploy" / "dagster.yaml", self.home)
-        environment = {**os.environ, "DAGSTER_HOME": str(self.home), "TRINITYLAKE_ROOT": self.root}
-        command = [sys.executable, "-m", "trinitylake_ops.dagster_plugin.demo", "--source", str(source_folder)]
+        self.environment = {**os.environ, "DAGSTER_HOME": str(self.home), "TRINITYLAKE_ROOT": self.root}
+        command = [sys.executable, "-m", "trinitylake_ops.dagster_plugin.demo"]
         done = subprocess.run(
-            command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=900, check=False
+            command, cwd=REPOSITORY, env=self.environment, capture_output=True, text=True, timeout=900, check=False
         )
         self.output, self.errors, self.exit_code = done.stdout, done.stderr, done.returncode
 
@@ -66,16 +50,34 @@ class FinishedDemo:
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory, source_folder: Path) -> FinishedDemo:
-    return FinishedDemo(tmp_path_factory.mktemp("demo"), source_folder)
+def demo(tmp_path_factory: pytest.TempPathFactory) -> FinishedDemo:
+    return FinishedDemo(tmp_path_factory.mktemp("demo"))
 
 
-def test_it_ends_well_and_counts_what_the_source_has(demo: FinishedDemo) -> None:
+def test_it_ends_well_and_counts_what_the_source_has(demo: FinishedDemo, flights_csv: Path) -> None:
     assert demo.exit_code == 0, demo.output + demo.errors
-    expected = 12 * ROWS_PER_MONTH
-    assert f"{expected:,} flights in the lakehouse, {expected:,} in the source." in demo.output
-    assert f"[{RUNS}/{RUNS}]" in demo.output
-    assert "stopped by" in demo.output
+    with open(flights_csv, newline="") as file:
+        months = Counter(row["month"] for row in csv.DictReader(file))
+    assert months.total() == 336_776
+    assert "336,776 flights in the lakehouse, 336,776 in the source." in demo.output
+    early, late = (row_counts(demo.output, column) for column in (1, 2))
+    assert (early["facts.flights"], late["facts.flights"]) == (months["1"], months.total())
+    assert early["reference.airlines"] == late["reference.airlines"] == 16
+    files = [path for path in Path(demo.root).rglob("*") if path.is_file()]
+    assert f"{len(files):,} files, {decimal(sum(path.stat().st_size for path in files))}, at" in demo.output
+
+
+def row_counts(output: str, column: int) -> dict[str, int]:
+    """Read a column of the demo's table of row counts."""
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in output.splitlines() if "│" in line]
+    return {row[0]: int(row[column].replace(",", "")) for row in cells if "." in row[0] and len(row) == 3}
+
+
+def test_the_bad_month_is_stopped_and_makes_no_version(demo: FinishedDemo) -> None:
+    lines = {int(match[1]): line for line in demo.output.splitlines() if (match := re.match(r"\[ ?(\d+)/", line))}
+    assert lines[14].endswith("stopped by known_carriers, positive_distance; nothing published")
+    assert "version 13:" in lines[13]
+    assert "version 14:" in lines[15]
 
 
 def test_every_version_names_the_run_that_made_it(demo: FinishedDemo) -> None:
@@ -84,8 +86,9 @@ def test_every_version_names_the_run_that_made_it(demo: FinishedDemo) -> None:
     assert len(runs) == RUNS
     log = demo.trinitylake("log")
     assert [entry["operation"] for entry in log[-2:]] == ["publish", "init"]
-    made_by = {entry["version"]: runs[entry["run_id"]].job_name for entry in log if entry["version"] > 0}
-    assert [made_by[1], made_by[2], made_by[13]] == [INITIAL_JOB, MONTHLY_JOB, MONTHLY_JOB]
+    assert all(entry["operation"] and entry["message"] for entry in log)
+    made_by = {entry["version"]: runs[entry["run_id"]].job_name for entry in log}
+    assert [made_by[version] for version in (0, 1, 2, 13)] == [INITIAL_JOB, INITIAL_JOB, MONTHLY_JOB, MONTHLY_JOB]
     publishing = [run for run in runs.values() if run.job_name in (INITIAL_JOB, MONTHLY_JOB)]
     failed = [run for run in publishing if run.status == dg.DagsterRunStatus.FAILURE]
     assert len(failed) == 1
@@ -104,7 +107,7 @@ def test_the_rollback_undid_the_bad_month(demo: FinishedDemo) -> None:
 
 
 def test_duckdb_and_polars_read_two_versions(demo: FinishedDemo) -> None:
-    expected = {"2": ROWS_PER_MONTH, "13": 12 * ROWS_PER_MONTH}
+    expected = {"2": 27_004, "13": 336_776}
     for version, rows in expected.items():
         catalog = load_catalog(
             "lake",
@@ -126,6 +129,45 @@ def test_everything_verifies_and_the_hint_is_right(demo: FinishedDemo) -> None:
     assert demo.trinitylake("verify")["findings"] == []
     assert demo.trinitylake("hint")["state"] == "right"
     check_lake(Lakehouse.open(demo.root))
+
+
+def test_the_ui_shows_all_these_runs(demo: FinishedDemo) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    command = [sys.executable, "-m", "dagster_webserver", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--python-file", "definitions.py", "--log-level", "error"]
+    webserver = subprocess.Popen(command, cwd=REPOSITORY, env=demo.environment)
+    try:
+        client = DagsterGraphQLClient("127.0.0.1", port_number=port) if _is_up(port) else None
+        assert client is not None
+        answer = client._execute(_UI_QUERY)
+    finally:
+        webserver.terminate()
+        webserver.wait(30)
+    with dg.DagsterInstance.from_config(str(demo.home)) as instance:
+        assert {run["runId"] for run in answer["runsOrError"]["results"]} == {run.run_id for run in instance.get_runs()}
+    (location,) = answer["workspaceOrError"]["locationEntries"]
+    (repository,) = location["locationOrLoadError"]["repositories"]
+    assert {"monthly_load", "initial_load", "rollback", "verify"} <= {job["name"] for job in repository["jobs"]}
+
+
+_UI_QUERY = """
+{
+  runsOrError { ... on Runs { results { runId jobName status } } }
+  workspaceOrError { ... on Workspace { locationEntries { locationOrLoadError {
+    ... on RepositoryLocation { repositories { jobs { name } } }
+    ... on PythonError { message }
+  } } } }
+}
+"""
+
+
+def _is_up(port: int) -> bool:
+    for _ in range(240):
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/server_info", timeout=5):
+            return True
+        time.sleep(0.25)
+    return False
 
 
 def test_output_is_plain_and_complete(demo: FinishedDemo) -> None:

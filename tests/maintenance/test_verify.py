@@ -128,8 +128,8 @@ def flip_end(lake: Lakehouse, path: str) -> None:
     flip(lake.storage, path, -1)
 
 
-# Of one damage each nothing can be known: versions past the last root that is there; a definition without
-# properties is empty; and the data files themselves are not read.
+# Of one damage each nothing can be known: versions past the last root that is there; and the
+# data files themselves are not read.
 UNKNOWABLE = {("root", delete), ("data", flip_end), ("data", no_arrow)}
 
 

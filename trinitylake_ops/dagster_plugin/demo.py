@@ -41,6 +41,7 @@ _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 _BAD_MONTH = "2013-12-01"
 _FLIGHTS_OP = "facts__flights"
 _LISTED_VERSIONS = 30
+_PIPED_WIDTH_CHARS = 110
 
 
 class DemoError(TrinityLakeError):
@@ -181,7 +182,7 @@ def count_rows(root: str, namespace: str, table: str, version: int) -> int:
 
 
 def _print_versions(demo: Demo) -> None:
-    table = TextTable("version", "operation", "message", "tables", "Dagster run", title="Versions")
+    table = TextTable("version", "operation", "message", "objects set", "Dagster run", title="Versions")
     for info in reversed(list(demo.lake().history(_LISTED_VERSIONS))):
         note = f" (from version {info.rollback_from})" if info.rollback_from is not None else ""
         table.add_row(
@@ -229,8 +230,8 @@ Try next:
   export TRINITYLAKE_ROOT={root}
   .venv/bin/trinitylake log                   every version and the run that made it
   .venv/bin/trinitylake ls marts              tables of a namespace
-  .venv/bin/trinitylake diff {early} {late}             what changed between two versions
-  .venv/bin/trinitylake rollback {early}              the plan of a rollback; --yes to do it
+  {diff:<44}what changed between two versions
+  {rollback:<44}the plan of a rollback; nothing is done without --apply or --yes
 """
 
 
@@ -250,7 +251,7 @@ def main(root: str, source: str, definitions_file: str) -> None:
     A lakehouse that is already at the root is kept: the demo publishes on top of it.
     """
     os.environ["TRINITYLAKE_ROOT"] = root
-    console = Console(file=sys.stdout)
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPED_WIDTH_CHARS)
     try:
         with dg.DagsterInstance.get() as instance, session_scope("trinitylake-ops demo"):
             demo = Demo(_definitions(definitions_file), instance, root, source, console)

@@ -1,0 +1,138 @@
+"""Commits where the clock, the names or the environment are not as they should be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.clock import ClockStorage
+from tests.lakes import Lakes, left_over_paths, table
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import CommitConflictError, InvalidInputError, StorageError
+from trinitylake_ops.format.definitions import LakehouseDef
+from trinitylake_ops.format.file_names import root_path
+from trinitylake_ops.format.node_file import MAX_TIME_MS
+from trinitylake_ops.storage import MemoryStorage
+
+
+def test_a_clock_beyond_all_times_commits_nothing(lakes: Lakes) -> None:
+    lake = lakes.memory()
+    late = Lakehouse(ClockStorage(lake.storage, MAX_TIME_MS + 1))
+    with pytest.raises(StorageError, match="set it right"), late.transaction() as txn:
+        txn.create_namespace("n")
+    assert lake.latest_version() == 0
+    assert left_over_paths(lake) == set()
+
+
+def test_a_clock_beyond_all_times_creates_nothing() -> None:
+    storage = ClockStorage(MemoryStorage("memory://late/"), MAX_TIME_MS + 1)
+    with pytest.raises(StorageError, match="set it right"):
+        Lakehouse.create("memory://late/", storage=storage)
+    assert list(storage.list()) == []
+
+
+def test_the_last_time_is_followed_by_none(lakes: Lakes) -> None:
+    lake = lakes.memory()
+    late = Lakehouse(ClockStorage(lake.storage, MAX_TIME_MS))
+    with late.transaction() as txn:
+        txn.create_namespace("n")
+    with pytest.raises(StorageError, match="set it right"), late.transaction() as txn:
+        txn.create_namespace("m")
+    assert lake.snapshot().namespaces() == ["n"]
+
+
+def test_something_that_is_no_file_at_the_next_root_is_named(lakes: Lakes, tmp_path: Path) -> None:
+    lake = lakes.local()
+    (tmp_path / "lake" / root_path(1)).symlink_to("/nowhere")
+    with pytest.raises(StorageError, match="no file stands where the next root belongs") as caught:
+        _create(lake)
+    assert caught.value.path == root_path(1)
+    assert left_over_paths(lake) == set()
+
+
+def _create(lake: Lakehouse) -> None:
+    with lake.transaction() as txn:
+        txn.create_namespace("n")
+
+
+def test_a_message_that_leaves_no_room_is_refused_at_begin(lakes: Lakes) -> None:
+    lake = lakes.memory()
+    lengths = range(3400, 4200)
+    accepted = 0
+    for length in lengths:
+        try:
+            txn = lake.transaction(message="m" * length)
+        except InvalidInputError:
+            break
+        accepted = length
+        txn.rollback()
+    assert lengths.start < accepted < lengths.stop - 1
+    with lake.transaction(message="m" * accepted) as txn:
+        txn.create_namespace("n")
+
+
+def test_a_user_name_of_any_kind_is_cut(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = lakes.memory()
+    monkeypatch.setenv("LOGNAME", "\udcff" + "u" * 5000)
+    _create(lake)
+    (head,) = lake.history(1)
+    assert head.user == "?" + "u" * 63
+
+
+def test_a_transaction_that_changes_nothing_commits_nothing(lakes: Lakes) -> None:
+    lake = lakes.memory()
+    with lake.transaction() as txn:
+        txn.create_namespace("n", {"a": "b"})
+        txn.create_table("n", "t", table(a="b"))
+    with lake.transaction() as txn:
+        txn.alter_namespace("n", {"a": "b"})
+        txn.alter_table("n", "t", txn.table("n", "t"))
+    assert (txn.committed_version, lake.latest_version()) == (1, 1)
+
+
+def test_a_conflict_of_settings_names_both_versions(lakes: Lakes) -> None:
+    lake = lakes.memory()
+    txn = lake.transaction()
+    txn.create_namespace("n")
+    txn.alter_definition(_with_property(lake, "ours"))
+    lake.alter_definition(properties={"key": "theirs"})
+    with lake.transaction() as other:
+        other.create_namespace("n")
+    with pytest.raises(CommitConflictError) as caught:
+        txn.commit()
+    assert (caught.value.base_version, caught.value.latest_version) == (0, 2)
+    assert len(caught.value.conflicts) == 2
+
+
+def _with_property(lake: Lakehouse, value: str) -> LakehouseDef:
+    return replace(lake.snapshot().definition, properties={"key": value})
+
+
+def test_the_log_names_what_was_done(lakes: Lakes) -> None:
+    lake = lakes.memory()
+    _create(lake)
+    with lake.transaction() as txn:
+        txn.create_table("n", "t", table())
+    assert [(info.operation, info.message) for info in lake.history()] == [
+        ("create-table", "n.t"),
+        ("create-namespace", "n"),
+        ("init", "create the lakehouse"),
+    ]
+
+
+@pytest.mark.parametrize("version", [1.5, b"1", True, [1]])
+def test_a_version_of_another_kind_is_refused(lakes: Lakes, version: object) -> None:
+    with pytest.raises(InvalidInputError, match="a version is given as int or str"):
+        lakes.memory().snapshot(version)  # type: ignore[arg-type]
+
+
+def test_a_time_of_another_kind_is_refused(lakes: Lakes) -> None:
+    with pytest.raises(InvalidInputError, match="a timestamp is given as int or datetime"):
+        lakes.memory().snapshot(timestamp="x")  # type: ignore[arg-type]
+
+
+def test_an_isolation_of_another_kind_is_refused(lakes: Lakes) -> None:
+    with pytest.raises(InvalidInputError, match="neither 'snapshot' nor 'serializable'"):
+        lakes.memory().transaction(isolation=5)  # type: ignore[arg-type]
