@@ -14,7 +14,7 @@ PORT ?= 3000
 # Further arguments, of the demo or of pytest.
 ARGS ?=
 
-.PHONY: help setup demo ui test lint proto constraints clean
+.PHONY: help setup demo ui test lint bench proto constraints clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -50,6 +50,9 @@ lint: setup ## ruff, mypy --strict, import contracts, declared dependencies
 		|| { cat .venv/lint-imports.log; exit 1; }
 	@echo "==> declared dependencies"; $(BIN)/deptry . > .venv/deptry.log 2>&1 \
 		|| { cat .venv/deptry.log; exit 1; }
+
+bench: setup ## measure requests, rounds and bytes; results in benchmarks/results/
+	@$(BIN)/python benchmarks/request_counts.py
 
 proto: setup ## generate trinitylake_ops/format/generated from proto/definitions.proto
 	@$(BIN)/python scripts/generate_protobuf.py .

@@ -7,7 +7,8 @@ from typing import Any
 import dagster as dg
 import duckdb
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.classic.dataframe import DataFrame
 
 from tests.lakes import check_lake
 from trinitylake_ops import Lakehouse, maintenance
@@ -121,6 +122,26 @@ def test_a_month_writes_only_its_partitions(pipeline: Pipeline) -> None:
     new = pipeline.data_files("flights").keys() - before["flights"].keys()
     written = sum(Path(path.removeprefix("file://")).stat().st_size for path in new)
     assert (metadata["rows_added"].value, metadata["bytes_added"].value) == (1000, written)
+
+
+def test_no_fact_rows_reach_the_driver(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    collected: list[int] = []
+    collect = DataFrame.collect
+
+    def counted(frame: DataFrame) -> list[Row]:
+        rows = collect(frame)
+        collected.append(len(rows))
+        return rows
+
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("rows were brought to the driver")
+
+    monkeypatch.setattr(DataFrame, "collect", counted)
+    for name in ("toPandas", "toArrow", "toLocalIterator", "foreach", "foreachPartition"):
+        monkeypatch.setattr(DataFrame, name, refused)
+    pipeline.monthly_load("2013-02-01")
+    assert collected, "the checks bring one row of aggregates"
+    assert max(collected) <= 1
 
 
 def test_a_month_published_again_replaces_itself(pipeline: Pipeline) -> None:

@@ -123,7 +123,9 @@ def _staging_asset(table: FlightsTable) -> dg.AssetsDefinition:
             lake = lakehouse.open() if table.is_monthly else lakehouse.open_or_create()
         session, month = spark.session(), _month(context)
         frames = {name: _read_month(session, lake, staged, month) for name, staged in inputs.items()}
-        frames |= {name: read_table(session, lake, f"{NAMESPACES[name]}.{name}") for name in published_inputs}
+        # All derived tables of a run see the reference tables as they were when its facts were staged.
+        version = min((staged.base_version for staged in inputs.values()), default=None)
+        frames |= {name: read_table(session, lake, f"{NAMESPACES[name]}.{name}", version) for name in published_inputs}
         frame = table.build(session, config.source(), frames, None if month is None else month.month)
         if isinstance(config, FlightsConfig) and config.fault != "none":
             context.log.warning("spoiling the flights on purpose: %s", config.fault)
@@ -166,7 +168,7 @@ def _audit(
     lake: Lakehouse, session: SparkSession, table: FlightsTable, staged: StagedTable, month: date | None
 ) -> Iterator[dg.AssetCheckResult]:
     """Check what was staged, as read back from its files, in one pass."""
-    airlines = read_table(session, lake, "reference.airlines") if table.name == "flights" else None
+    airlines = read_table(session, lake, "reference.airlines", staged.base_version) if table.name == "flights" else None
     frame = _read_month(session, lake, staged, month)
     number = None if month is None else month.month
     with spark_failures(f"check {table.name}"):
