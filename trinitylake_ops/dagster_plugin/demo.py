@@ -264,9 +264,10 @@ def main(root: str, source: str, definitions_file: str) -> None:
             _print_versions(demo)
             _print_counts(demo, early, late)
             _print_totals(demo, late)
-            console.print(
-                _NEXT.format(root=root, early=early, late=late), highlight=False, soft_wrap=True, markup=False
-            )
+            command = ".venv/bin/trinitylake"
+            diff, rollback = f"{command} diff {early} {late}", f"{command} rollback {early}"
+            text = _NEXT.format(root=root, diff=diff, rollback=rollback)
+            console.print(text, highlight=False, soft_wrap=True, markup=False)
     except TrinityLakeError as error:
         console.print(f"Error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
