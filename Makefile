@@ -39,7 +39,7 @@ ui: ## open the Dagster UI on the runs of the demo, http://127.0.0.1:PORT
 test: lint ## check everything: lint, then all tests
 	@selection=$$(scripts/debian_packages.sh); \
 	echo "==> pytest"; \
-	exec $(BIN)/python -m pytest -n 2 --dist loadfile -m "$$selection" $(ARGS)
+	exec $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "$$selection" $(ARGS)
 
 lint: setup ## ruff, mypy --strict, import contracts, declared dependencies
 	@echo "==> ruff check"; $(BIN)/ruff check --quiet .
