@@ -10,7 +10,7 @@ import pytest
 from tests.clock import ClockStorage
 from tests.lakes import Lakes, left_over_paths, table
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.errors import CommitConflictError, InvalidInputError, StorageError
+from trinitylake_ops.errors import CommitConflictError, FileExistsAlreadyError, InvalidInputError, StorageError
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.format.node_file import MAX_TIME_MS
@@ -136,3 +136,27 @@ def test_a_time_of_another_kind_is_refused(lakes: Lakes) -> None:
 def test_an_isolation_of_another_kind_is_refused(lakes: Lakes) -> None:
     with pytest.raises(InvalidInputError, match="neither 'snapshot' nor 'serializable'"):
         lakes.memory().transaction(isolation=5)  # type: ignore[arg-type]
+
+
+class ClockThatBreaks(ClockStorage):
+    """Leaves all times behind when a create loses."""
+
+    def create(self, path: str, data: bytes) -> None:
+        try:
+            super().create(path, data)
+        except FileExistsAlreadyError:
+            self.time_ms = MAX_TIME_MS + 1
+            raise
+
+
+def test_a_clock_that_breaks_between_attempts_leaves_nothing(lakes: Lakes) -> None:
+    lake = lakes.memory()
+    late = Lakehouse(ClockThatBreaks(lake.storage, lake.storage.now_ms()))
+    txn = late.transaction()
+    txn.create_namespace("n")
+    with lake.transaction() as other:
+        other.create_namespace("m")
+    with pytest.raises(StorageError, match="set it right"):
+        txn.commit()
+    assert lake.snapshot().namespaces() == ["m"]
+    assert left_over_paths(lake) == set()

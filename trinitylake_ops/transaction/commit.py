@@ -210,14 +210,13 @@ def commit(
     clock = CommitClock(files.storage, base.read_at_ms)
     kept: dict[str, bytes] = {}
     for attempt in range(max_attempts):
-        if base.version == MAX_VERSION:
-            discard(files.storage, kept)
-            raise VersionNotFoundError(
-                f"version {MAX_VERSION} is the last one a lakehouse can have; nothing was committed"
-            )
-        stamp = RootStamp(_creation_time_ms(files.storage, base), str(uuid.uuid4()))
         nodes: dict[str, bytes] = {}
         try:
+            if base.version == MAX_VERSION:
+                raise VersionNotFoundError(
+                    f"version {MAX_VERSION} is the last one a lakehouse can have; nothing was committed"
+                )
+            stamp = RootStamp(_creation_time_ms(files.storage, base), str(uuid.uuid4()))
             draft = change.draft(base, stamp)
             if draft is None:
                 discard(files.storage, kept)
