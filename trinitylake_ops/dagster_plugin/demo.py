@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class DemoError(TrinityLakeError):
 
 @dataclass
 class Demo:
-    """One run of the demo. ``runs`` gathers the job and run id of each step."""
+    """One run of the demo. ``done`` counts its steps so far, of ``steps``."""
 
     definitions: dg.Definitions
     instance: dg.DagsterInstance
@@ -58,7 +58,7 @@ class Demo:
     source_folder: str
     console: Console
     steps: int = 0
-    runs: list[tuple[str, str]] = field(default_factory=list)
+    done: int = 0
 
     def lake(self) -> Lakehouse:
         """Return the lakehouse. Raises LakehouseNotFoundError."""
@@ -83,15 +83,15 @@ class Demo:
             raise_on_error=False,
             tags={"demo/step": title},
         )
-        self.runs.append((job, result.run_id))
+        self.done += 1
         if result.success == must_fail:
             raise DemoError(f"{title}: run {result.run_id} of job {job} {_ending(result)}")
-        line = f"[{len(self.runs):2}/{self.steps}] {title:<46}{time.monotonic() - started:5.1f} s  {outcome(result)}"
+        line = f"[{self.done:2}/{self.steps}] {title:<46}{time.monotonic() - started:5.1f} s  {outcome(result)}"
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def published(self, result: dg.ExecuteInProcessResult) -> str:
         """Say what a publishing run committed."""
-        steps = [f"{key.to_python_identifier()}" for key in (REFERENCE_PUBLISHED, MONTH_PUBLISHED)]
+        steps = [key.to_python_identifier() for key in (REFERENCE_PUBLISHED, MONTH_PUBLISHED)]
         staged = [
             event.materialization.metadata
             for event in result.get_asset_materialization_events()
@@ -132,8 +132,10 @@ def play(demo: Demo) -> None:
     months = MONTHS.get_partition_keys()
     demo.steps = len(months) + 7
     source = {"config": {"source_folder": demo.source_folder}}
-    reference = {f"reference__{name}": source for name in ("airlines", "airports", "planes")}
-    monthly = {f"{NAMESPACES[name]}__{name}": source for name in _monthly_tables()}
+    reference, monthly = (
+        {f"{NAMESPACES[name]}__{name}": source for name, table in TABLES.items() if table.is_monthly == is_monthly}
+        for is_monthly in (False, True)
+    )
     demo.run("initial load", INITIAL_JOB, config={"ops": reference}, outcome=demo.published)
     for month in months:
         demo.run(
@@ -144,10 +146,6 @@ def play(demo: Demo) -> None:
         title = f"bad {_BAD_MONTH[:7]}, {'stopped by checks' if must_fail else 'gets past the checks'}"
         demo.run(title, MONTHLY_JOB, config=config, partition_key=_BAD_MONTH, must_fail=must_fail, outcome=outcome)
     demo.roll_back_and_maintain()
-
-
-def _monthly_tables() -> list[str]:
-    return [name for name, table in TABLES.items() if table.is_monthly]
 
 
 def _total(staged: Iterable[Mapping[str, dg.MetadataValue]], name: str) -> int:
@@ -175,9 +173,8 @@ def _failed_checks(result: dg.ExecuteInProcessResult) -> str:
 
 def count_rows(root: str, namespace: str, table: str, version: int) -> int:
     """Return the rows of a table at a version, read from its data files."""
-    catalog = TrinityLakeCatalog("demo", root=root, version=str(version))
-    columns = (catalog.load_table((namespace, table)).schema().columns[0].name,)
-    batches = catalog.load_table((namespace, table)).scan(selected_fields=columns).to_arrow_batch_reader()
+    loaded = TrinityLakeCatalog("demo", root=root, version=str(version)).load_table((namespace, table))
+    batches = loaded.scan(selected_fields=(loaded.schema().columns[0].name,)).to_arrow_batch_reader()
     return sum(batch.num_rows for batch in batches)
 
 
@@ -196,17 +193,17 @@ def _print_versions(demo: Demo) -> None:
 
 
 def _print_counts(demo: Demo, early: int, late: int) -> None:
-    lake = demo.lake()
+    snapshots = [demo.lake().snapshot(version) for version in (early, late)]
     title = "Rows, read from the lakehouse"
     table = TextTable("table", f"rows at version {early}", f"rows at version {late}", title=title)
     for column in table.columns[1:]:
         column.justify = "right"
     for name, namespace in NAMESPACES.items():
         counts = [
-            f"{count_rows(demo.root, namespace, name, version):,}"
-            if lake.snapshot(version).has_namespace(namespace) and lake.snapshot(version).has_table(namespace, name)
+            f"{count_rows(demo.root, namespace, name, snapshot.version):,}"
+            if snapshot.has_table(namespace, name)
             else "-"
-            for version in (early, late)
+            for snapshot in snapshots
         ]
         table.add_row(f"{namespace}.{name}", *counts)
     demo.console.print(table)

@@ -121,7 +121,7 @@ def run_verify(context: dg.OpExecutionContext, lakehouse: TrinityLakeResource) -
 
 
 def report_metadata(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of a report, one entry each; those of its cost are prefixed."""
+    """Return the figures of a report and of its cost, one entry each."""
     cost = report.get("cost", {})
     plain = {name: value for name, value in report.items() if isinstance(value, str | int | float | None)}
     requests = sum(cost.get("requests", {}).values())

@@ -24,7 +24,7 @@ from trinitylake_ops.maintenance.verify_objects import ObjectVerifier
 from trinitylake_ops.maintenance.verify_tree import TreeVerifier
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
-from trinitylake_ops.transaction.versions import find_latest
+from trinitylake_ops.transaction.versions import find_latest, versions_beyond_gap
 
 _STALE_EXPORT_MS = 7 * 24 * 3600 * 1000
 _BATCH = 64
@@ -130,9 +130,9 @@ class _Verification:
     def _check_names(self) -> None:
         """Root names are contiguous: a version that is missing, or stands beyond the latest, was tampered with."""
         listed = (parse_root_path(path) for path in self.listing)
-        for version in sorted(version for version in listed if version is not None):
-            if version > self.latest and not self.lake.storage.exists(root_path(self.latest + 1)):
-                self._error("root-beyond-gap", "a root stands beyond a missing version", root_path(version), version)
+        versions = [version for version in listed if version is not None]
+        for version in versions_beyond_gap(self.lake.storage, self.latest, versions):
+            self._error("root-beyond-gap", "a root stands beyond a missing version", root_path(version), version)
 
     def _check_versions(self, progress: Callable[[int, int], None]) -> None:
         before_ms = -1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 from trinitylake_ops.errors import (
@@ -99,14 +99,18 @@ def listed_versions(storage: Storage) -> set[int]:
     return {version for version in found if version is not None}
 
 
+def versions_beyond_gap(storage: Storage, latest: int, listed: Iterable[int]) -> list[int]:
+    """Return the listed versions above the latest, ascending; none where the next one was committed since."""
+    beyond = sorted(version for version in listed if version > latest)
+    return beyond if beyond and not storage.exists(root_path(latest + 1)) else []
+
+
 def check_no_gap(storage: Storage, latest: int) -> None:
     """Raise CorruptFileError when a root stands beyond the latest version: one between them was deleted.
 
     A commit would fill the gap and be lost among the versions after it.
     """
-    if beyond := [version for version in listed_versions(storage) if version > latest]:
-        if storage.exists(root_path(latest + 1)):
-            return  # committed since
+    if beyond := versions_beyond_gap(storage, latest, listed_versions(storage)):
         raise CorruptFileError(
             f"the root of version {latest + 1} is missing, though version {max(beyond)} exists; restore it first",
             path=root_path(latest + 1),
