@@ -110,6 +110,9 @@ class FaultyStorage(StorageWrapper):
     def delete(self, path: str) -> None:
         self._send("delete", path, lambda: self.inner.delete(path))
 
+    def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
+        return self._send("delete", " ".join(paths), lambda: self.inner.delete_batch(paths))
+
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
         faults = self._register("list", prefix)
         _strike(faults, "before", prefix)

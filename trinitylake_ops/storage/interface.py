@@ -41,6 +41,8 @@ class Storage(ABC):
     root: str
     #: How many requests ``*_many`` keep in flight.
     concurrency: int = 16
+    #: How many files one request of ``delete_batch`` takes.
+    delete_batch_size: int = 1
 
     @abstractmethod
     def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
@@ -113,15 +115,34 @@ class Storage(ABC):
 
         run_parallel(in_one_round(create_one), list(files.items()), self.concurrency)
 
-    def delete_many(self, paths: Sequence[str]) -> dict[str, StorageError]:
-        """Delete several files in parallel; returns the failures by path (S5)."""
+    def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
+        """Delete up to ``delete_batch_size`` files in one request; returns the failures by path (S5).
 
-        def delete_or_error(path: str) -> StorageError | None:
+        Raises when the request as a whole failed: then any of the files may be gone or not.
+        """
+        failures: dict[str, StorageError] = {}
+        for path in paths:
             try:
                 self.delete(path)
             except StorageError as error:
-                return error
-            return None
+                failures[path] = error
+        return failures
 
-        failures = run_parallel(in_one_round(delete_or_error), paths, self.concurrency)
-        return {path: error for path, error in zip(paths, failures, strict=True) if error is not None}
+    def delete_many(self, paths: Sequence[str]) -> dict[str, StorageError]:
+        """Delete several files, in parallel batches where the storage has them; returns the failures by path (S5)."""
+
+        def delete_or_errors(batch: Sequence[str]) -> dict[str, StorageError]:
+            try:
+                if self.delete_batch_size > 1:
+                    return self.delete_batch(batch)
+                self.delete(batch[0])
+            except StorageError as error:
+                return dict.fromkeys(batch, error)
+            return {}
+
+        size = self.delete_batch_size
+        batches = [paths[start : start + size] for start in range(0, len(paths), size)]
+        failures: dict[str, StorageError] = {}
+        for failed in run_parallel(in_one_round(delete_or_errors), batches, self.concurrency):
+            failures |= failed
+        return failures

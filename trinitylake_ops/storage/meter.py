@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
+from trinitylake_ops.errors import StorageError
 from trinitylake_ops.storage.interface import FileInfo, Storage
 from trinitylake_ops.storage.parallel import Round, current_round
 from trinitylake_ops.storage.wrapper import StorageWrapper
@@ -116,6 +117,10 @@ class MeteredStorage(StorageWrapper):
     def delete(self, path: str) -> None:
         self._count("delete")
         self.inner.delete(path)
+
+    def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
+        self._count("delete")
+        return self.inner.delete_batch(paths)
 
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
         self._count("list")

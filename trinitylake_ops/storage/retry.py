@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from trinitylake_ops.errors import AmbiguousWriteError, InvalidInputError, ThrottledError, TransientError
+from trinitylake_ops.errors import AmbiguousWriteError, InvalidInputError, StorageError, ThrottledError, TransientError
 from trinitylake_ops.storage.interface import FileInfo, Storage
 from trinitylake_ops.storage.wrapper import StorageWrapper
 
 _WITHOUT_EFFECT = (ThrottledError, TransientError)
+_PASSING = (*_WITHOUT_EFFECT, AmbiguousWriteError)
 
 
 class RetryStorage(StorageWrapper):
@@ -48,7 +49,7 @@ class RetryStorage(StorageWrapper):
         self.max_delay_seconds = max_delay_seconds
         self._sleep = sleep
         self._retry = self._retrying(_WITHOUT_EFFECT)
-        self._retry_idempotent = self._retrying((*_WITHOUT_EFFECT, AmbiguousWriteError))
+        self._retry_idempotent = self._retrying(_PASSING)
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
         return self._retry(self.inner.read, path, offset=offset, length=length)
@@ -65,6 +66,28 @@ class RetryStorage(StorageWrapper):
     def delete(self, path: str) -> None:
         self._retry_idempotent(self.inner.delete, path)
 
+    def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
+        """Delete a batch; only the files of it that failed in passing are tried again."""
+        failures: dict[str, StorageError] = {}
+
+        def delete_remaining() -> None:
+            remaining = list(failures) or list(paths)
+            failed = self.inner.delete_batch(remaining)
+            for path in remaining:
+                failures.pop(path, None)
+            lasting.update((path, error) for path, error in failed.items() if not isinstance(error, _PASSING))
+            failures.update((path, error) for path, error in failed.items() if path not in lasting)
+            if failures:
+                raise next(iter(failures.values()))
+
+        lasting: dict[str, StorageError] = {}
+        try:
+            self._retry_idempotent(delete_remaining)
+        except StorageError:
+            if not failures:  # the request as a whole failed, so each of its files did
+                raise
+        return failures | lasting
+
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
         return self._retry(self._started_list, prefix)
 
@@ -78,7 +101,7 @@ class RetryStorage(StorageWrapper):
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._retry = self._retrying(_WITHOUT_EFFECT)
-        self._retry_idempotent = self._retrying((*_WITHOUT_EFFECT, AmbiguousWriteError))
+        self._retry_idempotent = self._retrying(_PASSING)
 
     def _started_list(self, prefix: str) -> Iterator[FileInfo]:
         files = self.inner.list(prefix)

@@ -1,7 +1,7 @@
 """The base of all wrappers around a storage.
 
-A wrapper overrides the single operations (read, stat, create, write, delete, list, now_ms) and
-leaves ``exists`` and the ``*_many`` methods alone: those are inherited from Storage and call the
+A wrapper overrides the single operations (read, stat, create, write, delete, delete_batch, list,
+now_ms) and leaves ``exists`` and the ``*_many`` methods alone: those are inherited from Storage and call the
 single operations of the outermost wrapper. So in ``Retry(Meter(Local))`` as in
 ``Meter(Retry(Local))`` a ``create_many`` of five files is five creates, and each passes every
 wrapper once; in the first stack the meter counts each attempt, in the second each file. That they
@@ -10,8 +10,9 @@ belong to one parallel round is carried beside the calls by ``parallel.current_r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from trinitylake_ops.errors import StorageError
 from trinitylake_ops.storage.interface import FileInfo, Storage
 
 
@@ -22,6 +23,7 @@ class StorageWrapper(Storage):
         self.inner = inner
         self.root = inner.root
         self.concurrency = inner.concurrency
+        self.delete_batch_size = inner.delete_batch_size
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
         return self.inner.read(path, offset=offset, length=length)
@@ -37,6 +39,9 @@ class StorageWrapper(Storage):
 
     def delete(self, path: str) -> None:
         self.inner.delete(path)
+
+    def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
+        return self.inner.delete_batch(paths)
 
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
         return self.inner.list(prefix)

@@ -1,0 +1,87 @@
+"""Options of a storage: strings by name, some of them secret."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from trinitylake_ops.errors import InvalidInputError
+
+#: Options whose values are credentials: no text that this package makes repeats them.
+SECRET_OPTIONS = frozenset({"access_key_id", "secret_access_key", "session_token"})
+
+_HIDDEN = "***"
+
+
+class StorageOptions(Mapping[str, str]):
+    """An immutable mapping of option names to strings whose text forms hide credentials.
+
+    It pickles whole, since Spark's tasks need the credentials, and compares and hashes by content.
+    Raises InvalidInputError for a name or value that is no string.
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, str] | None = None):
+        self._values: dict[str, str] = dict(values or {})
+        given: Iterable[tuple[object, object]] = self._values.items()
+        for name, value in given:
+            if not (isinstance(name, str) and isinstance(value, str)):
+                raise InvalidInputError(f"storage option {name!r} must be a string, not a {type(value).__name__}")
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._values.items()))
+
+    def __repr__(self) -> str:
+        return f"StorageOptions({self.shown()!r})"
+
+    def __reduce__(self) -> tuple[type[StorageOptions], tuple[dict[str, str]]]:
+        return (StorageOptions, (self._values,))
+
+    def shown(self) -> dict[str, str]:
+        """Return the options as people may see them: credentials as asterisks."""
+        return {name: _HIDDEN if name in SECRET_OPTIONS else value for name, value in self._values.items()}
+
+    def redact(self, text: str) -> str:
+        """Return a text without the credentials of these options, as may stand in what a client library says."""
+        secrets = {value for name, value in self._values.items() if name in SECRET_OPTIONS and value}
+        for secret in sorted(secrets, key=len, reverse=True):
+            text = text.replace(secret, _HIDDEN)
+        return text
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """Return an option that is ``true`` or ``false``. Raises InvalidInputError for anything else."""
+        value = self.get(name)
+        if value is None:
+            return default
+        if value not in ("true", "false"):
+            raise InvalidInputError(f"storage option {name!r} must be 'true' or 'false', not {value!r}")
+        return value == "true"
+
+    def one_of(self, name: str, allowed: tuple[str, ...]) -> str:
+        """Return an option that takes one of several words, by default the first. Raises InvalidInputError."""
+        value = self.get(name, allowed[0])
+        if value not in allowed:
+            raise InvalidInputError(f"storage option {name!r} must be one of {', '.join(allowed)}, not {value!r}")
+        return value
+
+    def number(self, name: str, *, default: float, minimum: float = 0) -> float:
+        """Return an option that is a number of at least ``minimum``. Raises InvalidInputError."""
+        value = self.get(name)
+        if value is None:
+            return default
+        try:
+            number = float(value)
+        except ValueError:
+            number = float("nan")
+        if not minimum <= number < float("inf"):
+            raise InvalidInputError(f"storage option {name!r} must be a number of at least {minimum:g}, not {value!r}")
+        return number
