@@ -31,8 +31,7 @@ from trinitylake_ops.transaction.names import resolve_table
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.transaction.versions import check_no_gap
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
-from trinitylake_ops.tree.node import DirtyNode
-from trinitylake_ops.tree.write_buffer import EditedTree, apply_messages
+from trinitylake_ops.tree.write_buffer import carried_tree
 
 _OPERATION = "rollback"
 
@@ -137,15 +136,14 @@ class _WholeTree:
         system = stamp.system(
             base, self.info, {"changed": n_changes}, lakehouse_def=base.definition_location, is_rollback=True
         )
-        return Draft(system, self._tree(base, stamp, system), {})
-
-    def _tree(self, base: Snapshot, stamp: RootStamp, system: dict[str, str]) -> EditedTree:
-        """Return the target's tree as it is, unless its buffer and our larger system rows are too much for one file."""
-        root, limits = self.target.snapshot.root, base.limits
-        size_bytes = DirtyNode.copy_of(root).size_bytes(limits.order, system)
-        if size_bytes <= limits.node_file_max_size_bytes:
-            return EditedTree(root, {})
-        return apply_messages(base.files.nodes, root, {}, limits, created_at_ms=stamp.created_at_ms, root_system=system)
+        tree = carried_tree(
+            base.files.nodes,
+            self.target.snapshot.root,
+            base.limits,
+            created_at_ms=stamp.created_at_ms,
+            root_system=system,
+        )
+        return Draft(system, tree, {})
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
         if not self.reapply:

@@ -21,15 +21,13 @@ from trinitylake_ops.errors import (
     AmbiguousWriteError,
     CommitAttemptsExhaustedError,
     CommitOutcomeUnknownError,
-    FileExistsAlreadyError,
-    FileMissingError,
     StorageError,
     TransactionExpiredError,
     TrinityLakeError,
     VersionNotFoundError,
 )
 from trinitylake_ops.format.definitions import LakehouseDef
-from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, root_path
+from trinitylake_ops.format.file_names import MAX_VERSION, root_path
 from trinitylake_ops.format.node_file import (
     COMMIT_ID,
     COMMIT_INFO,
@@ -46,6 +44,7 @@ from trinitylake_ops.format.node_file import (
     encode_node,
 )
 from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.storage.write_outcome import create_fresh, create_settled
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
 from trinitylake_ops.transaction.versions import find_latest
 from trinitylake_ops.tree.write_buffer import EditedTree
@@ -53,7 +52,6 @@ from trinitylake_ops.tree.write_buffer import EditedTree
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_ATTEMPTS = 100
-_MAX_SENDS = 5
 _LONGEST_USER_CHARS = 64
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 1.0
@@ -227,9 +225,10 @@ def commit(
             kept = {path: data for path, data in kept.items() if path not in replaced}
             fresh = {path: data for path, data in draft.definition_files.items() if path not in kept}
             kept |= fresh
-            files.storage.create_many({**fresh, **nodes})
-            if _create_root(files.storage, base, draft, stamp.commit_id, clock):
-                write_hint(files.storage, base.version + 1)
+            create_fresh(files.storage, {**fresh, **nodes})
+            in_time = functools.partial(clock.check, base.definition)
+            if create_next_root(files.storage, base, draft, stamp.commit_id, in_time):
+                files.hint.write(base.version + 1)
                 return base.version + 1
             discard(files.storage, nodes)
             nodes = {}
@@ -265,71 +264,48 @@ def check_time(time_ms: int) -> None:
         )
 
 
-def _create_root(storage: Storage, base: Snapshot, draft: Draft, commit_id: str, clock: CommitClock) -> bool:
-    """Create the root of the next version; False when another commit took it."""
-    version = base.version + 1
+def create_next_root(
+    storage: Storage,
+    base: Snapshot,
+    draft: Draft,
+    commit_id: str,
+    before_send: Callable[[], None] = lambda: None,
+) -> bool:
+    """Create the root of the version after ``base`` as :func:`create_root` does."""
     root = draft.tree.root
     data = encode_node(
         NodeFile(root.keys, root.values, root.children, root.buffer, draft.root_system), base.definition.order
     )
-    return create_root_once(storage, version, data, commit_id, lambda: clock.check(base.definition))
+    return create_root(storage, base.version + 1, data, commit_id, before_send)
 
 
-def create_root_once(
+def create_root(
     storage: Storage, version: int, data: bytes, commit_id: str, before_send: Callable[[], None] = lambda: None
 ) -> bool:
     """Create a root if absent; True when it is ours, False when another's stands there.
 
-    An occupied name or a lost answer is settled by reading the root back: its ``commit_id`` tells
-    whose it is. ``before_send`` runs before every send. Raises CommitOutcomeUnknownError when an
-    answer was lost and the name cannot be read, or no further send is possible: a delayed request
-    may still create the root. Any other typed error means that the root was not created.
+    What is not plainly acknowledged is settled by reading the root back: its ``commit_id`` tells
+    whose it is. ``before_send`` runs before every send. Raises CommitOutcomeUnknownError when
+    nobody can tell now: a delayed request may still create the root. Any other typed error means
+    that the root was not created.
     """
     path = root_path(version)
-    lost_answer: AmbiguousWriteError | None = None
-    occupied: FileExistsAlreadyError | None = None
-    for _ in range(_MAX_SENDS):
-        try:
-            before_send()
-            storage.create(path, data)
-            return True
-        except FileExistsAlreadyError as error:
-            occupied = error
-        except AmbiguousWriteError as error:
-            lost_answer = error
-        except TrinityLakeError as error:
-            if lost_answer is None:
-                raise
-            raise _unknown_outcome(version, path, commit_id, error) from error
-        try:
-            return decode_system_rows(storage.read(path), path).get(COMMIT_ID) == commit_id
-        except FileMissingError:
-            continue  # certainly not created yet: the same bytes may be sent again
-        except StorageError as error:
-            raise _unknown_outcome(version, path, commit_id, error) from error
-    if lost_answer is None and occupied is not None:
-        raise StorageError("something that is no file stands where the next root belongs; remove it", path=path)
-    raise _unknown_outcome(version, path, commit_id, lost_answer)
-
-
-def _unknown_outcome(
-    version: int, path: str, commit_id: str, cause: TrinityLakeError | None
-) -> CommitOutcomeUnknownError:
-    return CommitOutcomeUnknownError(
-        f"version {version} may or may not have been committed ({cause}); it was if its root carries"
-        f" commit id {commit_id}",
-        commit_id=commit_id,
-        path=path,
-        version=version,
-    )
-
-
-def write_hint(storage: Storage, version: int) -> None:
-    """Write the hint, best effort: it only saves requests, so a failure is logged and nothing more."""
     try:
-        storage.write(HINT_PATH, str(version).encode("ascii"))
-    except StorageError as error:
-        logger.warning("version %d is committed, but its hint could not be written: %s", version, error)
+        return create_settled(
+            storage,
+            path,
+            data,
+            is_ours=lambda found: decode_system_rows(found, path).get(COMMIT_ID) == commit_id,
+            before_send=before_send,
+        )
+    except AmbiguousWriteError as error:
+        raise CommitOutcomeUnknownError(
+            f"version {version} may or may not have been committed ({error.message}); nothing was deleted;"
+            f" ask later with: trinitylake resolve-commit {version} {commit_id}",
+            commit_id=commit_id,
+            path=path,
+            version=version,
+        ) from error
 
 
 def discard(storage: Storage, paths: Iterable[str]) -> None:

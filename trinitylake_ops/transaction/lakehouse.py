@@ -47,18 +47,20 @@ from trinitylake_ops.format.node_file import (
     encode_node,
 )
 from trinitylake_ops.storage import Storage, open_storage
+from trinitylake_ops.storage.write_outcome import create_fresh
 from trinitylake_ops.transaction.commit import (
     DEFAULT_MAX_ATTEMPTS,
     CommitInfo,
     Committable,
     check_time,
     commit,
-    create_root_once,
+    create_root,
     discard,
     latest_snapshot,
-    write_hint,
 )
 from trinitylake_ops.transaction.definition_store import DefinitionStore
+from trinitylake_ops.transaction.hint_writer import HintWriter
+from trinitylake_ops.transaction.resolve import CommitResolution, resolve_commit
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot, epoch_ms, utc_datetime
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.transaction.versions import find_latest, find_version_at
@@ -107,7 +109,7 @@ class Lakehouse:
     def __init__(self, storage: Storage, storage_options: Mapping[str, str] | None = None):
         self.storage = storage
         self.storage_options = dict(storage_options or {})
-        self.files = LakehouseFiles(storage, NodeStore(storage), DefinitionStore(storage))
+        self.files = LakehouseFiles(storage, NodeStore(storage), DefinitionStore(storage), HintWriter(storage))
 
     def __repr__(self) -> str:
         return f"Lakehouse({self.root!r})"
@@ -147,10 +149,10 @@ class Lakehouse:
             COMMIT_ID: commit_id,
             COMMIT_INFO: CommitInfo("init", "create the lakehouse").encode({}),
         }
-        lake.storage.create(path, definition.to_bytes())
+        create_fresh(lake.storage, {path: definition.to_bytes()})
         data = encode_node(NodeFile(system=system), definition.order)
         try:
-            is_ours = create_root_once(lake.storage, 0, data, commit_id)
+            is_ours = create_root(lake.storage, 0, data, commit_id)
         except CommitOutcomeUnknownError:
             raise
         except TrinityLakeError:
@@ -159,7 +161,7 @@ class Lakehouse:
         if not is_ours:
             discard(lake.storage, [path])
             raise LakehouseExistsError(f"another process has just created a lakehouse at {root}", path=root)
-        write_hint(lake.storage, 0)
+        lake.files.hint.write(0)
         return lake
 
     @classmethod
@@ -287,6 +289,19 @@ class Lakehouse:
             txn.alter_definition(_replaced(txn.definition, fields))
         assert txn.committed_version is not None
         return txn.committed_version
+
+    def resolve_commit(self, version: int, commit_id: str, *, fence: bool = False) -> CommitResolution:
+        """Say what became of a commit that ended with CommitOutcomeUnknownError: committed, lost or undecided.
+
+        ``fence`` decides an undecided one: it takes the version with an empty commit, unless the
+        commit lands first. Raises what :func:`resolve.resolve_commit` raises.
+        """
+        return resolve_commit(self.files, version, commit_id, fence=fence)
+
+    @property
+    def failed_hint_writes(self) -> int:
+        """How many of this object's commits could not write the hint."""
+        return self.files.hint.n_failures
 
     def commit(self, change: Committable, base: Snapshot, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> int:
         """Commit a change of any kind on the version that was the latest, as operations do.

@@ -14,6 +14,7 @@ from trinitylake_ops.format.keys import NAMESPACE_KEY_PREFIX, KeyCodec, ObjectNa
 from trinitylake_ops.format.node_file import LAKEHOUSE_DEF, NodeFile
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.transaction.definition_store import DefinitionStore
+from trinitylake_ops.transaction.hint_writer import HintWriter
 from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.node_store import NodeStore
 from trinitylake_ops.tree.search import get, scan_prefix
@@ -39,6 +40,7 @@ class LakehouseFiles:
     storage: Storage
     nodes: NodeStore
     definitions: DefinitionStore
+    hint: HintWriter
 
 
 #: What a key maps to: the location of a definition, or one that a transaction has not written yet.

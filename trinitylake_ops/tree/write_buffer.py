@@ -51,6 +51,20 @@ def apply_messages(
     return EditedTree(_frozen(new_root, limits.order, created_at_ms, node_files), node_files)
 
 
+def carried_tree(
+    store: NodeStore, root: NodeFile, limits: TreeLimits, *, created_at_ms: int, root_system: Mapping[str, str]
+) -> EditedTree:
+    """Return a tree as it is, with pointers and buffer, for a new root of the same content.
+
+    Only where the buffer and the new root's system rows are too much for one file is the buffer
+    flushed. Raises what :func:`apply_messages` raises.
+    """
+    size_bytes = DirtyNode.copy_of(root).size_bytes(limits.order, dict(root_system))
+    if size_bytes <= limits.node_file_max_size_bytes:
+        return EditedTree(root, {})
+    return apply_messages(store, root, {}, limits, created_at_ms=created_at_ms, root_system=root_system)
+
+
 def _frozen(node: DirtyNode, order: int, created_at_ms: int, node_files: dict[str, bytes]) -> NodeFile:
     children: list[str] = []
     for child in node.children:

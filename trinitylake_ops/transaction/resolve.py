@@ -1,0 +1,101 @@
+"""What became of a commit whose outcome was unknown (docs/protocol.md, C4)."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from enum import StrEnum
+
+from trinitylake_ops.errors import (
+    CommitConflictError,
+    CorruptFileError,
+    FileMissingError,
+    InvalidInputError,
+    VersionNotFoundError,
+)
+from trinitylake_ops.format.file_names import MAX_VERSION, root_path
+from trinitylake_ops.format.node_file import COMMIT_ID, decode_system_rows
+from trinitylake_ops.transaction.commit import CommitInfo, Draft, RootStamp, commit, latest_snapshot
+from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
+from trinitylake_ops.tree.write_buffer import carried_tree
+
+
+class CommitResolution(StrEnum):
+    """The fate of one attempt to commit.
+
+    COMMITTED: its root stands. LOST: another root stands in its place, so it never will.
+    UNDECIDED: no root stands there; a request still on its way may create it.
+    """
+
+    COMMITTED = "committed"
+    LOST = "lost"
+    UNDECIDED = "undecided"
+
+
+def resolve_commit(files: LakehouseFiles, version: int, commit_id: str, *, fence: bool = False) -> CommitResolution:
+    """Say whether the attempt ``commit_id`` became version ``version``; both stand in CommitOutcomeUnknownError.
+
+    With ``fence`` an undecided attempt is decided: an empty commit takes the version, unless the
+    attempt lands first. Raises InvalidInputError for a version that no commit makes,
+    VersionNotFoundError for one that cannot have been attempted yet, CorruptFileError where the
+    root was deleted, CommitOutcomeUnknownError when the fence itself got no answer, StorageError.
+    """
+    if not 1 <= version <= MAX_VERSION:
+        raise InvalidInputError(f"version {version} is none that a commit makes: give one from 1 to {MAX_VERSION}")
+    owner = _owner(files, version)
+    if owner is None:
+        # Looked up before the root is read again: a root that lands in between is found then.
+        latest = latest_snapshot(files)
+        owner = _owner(files, version)
+        if owner is None:
+            _check_next(version, latest)
+            if not fence:
+                return CommitResolution.UNDECIDED
+            with contextlib.suppress(CommitConflictError):  # the version was taken: by whom, its root says
+                commit(files, _Fence(commit_id), latest)
+            owner = _owner(files, version)
+    return CommitResolution.COMMITTED if owner == commit_id else CommitResolution.LOST
+
+
+def _owner(files: LakehouseFiles, version: int) -> str | None:
+    """Return the ``commit_id`` of a root, live or sealed: empty where its writer gave none, None without a root."""
+    path = root_path(version)
+    try:
+        return decode_system_rows(files.storage.read(path), path).get(COMMIT_ID, "")
+    except FileMissingError:
+        return None
+
+
+def _check_next(version: int, latest: Snapshot) -> None:
+    if version <= latest.version:
+        raise CorruptFileError(
+            "the root of this version was deleted, so nobody can tell whose it was",
+            path=root_path(version),
+            version=version,
+        )
+    if version > latest.version + 1:
+        raise VersionNotFoundError(
+            f"version {version} cannot have been attempted: the latest version is {latest.version}", version=version
+        )
+
+
+@dataclass(frozen=True)
+class _Fence:
+    """A commit that changes nothing but takes the next version."""
+
+    fenced_commit_id: str
+
+    def draft(self, base: Snapshot, stamp: RootStamp) -> Draft:
+        message = f"takes version {base.version + 1}, so that commit {self.fenced_commit_id} can no longer land"
+        system = stamp.system(base, CommitInfo("fence", message), {}, lakehouse_def=base.definition_location)
+        tree = carried_tree(
+            base.files.nodes, base.root, base.limits, created_at_ms=stamp.created_at_ms, root_system=system
+        )
+        return Draft(system, tree, {})
+
+    def rebase(self, base: Snapshot, latest: Snapshot) -> None:
+        raise CommitConflictError(
+            f"version {base.version + 1} was taken before the fence",
+            base_version=base.version,
+            latest_version=latest.version,
+        )
