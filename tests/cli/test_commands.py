@@ -93,7 +93,7 @@ def assert_error(result: Result, code: int, *parts: str) -> None:
 
 def test_the_commands_are_the_fixed_ones() -> None:
     fixed = "init log ls show diff create-namespace drop-namespace rollback export exports drop-export hint verify"
-    assert sorted(fixed.split()) == COMMANDS
+    assert sorted([*fixed.split(), "resolve-commit"]) == COMMANDS
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -334,6 +334,20 @@ def test_hint(cli: Cli, lake: Lakehouse) -> None:
     assert cli("hint", "--repair", "--json").json["repaired"] is True
     assert cli("hint", "--json").json["state"] == "right"
     assert "right" in cli("hint", "--repair").out
+
+
+def test_resolve_commit(cli: Cli, lake: Lakehouse) -> None:
+    commit_id = str(next(lake.history(1)).commit_id)
+    result = cli("resolve-commit", 2, commit_id, "--json")
+    assert (result.code, result.json) == (0, {"version": 2, "commit_id": commit_id, "resolution": "committed"})
+    lost = cli("resolve-commit", 1, commit_id)
+    assert (lost.code, lost.out) == (1, f"Commit {commit_id} as version 1: lost\n")
+    assert cli("resolve-commit", 3, "its-id", "--json").json["resolution"] == "undecided"
+    assert lake.latest_version() == 2
+    fenced = cli("resolve-commit", 3, "its-id", "--fence")
+    assert (fenced.code, fenced.out) == (1, "Commit its-id as version 3: lost\n")
+    assert lake.latest_version() == 3
+    assert cli("resolve-commit", 9, "its-id").code == 4
 
 
 def test_verify(cli: Cli, lake: Lakehouse) -> None:

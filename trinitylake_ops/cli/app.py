@@ -10,7 +10,7 @@ from logging.handlers import MemoryHandler
 
 import click
 
-from trinitylake_ops.cli.context import Session
+from trinitylake_ops.cli.context import Session, storage_options_of
 from trinitylake_ops.cli.operate import (
     create_namespace,
     drop_export,
@@ -18,12 +18,14 @@ from trinitylake_ops.cli.operate import (
     export,
     exports,
     hint,
+    resolve_commit,
     rollback,
     verify,
 )
 from trinitylake_ops.cli.read import diff, init, log, ls, show
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.maintenance.report import visible
+from trinitylake_ops.storage.options import StorageOptions, redact_assignments
 
 EXIT_FINDINGS = 1
 EXIT_USAGE = 2
@@ -55,18 +57,21 @@ Exit codes:
     "--root",
     envvar="TRINITYLAKE_ROOT",
     metavar="URI",
-    help="Root of the lakehouse: an absolute path or a URI. [env: TRINITYLAKE_ROOT]",
+    help="Root of the lakehouse: an absolute path, or a URI such as s3://bucket/lake. [env: TRINITYLAKE_ROOT]",
 )
 @click.option(
     "--storage-option",
     "storage_options",
     multiple=True,
     metavar="K=V",
-    help="An option of the storage, such as fsync=false; may be repeated.",
+    callback=storage_options_of,
+    help="An option of the storage, such as region=eu-central-1; may be repeated. Credentials belong into the"
+    " environment (AWS_ACCESS_KEY_ID and so on), as every user of the machine sees arguments."
+    " [env: TRINITYLAKE_STORAGE_OPTIONS, as K=V,K=V]",
 )
 @click.version_option(package_name="trinitylake-ops", prog_name="trinitylake")
 @click.pass_context
-def trinitylake(context: click.Context, root: str | None, storage_options: tuple[str, ...]) -> None:
+def trinitylake(context: click.Context, root: str | None, storage_options: StorageOptions) -> None:
     """Look at and operate a TrinityLake lakehouse.
 
     Commands that drop or roll back print their plan and do nothing until they are given --apply with
@@ -88,6 +93,7 @@ for command in (
     exports,
     drop_export,
     hint,
+    resolve_commit,
     verify,
 ):
     trinitylake.add_command(command)
@@ -153,5 +159,5 @@ def _mute_output() -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(f"Error: {visible(' '.join(message.splitlines()))}", err=True)
+    click.echo(f"Error: {visible(redact_assignments(' '.join(message.splitlines())))}", err=True)
     return code

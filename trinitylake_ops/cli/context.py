@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -13,7 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance.report import Plan, jsonable, table_text, visible
+from trinitylake_ops.storage.options import OPTIONS_VARIABLE, StorageOptions
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -23,9 +26,9 @@ _WIDEST_CHARS = 10_000
 class Session:
     """The global options of one call."""
 
-    def __init__(self, root: str | None, storage_options: tuple[str, ...]):
+    def __init__(self, root: str | None, storage_options: StorageOptions):
         self._root = root
-        self._storage_options = storage_options
+        self.storage_options = storage_options
 
     @property
     def root(self) -> str:
@@ -33,11 +36,6 @@ class Session:
         if not self._root:
             raise click.UsageError("no lakehouse: give --root URI, or set TRINITYLAKE_ROOT")
         return self._root
-
-    @property
-    def storage_options(self) -> dict[str, str]:
-        """The storage options. Raises UsageError for one that is not K=V."""
-        return key_values(self._storage_options, "--storage-option")
 
     def lake(self) -> Lakehouse:
         """Open the lakehouse."""
@@ -56,6 +54,24 @@ def key_values(texts: tuple[str, ...], option: str) -> dict[str, str]:
             raise click.UsageError(f"{option} takes K=V, not {text!r}")
         found[key] = value
     return found
+
+
+def storage_options_of(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> StorageOptions:
+    """Return the storage options of the environment with those of the command line on top of them.
+
+    Runs before the command is looked up. Raises UsageError, which repeats no value: any may be a credential.
+    """
+    try:
+        from_environment = StorageOptions.parse(os.environ.get(OPTIONS_VARIABLE, ""))
+    except InvalidInputError as error:
+        raise click.UsageError(f"{OPTIONS_VARIABLE}: {error}") from None
+    given: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise click.UsageError("--storage-option takes K=V, such as --storage-option region=eu-central-1")
+        given[name] = value
+    return StorageOptions({**from_environment, **given})
 
 
 def json_option(command: C) -> C:

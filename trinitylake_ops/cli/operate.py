@@ -20,12 +20,14 @@ from trinitylake_ops.cli.context import (
     pass_session,
     print_committed,
     print_json,
+    print_line,
     print_plan,
     print_shown,
     print_table,
 )
 from trinitylake_ops.maintenance.export import LEVELS
 from trinitylake_ops.maintenance.report import new_table
+from trinitylake_ops.transaction.resolve import CommitResolution
 
 
 @click.command("create-namespace")
@@ -44,6 +46,30 @@ def create_namespace(session: Session, namespace: str, properties: tuple[str, ..
     print_committed(
         txn.committed_version, as_json, f"Created namespace {namespace}", namespace=namespace, definition=definition
     )
+
+
+@click.command("resolve-commit", short_help="Say what became of a commit that got no answer.")
+@click.argument("version", type=int)
+@click.argument("commit_id")
+@click.option("--fence", is_flag=True, help="Decide an undecided one: take its version with an empty commit.")
+@json_option
+@pass_session
+def resolve_commit(session: Session, version: int, commit_id: str, fence: bool, as_json: bool) -> None:
+    """Say whether a commit that ended without an answer took place: committed, lost or undecided.
+
+    VERSION and COMMIT_ID are those that its error named. Undecided means that a request still on
+    its way may create the version; with --fence it no longer can, and the answer is final.
+    Exit code 0 when it was committed, 1 when not.
+
+    Example: trinitylake resolve-commit 12 6f1b1c1e-5f0a-4c53-8a6e-1f0e8a7f6b2d --fence
+    """
+    resolution = session.lake().resolve_commit(version, commit_id, fence=fence)
+    if as_json:
+        print_json({"version": version, "commit_id": commit_id, "resolution": resolution})
+    else:
+        print_line(f"Commit {commit_id} as version {version}: {resolution}")
+    if resolution != CommitResolution.COMMITTED:
+        sys.exit(1)
 
 
 @click.command("drop-namespace", short_help="Plan or do the drop of a namespace.")

@@ -80,7 +80,7 @@ def _send(storage: Storage, path: str, data: bytes) -> StorageError | None:
 def create_fresh(storage: Storage, files: Mapping[str, bytes]) -> None:
     """Create files under names that nobody else can have chosen, in parallel; a file with these bytes is ours.
 
-    Raises the first failure after all creates ended: FileExistsAlreadyError where other bytes stand,
+    Raises the first failure once none is on its way any more: FileExistsAlreadyError where other bytes stand,
     AmbiguousWriteError where nobody can tell, other StorageErrors.
     """
 

@@ -40,8 +40,8 @@ def resolve_commit(files: LakehouseFiles, version: int, commit_id: str, *, fence
     VersionNotFoundError for one that cannot have been attempted yet, CorruptFileError where the
     root was deleted, CommitOutcomeUnknownError when the fence itself got no answer, StorageError.
     """
-    if not 1 <= version <= MAX_VERSION:
-        raise InvalidInputError(f"version {version} is none that a commit makes: give one from 1 to {MAX_VERSION}")
+    if not 0 <= version <= MAX_VERSION:
+        raise InvalidInputError(f"version {version} is none that a commit makes: give one from 0 to {MAX_VERSION}")
     owner = _owner(files, version)
     if owner is None:
         # Looked up before the root is read again: a root that lands in between is found then.

@@ -1,0 +1,145 @@
+"""Whose file stands under a name, whatever the answers were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults import Fault, FaultyStorage, fail, lose_response
+from trinitylake_ops.errors import (
+    AmbiguousWriteError,
+    CorruptFileError,
+    FileExistsAlreadyError,
+    StorageError,
+    StoragePermissionError,
+    ThrottledError,
+    TransactionExpiredError,
+    TransientError,
+)
+from trinitylake_ops.storage import MemoryStorage, MeteredStorage, drop_memory_root
+from trinitylake_ops.storage.write_outcome import create_fresh, create_settled
+
+
+ROOT = "memory://write-outcome/"
+
+
+@pytest.fixture(autouse=True)
+def empty_storage() -> Iterator[None]:
+    yield
+    drop_memory_root(ROOT)
+
+
+def storage_with(*faults: Fault) -> FaultyStorage:
+    drop_memory_root(ROOT)
+    return FaultyStorage(MemoryStorage(ROOT), faults)
+
+
+def kinds(storage: FaultyStorage) -> list[str]:
+    return [request.kind for request in storage.log]
+
+
+def test_a_plain_create_costs_one_request() -> None:
+    storage = storage_with()
+    assert create_settled(storage, "name", b"1")
+    assert kinds(storage) == ["create"]
+
+
+def test_the_file_of_another_is_not_ours() -> None:
+    storage = storage_with()
+    storage.inner.create("name", b"theirs")
+    assert not create_settled(storage, "name", b"ours")
+    assert storage.inner.read("name") == b"theirs"
+    assert kinds(storage) == ["create", "read"]
+
+
+@pytest.mark.parametrize(
+    "error", [AmbiguousWriteError, TransientError, ThrottledError, StoragePermissionError, StorageError]
+)
+def test_a_file_that_landed_is_ours_whatever_the_answer_was(error: type[StorageError]) -> None:
+    storage = storage_with(fail(1, error, "after", kind="create"))
+    assert create_settled(storage, "name", b"ours")
+    assert kinds(storage) == ["create", "read"]
+
+
+@pytest.mark.parametrize("error", [TransientError, ThrottledError, StoragePermissionError, StorageError])
+def test_a_refusal_that_left_no_file_is_raised_as_it_is(error: type[StorageError]) -> None:
+    storage = storage_with(fail(1, error, kind="create"))
+    with pytest.raises(error, match="injected before"):
+        create_settled(storage, "name", b"ours")
+    assert kinds(storage) == ["create", "read"], "a refused request is not sent again"
+
+
+def test_a_lost_request_is_sent_again() -> None:
+    storage = storage_with(fail(1, AmbiguousWriteError, kind="create", times=4))
+    assert create_settled(storage, "name", b"ours")
+    assert kinds(storage) == ["create", "read"] * 4 + ["create"]
+
+
+def test_requests_that_get_lost_each_time_leave_it_open() -> None:
+    storage = storage_with(fail(1, AmbiguousWriteError, kind="create", times=99))
+    with pytest.raises(AmbiguousWriteError, match="'name' may or may not have been created"):
+        create_settled(storage, "name", b"ours")
+
+
+@pytest.mark.parametrize("error", [StoragePermissionError, ThrottledError])
+def test_a_refusal_after_a_lost_request_leaves_it_open(error: type[StorageError]) -> None:
+    storage = storage_with(fail(1, AmbiguousWriteError, kind="create"), fail(2, error, kind="create"))
+    with pytest.raises(AmbiguousWriteError):
+        create_settled(storage, "name", b"ours")
+
+
+@pytest.mark.parametrize(
+    "answer", [AmbiguousWriteError, FileExistsAlreadyError, StoragePermissionError, ThrottledError]
+)
+@pytest.mark.parametrize("unreadable", [StoragePermissionError, TransientError, CorruptFileError])
+def test_a_name_that_cannot_be_read_leaves_it_open(answer: type[StorageError], unreadable: type[StorageError]) -> None:
+    storage = storage_with(fail(1, answer, "after", kind="create"), fail(1, unreadable, kind="read"))
+    with pytest.raises(AmbiguousWriteError):
+        create_settled(storage, "name", b"ours")
+
+
+def test_without_any_connection_nothing_was_created() -> None:
+    storage = storage_with(fail(1, TransientError, kind="create"), fail(1, TransientError, kind="read"))
+    with pytest.raises(TransientError):
+        create_settled(storage, "name", b"ours")
+
+
+def test_before_send_stops_the_first_send_and_leaves_later_ones_open() -> None:
+    def too_late() -> None:
+        raise TransactionExpiredError("too late")
+
+    storage = storage_with()
+    with pytest.raises(TransactionExpiredError):
+        create_settled(storage, "name", b"ours", before_send=too_late)
+    assert kinds(storage) == []
+
+    sends: list[None] = []
+
+    def late_at_second() -> None:
+        sends.append(None)
+        if len(sends) == 2:
+            too_late()
+
+    storage = storage_with(fail(1, AmbiguousWriteError, kind="create"))
+    with pytest.raises(AmbiguousWriteError, match="too late"):
+        create_settled(storage, "name", b"ours", before_send=late_at_second)
+    assert kinds(storage) == ["create", "read"]
+
+
+def test_fresh_files_settle_one_by_one_in_one_round() -> None:
+    faults = [lose_response(2, kind="create"), fail(4, AmbiguousWriteError, kind="create")]
+    storage = storage_with(*faults)
+    meter = MeteredStorage(storage)
+    files = {f"fresh/{number}": bytes([number]) for number in range(20)}
+    create_fresh(meter, files)
+    assert {info.path: storage.inner.read(info.path) for info in storage.inner.list()} == files
+    assert meter.snapshot().rounds == 1
+
+
+def test_other_bytes_under_a_fresh_name_are_an_error() -> None:
+    storage = storage_with()
+    storage.inner.create("fresh/1", b"theirs")
+    with pytest.raises(FileExistsAlreadyError, match="fresh/1"):
+        create_fresh(storage, {"fresh/0": b"0", "fresh/1": b"1", "fresh/2": b"2"})
+    assert storage.inner.read("fresh/1") == b"theirs"

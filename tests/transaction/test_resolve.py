@@ -1,0 +1,195 @@
+"""What became of a commit that got no answer: committed, lost or undecided, and fenced."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from tests.faults import Fault, FaultyStorage, fail, lose_response
+from tests.lakes import left_over_paths, objects, table
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import (
+    AmbiguousWriteError,
+    CommitOutcomeUnknownError,
+    CorruptFileError,
+    FileExistsAlreadyError,
+    InvalidInputError,
+    StoragePermissionError,
+    VersionNotFoundError,
+)
+from trinitylake_ops.format.file_names import root_path
+from trinitylake_ops.format.node_file import decode_node
+from trinitylake_ops.storage import Storage, StorageWrapper
+
+ROOT_1 = root_path(1)
+UNREADABLE = fail(2, StoragePermissionError, kind="read", path_part=ROOT_1, times=99)
+
+
+class HeldBack(StorageWrapper):
+    """Keeps the create of version 1 on its way until ``land``, and cannot read that name meanwhile."""
+
+    def __init__(self, inner: Storage):
+        super().__init__(inner)
+        self._held: bytes | None = None
+
+    def create(self, path: str, data: bytes) -> None:
+        if path == ROOT_1:
+            self._held = data
+            raise AmbiguousWriteError("no answer", path=path)
+        self.inner.create(path, data)
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        if path == ROOT_1 and self._held is not None:
+            raise StoragePermissionError("not now", path=path)
+        return self.inner.read(path, offset=offset, length=length)
+
+    def land(self) -> None:
+        assert self._held is not None
+        self.inner.create(ROOT_1, self._held)
+
+
+def unknown_commit(storage: Storage) -> CommitOutcomeUnknownError:
+    """Try to commit version 1, whose outcome stays open."""
+    txn = Lakehouse(storage).transaction(message="m" * 2000)
+    txn.create_namespace("new")
+    for number in range(12):
+        txn.create_table("new", f"t{number}", table())
+    with pytest.raises(CommitOutcomeUnknownError) as caught:
+        txn.commit()
+    assert caught.value.version == 1
+    assert f"trinitylake resolve-commit 1 {caught.value.commit_id}" in str(caught.value)
+    return caught.value
+
+
+def resolve(lake: Lakehouse, error: CommitOutcomeUnknownError, *, fence: bool = False) -> str:
+    assert error.version is not None
+    return lake.resolve_commit(error.version, error.commit_id, fence=fence)
+
+
+@pytest.mark.parametrize("fence", [False, True])
+def test_one_that_landed_is_committed(lake: Lakehouse, fence: bool) -> None:
+    error = unknown_commit(FaultyStorage(lake.storage, [lose_response(1, kind="create", path_part=ROOT_1), UNREADABLE]))
+    assert resolve(lake, error, fence=fence) == "committed"
+    assert lake.latest_version() == 1
+    assert lake.snapshot().tables("new")
+    with lake.transaction() as txn:
+        txn.create_namespace("later")
+    assert resolve(lake, error, fence=fence) == "committed"
+
+
+@pytest.mark.parametrize("fence", [False, True])
+def test_one_whose_version_is_anothers_is_lost(lake: Lakehouse, fence: bool) -> None:
+    error = unknown_commit(
+        FaultyStorage(lake.storage, [fail(1, AmbiguousWriteError, kind="create", path_part=ROOT_1), UNREADABLE])
+    )
+    with lake.transaction() as txn:
+        txn.create_namespace("other")
+    assert resolve(lake, error, fence=fence) == "lost"
+    assert lake.latest_version() == 1
+
+
+def test_one_on_its_way_is_undecided_and_may_land(lake: Lakehouse) -> None:
+    held = HeldBack(lake.storage)
+    error = unknown_commit(held)
+    assert resolve(lake, error) == "undecided"
+    assert lake.latest_version() == 0
+    held.land()
+    assert resolve(lake, error) == "committed"
+    assert len(objects(lake.snapshot(1))) == 13, "none of its files was deleted"
+
+
+def test_a_fence_decides_and_keeps_it_out(lake: Lakehouse) -> None:
+    held = HeldBack(lake.storage)
+    error = unknown_commit(held)
+    assert resolve(lake, error, fence=True) == "lost"
+    fence = lake.snapshot(1)
+    assert objects(fence) == objects(lake.snapshot(0))
+    (info,) = lake.history(1)
+    assert (info.version, info.operation) == (1, "fence")
+    assert error.commit_id in str(info.message)
+    with pytest.raises(FileExistsAlreadyError):
+        held.land()
+    assert resolve(lake, error) == resolve(lake, error, fence=True) == "lost"
+    assert lake.latest_version() == 1, "a second fence is not needed"
+    assert lake.storage.read("_latest_hint.txt") == b"1"
+
+
+def test_a_fence_carries_the_whole_content(lake: Lakehouse) -> None:
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+        for number in range(40):
+            txn.create_table("ns", f"t{number}", table())
+    before = objects(lake.snapshot())
+    assert lake.resolve_commit(2, "of nobody", fence=True) == "lost"
+    assert objects(lake.snapshot(2)) == before
+    assert lake.snapshot(2).root.children == lake.snapshot(1).root.children != []
+    assert left_over_paths(lake) == set()
+    assert maintenance.verify(lake).findings == ()
+
+
+def test_a_fence_that_comes_too_late_says_committed(lake: Lakehouse) -> None:
+    """The request lands between the look and the fence."""
+    held = HeldBack(lake.storage)
+    error = unknown_commit(held)
+
+    class LandsFirst(StorageWrapper):
+        def create(self, path: str, data: bytes) -> None:
+            if path == ROOT_1:
+                held.land()
+            self.inner.create(path, data)
+
+    assert resolve(Lakehouse(LandsFirst(lake.storage)), error, fence=True) == "committed"
+    assert lake.latest_version() == 1
+    assert len(objects(lake.snapshot(1))) == 13
+
+
+def test_a_fence_without_an_answer_is_said_and_can_be_asked_again(lake: Lakehouse) -> None:
+    error = unknown_commit(HeldBack(lake.storage))
+    plan: list[Fault] = [lose_response(1, kind="create", path_part=ROOT_1)]
+    # Two reads see that no root stands there, with the look for the latest version in between.
+    plan.append(fail(4, StoragePermissionError, kind="read", path_part=ROOT_1, times=99))
+    with pytest.raises(CommitOutcomeUnknownError):
+        resolve(Lakehouse(FaultyStorage(lake.storage, plan)), error, fence=True)
+    assert resolve(lake, error, fence=True) == "lost"
+    assert lake.latest_version() == 1
+
+
+def test_a_sealed_root_still_answers(lake: Lakehouse) -> None:
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+    commit_id = str(next(lake.history(1)).commit_id)
+    root = decode_node(lake.storage.read(ROOT_1), ROOT_1)
+    with lake.transaction() as txn:
+        txn.create_namespace("later")
+    lake.storage.write(ROOT_1, sealed_bytes({**root.system, "sealed_at_millis": str(root.created_at_ms + 1)}))
+    assert lake.resolve_commit(1, commit_id) == "committed"
+    assert lake.resolve_commit(1, "another") == "lost"
+
+
+def sealed_bytes(system: dict[str, str]) -> bytes:
+    """Return a sealed root: system rows only."""
+    rows = {**system, "n_keys": "0"}
+    batch = pa.record_batch(
+        [pa.array(list(rows)), pa.array(list(rows.values())), pa.array([None] * len(rows), pa.utf8())],
+        names=["key", "pvalue", "pnode"],
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def test_what_cannot_be_answered_is_refused(lake: Lakehouse) -> None:
+    for version in (-1, 2**32):
+        with pytest.raises(InvalidInputError, match="none that a commit makes"):
+            lake.resolve_commit(version, "id")
+    with pytest.raises(VersionNotFoundError, match="cannot have been attempted: the latest version is 0"):
+        lake.resolve_commit(2, "id", fence=True)
+    assert lake.latest_version() == 0
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+    root_0 = lake.storage.read(root_path(0))
+    lake.storage.delete(root_path(0))
+    with pytest.raises(CorruptFileError, match="was deleted"):
+        lake.resolve_commit(0, "id", fence=True)
+    lake.storage.create(root_path(0), root_0)
