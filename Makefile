@@ -7,7 +7,7 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
 BIN := .venv/bin
-# Root of the demo's lakehouse: an absolute path or a URI.
+# Root of the demo's lakehouse: an absolute path, or s3://bucket/prefix with AWS_ACCESS_KEY_ID and so on in the environment.
 ROOT ?= $(CURDIR)/.demo/lakehouse
 DAGSTER_HOME ?= $(CURDIR)/.demo/dagster_home
 PORT ?= 3000
@@ -18,7 +18,7 @@ ARGS ?=
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
-	@echo "Variables: ROOT (demo lakehouse), DAGSTER_HOME (demo runs), PORT (of make ui), ARGS (for demo or pytest), PYTHON"
+	@echo "Variables: ROOT (demo lakehouse, a folder or s3://bucket/prefix), DAGSTER_HOME (demo runs), PORT (of make ui), ARGS (for demo or pytest), PYTHON"
 
 setup: ## create .venv with the pinned packages; at once when it is current
 	@PYTHON="$(PYTHON)" scripts/setup_venv.sh

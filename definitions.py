@@ -1,7 +1,11 @@
 """What Dagster loads: the flights pipeline and the operations of one lakehouse, set by the environment.
 
-``TRINITYLAKE_ROOT``  root URI of the lakehouse (default: .demo/lakehouse beside this file)
-``SPARK_MASTER``      Spark master URL (default: local[2])
+``TRINITYLAKE_ROOT``             root URI of the lakehouse (default: .demo/lakehouse beside this file)
+``TRINITYLAKE_STORAGE_OPTIONS``  options of its storage, ``K=V,K=V``, such as ``endpoint=https://s3.example.com``
+``SPARK_MASTER``                 Spark master URL (default: local[2])
+
+Credentials of S3 are not among these, as Dagster shows options: each process takes them from its own environment,
+``AWS_ACCESS_KEY_ID`` and so on, or from its role.
 """
 
 import os
@@ -11,7 +15,7 @@ import dagster as dg
 
 from trinitylake_ops.dagster_plugin.flights import MONTH_PUBLISHED, REFERENCE_PUBLISHED, flights_definitions
 from trinitylake_ops.dagster_plugin.jobs import maintenance_definitions
-from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
+from trinitylake_ops.dagster_plugin.resources import SparkResource, StorageSettings, TrinityLakeResource
 
 defs = dg.Definitions.merge(
     flights_definitions(),
@@ -19,7 +23,8 @@ defs = dg.Definitions.merge(
     dg.Definitions(
         resources={
             "lakehouse": TrinityLakeResource(
-                root=os.environ.get("TRINITYLAKE_ROOT", str(Path(__file__).parent.resolve() / ".demo" / "lakehouse"))
+                root=os.environ.get("TRINITYLAKE_ROOT", str(Path(__file__).parent.resolve() / ".demo" / "lakehouse")),
+                storage_options=StorageSettings.from_environment(),
             ),
             "spark": SparkResource(master=os.environ.get("SPARK_MASTER", "local[2]")),
         },

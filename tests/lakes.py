@@ -7,15 +7,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import VersionExpiredError
 from trinitylake_ops.format.definitions import LakehouseDef, TableDef
-from trinitylake_ops.format.file_names import HINT_PATH, ROOT_PREFIX, TABLES_PREFIX
+from trinitylake_ops.format.file_names import HINT_PATH, ROOT_PREFIX, TABLES_PREFIX, root_path
 from trinitylake_ops.format.limits import smallest_node_file_limit_bytes
 from trinitylake_ops.format.locations import is_uri
-from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, drop_memory_root
+from trinitylake_ops.format.node_file import (
+    COMMIT_ID,
+    CREATED_AT_MILLIS,
+    PREVIOUS_ROOT,
+    SEALED_AT_MILLIS,
+    decode_node,
+)
+from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, drop_memory_root, open_storage
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.invariants import check_tree
 from trinitylake_ops.tree.walk import walk
@@ -89,23 +98,45 @@ def expected_objects(fixture: str) -> dict[int, tuple[int, set[tuple[str, ...]]]
 
 
 class Lakes:
-    """Makes lakehouses and checks all of them at the end."""
+    """Makes lakehouses and checks all of them at the end; with a server, each of them lives on it."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, server: S3Server | None = None):
         self.folder = folder
+        self.server = server
         self._made: list[Lakehouse] = []
         self._memory_roots: list[str] = []
+        self._server_roots: list[str] = []
 
-    def local(self, name: str = "lake", *, fsync: bool = False, **fields: Any) -> Lakehouse:
-        """Create a lakehouse in a folder."""
-        options = {"fsync": "true" if fsync else "false"}
-        return self.watch(Lakehouse.create(str(self.folder / name), options, **fields))
+    def local(self, name: str = "lake", *, fsync: bool = False, is_watched: bool = True, **fields: Any) -> Lakehouse:
+        """Create a lakehouse in a folder; ``is_watched=False`` spares its many versions the check at the end."""
+        if self.server is not None:
+            lake = self._on_server(self.server, name, **fields)
+        else:
+            lake = Lakehouse.create(str(self.folder / name), {"fsync": "true" if fsync else "false"}, **fields)
+        return self.watch(lake) if is_watched else lake
 
     def memory(self, name: str = "lake", **fields: Any) -> Lakehouse:
         """Create a lakehouse in memory, of this test alone."""
+        if self.server is not None:
+            return self.watch(self._on_server(self.server, name, **fields))
+        storage = self.storage(name)
+        return self.watch(Lakehouse.create(storage.root, storage=storage, **fields))
+
+    def storage(self, name: str = "lake") -> Storage:
+        """Return an empty storage in memory, of this test alone."""
+        if self.server is not None:
+            return open_storage(self._server_root(self.server, name), self.server.storage_options)
         root = f"memory://{self.folder.name}-{name}/"
         self._memory_roots.append(root)
-        return self.watch(Lakehouse.create(root, storage=MemoryStorage(root), **fields))
+        return MemoryStorage(root)
+
+    def _on_server(self, server: S3Server, name: str, **fields: Any) -> Lakehouse:
+        return Lakehouse.create(self._server_root(server, name), server.storage_options, **fields)
+
+    def _server_root(self, server: S3Server, name: str) -> str:
+        root = server.fresh_root(name)
+        self._server_roots.append(root)
+        return root
 
     def watch(self, lake: Lakehouse) -> Lakehouse:
         """Check this lakehouse too when the test ends."""
@@ -119,12 +150,15 @@ class Lakes:
         finally:
             for root in self._memory_roots:
                 drop_memory_root(root)
+            for root in self._server_roots:
+                if self.server is not None:
+                    self.server.delete_all(root)
 
 
 @pytest.fixture
-def lakes(tmp_path: Path) -> Iterator[Lakes]:
+def lakes(tmp_path: Path, lakes_server: S3Server | None) -> Iterator[Lakes]:
     """Lakehouses whose invariants are checked, at every version, when the test ends."""
-    made = Lakes(tmp_path)
+    made = Lakes(tmp_path, lakes_server)
     yield made
     made.finish()
 
@@ -144,3 +178,19 @@ def local_storage(folder: Path) -> LocalStorage:
 def table(**properties: str) -> TableDef:
     """Return a small table definition."""
     return TableDef(properties=properties)
+
+
+def seal(lake: Lakehouse, version: int) -> None:
+    """Overwrite a root with a sealed one, as a purge does: some of its system rows and nothing else."""
+    path = root_path(version)
+    system = decode_node(lake.storage.read(path), path).system
+    kept = {name: system[name] for name in (CREATED_AT_MILLIS, PREVIOUS_ROOT, COMMIT_ID) if name in system}
+    rows = {**kept, "n_keys": "0", SEALED_AT_MILLIS: str(int(system[CREATED_AT_MILLIS]) + 1)}
+    batch = pa.record_batch(
+        [pa.array(list(rows)), pa.array(list(rows.values())), pa.nulls(len(rows), pa.utf8())],
+        names=["key", "pvalue", "pnode"],
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    lake.storage.write(path, bytes(sink.getvalue()))

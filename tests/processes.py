@@ -17,6 +17,13 @@ class Child:
     pid: int
     reports: int
 
+    def next_report(self) -> str:
+        """Wait for the next line it reports; empty when it ended without one."""
+        line = b""
+        while (byte := os.read(self.reports, 1)) not in (b"", b"\n"):
+            line += byte
+        return line.decode()
+
     def finish(self) -> tuple[int, list[str]]:
         """Wait for the end; returns the exit status (negative: the signal) and the lines it reported."""
         with os.fdopen(self.reports, "rb") as pipe:
@@ -25,7 +32,7 @@ class Child:
         return os.waitstatus_to_exitcode(status), lines
 
 
-def fork(work: Callable[[Callable[[str], None]], None]) -> Child:
+def fork(work: Callable[[Callable[[str], None]], None], *, time_limit_seconds: int = 60) -> Child:
     """Run ``work(report)`` in a child process. A line reported is in the pipe before ``report`` returns."""
     reports, pipe = os.pipe()
     sys.stdout.flush()
@@ -37,7 +44,7 @@ def fork(work: Callable[[Callable[[str], None]], None]) -> Child:
     status = 1
     try:
         os.close(reports)
-        signal.alarm(60)  # whatever happens, no child outlives its test by long
+        signal.alarm(time_limit_seconds)  # whatever happens, no child outlives its test by long
         work(lambda line: _write_line(pipe, line))
         status = 0
     except BaseException:  # noqa: BLE001 - a child must never run on into pytest

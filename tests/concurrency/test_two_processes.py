@@ -1,12 +1,11 @@
-"""Processes that commit to one local lakehouse at the same time."""
+"""Processes that commit to one lakehouse at the same time, in a folder or on S3."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 
-from tests.lakes import check_version, left_over_paths, local_storage, table
+from tests.lakes import Lakes, check_version, left_over_paths, table
 from tests.processes import fork
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import CommitConflictError
@@ -16,16 +15,15 @@ Report = Callable[[str], None]
 N_COMMITS = 200
 
 
-def _new_lake(folder: Path) -> Lakehouse:
-    lake = Lakehouse.create(str(folder), {"fsync": "false"}, order=8)
+def _new_lake(lakes: Lakes) -> Lakehouse:
+    lake = lakes.local(order=8, is_watched=False)
     with lake.transaction() as txn:
         txn.create_namespace("ns")
     return lake
 
 
-def _create_tables(folder: Path, worker: int) -> Callable[[Report], None]:
+def _create_tables(lake: Lakehouse, worker: int) -> Callable[[Report], None]:
     def work(report: Report) -> None:
-        lake = Lakehouse(local_storage(folder))
         for number in range(N_COMMITS):
             with lake.transaction() as txn:
                 txn.create_table("ns", f"w{worker}-{number:03d}", table(worker=str(worker)))
@@ -34,10 +32,9 @@ def _create_tables(folder: Path, worker: int) -> Callable[[Report], None]:
     return work
 
 
-def test_two_processes_of_two_hundred_commits_each_lose_nothing(tmp_path: Path) -> None:
-    folder = tmp_path / "lake"
-    lake = _new_lake(folder)
-    children = [fork(_create_tables(folder, worker)) for worker in range(2)]
+def test_two_processes_of_two_hundred_commits_each_lose_nothing(lakes: Lakes) -> None:
+    lake = _new_lake(lakes)
+    children = [fork(_create_tables(lake, worker), time_limit_seconds=250) for worker in range(2)]
     ended = [child.finish() for child in children]
     assert [exit_code for exit_code, _ in ended] == [0, 0]
 
@@ -68,9 +65,8 @@ def test_two_processes_of_two_hundred_commits_each_lose_nothing(tmp_path: Path) 
     assert any(a != b for a, b in itertools.pairwise(interleaved)), "they did run side by side"
 
 
-def _count_up(folder: Path) -> Callable[[Report], None]:
+def _count_up(lake: Lakehouse) -> Callable[[Report], None]:
     def work(report: Report) -> None:
-        lake = Lakehouse(local_storage(folder))
         for _ in range(25):
             txn = lake.transaction()
             number = int(txn.table("ns", "counter").properties["n"])
@@ -84,12 +80,11 @@ def _count_up(folder: Path) -> Callable[[Report], None]:
     return work
 
 
-def test_four_processes_on_one_table_win_once_or_conflict(tmp_path: Path) -> None:
-    folder = tmp_path / "lake"
-    lake = _new_lake(folder)
+def test_four_processes_on_one_table_win_once_or_conflict(lakes: Lakes) -> None:
+    lake = _new_lake(lakes)
     with lake.transaction() as txn:
         txn.create_table("ns", "counter", table(n="0"))
-    ended = [child.finish() for child in [fork(_count_up(folder)) for _ in range(4)]]
+    ended = [child.finish() for child in [fork(_count_up(lake)) for _ in range(4)]]
     assert [exit_code for exit_code, _ in ended] == [0] * 4
     reports = [line.split() for _, lines in ended for line in lines]
     assert len(reports) == 100

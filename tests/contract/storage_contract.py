@@ -96,6 +96,13 @@ def run_together(calls: list[Callable[[], object]]) -> list[object]:
 class StorageContract:
     """Inherit, and give ``make_storage``: called twice with one folder it opens the same files twice."""
 
+    #: How much a storage rounds its times.
+    time_precision_ms = 1
+    #: Names that this storage refuses, because its client would take them for others.
+    refused_names: frozenset[str] = frozenset()
+    #: How many files come and go during a listing.
+    n_passing_files = 150
+
     def make_storage(self, folder: Path) -> Storage:
         raise NotImplementedError
 
@@ -273,7 +280,7 @@ class StorageContract:
             assert paths(storage.list(prefix)) == sorted(name for name in names if name.startswith(prefix)), prefix
 
     def test_list_gives_size_and_time(self, storage: Storage) -> None:
-        slack_ms = 100  # file systems stamp by a coarser clock
+        slack_ms = 100 + self.time_precision_ms  # file systems stamp by a coarser clock
         earliest_ms = storage.now_ms() - slack_ms
         storage.create("a/b", b"12345")
         latest_ms = storage.now_ms() + slack_ms
@@ -284,8 +291,7 @@ class StorageContract:
 
     def test_list_many_files(self, storage: Storage) -> None:
         names = [f"{number % 7}/{number:05}" for number in range(1200)]
-        for name in names:
-            storage.write(name, b"")
+        storage.create_many(dict.fromkeys(names, b""))
         assert paths(storage.list()) == sorted(names)
         assert paths(storage.list("3/")) == sorted(name for name in names if name.startswith("3/"))
 
@@ -295,7 +301,10 @@ class StorageContract:
         for number in range(5):
             storage.create(f"a/{number}", b"")
         next(storage.list())
+        interrupted = storage.list()
+        next(interrupted)
         assert len(list(storage.list())) == 5
+        assert len(list(interrupted)) == 4, "a list goes on where it was left"
 
     def test_list_hides_temporary_files_unless_asked(self, storage: Storage) -> None:
         storage.create("_ops/tmp/left", b"x")
@@ -314,7 +323,7 @@ class StorageContract:
 
         def come_and_go() -> None:
             with finally_set(done):
-                for number in range(150):
+                for number in range(self.n_passing_files):
                     storage.write(f"mixed/sub-{number}/passing", b"x")
                     storage.delete(f"mixed/sub-{number}/passing")
 
@@ -339,6 +348,10 @@ class StorageContract:
 
     @pytest.mark.parametrize("path", REFUSED_PATHS)
     def test_refused_paths(self, storage: Storage, path: str) -> None:
+        self.check_refused(storage, path)
+
+    def check_refused(self, storage: Storage, path: str) -> None:
+        before = paths(storage.list())
         operations: list[Callable[[], object]] = [
             lambda: storage.read(path),
             lambda: storage.read(path, offset=1, length=1),
@@ -351,12 +364,13 @@ class StorageContract:
             lambda: storage.read_available([path]),
             lambda: storage.create_many({path: b"x"}),
             lambda: storage.delete_many([path]),
+            lambda: storage.delete_batch([path]),
         ]
         for operation in operations:
             with pytest.raises(InvalidLocationError) as caught:
                 operation()
             assert "\n" not in str(caught.value)
-        assert list(storage.list()) == []
+        assert paths(storage.list()) == before
 
     @pytest.mark.parametrize("prefix", REFUSED_PREFIXES)
     def test_refused_prefixes(self, storage: Storage, prefix: str) -> None:
@@ -366,6 +380,9 @@ class StorageContract:
     @pytest.mark.parametrize("name", ODD_NAMES)
     def test_names_are_literal(self, storage: Storage, name: str) -> None:
         storage.create("bystander", b"other")
+        if name in self.refused_names:
+            self.check_refused(storage, name)
+            return
         storage.create(name, b"1")
         with pytest.raises(FileExistsAlreadyError):
             storage.create(name, b"2")
@@ -391,6 +408,14 @@ class StorageContract:
         assert storage.read_many([]) == []
         assert storage.delete_many([]) == {}
         storage.create_many({})
+
+    def test_delete_batch(self, storage: Storage) -> None:
+        names = [f"batch/{number}" for number in range(3)]
+        storage.create_many({name: b"x" for name in [*names, "batch/other"]})
+        assert storage.delete_batch([*names, "batch/missing"][: max(4, storage.delete_batch_size)]) == {}
+        assert storage.delete_batch(names) == {}
+        assert storage.delete_batch([]) == {}
+        assert paths(storage.list()) == ["batch/other"]
 
     def test_create_many_ends_all_before_it_raises(self, storage: Storage) -> None:
         storage.create("many/1", b"occupied")

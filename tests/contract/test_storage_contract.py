@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.contract.storage_contract import StorageContract
 from tests.faults import FaultyStorage
+from trinitylake_ops.format.file_names import is_immutable_path
 from trinitylake_ops.storage import (
     LocalStorage,
     MemoryStorage,
@@ -15,6 +16,7 @@ from trinitylake_ops.storage import (
     StorageWrapper,
     open_storage,
 )
+from trinitylake_ops.storage.cache import private_cache_view, shared_cache_view
 
 
 def memory(folder: Path) -> Storage:
@@ -23,6 +25,10 @@ def memory(folder: Path) -> Storage:
 
 def local(folder: Path, *, fsync: bool = False) -> Storage:
     return LocalStorage(f"file://{folder}/lake/", fsync=fsync)
+
+
+def everything(path: str) -> bool:
+    return True
 
 
 class TestMemoryStorage(StorageContract):
@@ -78,3 +84,21 @@ class TestMeterOverRetry(StorageContract):
 class TestTallStack(StorageContract):
     def make_storage(self, folder: Path) -> Storage:
         return MeteredStorage(RetryStorage(FaultyStorage(MeteredStorage(RetryStorage(memory(folder))))))
+
+
+class TestCacheOfEverything(StorageContract):
+    """Each file counts as immutable, and overwrites still show at once: all openings share what is kept."""
+
+    def make_storage(self, folder: Path) -> Storage:
+        return shared_cache_view(memory(folder), everything)
+
+
+class TestCacheOfEverythingWithFolder(StorageContract):
+    def make_storage(self, folder: Path) -> Storage:
+        options = {"cache_folder": f"{folder}/kept", "cache_bytes": "100000"}
+        return shared_cache_view(RetryStorage(local(folder)), everything, options)
+
+
+class TestCacheOfTheFormat(StorageContract):
+    def make_storage(self, folder: Path) -> Storage:
+        return MeteredStorage(private_cache_view(local(folder), is_immutable_path))

@@ -2,91 +2,27 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
-import duckdb
 import pytest
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame
 
+from tests.dagster_plugin.pipeline import MONTHLY_TABLES, Pipeline
 from tests.lakes import check_lake
-from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.dagster_plugin.flights import INITIAL_JOB, MONTHLY_JOB, NAMESPACES, flights_definitions
-from trinitylake_ops.dagster_plugin.jobs import maintenance_definitions
+from trinitylake_ops import maintenance
+from trinitylake_ops.dagster_plugin.flights import INITIAL_JOB, MONTHLY_JOB, NAMESPACES
 from trinitylake_ops.dagster_plugin.publish import LAKEHOUSE_KEY
-from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
-from trinitylake_ops.tables.catalog import TrinityLakeCatalog
-
-MONTHLY_TABLES = ("weather", "flights", "delay_by_carrier_month", "route_performance", "aircraft_utilisation")
-QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-
-
-class Pipeline:
-    """The definitions on one lakehouse, the sample as source, one Dagster instance."""
-
-    def __init__(self, root: Path, source_folder: Path, instance: dg.DagsterInstance):
-        self.root = str(root)
-        self.source = {"config": {"source_folder": str(source_folder)}}
-        self.instance = instance
-        self.definitions = dg.Definitions.merge(
-            flights_definitions(),
-            maintenance_definitions(),
-            dg.Definitions(
-                resources={
-                    "lakehouse": TrinityLakeResource(root=self.root, storage_options={"fsync": "false"}),
-                    "spark": SparkResource(),
-                },
-                executor=dg.in_process_executor,
-            ),
-        )
-
-    def must_run(self, job: str, month: str | None = None, **ops: dict[str, Any]) -> dg.ExecuteInProcessResult:
-        result = self.run(job, month, **ops)
-        failures = [str(event.step_failure_data.error) for event in result.all_events if event.is_step_failure]
-        assert result.success, "\n".join(failures)
-        return result
-
-    def run(self, job: str, month: str | None = None, **ops: dict[str, Any]) -> dg.ExecuteInProcessResult:
-        return self.definitions.resolve_job_def(job).execute_in_process(
-            instance=self.instance,
-            run_config={"ops": ops, **QUIET},
-            partition_key=month,
-            raise_on_error=False,
-        )
-
-    def initial_load(self) -> dg.ExecuteInProcessResult:
-        return self.must_run(
-            INITIAL_JOB, **{f"reference__{name}": self.source for name in ("airlines", "airports", "planes")}
-        )
-
-    def monthly_load(self, month: str, fault: str = "none") -> dg.ExecuteInProcessResult:
-        ops = {f"{NAMESPACES[name]}__{name}": self.source for name in MONTHLY_TABLES}
-        ops["facts__flights"] = {"config": {**self.source["config"], "fault": fault}}
-        return (self.run if fault == "blocked" else self.must_run)(MONTHLY_JOB, month, **ops)
-
-    def lake(self) -> Lakehouse:
-        return Lakehouse.open(self.root)
-
-    def data_files(self, table: str, version: int | None = None) -> dict[str, int]:
-        """Path to rows of a table's data files."""
-        pinned = {} if version is None else {"version": str(version)}
-        catalog = TrinityLakeCatalog("test", root=self.root, **pinned)
-        tasks = catalog.load_table((NAMESPACES[table], table)).scan().plan_files()
-        return {task.file.file_path: task.file.record_count for task in tasks}
-
-    def query(self, table: str, sql: str, version: int | None = None) -> list[tuple[Any, ...]]:
-        pinned = {} if version is None else {"version": str(version)}
-        catalog = TrinityLakeCatalog("test", root=self.root, **pinned)
-        rows = catalog.load_table((NAMESPACES[table], table)).scan().to_arrow()
-        return duckdb.connect().from_arrow(rows).query("t", sql).fetchall()
+from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
 
 
 @pytest.fixture(scope="module")
 def pipeline(spark: SparkSession, sample_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
     """A lakehouse with the reference tables and January."""
     with dg.instance_for_test() as instance:
-        made = Pipeline(tmp_path_factory.mktemp("pipeline") / "lake", sample_folder, instance)
+        root = str(tmp_path_factory.mktemp("pipeline") / "lake")
+        lakehouse = TrinityLakeResource(root=root, storage_options=StorageSettings(fsync="false"))
+        made = Pipeline(lakehouse, sample_folder, instance)
         made.initial_load()
         made.monthly_load("2013-01-01")
         yield made

@@ -11,7 +11,9 @@ from trinitylake_ops.errors import InvalidDefinitionError, VersionNotFoundError
 from trinitylake_ops.format.file_names import (
     MAX_SEGMENT_BYTES,
     MAX_VERSION,
-    is_root_name,
+    ROOT_NAMING,
+    ROOT_NAMINGS,
+    RootNaming,
     new_export_root_path,
     new_lakehouse_def_path,
     new_manifest_path,
@@ -21,6 +23,7 @@ from trinitylake_ops.format.file_names import (
     optimize_path,
     parse_hint,
     parse_root_path,
+    root_naming,
     root_path,
     shortest_path_limit_bytes,
     table_prefix,
@@ -92,18 +95,42 @@ def test_shortest_limit_leaves_one_character_of_name() -> None:
     assert max(len(new_node_path()), len(new_lakehouse_def_path()), len(new_export_root_path())) <= limit_bytes
 
 
-@given(st.integers(0, MAX_VERSION))
-def test_root_names_are_bijective(version: int) -> None:
-    path = root_path(version)
+@pytest.mark.parametrize("naming", ROOT_NAMINGS, ids=str)
+@given(version=st.integers(0, MAX_VERSION))
+def test_root_names_are_bijective(naming: RootNaming, version: int) -> None:
+    path = naming.path(version)
     assert parse_root_path(path) == version
-    assert len(path) == len("_.arrow") + 32
-    assert root_path(version ^ 1)[1] != path[1], "the lowest digit comes first"
+    assert [other.parse(path) for other in ROOT_NAMINGS if other != naming] == [None] * 3
+    assert naming.parse(path) == version
+    assert root_naming(path) == naming
+    assert len(path) == len("_") + naming.digits + len(naming.suffix)
+    assert naming.path(version ^ 1)[1] != path[1], "the lowest digit comes first"
+    assert path[1:33] == root_path(version)[1:33], "more digits are zeros at the end"
 
 
+def test_there_are_four_namings_and_ours_is_the_first() -> None:
+    assert len(set(ROOT_NAMINGS)) == 4
+    assert ROOT_NAMINGS[0] == ROOT_NAMING == RootNaming()
+    assert {ROOT_NAMING.path(version) == root_path(version) for version in (0, 7, MAX_VERSION)} == {True}
+
+
+@pytest.mark.parametrize("naming", ROOT_NAMINGS, ids=str)
 @pytest.mark.parametrize("version", [-1, MAX_VERSION + 1, 2**64])
-def test_versions_out_of_range_have_no_name(version: int) -> None:
+def test_versions_out_of_range_have_no_name(naming: RootNaming, version: int) -> None:
     with pytest.raises(VersionNotFoundError, match=str(version)):
-        root_path(version)
+        naming.path(version)
+
+
+@pytest.mark.parametrize("suffix", [".arrow", ".ipc"])
+@pytest.mark.parametrize("version", [MAX_VERSION + 1, 2**63, 2**64 - 1])
+def test_names_of_versions_out_of_range_are_refused(version: int, suffix: str) -> None:
+    path = "_" + f"{version:064b}"[::-1] + suffix
+    with pytest.raises(VersionNotFoundError, match=f"version {version}; versions beyond {MAX_VERSION}") as caught:
+        parse_root_path(path)
+    assert (caught.value.path, caught.value.version) == (path, version)
+    with pytest.raises(VersionNotFoundError):
+        RootNaming(64, suffix).parse(path)
+    assert root_naming(path) == RootNaming(64, suffix)
 
 
 @pytest.mark.parametrize(
@@ -113,25 +140,21 @@ def test_versions_out_of_range_have_no_name(version: int) -> None:
         "_latest_hint.txt",
         "_" + "0" * 31 + ".arrow",
         "_" + "0" * 33 + ".arrow",
+        "_" + "0" * 48 + ".ipc",
+        "_" + "0" * 65 + ".ipc",
         "_" + "0" * 32 + ".arrow\n",
-        "_" + "0" * 32 + ".ipc",
-        "_" + "0" * 64 + ".arrow",
+        "_" + "0" * 64 + ".ipc\n",
+        "_" + "0" * 32 + ".ip",
+        "_" + "0" * 32,
         "x/_" + "0" * 32 + ".arrow",
         "_" + "2" * 32 + ".arrow",
         "_" + "٠" * 32 + ".arrow",
+        new_export_root_path(),
     ],
 )
-def test_other_names_are_no_root_of_ours(path: str) -> None:
+def test_other_names_are_no_root(path: str) -> None:
     assert parse_root_path(path) is None
-
-
-@pytest.mark.parametrize("n_digits", [32, 64])
-@pytest.mark.parametrize("suffix", [".arrow", ".ipc"])
-def test_root_names_of_all_writers_are_recognised(n_digits: int, suffix: str) -> None:
-    assert is_root_name("_" + "01" * (n_digits // 2) + suffix)
-    assert not is_root_name("_" + "0" * (n_digits - 1) + suffix)
-    assert not is_root_name("_" + "0" * n_digits + suffix + "\n")
-    assert not is_root_name(new_export_root_path())
+    assert root_naming(path) is None
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,23 @@ import pyarrow as pa
 import pytest
 from google.protobuf import text_format
 
-from trinitylake_ops.errors import InvalidDefinitionError, InvalidLocationError, InvalidNameError
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    InvalidDefinitionError,
+    InvalidLocationError,
+    InvalidNameError,
+    VersionNotFoundError,
+)
 from trinitylake_ops.format import definitions
 from trinitylake_ops.format.definitions import DataType, LakehouseDef
 from trinitylake_ops.format.file_names import (
+    ROOT_NAMING,
+    ROOT_NAMINGS,
     new_namespace_path,
     optimize_path,
     parse_hint,
     parse_root_path,
+    root_naming,
     root_path,
     shortest_path_limit_bytes,
 )
@@ -59,7 +68,14 @@ def test_every_example_has_a_test() -> None:
     for kind in DEFINITIONS:
         checks |= {("textproto", kind), ("hex", kind)}
     assert set(BLOCKS) == checks
-    assert set(re.findall(r"<!-- node: (.*) -->", TEXT)) == {"root, order 4", "leaf, order 3", "sealed"}
+    assert set(re.findall(r"<!-- node: (.*) -->", TEXT)) == {
+        "root, order 4",
+        "leaf, order 3",
+        "sealed",
+        "flat, columns key and value",
+        "flat in our form, order 3",
+        "refused, columns key and value",
+    }
     assert set(re.findall(r"^### (\w+)$", TEXT, re.M)) == {message.name for message in MESSAGES}
 
 
@@ -89,6 +105,20 @@ def check_readable_names(names: dict[str, str]) -> None:
 def check_root_names(names: dict[str, str]) -> None:
     assert {version: root_path(int(version)) for version in names} == names
     assert {str(parse_root_path(name)): name for name in names.values()} == names
+
+
+def check_other_root_names(names: dict[str, int | str | None]) -> None:
+    for name, version in names.items():
+        if version == "refused":
+            with pytest.raises(VersionNotFoundError):
+                parse_root_path(name)
+            continue
+        assert parse_root_path(name) == version
+        naming = root_naming(name)
+        assert (naming in ROOT_NAMINGS) == isinstance(version, int)
+        if naming is not None and isinstance(version, int):
+            assert naming.path(version) == name
+    assert {root_naming(name) for name in names} >= set(ROOT_NAMINGS) - {ROOT_NAMING}
 
 
 def check_hints(hints: dict[str, int | None]) -> None:
@@ -125,6 +155,7 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "optimized-paths": check_optimized_paths,
     "readable-names": check_readable_names,
     "root-names": check_root_names,
+    "other-root-names": check_other_root_names,
     "hints": check_hints,
     "refused-names": check_refused_names,
     "schema-ids": check_schema_ids,
@@ -155,9 +186,9 @@ def arrow_rows(data: bytes) -> Rows:
     return [tuple(row.values()) for row in pa.ipc.open_file(data).read_all().to_pylist()]
 
 
-def arrow_file(rows: Rows) -> bytes:
+def arrow_file(rows: Rows, names: Sequence[str] = ("key", "pvalue", "pnode")) -> bytes:
     columns = [pa.array(list(column), pa.utf8()) for column in zip(*rows, strict=True)]
-    batch = pa.record_batch(columns, names=["key", "pvalue", "pnode"])
+    batch = pa.record_batch(columns, names=list(names))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -179,6 +210,19 @@ def test_sealed_root() -> None:
     rows = table_after("<!-- node: sealed -->")
     assert decode_node(arrow_file(rows), "sealed").is_sealed
     assert decode_system_rows(arrow_file(rows), "sealed") == {key: value for key, value, _ in rows}
+
+
+def test_the_older_layout() -> None:
+    flat = arrow_file(table_after("<!-- node: flat, columns key and value -->"), ("key", "value"))
+    ours = arrow_file(table_after("<!-- node: flat in our form, order 3 -->"))
+    node = decode_node(flat, "flat")
+    assert node == decode_node(ours, "ours")
+    assert encode_node(node, 3) == ours, "byte for byte"
+    assert (len(node.keys), node.buffer) == (2, {node.keys[1]: None})
+    with pytest.raises(CorruptFileError, match="'retention'"):
+        decode_node(
+            arrow_file(table_after("<!-- node: refused, columns key and value -->"), ("key", "value")), "refused"
+        )
 
 
 # Definitions

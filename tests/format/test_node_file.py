@@ -186,6 +186,7 @@ MALFORMED: dict[str, list[Row]] = {
     "system row without value": [*SYSTEM, ("x", None, None), *POINTERS],
     "system row with child": [*SYSTEM, ("x", "y", "z"), *POINTERS],
     "no row without a key": [*SYSTEM, *POINTERS[1:3]],
+    "object among the system rows": [*SYSTEM, ("B===a", "v", None), *POINTERS],
     "first pointer row has a value": [*SYSTEM, (None, "v", "c0"), *POINTERS[1:]],
     "pointer row without value": [*SYSTEM, POINTERS[0], ("k1", None, "c1"), POINTERS[2]],
     "pointer row without key": [*SYSTEM, POINTERS[0], (None, "v1", "c1"), POINTERS[2]],
@@ -242,7 +243,7 @@ def test_system_rows_alone_are_checked_too(fault: str) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        arrow_file([(None, None, None)], names=("key", "value", "pnode")),
+        arrow_file([(None, None, None)], names=("key", "values", "pnode")),
         arrow_file([(None, None, None)], names=("pvalue", "key", "pnode")),
         arrow_file([(None, None, None)], names=("key", "key", "key")),
         arrow_file([(1, 2, 3)], pa.int64()),  # type: ignore[list-item]

@@ -9,14 +9,7 @@ import pyarrow as pa
 from tests.lakes import table
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.format.definitions import ExpirationBatch, LakehouseDef
-from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.format.limits import smallest_node_file_limit_bytes
-from trinitylake_ops.format.node_file import (
-    CREATED_AT_MILLIS,
-    PREVIOUS_ROOT,
-    SEALED_AT_MILLIS,
-    decode_node,
-)
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.tables.catalog import catalog_at
 
@@ -85,15 +78,6 @@ def node_columns(data: bytes) -> dict[str, list[str | None]]:
     """Return the rows of a node file."""
     columns: dict[str, list[str | None]] = pa.ipc.open_file(data).read_all().to_pydict()
     return columns
-
-
-def seal(lake: Lakehouse, version: int) -> None:
-    """Overwrite a root with a sealed one, as a purge does."""
-    path = root_path(version)
-    system = decode_node(lake.storage.read(path), path).system
-    kept = {CREATED_AT_MILLIS: system[CREATED_AT_MILLIS], PREVIOUS_ROOT: system.get(PREVIOUS_ROOT, "")}
-    rows = {**{name: value for name, value in kept.items() if value}, "n_keys": "0", SEALED_AT_MILLIS: "1"}
-    lake.storage.write(path, node_bytes({"key": [*rows], "pvalue": [*rows.values()], "pnode": [None] * len(rows)}))
 
 
 def flip(storage: Storage, path: str, position: int) -> None:

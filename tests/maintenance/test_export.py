@@ -12,8 +12,8 @@ import pytest
 
 from tests.clock import ClockStorage
 from tests.faults import FaultyStorage, fail, lose_response
-from tests.lakes import listed, objects
-from tests.maintenance.changes import alter, content, create, drop, expire, seal
+from tests.lakes import listed, objects, seal
+from tests.maintenance.changes import alter, content, create, drop, expire
 from tests.maintenance.test_rollback import entries, refused
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import (

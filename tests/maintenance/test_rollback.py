@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.faults import FaultyStorage
-from tests.lakes import Lakes, objects, table
-from tests.maintenance.changes import alter, append_rows, content, create, drop, expire, seal, small_sizes
+from tests.lakes import Lakes, objects, seal, table
+from tests.maintenance.changes import alter, append_rows, content, create, drop, expire, small_sizes
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import (
     CommitConflictError,

@@ -14,7 +14,7 @@ import pytest
 
 from tests.clock import ClockStorage
 from tests.faults import FaultyStorage
-from tests.lakes import DATA, Lakes, local_storage, table
+from tests.lakes import DATA, Lakes, local_storage, seal, table
 from tests.maintenance.changes import (
     append_rows,
     create,
@@ -22,7 +22,6 @@ from tests.maintenance.changes import (
     flip,
     node_bytes,
     node_columns,
-    seal,
     small_sizes,
     truncate,
 )

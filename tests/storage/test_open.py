@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
-from trinitylake_ops.storage import LocalStorage, MemoryStorage, RetryStorage, open_storage
+from trinitylake_ops.storage import LocalStorage, MemoryStorage, RetryStorage, Storage, open_storage
+from trinitylake_ops.storage.s3 import S3Storage
+from trinitylake_ops.storage.s3_obstore import ObstoreS3Storage
 
 
 @pytest.mark.parametrize(
@@ -28,14 +32,42 @@ def test_memory() -> None:
     assert isinstance(storage.inner, MemoryStorage)
 
 
+@pytest.mark.parametrize(("client", "kind"), [(None, S3Storage), ("s3fs", S3Storage), ("obstore", ObstoreS3Storage)])
+def test_s3(client: str | None, kind: type[Storage]) -> None:
+    options = {"endpoint": "http://127.0.0.1:9", "access_key_id": "id", "secret_access_key": "hush"}
+    storage = open_storage("s3://bucket/lake/", {**options, **({"client": client} if client else {})})
+    assert isinstance(storage, RetryStorage)
+    assert type(storage.inner) is kind
+    assert storage.root == "s3://bucket/lake/"
+    assert storage.delete_batch_size == 1000
+    assert "hush" not in repr(storage.inner)
+
+
+@pytest.mark.parametrize("root", ["file:///nowhere/", "memory://opened/", "s3://bucket/"])
+def test_options_of_the_cache_go_with_every_root(root: str) -> None:
+    assert open_storage(root, {"cache_bytes": "1", "cache_folder": "cache", "cache_folder_bytes": "2"}).root == root
+
+
+def test_client_libraries_are_loaded_for_roots_on_s3_only(tmp_path: Path) -> None:
+    program = (
+        "import sys; from trinitylake_ops.storage import open_storage\n"
+        f"open_storage('file://{tmp_path}/'); open_storage('memory://x/')\n"
+        "print(sorted({'aiobotocore', 'botocore', 's3fs', 'obstore'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n"
+
+
 @pytest.mark.parametrize("root", ["", "/tmp/x/", "ftp://user:secret@host/x/", "FILE:///x/", "file", "s4://bucket/"])
 def test_unknown_schemes(root: str) -> None:
-    with pytest.raises(InvalidLocationError, match=r"roots start with file:// and memory://") as caught:
+    with pytest.raises(InvalidLocationError, match=r"roots start with file://, memory:// or s3://") as caught:
         open_storage(root)
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("root", ["file:///x", "file://host/x/", "file:///a/../", "memory:///", "memory://x"])
+@pytest.mark.parametrize(
+    "root", ["file:///x", "file://host/x/", "file:///a/../", "memory:///", "memory://x", "s3://bucket"]
+)
 def test_roots_that_are_not_normalised(root: str) -> None:
     with pytest.raises(InvalidLocationError):
         open_storage(root)
@@ -44,12 +76,17 @@ def test_roots_that_are_not_normalised(root: str) -> None:
 @pytest.mark.parametrize(
     ("root", "options", "message"),
     [
-        ("file:///x/", {"sync": "true"}, r"unknown storage option 'sync': file:// supports fsync"),
-        ("memory://x/", {"fsync": "true"}, r"unknown storage option 'fsync': memory:// supports none"),
+        ("file:///x/", {"sync": "true"}, r"unknown storage option 'sync': file:// supports .*, fsync"),
+        ("memory://x/", {"fsync": "true"}, r"unknown storage option 'fsync': memory:// supports cache_bytes, "),
         ("file:///x/", {"fsync": "yes"}, r"'fsync' must be 'true' or 'false', not 'yes'"),
         ("file:///x/", {"fsync": ""}, r"'fsync' must be 'true' or 'false', not ''"),
+        ("file:///x/", {"region": "eu"}, r"unknown storage option 'region': file:// supports "),
+        ("s3://bucket/", {"fsync": "true"}, r"unknown storage option 'fsync': s3:// supports access_key_id, "),
+        ("s3://bucket/", {"client": "boto3"}, r"'client' must be one of s3fs, obstore, not 'boto3'"),
+        ("s3://bucket/", {"secret_access_key": "hush"}, r"'secret_access_key' is of no use without 'access_key_id'"),
     ],
 )
 def test_bad_options(root: str, options: dict[str, str], message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
+    with pytest.raises(InvalidInputError, match=message) as caught:
         open_storage(root, options)
+    assert "hush" not in str(caught.value)

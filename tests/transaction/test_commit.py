@@ -300,7 +300,7 @@ def test_the_newest_time_to_live_counts(filled: Lakehouse) -> None:
 
 def test_the_last_version_is_the_end_before_anything_is_written(lakes: Lakes) -> None:
     start = lakes.memory("start")
-    storage = MemoryStorage(f"memory://{lakes.folder.name}-end/")
+    storage = lakes.storage("end")
     definition = start.snapshot().definition
     storage.write("def", definition.to_bytes())
     node = start.snapshot().root
@@ -326,7 +326,7 @@ def test_the_last_version_is_the_end_before_anything_is_written(lakes: Lakes) ->
 
 
 def test_of_two_creators_one_wins(lakes: Lakes) -> None:
-    storage = MemoryStorage(f"memory://{lakes.folder.name}-two/")
+    storage = lakes.storage("two")
     first = _CreateFirst(storage)
     with pytest.raises(LakehouseExistsError, match="another process has just created"):
         Lakehouse.create(storage.root, storage=first)
@@ -345,7 +345,7 @@ class _CreateFirst(StorageWrapper):
 
 
 def test_a_lost_answer_of_version_zero_is_settled(lakes: Lakes) -> None:
-    storage = MemoryStorage(f"memory://{lakes.folder.name}-zero/")
+    storage = lakes.storage("zero")
     faulty = FaultyStorage(storage, [lose_response(1, kind="create", path_part=root_path(0))])
     Lakehouse.create(storage.root, storage=faulty, order=3)
     lake = lakes.watch(Lakehouse.open(storage.root, storage=storage))
@@ -353,7 +353,7 @@ def test_a_lost_answer_of_version_zero_is_settled(lakes: Lakes) -> None:
 
 
 def test_a_create_that_fails_leaves_nothing(lakes: Lakes) -> None:
-    storage = MemoryStorage(f"memory://{lakes.folder.name}-full/")
+    storage = lakes.storage("full")
     faulty = FaultyStorage(storage, [fail(1, StorageFullError, kind="create", path_part=root_path(0))])
     with pytest.raises(StorageFullError):
         Lakehouse.create(storage.root, storage=faulty)

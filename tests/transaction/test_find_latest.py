@@ -8,7 +8,7 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import LakehouseNotFoundError, StoragePermissionError
 from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, root_path
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, drop_memory_root
-from trinitylake_ops.transaction.versions import find_latest
+from trinitylake_ops.transaction.versions import Roots, find_latest
 
 LATEST = 37
 
@@ -25,7 +25,7 @@ def storage(lakes: Lakes) -> MeteredStorage:
 def test_a_right_hint_takes_two_rounds_and_three_requests(storage: MeteredStorage) -> None:
     assert storage.read(HINT_PATH) == str(LATEST).encode()
     with storage.measure() as measured:
-        version, data = find_latest(storage)
+        version, data = find_latest(Roots(storage))
     assert (version, data) == (LATEST, storage.read(root_path(LATEST)))
     assert measured.counts.rounds == 2
     assert measured.counts.requests == {"read": 3}
@@ -58,7 +58,7 @@ def test_no_hint_fails_anyone(storage: MeteredStorage, hint: bytes | None, most_
     else:
         storage.write(HINT_PATH, hint)
     with storage.measure() as measured:
-        assert find_latest(storage) == (LATEST, storage.inner.read(root_path(LATEST)))
+        assert find_latest(Roots(storage)) == (LATEST, storage.inner.read(root_path(LATEST)))
     assert measured.counts.rounds <= most_rounds
     assert "list" not in measured.counts.requests
     lake = Lakehouse.open(storage.root, storage=storage)
@@ -82,7 +82,7 @@ def test_a_lakehouse_whose_oldest_versions_others_removed_still_opens(
         copy.delete(HINT_PATH)
     else:
         copy.write(HINT_PATH, hint)
-    assert find_latest(copy)[0] == LATEST
+    assert find_latest(Roots(copy))[0] == LATEST
     lake = Lakehouse(copy)
     assert [info.version for info in lake.history()] == list(range(LATEST, 9, -1))
     oldest = lake.snapshot(10)
@@ -111,15 +111,15 @@ def test_an_unreadable_root_is_an_error_and_no_older_version(storage: MeteredSto
     for version in (LATEST, LATEST + 1):
         faulty = FaultyStorage(storage, [fail(1, StoragePermissionError, path_part=root_path(version), times=9)])
         with pytest.raises(StoragePermissionError):
-            find_latest(faulty)
+            find_latest(Roots(faulty))
 
 
 def test_the_last_version_of_all_is_found() -> None:
     storage = MemoryStorage("memory://last-version/")
     storage.write(HINT_PATH, str(MAX_VERSION).encode())
     storage.write(root_path(MAX_VERSION), b"root")
-    assert find_latest(storage) == (MAX_VERSION, b"root")
+    assert find_latest(Roots(storage)) == (MAX_VERSION, b"root")
     storage.write(HINT_PATH, str(MAX_VERSION - 1).encode())
     storage.write(root_path(MAX_VERSION - 1), b"older")
-    assert find_latest(storage) == (MAX_VERSION, b"root")
+    assert find_latest(Roots(storage)) == (MAX_VERSION, b"root")
     drop_memory_root(storage.root)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from tests.clock import ClockStorage
-from tests.lakes import Lakes, left_over_paths, listed, table
+from tests.lakes import Lakes, left_over_paths, listed, seal, table
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import (
     CommitConflictError,
     CorruptFileError,
     ExportNotFoundError,
+    FileMissingError,
     InvalidDefinitionError,
     InvalidInputError,
     InvalidLocationError,
@@ -35,7 +36,7 @@ from trinitylake_ops.format.definitions import (
 from trinitylake_ops.format.file_names import HINT_PATH, new_export_root_path, root_path
 from trinitylake_ops.format.node_file import decode_node, encode_node
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
-from trinitylake_ops.transaction.lakehouse import Change
+from trinitylake_ops.transaction.lakehouse import Change, diff_snapshots
 
 
 def add_root(lake: Lakehouse, version: int, **system: str | None) -> None:
@@ -165,7 +166,7 @@ def test_a_pointer_to_no_location_is_corrupt(lakes: Lakes) -> None:
 @pytest.fixture
 def timed(lakes: Lakes) -> Lakehouse:
     """Versions 0 to 5, created at 1,000,000 ms and each 1,000 ms later; version v has v namespaces."""
-    storage = ClockStorage(MemoryStorage(f"memory://{lakes.folder.name}-timed/"), 1_000_000)
+    storage = ClockStorage(lakes.storage("timed"), 1_000_000)
     lake = lakes.watch(Lakehouse.create(storage.root, storage=storage, order=4))
     for number in range(5):
         storage.time_ms += 1_000
@@ -201,7 +202,7 @@ def test_versions_that_never_were(timed: Lakehouse, version: int | str) -> None:
 
 @pytest.mark.parametrize("millis", [1_700_000_060_015, 1_700_000_060_001, 1_732_000_123_457, 253_402_300_799_999])
 def test_times_are_exact_to_the_millisecond(lakes: Lakes, millis: int) -> None:
-    storage = ClockStorage(MemoryStorage(f"memory://{lakes.folder.name}-exact/"), millis - 1)
+    storage = ClockStorage(lakes.storage("exact"), millis - 1)
     lake = Lakehouse.create(storage.root, storage=storage)
     storage.time_ms = millis
     lake.alter_definition(properties={"a": "b"})
@@ -243,7 +244,7 @@ def test_times_that_do_not_rise_are_read_along_the_chain(lakes: Lakes) -> None:
 
 
 def test_times_rise_even_when_the_clock_does_not(lakes: Lakes) -> None:
-    storage = ClockStorage(MemoryStorage(f"memory://{lakes.folder.name}-stopped/"), 5_000)
+    storage = ClockStorage(lakes.storage("stopped"), 5_000)
     lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
     for number, time_ms in enumerate([5_000, 5_000, 10, 9_000]):
         storage.time_ms = time_ms
@@ -285,29 +286,50 @@ def test_expired_versions_are_not_opened(timed: Lakehouse, state: ExpirationStat
 
 
 def test_a_sealed_version_is_expired(timed: Lakehouse) -> None:
-    original = timed.storage.read(root_path(2))
-    system = decode_node(original, root_path(2)).system
-    timed.storage.write(root_path(2), _sealed(system))
+    seal(timed, 2)
     with pytest.raises(VersionExpiredError, match="version 2 was expired"):
         timed.snapshot(2)
     assert {info.version: info.state for info in timed.history()}[2] == "sealed"
     assert timed.snapshot(timestamp=1_003_500).version == 3, "its time still counts"
 
 
-def _sealed(system: dict[str, str]) -> bytes:
-    rows = {
-        **{name: system[name] for name in ("created_at_millis", "commit_id")},
-        "n_keys": "0",
-        "sealed_at_millis": "9",
-    }
-    batch = pa.record_batch(
-        [pa.array(list(rows), pa.utf8()), pa.array(list(rows.values()), pa.utf8()), pa.nulls(len(rows), pa.utf8())],
-        names=["key", "pvalue", "pnode"],
-    )
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return bytes(sink.getvalue())
+def test_a_version_purged_while_it_is_read_is_expired(lake: Lakehouse) -> None:
+    """Its nodes and definitions vanish one by one after its root was sealed."""
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+        for number in range(40):
+            txn.create_table("ns", f"t{number:02}", table())
+    readers = [Lakehouse(lake.storage).snapshot(1) for _ in range(4)]  # each with caches of its own
+    with lake.transaction() as txn:
+        txn.drop_namespace("ns", cascade=True)
+    location = readers[0].entry(readers[0].keys.table_key("ns", "t07"))
+    assert location is not None
+    seal(lake, 1)
+    lost = {path: lake.storage.read(path) for path in (location, *readers[1].root.children)}
+    lake.storage.delete_many(list(lost))
+    reads: list[Callable[[], object]] = [
+        lambda: readers[1].tables("ns"),
+        lambda: readers[2].has_table("ns", "t07"),
+        lambda: diff_snapshots(readers[3], lake.snapshot(2)),
+        lambda: readers[0].table_at(location),
+    ]
+    for read in reads:
+        with pytest.raises(VersionExpiredError, match="purged while it was read") as caught:
+            read()
+        assert caught.value.version == 1
+    lake.storage.create_many(lost)  # version 2 shares some of them, which a purge would keep
+
+
+def test_a_file_that_is_missing_from_a_live_version_is_missing(lake: Lakehouse) -> None:
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+    location = lake.snapshot().entry(lake.snapshot().keys.namespace_key("ns"))
+    assert location is not None
+    data = lake.storage.read(location)
+    lake.storage.delete(location)
+    with pytest.raises(FileMissingError, match="namespace-ns"):
+        Lakehouse(lake.storage).snapshot().namespace("ns")
+    lake.storage.create(location, data)
 
 
 # History and diff

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
 import pytest
 
-from tests.faults import Fault, FaultyStorage, fail, lose_response
-from tests.lakes import left_over_paths, objects, table
+from tests.lakes import left_over_paths, objects, seal, table
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
@@ -18,11 +16,31 @@ from trinitylake_ops.errors import (
     VersionNotFoundError,
 )
 from trinitylake_ops.format.file_names import root_path
-from trinitylake_ops.format.node_file import decode_node
 from trinitylake_ops.storage import Storage, StorageWrapper
 
 ROOT_1 = root_path(1)
-UNREADABLE = fail(2, StoragePermissionError, kind="read", path_part=ROOT_1, times=99)
+
+
+class Unanswered(StorageWrapper):
+    """Loses the answer to the create of version 1, or the request, and cannot read that name afterwards."""
+
+    def __init__(self, inner: Storage, *, arrives: bool):
+        super().__init__(inner)
+        self._arrives = arrives
+        self._is_sent = False
+
+    def create(self, path: str, data: bytes) -> None:
+        if path == ROOT_1:
+            self._is_sent = True
+            if self._arrives:
+                self.inner.create(path, data)
+            raise AmbiguousWriteError("no answer", path=path)
+        self.inner.create(path, data)
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        if path == ROOT_1 and self._is_sent:
+            raise StoragePermissionError("not now", path=path)
+        return self.inner.read(path, offset=offset, length=length)
 
 
 class HeldBack(StorageWrapper):
@@ -68,7 +86,7 @@ def resolve(lake: Lakehouse, error: CommitOutcomeUnknownError, *, fence: bool = 
 
 @pytest.mark.parametrize("fence", [False, True])
 def test_one_that_landed_is_committed(lake: Lakehouse, fence: bool) -> None:
-    error = unknown_commit(FaultyStorage(lake.storage, [lose_response(1, kind="create", path_part=ROOT_1), UNREADABLE]))
+    error = unknown_commit(Unanswered(lake.storage, arrives=True))
     assert resolve(lake, error, fence=fence) == "committed"
     assert lake.latest_version() == 1
     assert lake.snapshot().tables("new")
@@ -79,9 +97,7 @@ def test_one_that_landed_is_committed(lake: Lakehouse, fence: bool) -> None:
 
 @pytest.mark.parametrize("fence", [False, True])
 def test_one_whose_version_is_anothers_is_lost(lake: Lakehouse, fence: bool) -> None:
-    error = unknown_commit(
-        FaultyStorage(lake.storage, [fail(1, AmbiguousWriteError, kind="create", path_part=ROOT_1), UNREADABLE])
-    )
+    error = unknown_commit(Unanswered(lake.storage, arrives=False))
     with lake.transaction() as txn:
         txn.create_namespace("other")
     assert resolve(lake, error, fence=fence) == "lost"
@@ -145,11 +161,8 @@ def test_a_fence_that_comes_too_late_says_committed(lake: Lakehouse) -> None:
 
 def test_a_fence_without_an_answer_is_said_and_can_be_asked_again(lake: Lakehouse) -> None:
     error = unknown_commit(HeldBack(lake.storage))
-    plan: list[Fault] = [lose_response(1, kind="create", path_part=ROOT_1)]
-    # Two reads see that no root stands there, with the look for the latest version in between.
-    plan.append(fail(4, StoragePermissionError, kind="read", path_part=ROOT_1, times=99))
     with pytest.raises(CommitOutcomeUnknownError):
-        resolve(Lakehouse(FaultyStorage(lake.storage, plan)), error, fence=True)
+        resolve(Lakehouse(Unanswered(lake.storage, arrives=True)), error, fence=True)
     assert resolve(lake, error, fence=True) == "lost"
     assert lake.latest_version() == 1
 
@@ -158,25 +171,11 @@ def test_a_sealed_root_still_answers(lake: Lakehouse) -> None:
     with lake.transaction() as txn:
         txn.create_namespace("ns")
     commit_id = str(next(lake.history(1)).commit_id)
-    root = decode_node(lake.storage.read(ROOT_1), ROOT_1)
     with lake.transaction() as txn:
         txn.create_namespace("later")
-    lake.storage.write(ROOT_1, sealed_bytes({**root.system, "sealed_at_millis": str(root.created_at_ms + 1)}))
+    seal(lake, 1)
     assert lake.resolve_commit(1, commit_id) == "committed"
     assert lake.resolve_commit(1, "another") == "lost"
-
-
-def sealed_bytes(system: dict[str, str]) -> bytes:
-    """Return a sealed root: system rows only."""
-    rows = {**system, "n_keys": "0"}
-    batch = pa.record_batch(
-        [pa.array(list(rows)), pa.array(list(rows.values())), pa.array([None] * len(rows), pa.utf8())],
-        names=["key", "pvalue", "pnode"],
-    )
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return bytes(sink.getvalue())
 
 
 def test_what_cannot_be_answered_is_refused(lake: Lakehouse) -> None:

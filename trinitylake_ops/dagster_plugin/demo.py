@@ -34,7 +34,8 @@ from trinitylake_ops.format.file_names import HINT_PATH
 from trinitylake_ops.spark_jobs.flights_source import FlightsSource
 from trinitylake_ops.spark_jobs.flights_tables import TABLES
 from trinitylake_ops.spark_jobs.session import session_scope
-from trinitylake_ops.tables.catalog import TrinityLakeCatalog
+from trinitylake_ops.storage.options import OPTIONS_VARIABLE, StorageOptions
+from trinitylake_ops.tables.catalog import catalog_at
 
 _GARBAGE_HINT = b"not a number"
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
@@ -55,6 +56,7 @@ class Demo:
     definitions: dg.Definitions
     instance: dg.DagsterInstance
     root: str
+    storage_options: StorageOptions
     source_folder: str
     console: Console
     steps: int = 0
@@ -62,7 +64,7 @@ class Demo:
 
     def lake(self) -> Lakehouse:
         """Return the lakehouse. Raises LakehouseNotFoundError."""
-        return Lakehouse.open(self.root)
+        return Lakehouse.open(self.root, self.storage_options)
 
     def run(
         self,
@@ -171,9 +173,9 @@ def _failed_checks(result: dg.ExecuteInProcessResult) -> str:
 # What the demo leaves behind
 
 
-def count_rows(root: str, namespace: str, table: str, version: int) -> int:
+def count_rows(lake: Lakehouse, namespace: str, table: str, version: int) -> int:
     """Return the rows of a table at a version, read from its data files."""
-    loaded = TrinityLakeCatalog("demo", root=root, version=str(version)).load_table((namespace, table))
+    loaded = catalog_at(lake, version).load_table((namespace, table))
     batches = loaded.scan(selected_fields=(loaded.schema().columns[0].name,)).to_arrow_batch_reader()
     return sum(batch.num_rows for batch in batches)
 
@@ -193,16 +195,15 @@ def _print_versions(demo: Demo) -> None:
 
 
 def _print_counts(demo: Demo, early: int, late: int) -> None:
-    snapshots = [demo.lake().snapshot(version) for version in (early, late)]
+    lake = demo.lake()
+    snapshots = [lake.snapshot(version) for version in (early, late)]
     title = "Rows, read from the lakehouse"
     table = TextTable("table", f"rows at version {early}", f"rows at version {late}", title=title)
     for column in table.columns[1:]:
         column.justify = "right"
     for name, namespace in NAMESPACES.items():
         counts = [
-            f"{count_rows(demo.root, namespace, name, snapshot.version):,}"
-            if snapshot.has_table(namespace, name)
-            else "-"
+            f"{count_rows(lake, namespace, name, snapshot.version):,}" if snapshot.has_table(namespace, name) else "-"
             for snapshot in snapshots
         ]
         table.add_row(f"{namespace}.{name}", *counts)
@@ -211,9 +212,10 @@ def _print_counts(demo: Demo, early: int, late: int) -> None:
 
 def _print_totals(demo: Demo, late: int) -> None:
     """Compare the flights in the lakehouse with the source. Raises DemoError when they differ."""
-    files = list(demo.lake().storage.list())
+    lake = demo.lake()
+    files = list(lake.storage.list())
     size = decimal(sum(file.size_bytes for file in files))
-    in_lake = count_rows(demo.root, NAMESPACES["flights"], "flights", late)
+    in_lake = count_rows(lake, NAMESPACES["flights"], "flights", late)
     in_source = FlightsSource(demo.source_folder or None).count_source_rows()
     demo.console.print(f"{in_lake:,} flights in the lakehouse, {in_source:,} in the source.", highlight=False)
     demo.console.print(f"{len(files):,} files, {size}, at {demo.root}", highlight=False, soft_wrap=True)
@@ -245,17 +247,19 @@ Try next:
 def main(root: str, source: str, definitions_file: str) -> None:
     """Fill a lakehouse with a year of flights, month by month, and play two incidents.
 
-    A lakehouse that is already at the root is kept: the demo publishes on top of it.
+    A lakehouse that is already at the root is kept: the demo publishes on top of it. Options of its
+    storage come from TRINITYLAKE_STORAGE_OPTIONS, credentials of S3 from AWS_ACCESS_KEY_ID and so on.
     """
     os.environ["TRINITYLAKE_ROOT"] = root
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPED_WIDTH_CHARS)
     try:
+        options = StorageOptions.parse(os.environ.get(OPTIONS_VARIABLE, ""))
         with dg.DagsterInstance.get() as instance, session_scope("trinitylake-ops demo"):
-            demo = Demo(_definitions(definitions_file), instance, root, source, console)
+            demo = Demo(_definitions(definitions_file), instance, root, options, source, console)
             console.print(
                 f"Lakehouse {root}, Dagster home {os.environ['DAGSTER_HOME']}", highlight=False, soft_wrap=True
             )
-            early = _next_version(root) + 1
+            early = _next_version(demo) + 1
             play(demo)
             late = demo.lake().latest_version()
             _print_versions(demo)
@@ -270,9 +274,9 @@ def main(root: str, source: str, definitions_file: str) -> None:
         sys.exit(error.exit_code)
 
 
-def _next_version(root: str) -> int:
+def _next_version(demo: Demo) -> int:
     try:
-        return Lakehouse.open(root).latest_version() + 1
+        return demo.lake().latest_version() + 1
     except LakehouseNotFoundError:
         return 1
 

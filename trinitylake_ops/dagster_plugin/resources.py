@@ -3,24 +3,98 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Literal
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 import dagster as dg
-from pydantic import Field, PrivateAttr
+from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 from pyspark.sql import SparkSession
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.errors import LakehouseExistsError, LakehouseNotFoundError
+from trinitylake_ops.errors import InvalidInputError, LakehouseExistsError, LakehouseNotFoundError
 from trinitylake_ops.spark_jobs.session import DEFAULT_MASTER, session_scope
+from trinitylake_ops.storage.options import OPTIONS_VARIABLE, SECRET_OPTIONS, StorageOptions
+
+
+class _OptionsConfig(dg.Config):
+    """Options by their names, which Dagster's configuration schema knows: others are refused before a run exists."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_names(cls, given: Any) -> Any:
+        # Pydantic's own error would repeat the value, which may be a credential.
+        names = sorted(set(given) - set(cls.model_fields)) if isinstance(given, Mapping) else []
+        if secret := next((name for name in names if name in SECRET_OPTIONS), None):
+            raise InvalidInputError(
+                f"{secret!r} is a credential and Dagster shows configuration: leave it to the environment of the"
+                " process, or name its environment variable in secret_options_from_env"
+            )
+        if names:
+            StorageOptions(dict.fromkeys(names, ""))  # refuses what does not look like a name, and does not show it
+            raise InvalidInputError(f"unknown option {names[0]!r}; there are {', '.join(cls.model_fields)}")
+        return given
+
+    def given(self) -> dict[str, str]:
+        """Return the options that were set."""
+        return self.model_dump(exclude_none=True)
+
+
+class StorageSettings(_OptionsConfig):
+    """Options of storages that anybody may see; each storage takes some of them (docs/storage.md)."""
+
+    fsync: str | None = Field(default=None, description="Local folders: 'true' or 'false'.")
+    endpoint: str | None = Field(default=None, description="S3: URL of the server, when it is not AWS.")
+    region: str | None = Field(default=None, description="S3: region of the bucket.")
+    client: str | None = Field(default=None, description="S3: 's3fs' or 'obstore'.")
+    addressing_style: str | None = Field(default=None, description="S3: 'auto', 'path' or 'virtual'.")
+    connect_timeout_seconds: str | None = Field(default=None, description="S3: seconds until a connection stands.")
+    read_timeout_seconds: str | None = Field(default=None, description="S3: seconds without a byte of an answer.")
+    cache_bytes: str | None = Field(default=None, description="Memory for immutable files, in bytes.")
+    cache_folder: str | None = Field(default=None, description="Local folder for immutable files.")
+    cache_folder_bytes: str | None = Field(default=None, description="Size of that folder, in bytes.")
+
+    @classmethod
+    def from_environment(cls) -> StorageSettings:
+        """Return what TRINITYLAKE_STORAGE_OPTIONS says, ``K=V,K=V``. Raises InvalidInputError, without values."""
+        return cls(**StorageOptions.parse(os.environ.get(OPTIONS_VARIABLE, "")))
+
+
+class SecretVariables(_OptionsConfig):
+    """Environment variables from which options that nobody may see are read, by the process that needs them."""
+
+    access_key_id: str | None = Field(default=None, description="Name of the variable that holds the access key id.")
+    secret_access_key: str | None = Field(default=None, description="Name of the variable that holds the secret key.")
+    session_token: str | None = Field(default=None, description="Name of the variable that holds the session token.")
+
+    def credentials(self) -> dict[str, str]:
+        """Return the credentials. Raises InvalidInputError, which repeats neither value nor variable."""
+        found: dict[str, str] = {}
+        for name, variable in self.given().items():
+            if variable not in os.environ:
+                raise InvalidInputError(
+                    f"the environment variable that secret_options_from_env names for {name!r} is not set in this"
+                    " process; give the variable's name there, not the credential itself"
+                )
+            found[name] = os.environ[variable]
+        return found
 
 
 class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
-    """A lakehouse by its root URI."""
+    """A lakehouse by its root URI. What it holds is no secret: Dagster shows it."""
 
-    root: str = Field(description="Root URI of the lakehouse, such as file:///data/lake/ or an absolute path.")
-    storage_options: dict[str, str] = Field(
-        default={}, description="Options of the storage, such as fsync for a local one. Give secrets by EnvVar."
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    root: str = Field(
+        description="Root URI of the lakehouse, such as s3://bucket/lake, or the absolute path of a folder."
+    )
+    storage_options: StorageSettings = Field(default=StorageSettings(), description="Options of the storage.")
+    secret_options_from_env: SecretVariables = Field(
+        default=SecretVariables(),
+        description="Names of environment variables that hold credentials; only when they are not where the storage's"
+        " client looks by itself, such as AWS_ACCESS_KEY_ID or a role of the machine.",
     )
     isolation: Literal["snapshot", "serializable"] = Field(
         default="snapshot", description="Isolation of the transactions that publish tables."
@@ -28,15 +102,18 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
 
     def open(self) -> Lakehouse:
         """Return the lakehouse. Raises LakehouseNotFoundError."""
-        return Lakehouse.open(self.root, self.storage_options)
+        return Lakehouse.open(self.root, self._options())
 
     def open_or_create(self) -> Lakehouse:
         """Return the lakehouse, a new one where there is none."""
         with contextlib.suppress(LakehouseNotFoundError):
             return self.open()
         with contextlib.suppress(LakehouseExistsError):  # another run was first
-            return Lakehouse.create(self.root, self.storage_options)
+            return Lakehouse.create(self.root, self._options())
         return self.open()
+
+    def _options(self) -> StorageOptions:
+        return StorageOptions({**self.storage_options.given(), **self.secret_options_from_env.credentials()})
 
 
 class SparkResource(dg.ConfigurableResource["SparkResource"]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 import uuid
+from dataclasses import dataclass
 
 import mmh3
 
@@ -18,8 +19,12 @@ MAX_VERSION = 2**32 - 1
 MAX_SEGMENT_BYTES = 255
 
 _HASH_BITS = 20
-_ROOT_NAME = re.compile(r"_([01]{32})\.arrow")
-_ANY_ROOT_NAME = re.compile(r"_[01]{32}(?:[01]{32})?\.(?:arrow|ipc)")
+_ROOT_NAME = re.compile(r"_([01]{32}(?:[01]{32})?)(\.arrow|\.ipc)")
+_IMMUTABLE_NAME = re.compile(
+    r"(?:[01]{4}/[01]{4}/[01]{4}/[01]{8}-(?:[^/]*-)?|_lakehouse_def_)"
+    r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\.(?:arrow|ipc|binpb)",
+    re.DOTALL,
+)
 _HASH_PREFIX_BYTES = len("0000/0000/0000/00000000-")
 _ASCII_NAME_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._~=-")
 
@@ -80,25 +85,59 @@ def _cut_utf8(text: str, size_bytes: int) -> str:
     return text.encode("utf-8")[:size_bytes].decode("utf-8", errors="ignore")
 
 
-def root_path(version: int) -> str:
-    """Return the path of a root node: the version's 32 binary digits reversed (L9).
+@dataclass(frozen=True, slots=True)
+class RootNaming:
+    """How the roots of a lakehouse are named (L9): ``_``, the version's binary digits reversed, a suffix."""
 
-    Raises VersionNotFoundError for numbers that no version can have.
-    """
-    if not 0 <= version <= MAX_VERSION:
-        raise VersionNotFoundError(f"version {version} is outside 0..{MAX_VERSION}", version=version)
-    return f"{ROOT_PREFIX}{f'{version:032b}'[::-1]}.arrow"
+    digits: int = 32
+    suffix: str = ".arrow"
+
+    def path(self, version: int) -> str:
+        """Return the path of a root node. Raises VersionNotFoundError for numbers that no version can have."""
+        if not 0 <= version <= MAX_VERSION:
+            raise VersionNotFoundError(f"version {version} is outside 0..{MAX_VERSION}", version=version)
+        return f"{ROOT_PREFIX}{f'{version:0{self.digits}b}'[::-1]}{self.suffix}"
+
+    def parse(self, path: str) -> int | None:
+        """Return the version of a root node path, or None when the path is none of this naming.
+
+        Raises VersionNotFoundError for a version beyond the largest one, which 64 digits can say.
+        """
+        return parse_root_path(path) if root_naming(path) == self else None
+
+
+#: The naming of what we create, and all that are read; a lakehouse keeps the one it has.
+ROOT_NAMING = RootNaming()
+ROOT_NAMINGS = tuple(RootNaming(digits, suffix) for suffix in (".arrow", ".ipc") for digits in (32, 64))
+
+
+def root_path(version: int) -> str:
+    """Return the path of a root node in our own naming. Raises VersionNotFoundError as :class:`RootNaming` does."""
+    return ROOT_NAMING.path(version)
+
+
+def root_naming(path: str) -> RootNaming | None:
+    """Return the naming that a path is a root node's of, or None when the path is no root node's."""
+    match = _ROOT_NAME.fullmatch(path)
+    return RootNaming(len(match[1]), match[2]) if match else None
 
 
 def parse_root_path(path: str) -> int | None:
-    """Return the version of a root node path, or None when the path is not one (L9)."""
+    """Return the version of a root node path in any naming, or None when the path is not one (L9).
+
+    Raises VersionNotFoundError for a version beyond the largest one, which 64 digits can say.
+    """
     match = _ROOT_NAME.fullmatch(path)
-    return int(match.group(1)[::-1], 2) if match else None
-
-
-def is_root_name(path: str) -> bool:
-    """Whether a path is that of a root node in any naming: 32 or 64 digits, ``.arrow`` or ``.ipc``."""
-    return _ANY_ROOT_NAME.fullmatch(path) is not None
+    if match is None:
+        return None
+    version = int(match[1][::-1], 2)
+    if version > MAX_VERSION:
+        raise VersionNotFoundError(
+            f"{path!r} is the root of version {version}; versions beyond {MAX_VERSION} are not supported",
+            path=path,
+            version=version,
+        )
+    return version
 
 
 def parse_hint(data: bytes) -> int | None:
@@ -133,3 +172,12 @@ def table_prefix(table_id: str) -> str:
     if not table_id or "/" in table_id or table_id in (".", ".."):
         raise InvalidDefinitionError(f"table id {table_id!r} cannot name a folder")
     return f"{TABLES_PREFIX}{table_id}/"
+
+
+def is_immutable_path(path: str) -> bool:
+    """Whether a file of this name never changes: a node, or a definition, with a uuid in its name (L6, L7, L11).
+
+    Roots are not among them, since sealing overwrites them, nor are names without a uuid, which another
+    engine could give a second time.
+    """
+    return _IMMUTABLE_NAME.fullmatch(path) is not None

@@ -26,6 +26,12 @@ def encode_schema_id(schema_id: int) -> str:
             return digits.ljust(_SCHEMA_ID_CHARS, "=")
 
 
+def has_schema_id(key: str) -> bool:
+    """Whether a key begins like that of an object, with a schema id of fewer than four digits (K3)."""
+    digits = key[:_SCHEMA_ID_CHARS].rstrip("=")
+    return len(key) >= _SCHEMA_ID_CHARS > len(digits) > 0 and all(digit in _BASE64 for digit in digits)
+
+
 NAMESPACE_KEY_PREFIX = encode_schema_id(NAMESPACE_SCHEMA_ID)
 TABLE_KEY_PREFIX = encode_schema_id(TABLE_SCHEMA_ID)
 

@@ -44,7 +44,8 @@ def smallest_node_file_limit_bytes(definition: LakehouseDef) -> int:
     """Return the size of the largest root that may be needed: full pointer rows and one buffered message.
 
     Every key and value has its full size, every child pointer that of a node's path, and the
-    system rows are those of a rollback with the largest ``commit_info``.
+    system rows are those of a rollback with the largest ``commit_info``. Roots have our own naming,
+    as in all that we create; while a tree is edited, its root's real system rows count.
     """
     key_bytes = 4 + definition.namespace_name_max_size_bytes + definition.table_name_max_size_bytes
     n_keys = definition.order - 1
@@ -82,6 +83,10 @@ def validate_lakehouse_def(definition: LakehouseDef) -> LakehouseDef:
     _at_least(
         "node_file_max_size_bytes", definition.node_file_max_size_bytes, smallest_node_file_limit_bytes(definition)
     )
+    return _validate_changeable_settings(definition)
+
+
+def _validate_changeable_settings(definition: LakehouseDef) -> LakehouseDef:
     _at_least("maximum_version_age_millis", definition.maximum_version_age_millis, 0)
     _at_least("minimum_versions_to_keep", definition.minimum_versions_to_keep, 1)
     _at_least("txn_ttl_millis", definition.txn_ttl_millis, 1)
@@ -94,13 +99,16 @@ def validate_lakehouse_def(definition: LakehouseDef) -> LakehouseDef:
 
 
 def validate_changed_settings(before: LakehouseDef, after: LakehouseDef) -> LakehouseDef:
-    """Return a changed definition, or raise InvalidDefinitionError when it changes what is fixed at creation."""
+    """Return a changed definition, or raise InvalidDefinitionError when it changes what is fixed at creation.
+
+    Only what can change is checked: other writers may have created a lakehouse whose sizes we would not.
+    """
     for name in IMMUTABLE_SETTINGS:
         if getattr(before, name) != getattr(after, name):
             raise InvalidDefinitionError(
                 f"{name} is fixed when a lakehouse is created ({getattr(before, name)!r}); it would re-encode every key"
             )
-    return validate_lakehouse_def(after)
+    return _validate_changeable_settings(after)
 
 
 def _at_least(name: str, value: int, minimum: int) -> None:

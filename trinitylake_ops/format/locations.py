@@ -6,6 +6,8 @@ import re
 
 from trinitylake_ops.errors import InvalidLocationError
 
+# ``user:password@`` after the scheme. A port is none, nor is a path with both letters.
+_USER_INFO = re.compile(r"^(?:[A-Za-z][A-Za-z0-9+.-]*:/{1,2})?[^/@:]+:(?!\d+(?:/|$)|/)[^@]*@")
 _URI = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(/.*)?$", re.DOTALL)
 
 
@@ -13,8 +15,12 @@ def normalize_root_uri(root: str) -> str:
     """Return ``root`` as ``scheme://authority/path/`` (L1).
 
     A bare absolute POSIX path means ``file://``; a missing final ``/`` is added; nothing else is
-    changed. Raises InvalidLocationError.
+    changed. Raises InvalidLocationError; for a root with credentials without repeating them.
     """
+    if _USER_INFO.search(root):
+        raise InvalidLocationError(
+            "a root holds no credentials: leave out what stands before '@' and give it by the environment"
+        )
     uri = f"file://{root}" if root.startswith("/") else root
     match = _URI.match(uri)
     if match is None:

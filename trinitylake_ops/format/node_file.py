@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from trinitylake_ops.errors import CorruptFileError, InvalidInputError
+from trinitylake_ops.format.keys import NAMESPACE_KEY_PREFIX, TABLE_KEY_PREFIX, has_schema_id
 
 CREATED_AT_MILLIS = "created_at_millis"
 N_KEYS = "n_keys"
@@ -29,8 +30,11 @@ _SCHEMA = pa.schema([("key", pa.utf8()), ("pvalue", pa.utf8()), ("pnode", pa.utf
 _OLD_DEF_KEY = "lakehouse"
 _MAX_ROWS = 2**31 - 1
 _MAX_DIGITS = 20
+_VALUE_COLUMNS = ("pvalue", "value")  # the second is the name in the older layout
+_TRANSACTION_COLUMN = "txn"  # of the older layout; nothing in it is needed
+_OBJECT_KEY_PREFIXES = (NAMESPACE_KEY_PREFIX, TABLE_KEY_PREFIX)
 
-#: The keys of system rows that this version knows; others are kept and ignored.
+#: The keys of system rows that this version knows; others are kept and ignored, where they can be told from objects.
 SYSTEM_KEYS = frozenset(
     {
         CREATED_AT_MILLIS,
@@ -54,6 +58,9 @@ class NodeFile:
     ``len(keys) + 1`` entries, ``children[i]`` holding the keys below ``keys[i]`` and above
     ``keys[i - 1]``; in a leaf it is empty. ``buffer`` maps a key to its newest message, a location
     or None for a deletion, in order of arrival. ``system`` holds the system rows except ``n_keys``.
+
+    ``is_flat`` says that the file it was read from had no row without a key: a leaf of the older
+    layout, which may hold more keys than the order allows. It is no part of the content.
     """
 
     keys: list[str] = field(default_factory=list)
@@ -61,6 +68,7 @@ class NodeFile:
     children: list[str] = field(default_factory=list)
     buffer: dict[str, str | None] = field(default_factory=dict)
     system: dict[str, str] = field(default_factory=dict)
+    is_flat: bool = field(default=False, compare=False)
 
     @property
     def is_leaf(self) -> bool:
@@ -140,8 +148,9 @@ def _framing_bytes() -> int:
 def decode_node(data: bytes, path: str) -> NodeFile:
     """Return the content of a node file.
 
-    Raises CorruptFileError, naming ``path``, for bytes that are no Arrow IPC file, for other
-    columns, and for rows that break the order of sections.
+    The forms of older writers are read too (FORMAT.md, "What is read beyond what is written"). Raises
+    CorruptFileError, naming ``path``, for bytes that are no Arrow IPC file, for other columns, and
+    for rows that break the order of sections.
     """
     key, pvalue, pnode = _columns(data, path)
     try:
@@ -154,7 +163,7 @@ def decode_system_rows(data: bytes, path: str) -> dict[str, str]:
     """Return the system rows of a node file alone. Raises CorruptFileError, naming ``path``."""
     key, pvalue, pnode = _columns(data, path)
     try:
-        return _Rows(key, pvalue, pnode).system()[0]
+        return _Rows(key, pvalue, pnode).system
     except _MalformedError as error:
         raise _corrupt(path, error) from error
 
@@ -171,6 +180,7 @@ _Column = list[str | None]
 
 
 def _columns(data: bytes, path: str) -> tuple[_Column, _Column, _Column]:
+    """Return key, pvalue and pnode; a file without pnode is one in which they are all null."""
     try:
         with pa.ipc.open_file(pa.BufferReader(data)) as reader:
             table = reader.read_all()
@@ -178,63 +188,97 @@ def _columns(data: bytes, path: str) -> tuple[_Column, _Column, _Column]:
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CorruptFileError(f"{path!r} is no readable Arrow IPC file: {reason}", path=path) from error
-    if table.schema.names != _SCHEMA.names or any(
-        kind not in (pa.utf8(), pa.large_utf8()) for kind in table.schema.types
+    columns = [name for name in table.schema.names if name != _TRANSACTION_COLUMN]
+    if (
+        columns[:1] != ["key"]
+        or columns[1:2] not in ([name] for name in _VALUE_COLUMNS)
+        or columns[2:] not in ([], ["pnode"])
+        or any(table.schema.field(name).type not in (pa.utf8(), pa.large_utf8()) for name in columns)
     ):
         raise CorruptFileError(
             f"{path!r} has columns {table.schema.names}, a node file has {_SCHEMA.names} as strings", path=path
         )
-    return table["key"].to_pylist(), table["pvalue"].to_pylist(), table["pnode"].to_pylist()
+    key, pvalue, *pnode = (table[name].to_pylist() for name in columns)
+    return key, pvalue, pnode[0] if pnode else [None] * len(key)
 
 
 @dataclass(slots=True)
 class _Rows:
+    """The rows of a file, and where the sections after the system rows begin and end.
+
+    ``pointers`` is the row without a key that begins section 2; None in a file without such a row:
+    a sealed root, or a leaf of the older layout. ``first`` and ``end`` enclose the rows of keys.
+    """
+
     key: _Column
     pvalue: _Column
     pnode: _Column
+    system: dict[str, str] = field(default_factory=dict)
+    pointers: int | None = None
+    first: int = 0
+    end: int = 0
+
+    def __post_init__(self) -> None:
+        n_system = self._n_system_rows()
+        for row in range(n_system):
+            self._add_system_row(row)
+        _check_number(self.system, CREATED_AT_MILLIS, MAX_TIME_MS)
+        _check_number(self.system, N_KEYS, _MAX_ROWS)
+        n_keys = int(self.system[N_KEYS])
+        if SEALED_AT_MILLIS in self.system and (n_keys or n_system != len(self.key)):
+            raise _MalformedError("a sealed root has keys or pointer rows")
+        self.first = n_system if self.pointers is None else n_system + 1
+        self.end = self.first + n_keys
+        if self.end > len(self.key):
+            raise _MalformedError(f"n_keys is {n_keys}, but only {len(self.key) - self.first} rows follow")
+        if self.pointers is None:
+            self._check_flat()
+
+    def _n_system_rows(self) -> int:
+        """Return the number of system rows: up to the row without a key; where there is none, all that we know."""
+        if None in self.key:
+            self.pointers = self.key.index(None)
+            return self.pointers
+        if SEALED_AT_MILLIS in self.key:
+            return len(self.key)
+        return next((row for row, name in enumerate(self.key) if name not in SYSTEM_KEYS), len(self.key))
+
+    def _add_system_row(self, row: int) -> None:
+        name, value = self.key[row], self.pvalue[row]
+        if name is None or value is None or self.pnode[row] is not None:
+            raise _MalformedError(f"system row {name!r} lacks its value or has a child")
+        if name.startswith(_OBJECT_KEY_PREFIXES):
+            raise _MalformedError(f"object key {name!r} stands among the system rows")
+        self.system[LAKEHOUSE_DEF if name == _OLD_DEF_KEY else name] = value
+
+    def _check_flat(self) -> None:
+        """Without a row without a key only their form tells keys of objects from unknown system rows."""
+        for row in range(self.first, len(self.key)):
+            if not has_schema_id(self.key[row] or ""):
+                raise _MalformedError(
+                    f"row {row} has the key {self.key[row]!r}, which is neither an object's nor a known system row's;"
+                    " a file without a row without a key can hold no other"
+                )
+        if any(child is not None for child in self.pnode):
+            raise _MalformedError("there are child pointers, but no row without a key for the first of them")
 
     def node(self) -> NodeFile:
-        system, first = self.system()
-        n_keys = int(system.pop(N_KEYS))
-        if SEALED_AT_MILLIS in system:
-            if n_keys or first != len(self.key):
-                raise _MalformedError("a sealed root has keys or pointer rows")
-            return NodeFile(system=system)
-        end = first + 1 + n_keys
-        if end > len(self.key):
-            raise _MalformedError(f"n_keys is {n_keys}, but only {len(self.key) - first - 1} rows follow")
-        keys, values = self._pointers(first, end)
-        return NodeFile(keys, values, self._children(first, end), self._buffer(end), system)
+        system = {name: value for name, value in self.system.items() if name != N_KEYS}
+        keys, values = self._keys()
+        is_flat = self.pointers is None and SEALED_AT_MILLIS not in system
+        return NodeFile(keys, values, self._children(), self._buffer(), system, is_flat)
 
-    def system(self) -> tuple[dict[str, str], int]:
-        """Return the system rows and the number of the first row after them."""
-        system: dict[str, str] = {}
-        first = len(self.key)
-        for row, name in enumerate(self.key):
-            if name is None:
-                first = row
-                break
-            value = self.pvalue[row]
-            if value is None or self.pnode[row] is not None:
-                raise _MalformedError(f"system row {name!r} lacks its value or has a child")
-            system[LAKEHOUSE_DEF if name == _OLD_DEF_KEY else name] = value
-        _check_number(system, CREATED_AT_MILLIS, MAX_TIME_MS)
-        _check_number(system, N_KEYS, _MAX_ROWS)
-        if first == len(self.key) and SEALED_AT_MILLIS not in system:
-            raise _MalformedError("no pointer row without a key follows the system rows")
-        return system, first
-
-    def _pointers(self, first: int, end: int) -> tuple[list[str], list[str]]:
-        if self.pvalue[first] is not None:
+    def _keys(self) -> tuple[list[str], list[str]]:
+        if self.pointers is not None and self.pvalue[self.pointers] is not None:
             raise _MalformedError("the first pointer row has a value")
         keys: list[str] = []
         values: list[str] = []
-        for row in range(first + 1, end):
+        for row in range(self.first, self.end):
             key, value = self.key[row], self.pvalue[row]
             if key is None or value is None:
-                raise _MalformedError(f"pointer row {row - first} lacks its key or value; n_keys is wrong")
+                raise _MalformedError(f"row {row} of the pointers lacks its key or value; n_keys is wrong")
             if key.startswith(" "):
-                raise _MalformedError(f"pointer row {row - first} has a key that starts with a space")
+                raise _MalformedError(f"row {row} of the pointers has a key that starts with a space")
             keys.append(key)
             values.append(value)
         for lower, upper in pairwise(keys):
@@ -242,16 +286,16 @@ class _Rows:
                 raise _MalformedError(f"key {upper!r} does not ascend after {lower!r}")
         return keys, values
 
-    def _children(self, first: int, end: int) -> list[str]:
-        children = self.pnode[first:end]
+    def _children(self) -> list[str]:
+        children = self.pnode[self.first if self.pointers is None else self.pointers : self.end]
         present = [child for child in children if child is not None]
         if present and len(present) != len(children):
             raise _MalformedError("some of the child pointers are missing")
         return present
 
-    def _buffer(self, end: int) -> dict[str, str | None]:
+    def _buffer(self) -> dict[str, str | None]:
         buffer: dict[str, str | None] = {}
-        for row in range(end, len(self.key)):
+        for row in range(self.end, len(self.key)):
             key = self.key[row]
             if self.pnode[row] is not None:
                 raise _MalformedError(f"row {row} after the pointers has a child; n_keys is wrong")

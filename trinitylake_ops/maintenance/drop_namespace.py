@@ -57,7 +57,7 @@ def plan_drop_namespace(lake: Lakehouse, namespace: str, cascade: bool = False) 
     Raises NamespaceNotFoundError, NamespaceNotEmptyError, InvalidNameError.
     """
     latest = lake.snapshot()
-    check_no_gap(lake.storage, latest.version)
+    check_no_gap(lake.files.roots, latest.version)
     tables = tuple(latest.tables(namespace))
     if tables and not cascade:
         raise NamespaceNotEmptyError(f"namespace {namespace!r} holds {len(tables)} tables; drop them first, or cascade")

@@ -12,11 +12,10 @@ from enum import StrEnum
 from rich.table import Table
 
 from trinitylake_ops.errors import FileMissingError, StorageError
-from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, parse_hint, root_path
+from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, parse_hint
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table
-from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.transaction.lakehouse import Lakehouse
-from trinitylake_ops.transaction.versions import find_latest
+from trinitylake_ops.transaction.versions import Roots, find_latest
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +54,10 @@ class HintReport(Document):
 def inspect_hint(lake: Lakehouse) -> HintReport:
     """Compare the hint with the latest version. Raises LakehouseNotFoundError, StorageError."""
     metered = MeteredLakehouse(lake)
-    state, hinted, latest = _state(metered.lake.storage)
+    state, hinted, latest = _state(metered.lake.files.roots)
     if state == HintState.BEHIND:
         # A commit between the two reads looks like that; its writer sets the hint after the root.
-        state, hinted, latest = _state(metered.lake.storage)
+        state, hinted, latest = _state(metered.lake.files.roots)
     return HintReport(state=state, hinted=hinted, latest=latest, cost=metered.cost())
 
 
@@ -71,24 +70,24 @@ def repair_hint(lake: Lakehouse) -> HintReport:
     found = inspect_hint(metered.lake)
     if found.state == HintState.RIGHT:
         return replace(found, cost=metered.cost())
-    storage, latest = metered.lake.storage, found.latest
+    storage, roots, latest = metered.lake.storage, metered.lake.files.roots, found.latest
     while True:
         storage.write(HINT_PATH, str(latest).encode("ascii"))
         # A commit since may have set the hint before us; never leave it behind that one.
-        if latest == MAX_VERSION or not storage.exists(root_path(latest + 1)):
+        if latest == MAX_VERSION or not storage.exists(roots.path(latest + 1)):
             return replace(found, latest=latest, repaired=True, cost=metered.cost())
-        latest = find_latest(storage)[0]
+        latest = find_latest(roots)[0]
 
 
-def _state(storage: Storage) -> tuple[HintState, int | None, int]:
+def _state(roots: Roots) -> tuple[HintState, int | None, int]:
     try:
-        data: bytes | None = storage.read(HINT_PATH)
+        data: bytes | None = roots.storage.read(HINT_PATH)
     except FileMissingError:
         data = None
     except StorageError as error:
         logger.warning("the hint cannot be read: %s", error)
         data = b""
-    latest = find_latest(storage)[0]
+    latest = find_latest(roots)[0]
     if data is None:
         return HintState.MISSING, None, latest
     hinted = parse_hint(data)

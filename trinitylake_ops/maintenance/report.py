@@ -49,12 +49,12 @@ class Cost:
 
 
 class MeteredLakehouse:
-    """A lakehouse whose requests are counted, with caches of its own, and the time since it was opened."""
+    """A lakehouse whose requests are counted, past all caches, and the time since it was opened."""
 
     def __init__(self, lake: Lakehouse):
         self._storage = MeteredStorage(lake.storage)
         self._begun_s = time.monotonic()
-        self.lake = Lakehouse(self._storage, lake.storage_options)
+        self.lake = Lakehouse(self._storage, lake.storage_options, cache="off")
 
     def cost(self) -> Cost:
         """Return what was asked of the storage so far."""

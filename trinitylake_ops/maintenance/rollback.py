@@ -187,7 +187,7 @@ def plan_rollback(
 
 def _without_caches(lake: Lakehouse) -> Lakehouse:
     """Caches could hide that a file is gone."""
-    return Lakehouse(lake.storage, lake.storage_options)
+    return Lakehouse(lake.storage, lake.storage_options, cache="off")
 
 
 def _target(lake: Lakehouse, to: int | str | None, timestamp: datetime | int | None = None) -> _Target:
@@ -201,7 +201,7 @@ def _target(lake: Lakehouse, to: int | str | None, timestamp: datetime | int | N
 def _plan(
     lake: Lakehouse, base: Snapshot, target: _Target, chosen: tuple[ObjectName, ...], message: str | None
 ) -> RollbackPlan:
-    check_no_gap(lake.storage, base.version)
+    check_no_gap(lake.files.roots, base.version)
     differences = _checked_differences(base, target.snapshot, chosen)
     changes = [change_of(base.keys, difference) for difference in differences]
     return RollbackPlan(

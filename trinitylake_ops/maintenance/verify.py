@@ -11,9 +11,9 @@ from typing import Literal
 
 from rich.table import Table
 
-from trinitylake_ops.errors import CorruptFileError, StorageError, TrinityLakeError
+from trinitylake_ops.errors import CorruptFileError, StorageError, TrinityLakeError, VersionNotFoundError
 from trinitylake_ops.format.definitions import ExportRecord, ExportState
-from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, root_path
+from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, root_naming
 from trinitylake_ops.format.limits import IMMUTABLE_SETTINGS
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.format.node_file import PREVIOUS_ROOT, NodeFile, decode_node
@@ -94,7 +94,7 @@ class _Verification:
 
     def __init__(self, lake: Lakehouse):
         self.lake = lake
-        self.latest = find_latest(lake.storage)[0]
+        self.latest = find_latest(lake.files.roots)[0]
         self.findings: list[Finding] = []
         self._reported: set[tuple[str, str | None]] = set()
         self.listing: dict[str, int] = {}
@@ -128,17 +128,33 @@ class _Verification:
             self.findings.append(Finding(severity="error", code=code, message=message, path=path, version=version))
 
     def _check_names(self) -> None:
-        """Root names are contiguous: a version that is missing, or stands beyond the latest, was tampered with."""
-        listed = (parse_root_path(path) for path in self.listing)
-        versions = [version for version in listed if version is not None]
-        for version in versions_beyond_gap(self.lake.storage, self.latest, versions):
-            self._error("root-beyond-gap", "a root stands beyond a missing version", root_path(version), version)
+        """Root names are of one naming and without gaps: one that is missing, or beyond the latest, was tampered with."""
+        roots = self.lake.files.roots
+        versions = []
+        for path in sorted(self.listing):
+            naming = root_naming(path)
+            if naming == roots.naming:
+                versions += self._version_named(path)
+            elif naming is not None:
+                message = f"a root file of another naming than this lakehouse's, such as {roots.path(self.latest)!r}"
+                self._error("root-naming-mixed", message, path, None)
+        for version in versions_beyond_gap(roots, self.latest, versions):
+            self._error("root-beyond-gap", "a root stands beyond a missing version", roots.path(version), version)
+
+    def _version_named(self, path: str) -> list[int]:
+        """Return the version of a root file; none, but a finding, where no version can have its number."""
+        try:
+            version = parse_root_path(path)
+        except VersionNotFoundError as error:
+            self._error("root-beyond-gap", error.message, path, error.version)
+            return []
+        return [] if version is None else [version]
 
     def _check_versions(self, progress: Callable[[int, int], None]) -> None:
         before_ms = -1
         for start in range(0, self.latest + 1, _BATCH):
             versions = range(start, min(start + _BATCH, self.latest + 1))
-            contents = self.lake.storage.read_available([root_path(version) for version in versions])
+            contents = self.lake.storage.read_available([self.lake.files.roots.path(version) for version in versions])
             for version, data in zip(versions, contents, strict=True):
                 root = self._decoded_root(version, data)
                 if root is not None:
@@ -146,7 +162,7 @@ class _Verification:
                 progress(version + 1, self.latest + 1)
 
     def _decoded_root(self, version: int, data: bytes | StorageError) -> NodeFile | None:
-        path = root_path(version)
+        path = self.lake.files.roots.path(version)
         if isinstance(data, StorageError):
             self._error("root-missing", f"the root of version {version} cannot be read: {data.message}", path, version)
             return None
@@ -158,8 +174,9 @@ class _Verification:
 
     def _check_root(self, version: int, root: NodeFile, before_ms: int) -> int:
         """Check one version; returns its time."""
-        path = root_path(version)
-        expected = root_path(version - 1) if version > 0 else None
+        roots = self.lake.files.roots
+        path = roots.path(version)
+        expected = roots.path(version - 1) if version > 0 else None
         if root.system.get(PREVIOUS_ROOT) != expected:
             message = f"previous_root is {root.system.get(PREVIOUS_ROOT)!r}, not {expected!r}"
             self._error("chain-broken", message, path, version)

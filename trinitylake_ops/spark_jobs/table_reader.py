@@ -152,4 +152,6 @@ def _planned(scan: DataScan) -> list[FileScanTask]:
 def check_reachable(lake: Lakehouse) -> None:
     """Raise InvalidInputError for a lakehouse in this process's memory, which Spark's tasks would not see."""
     if lake.root.startswith("memory://"):
-        raise InvalidInputError(f"Spark's tasks are other processes and cannot see {lake.root}; use a file:// root")
+        raise InvalidInputError(
+            f"Spark's tasks are other processes and cannot see {lake.root}; use an s3:// or file:// root"
+        )

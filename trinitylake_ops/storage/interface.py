@@ -92,6 +92,11 @@ class Storage(ABC):
             return False
         return True
 
+    def drop_cached(self, path: str) -> bool:
+        """Forget what a cache keeps of a file, so that the next read asks the storage; whether it kept anything."""
+        del path  # a storage keeps nothing
+        return False
+
     def read_many(self, paths: Sequence[str]) -> builtins.list[bytes]:
         """Read several files in parallel, in the order given. Raises the first failure."""
         return run_parallel(in_one_round(self.read), paths, self.concurrency)

@@ -2,49 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
+from trinitylake_ops.storage.cache_options import CACHE_OPTIONS
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.local import LocalStorage
 from trinitylake_ops.storage.memory import MemoryStorage
+from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.retry import RetryStorage
-
-_OPTIONS_BY_SCHEME: Mapping[str, frozenset[str]] = {"file": frozenset({"fsync"}), "memory": frozenset()}
+from trinitylake_ops.storage.s3_settings import S3_CLIENTS, S3_OPTIONS
 
 
 def open_storage(root_uri: str, storage_options: Mapping[str, str] | None = None) -> Storage:
     """Open the storage of a normalised root URI (FORMAT.md, L1), wrapped in retries.
 
     ``file:///folder/`` takes the option ``fsync`` (``true``, the default, or ``false``),
-    ``memory://name/`` none. Opening touches no file. Raises InvalidLocationError for a root of
-    another scheme or form and InvalidInputError for an option that is not known; neither message
-    repeats credentials.
+    ``memory://name/`` none of its own, ``s3://bucket/prefix/`` those of ``S3_OPTIONS``, of which
+    ``client`` (``s3fs``, the default, or ``obstore``) picks the library. Those of the cache go with
+    every root, and mean nothing here. Opening touches no file and sends no request. Raises
+    InvalidLocationError for a root of another scheme or form and InvalidInputError for an option
+    that is not known or not valid; neither message repeats credentials.
     """
     scheme, separator, _ = root_uri.partition("://")
-    if not separator or scheme not in _OPTIONS_BY_SCHEME:
+    if not separator or scheme not in _SCHEMES:
         shown = f"the scheme {scheme!r}" if separator else "a root without a scheme"
-        supported = " and ".join(f"{known}://" for known in _OPTIONS_BY_SCHEME)
-        raise InvalidLocationError(f"{shown} is not supported: roots start with {supported}")
-    options = dict(storage_options or {})
-    _check_option_names(scheme, options)
-    if scheme == "memory":
-        return RetryStorage(MemoryStorage(root_uri))
-    return RetryStorage(LocalStorage(root_uri, fsync=_flag(options, "fsync", default=True)))
+        *others, last = (f"{known}://" for known in _SCHEMES)
+        raise InvalidLocationError(f"{shown} is not supported: roots start with {', '.join(others)} or {last}")
+    known_options, open_inner = _SCHEMES[scheme]
+    options = StorageOptions(storage_options)
+    _check_option_names(scheme, options, known_options | CACHE_OPTIONS)
+    return RetryStorage(open_inner(root_uri, options))
 
 
-def _check_option_names(scheme: str, options: Mapping[str, str]) -> None:
-    known = _OPTIONS_BY_SCHEME[scheme]
+def _open_local(root: str, options: StorageOptions) -> Storage:
+    return LocalStorage(root, fsync=options.flag("fsync", default=True))
+
+
+def _open_memory(root: str, _: StorageOptions) -> Storage:
+    return MemoryStorage(root)
+
+
+def _open_s3(root: str, options: StorageOptions) -> Storage:
+    # The client libraries take a good part of a second to load, which no other root should cost.
+    if options.one_of("client", S3_CLIENTS) == "obstore":
+        from trinitylake_ops.storage.s3_obstore import ObstoreS3Storage
+
+        return ObstoreS3Storage(root, options)
+    from trinitylake_ops.storage.s3 import S3Storage
+
+    return S3Storage(root, options)
+
+
+_SCHEMES: Mapping[str, tuple[frozenset[str], Callable[[str, StorageOptions], Storage]]] = {
+    "file": (frozenset({"fsync"}), _open_local),
+    "memory": (frozenset(), _open_memory),
+    "s3": (S3_OPTIONS, _open_s3),
+}
+
+
+def _check_option_names(scheme: str, options: Mapping[str, str], known: frozenset[str]) -> None:
     unknown = sorted(set(options) - known)
     if unknown:
-        supported = ", ".join(sorted(known)) or "none"
+        supported = ", ".join(sorted(known))
         raise InvalidInputError(f"unknown storage option {unknown[0]!r}: {scheme}:// supports {supported}")
-
-
-def _flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
-    value = options.get(name)
-    if value is None:
-        return default
-    if value not in ("true", "false"):
-        raise InvalidInputError(f"storage option {name!r} must be 'true' or 'false', not {value!r}")
-    return value == "true"

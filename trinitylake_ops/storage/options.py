@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from trinitylake_ops.errors import InvalidInputError
@@ -9,14 +10,20 @@ from trinitylake_ops.errors import InvalidInputError
 #: Options whose values are credentials: no text that this package makes repeats them.
 SECRET_OPTIONS = frozenset({"access_key_id", "secret_access_key", "session_token"})
 
+#: The environment variable from which programs take options that the command line or the code does not give.
+OPTIONS_VARIABLE = "TRINITYLAKE_STORAGE_OPTIONS"
+
 _HIDDEN = "***"
+# No longer and no other letters, so that a credential in the place of a name is seldom taken for one.
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_SECRET_ASSIGNMENT = re.compile(rf"({'|'.join(sorted(SECRET_OPTIONS))})(['\"]?\s*[=:]\s*)[^\s,]+")
 
 
 class StorageOptions(Mapping[str, str]):
     """An immutable mapping of option names to strings whose text forms hide credentials.
 
     It pickles whole, since Spark's tasks need the credentials, and compares and hashes by content.
-    Raises InvalidInputError for a name or value that is no string.
+    Raises InvalidInputError for a name or value that is no string, and for a name that no option has.
     """
 
     __slots__ = ("_values",)
@@ -27,6 +34,25 @@ class StorageOptions(Mapping[str, str]):
         for name, value in given:
             if not (isinstance(name, str) and isinstance(value, str)):
                 raise InvalidInputError(f"storage option {name!r} must be a string, not a {type(value).__name__}")
+            if not _NAME.fullmatch(name):
+                raise InvalidInputError(
+                    "a storage option has a name that is not shown, as it may be a credential;"
+                    " names are words such as 'endpoint'"
+                )
+
+    @classmethod
+    def parse(cls, text: str) -> StorageOptions:
+        """Return the options of a text ``K=V,K=V``; an empty text has none.
+
+        Raises InvalidInputError, which repeats no value.
+        """
+        options: dict[str, str] = {}
+        for part in filter(None, map(str.strip, text.split(","))):
+            name, equals, value = part.partition("=")
+            if not equals:
+                raise InvalidInputError("storage options are written as K=V, several as K=V,K=V")
+            options[name] = value
+        return cls(options)
 
     def __getitem__(self, name: str) -> str:
         return self._values[name]
@@ -85,3 +111,8 @@ class StorageOptions(Mapping[str, str]):
         if not minimum <= number < float("inf"):
             raise InvalidInputError(f"storage option {name!r} must be a number of at least {minimum:g}, not {value!r}")
         return number
+
+
+def redact_assignments(text: str) -> str:
+    """Return a text in which whatever is assigned to the name of a credential, ``NAME=VALUE``, is asterisks."""
+    return _SECRET_ASSIGNMENT.sub(rf"\1\2{_HIDDEN}", text)

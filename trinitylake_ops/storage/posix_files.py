@@ -13,9 +13,9 @@ _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 
 
-def write_new_file(name: bytes, data: bytes, *, fsync: bool) -> None:
+def write_new_file(name: bytes, data: bytes, *, fsync: bool, mode: int = 0o666) -> None:
     """Write a file that must not exist yet; with ``fsync`` its bytes are on the device on return."""
-    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         rest = memoryview(data)
         while rest:

@@ -12,6 +12,9 @@
     })
     catalog.load_table("flights.daily").scan().to_arrow()
 
+The ``properties`` of an open catalog hold no credentials, so they do not reopen a lakehouse that
+was given some.
+
 Its exceptions are pyiceberg's own (NoSuchTableError, CommitFailedException, ...), as engines
 expect; what pyiceberg has no exception for is raised as this package's typed error. Namespaces have
 one level. Names that hold a dot are given as tuples. There are no views.
@@ -47,7 +50,7 @@ from trinitylake_ops import errors
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.tables.change import changing
-from trinitylake_ops.tables.file_io import ROOT, STORAGE_OPTION_PREFIX, StorageFileIO
+from trinitylake_ops.tables.file_io import StorageFileIO, public_properties
 from trinitylake_ops.tables.managed import (
     EXTERNAL,
     ICEBERG,
@@ -94,8 +97,8 @@ class TrinityLakeCatalog(MetastoreCatalog):
         return catalog
 
     def _bind(self, target: CatalogTarget) -> None:
-        options = {f"{STORAGE_OPTION_PREFIX}{name}": value for name, value in target.storage_options.items()}
-        self.properties = {**self.properties, **options, ROOT: target.storage.root, PY_IO_IMPL: _FILE_IO}
+        shown = public_properties(self.properties, target.storage.root, target.storage_options)
+        self.properties = {**shown, PY_IO_IMPL: _FILE_IO}
         self.target = target
         self.io = StorageFileIO.on(target.storage, target.storage_options, read_only=target.read_only)
 

@@ -34,6 +34,7 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.open import open_storage
+from trinitylake_ops.storage.options import SECRET_OPTIONS, StorageOptions
 
 ROOT = "root"
 STORAGE_OPTION_PREFIX = "storage."
@@ -71,13 +72,25 @@ def _as_pyiceberg_expects(location: str) -> Iterator[None]:
         raise TableFilePermissionError(error.message, path=location) from error
 
 
-def storage_options_of(properties: Mapping[str, str]) -> dict[str, str]:
+def storage_options_of(properties: Mapping[str, str]) -> StorageOptions:
     """Return the storage options among the properties of a catalog or FileIO: those named ``storage.*``."""
-    return {
-        name.removeprefix(STORAGE_OPTION_PREFIX): value
-        for name, value in properties.items()
-        if name.startswith(STORAGE_OPTION_PREFIX)
-    }
+    return StorageOptions(
+        {
+            name.removeprefix(STORAGE_OPTION_PREFIX): value
+            for name, value in properties.items()
+            if name.startswith(STORAGE_OPTION_PREFIX)
+        }
+    )
+
+
+def public_properties(properties: Mapping[str, str], root: str, options: StorageOptions) -> dict[str, str]:
+    """Return the properties of a catalog or FileIO that is open: with its root and options, without credentials.
+
+    Anybody may print properties; what opens further storages keeps its StorageOptions beside them.
+    """
+    kept = {name: value for name, value in properties.items() if not name.startswith(STORAGE_OPTION_PREFIX)}
+    shown = {f"{STORAGE_OPTION_PREFIX}{name}": options[name] for name in options if name not in SECRET_OPTIONS}
+    return {**kept, **shown, ROOT: root}
 
 
 class StorageFileIO(FileIO):
@@ -86,7 +99,8 @@ class StorageFileIO(FileIO):
     Made by pyiceberg from properties (``py-io-impl``; ``root`` and ``storage.*`` say where) or by
     :meth:`on` from an open Storage. Locations are URIs; those under the storage's root go through
     it, any other one through a storage opened for the file's own folder (local) or for its bucket,
-    with the same options. Pickles with its storage. ``read_only`` refuses writes and deletes with
+    with the same options when the scheme is the same, else with none. Pickles with its storage. Its
+    ``properties`` hold no credentials. ``read_only`` refuses writes and deletes with
     InvalidInputError. Raises InvalidInputError when ``root`` is missing.
     """
 
@@ -95,7 +109,8 @@ class StorageFileIO(FileIO):
         root = properties.get(ROOT)
         if not root:
             raise InvalidInputError(f"StorageFileIO needs the property {ROOT!r}: the lakehouse's root URI")
-        self._bind(open_storage(normalize_root_uri(root), storage_options_of(properties)), read_only=False)
+        options = storage_options_of(properties)
+        self._bind(open_storage(normalize_root_uri(root), options), options, read_only=False)
 
     @classmethod
     def on(
@@ -108,23 +123,29 @@ class StorageFileIO(FileIO):
     ) -> StorageFileIO:
         """Return a FileIO on an open storage; ``storage_options`` are for files beyond its root."""
         file_io = cls.__new__(cls)
-        options = {f"{STORAGE_OPTION_PREFIX}{name}": value for name, value in (storage_options or {}).items()}
-        FileIO.__init__(file_io, {**properties, **options, ROOT: storage.root})
-        file_io._bind(storage, read_only=read_only)
+        FileIO.__init__(file_io, properties)
+        file_io._bind(storage, StorageOptions(storage_options), read_only=read_only)
         return file_io
 
-    def _bind(self, storage: Storage, *, read_only: bool) -> None:
+    def _bind(self, storage: Storage, options: StorageOptions, *, read_only: bool) -> None:
+        self.properties = public_properties(self.properties, storage.root, options)
         self.storage = storage
+        self.storage_options = options
         self.read_only = read_only
         self._foreign: dict[str, Storage] = {}
         self._foreign_lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"properties": self.properties, "storage": self.storage, "read_only": self.read_only}
+        return {
+            "properties": self.properties,
+            "storage": self.storage,
+            "options": self.storage_options,
+            "read_only": self.read_only,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.properties = state["properties"]
-        self._bind(state["storage"], read_only=state["read_only"])
+        self._bind(state["storage"], state["options"], read_only=state["read_only"])
 
     @property
     def root(self) -> str:
@@ -172,7 +193,8 @@ class StorageFileIO(FileIO):
         root = normalize_root_uri(f"{scheme}://{folder}/")
         with self._foreign_lock:
             if root not in self._foreign:
-                self._foreign[root] = open_storage(root, storage_options_of(self.properties))
+                is_alike = self.root.startswith(f"{scheme}://")
+                self._foreign[root] = open_storage(root, self.storage_options if is_alike else None)
             return self._foreign[root], uri.removeprefix(root)
 
 

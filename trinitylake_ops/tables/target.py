@@ -14,6 +14,7 @@ from typing import Protocol
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.tables.file_io import ROOT, storage_options_of
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import CatalogReader, Snapshot
@@ -34,7 +35,7 @@ class CatalogTarget(Protocol):
         """The lakehouse's storage; table files pass it too."""
 
     @property
-    def storage_options(self) -> Mapping[str, str]:
+    def storage_options(self) -> StorageOptions:
         """Options for the storages of files beyond the lakehouse's root."""
 
     @property
@@ -73,7 +74,7 @@ class TransactionTarget:
     def __init__(self, transaction: Transaction, storage_options: Mapping[str, str] | None = None):
         self._transaction = transaction
         self.storage = transaction.base.files.storage
-        self.storage_options = dict(storage_options or {})
+        self.storage_options = StorageOptions(storage_options)
 
     def reader(self) -> CatalogReader:
         return self._transaction
@@ -90,7 +91,7 @@ class SnapshotTarget:
     def __init__(self, snapshot: Snapshot, storage_options: Mapping[str, str] | None = None):
         self._snapshot = snapshot
         self.storage = snapshot.files.storage
-        self.storage_options = dict(storage_options or {})
+        self.storage_options = StorageOptions(storage_options)
 
     def reader(self) -> CatalogReader:
         return self._snapshot

@@ -27,7 +27,7 @@ from trinitylake_ops.errors import (
     VersionNotFoundError,
 )
 from trinitylake_ops.format.definitions import LakehouseDef
-from trinitylake_ops.format.file_names import MAX_VERSION, root_path
+from trinitylake_ops.format.file_names import MAX_VERSION
 from trinitylake_ops.format.node_file import (
     COMMIT_ID,
     COMMIT_INFO,
@@ -46,7 +46,7 @@ from trinitylake_ops.format.node_file import (
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.write_outcome import create_fresh, create_settled
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
-from trinitylake_ops.transaction.versions import find_latest
+from trinitylake_ops.transaction.versions import Roots, find_latest
 from trinitylake_ops.tree.write_buffer import EditedTree
 
 logger = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ class RootStamp:
         is_rollback: bool = False,
     ) -> dict[str, str]:
         """Return the system rows of the root that follows ``base``; unknown ones of ``base`` are carried on."""
-        previous = root_path(base.version)
+        previous = base.files.roots.path(base.version)
         unknown = {name: value for name, value in base.root.system.items() if name not in SYSTEM_KEYS}
         return {
             **unknown,
@@ -187,8 +187,8 @@ class CommitClock:
 def latest_snapshot(files: LakehouseFiles) -> Snapshot:
     """Return the latest version. Raises LakehouseNotFoundError, CorruptFileError, StorageError."""
     read_at_ms = files.storage.now_ms()
-    version, data = find_latest(files.storage)
-    path = root_path(version)
+    version, data = find_latest(files.roots)
+    path = files.roots.path(version)
     return Snapshot(files, version, path, decode_node(data, path), read_at_ms)
 
 
@@ -227,7 +227,7 @@ def commit(
             kept |= fresh
             create_fresh(files.storage, {**fresh, **nodes})
             in_time = functools.partial(clock.check, base.definition)
-            if create_next_root(files.storage, base, draft, stamp.commit_id, in_time):
+            if create_next_root(base, draft, stamp.commit_id, in_time):
                 files.hint.write(base.version + 1)
                 return base.version + 1
             discard(files.storage, nodes)
@@ -265,7 +265,6 @@ def check_time(time_ms: int) -> None:
 
 
 def create_next_root(
-    storage: Storage,
     base: Snapshot,
     draft: Draft,
     commit_id: str,
@@ -276,11 +275,11 @@ def create_next_root(
     data = encode_node(
         NodeFile(root.keys, root.values, root.children, root.buffer, draft.root_system), base.definition.order
     )
-    return create_root(storage, base.version + 1, data, commit_id, before_send)
+    return create_root(base.files.roots, base.version + 1, data, commit_id, before_send)
 
 
 def create_root(
-    storage: Storage, version: int, data: bytes, commit_id: str, before_send: Callable[[], None] = lambda: None
+    roots: Roots, version: int, data: bytes, commit_id: str, before_send: Callable[[], None] = lambda: None
 ) -> bool:
     """Create a root if absent; True when it is ours, False when another's stands there.
 
@@ -289,10 +288,10 @@ def create_root(
     nobody can tell now: a delayed request may still create the root. Any other typed error means
     that the root was not created.
     """
-    path = root_path(version)
+    path = roots.path(version)
     try:
         return create_settled(
-            storage,
+            roots.storage,
             path,
             data,
             is_ours=lambda found: decode_system_rows(found, path).get(COMMIT_ID) == commit_id,

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
-
-from cachetools import LRUCache
 
 from trinitylake_ops.errors import CorruptFileError, InvalidLocationError, StorageError
 from trinitylake_ops.format.definitions import LakehouseDef, NamespaceDef, TableDef
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.storage.lru import ByteLru
 
-_CACHED_DEFINITIONS = 10_000
+DEFAULT_CACHE_BYTES = 32 * 1024 * 1024
+_MEMORY_PER_FILE_BYTE = 2
 
 T = TypeVar("T", LakehouseDef, NamespaceDef, TableDef)
 
 
 class DefinitionStore:
-    """Decoded definitions of one lakehouse; they are immutable files, so cached ones never go stale."""
+    """Decoded definitions of one lakehouse, cached up to about ``cache_bytes`` of memory.
 
-    def __init__(self, storage: Storage):
+    They are immutable files, so cached ones never go stale. Bytes that do not decode are dropped from
+    the storage's cache and read once more.
+    """
+
+    def __init__(self, storage: Storage, cache_bytes: int = DEFAULT_CACHE_BYTES):
         self._storage = storage
-        self._lock = threading.Lock()
-        self._cache: LRUCache[str, LakehouseDef | NamespaceDef | TableDef] = LRUCache(_CACHED_DEFINITIONS)
+        self._cache: ByteLru[str, LakehouseDef | NamespaceDef | TableDef] = ByteLru(cache_bytes)
 
     def lakehouse(self, location: str) -> LakehouseDef:
         """Return the lakehouse definition at a location. Raises CorruptFileError, StorageError."""
@@ -44,18 +46,28 @@ class DefinitionStore:
 
     def _load(self, locations: Sequence[str], kind: type[T], decode: Callable[[bytes, str], T]) -> list[T]:
         found: dict[str, T] = {}
-        with self._lock:
-            for location in locations:
-                cached = self._cache.get(location)
-                if isinstance(cached, kind):
-                    found[location] = cached
+        for location in locations:
+            cached = self._cache.get(location)
+            if isinstance(cached, kind):
+                found[location] = cached
         missing = [location for location in dict.fromkeys(locations) if location not in found]
         paths = [self._path(location) for location in missing]
         for location, path, data in zip(missing, paths, self._storage.read_many(paths), strict=True):
-            found[location] = decode(data, path)
-            with self._lock:
-                self._cache[location] = found[location]
+            found[location] = self._decoded(path, data, decode)
+            self._cache.put(location, found[location], len(data) * _MEMORY_PER_FILE_BYTE)
         return [found[location] for location in locations]
+
+    def _decoded(self, path: str, data: bytes, decode: Callable[[bytes, str], T]) -> T:
+        try:
+            return decode(data, path)
+        except CorruptFileError:
+            if not self._storage.drop_cached(path):
+                raise
+        try:  # what was damaged on its way here may be whole in the storage
+            return decode(self._storage.read(path), path)
+        except CorruptFileError:
+            self._storage.drop_cached(path)
+            raise
 
     def _path(self, location: str) -> str:
         try:

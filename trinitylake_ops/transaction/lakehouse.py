@@ -23,11 +23,12 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.definitions import ExpirationState, IsolationLevel, LakehouseDef
 from trinitylake_ops.format.file_names import (
     MAX_VERSION,
+    ROOT_NAMING,
     ROOT_PREFIX,
-    is_root_name,
+    is_immutable_path,
     new_lakehouse_def_path,
     parse_root_path,
-    root_path,
+    root_naming,
 )
 from trinitylake_ops.format.keys import KeyCodec
 from trinitylake_ops.format.limits import validate_lakehouse_def
@@ -47,6 +48,8 @@ from trinitylake_ops.format.node_file import (
     encode_node,
 )
 from trinitylake_ops.storage import Storage, open_storage
+from trinitylake_ops.storage.cache import private_cache_view, shared_cache_view
+from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.write_outcome import create_fresh
 from trinitylake_ops.transaction.commit import (
     DEFAULT_MAX_ATTEMPTS,
@@ -63,7 +66,7 @@ from trinitylake_ops.transaction.hint_writer import HintWriter
 from trinitylake_ops.transaction.resolve import CommitResolution, resolve_commit
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot, epoch_ms, utc_datetime
 from trinitylake_ops.transaction.transaction import Transaction
-from trinitylake_ops.transaction.versions import find_latest, find_version_at
+from trinitylake_ops.transaction.versions import Roots, find_latest, find_version_at, open_roots
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
 from trinitylake_ops.tree.node_store import NodeStore
 
@@ -104,12 +107,30 @@ class Change:
 
 
 class Lakehouse:
-    """A lakehouse at a root URI. All methods are safe to call from several threads."""
+    """A lakehouse at a root URI. All methods are safe to call from several threads.
 
-    def __init__(self, storage: Storage, storage_options: Mapping[str, str] | None = None):
+    ``storage`` is the storage as it is. Nodes and definitions are read, and kept, through the cache
+    of the process: one that is opened by its root shares them with all that have the same root and
+    options, also by ``cache_folder``; one made on a storage has them for itself unless ``cache`` says
+    otherwise; "off" asks the storage itself. Raises InvalidInputError for options of the cache that
+    make no sense.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        storage_options: Mapping[str, str] | None = None,
+        *,
+        cache: Literal["shared", "private", "off"] = "private",
+    ):
         self.storage = storage
-        self.storage_options = dict(storage_options or {})
-        self.files = LakehouseFiles(storage, NodeStore(storage), DefinitionStore(storage), HintWriter(storage))
+        self.storage_options = StorageOptions(storage_options)
+        files = storage
+        if cache == "shared":
+            files = shared_cache_view(storage, is_immutable_path, self.storage_options)
+        elif cache == "private":
+            files = private_cache_view(storage, is_immutable_path, self.storage_options)
+        self.files = LakehouseFiles(files, NodeStore(files), DefinitionStore(files), HintWriter(storage), Roots(storage))
 
     def __repr__(self) -> str:
         return f"Lakehouse({self.root!r})"
@@ -136,8 +157,9 @@ class Lakehouse:
         """
         root = normalize_root_uri(root_uri)
         definition = _new_definition(lakehouse_def_fields)
-        lake = cls(storage or open_storage(root, storage_options), storage_options)
-        if any(is_root_name(info.path) for info in lake.storage.list(ROOT_PREFIX)):
+        cache: Literal["shared", "private"] = "private" if storage else "shared"
+        lake = cls(storage or open_storage(root, storage_options), storage_options, cache=cache)
+        if any(root_naming(info.path) for info in lake.storage.list(ROOT_PREFIX)):
             raise LakehouseExistsError(f"there is a lakehouse at {root} already", path=root)
         path = new_lakehouse_def_path()
         commit_id = str(uuid.uuid4())
@@ -149,10 +171,11 @@ class Lakehouse:
             COMMIT_ID: commit_id,
             COMMIT_INFO: CommitInfo("init", "create the lakehouse").encode({}),
         }
+        lake.files.roots.known_naming = ROOT_NAMING
         create_fresh(lake.storage, {path: definition.to_bytes()})
         data = encode_node(NodeFile(system=system), definition.order)
         try:
-            is_ours = create_root(lake.storage, 0, data, commit_id)
+            is_ours = create_root(lake.files.roots, 0, data, commit_id)
         except CommitOutcomeUnknownError:
             raise
         except TrinityLakeError:
@@ -172,17 +195,22 @@ class Lakehouse:
         *,
         storage: Storage | None = None,
     ) -> Lakehouse:
-        """Open a lakehouse. Raises LakehouseNotFoundError, InvalidLocationError, StorageError."""
+        """Open a lakehouse.
+
+        Raises LakehouseNotFoundError, InvalidLocationError, CorruptFileError when roots of several
+        namings stand there, StorageError.
+        """
         root = normalize_root_uri(root_uri)
-        lake = cls(storage or open_storage(root, storage_options), storage_options)
-        lake.latest_version()
+        cache: Literal["shared", "private"] = "private" if storage else "shared"
+        lake = cls(storage or open_storage(root, storage_options), storage_options, cache=cache)
+        open_roots(lake.files.roots)
         return lake
 
     # Versions
 
     def latest_version(self) -> int:
         """Return the number of the latest version."""
-        return find_latest(self.storage)[0]
+        return find_latest(self.files.roots)[0]
 
     def snapshot(self, version: int | str | None = None, timestamp: datetime | int | None = None) -> Snapshot:
         """Return the latest version, or the one of a number, of an export's name, or of a time.
@@ -197,7 +225,7 @@ class Lakehouse:
         _check_kind("timestamp", timestamp, (int, datetime))
         latest = latest_snapshot(self.files)
         if timestamp is not None:
-            return self._snapshot_of(find_version_at(self.storage, _millis(timestamp), latest.version), latest)
+            return self._snapshot_of(find_version_at(self.files.roots, _millis(timestamp), latest.version), latest)
         if version is None:
             return latest
         if isinstance(version, str) and not (version.isascii() and version.isdecimal()):
@@ -215,7 +243,7 @@ class Lakehouse:
                 f"version {version} does not exist; the latest is {latest.version}", version=version
             )
         check_not_expired(version, latest.definition)
-        path = root_path(version)
+        path = self.files.roots.path(version)
         try:
             root = decode_node(self.storage.read(path), path)
         except FileMissingError:
@@ -244,13 +272,15 @@ class Lakehouse:
         oldest = 0 if limit is None else max(0, latest.version + 1 - limit)
         for newest in range(latest.version, oldest - 1, -_HISTORY_BATCH):
             versions = range(newest, max(oldest, newest - _HISTORY_BATCH + 1) - 1, -1)
-            roots = self.storage.read_available([root_path(version) for version in versions])
+            roots = self.storage.read_available([self.files.roots.path(version) for version in versions])
             for version, data in zip(versions, roots, strict=True):
                 if isinstance(data, FileMissingError):
                     continue
                 if not isinstance(data, bytes):
                     raise data
-                yield _version_info(version, decode_system_rows(data, root_path(version)), latest.definition)
+                yield _version_info(
+                    version, decode_system_rows(data, self.files.roots.path(version)), latest.definition
+                )
 
     def diff(self, before: int | str, after: int | str) -> list[Change]:
         """Return what changed between two versions, by namespace and table.
@@ -322,7 +352,8 @@ def check_not_expired(version: int, definition: LakehouseDef) -> None:
 
 def diff_snapshots(before: Snapshot, after: Snapshot) -> list[Change]:
     """Return what changed between two versions of one lakehouse; objects of unknown type are left out."""
-    changes = [change_of(after.keys, change) for change in diff_trees(before.files.nodes, before.root, after.root)]
+    with before.reading(), after.reading():
+        changes = [change_of(after.keys, change) for change in diff_trees(before.files.nodes, before.root, after.root)]
     return [change for change in changes if change is not None]
 
 

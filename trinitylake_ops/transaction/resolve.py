@@ -13,7 +13,7 @@ from trinitylake_ops.errors import (
     InvalidInputError,
     VersionNotFoundError,
 )
-from trinitylake_ops.format.file_names import MAX_VERSION, root_path
+from trinitylake_ops.format.file_names import MAX_VERSION
 from trinitylake_ops.format.node_file import COMMIT_ID, decode_system_rows
 from trinitylake_ops.transaction.commit import CommitInfo, Draft, RootStamp, commit, latest_snapshot
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
@@ -59,7 +59,7 @@ def resolve_commit(files: LakehouseFiles, version: int, commit_id: str, *, fence
 
 def _owner(files: LakehouseFiles, version: int) -> str | None:
     """Return the ``commit_id`` of a root, live or sealed: empty where its writer gave none, None without a root."""
-    path = root_path(version)
+    path = files.roots.path(version)
     try:
         return decode_system_rows(files.storage.read(path), path).get(COMMIT_ID, "")
     except FileMissingError:
@@ -70,7 +70,7 @@ def _check_next(version: int, latest: Snapshot) -> None:
     if version <= latest.version:
         raise CorruptFileError(
             "the root of this version was deleted, so nobody can tell whose it was",
-            path=root_path(version),
+            path=latest.files.roots.path(version),
             version=version,
         )
     if version > latest.version + 1:

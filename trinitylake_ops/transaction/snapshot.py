@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 
-from trinitylake_ops.errors import CorruptFileError, NamespaceNotFoundError, TableNotFoundError
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    FileMissingError,
+    NamespaceNotFoundError,
+    StorageError,
+    TableNotFoundError,
+    VersionExpiredError,
+)
 from trinitylake_ops.format.definitions import LakehouseDef, NamespaceDef, TableDef
 from trinitylake_ops.format.keys import NAMESPACE_KEY_PREFIX, KeyCodec, ObjectName
-from trinitylake_ops.format.node_file import LAKEHOUSE_DEF, NodeFile
+from trinitylake_ops.format.node_file import LAKEHOUSE_DEF, SEALED_AT_MILLIS, NodeFile, decode_system_rows
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.transaction.definition_store import DefinitionStore
 from trinitylake_ops.transaction.hint_writer import HintWriter
+from trinitylake_ops.transaction.versions import Roots
 from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.node_store import NodeStore
 from trinitylake_ops.tree.search import get, scan_prefix
@@ -41,6 +50,7 @@ class LakehouseFiles:
     nodes: NodeStore
     definitions: DefinitionStore
     hint: HintWriter
+    roots: Roots
 
 
 #: What a key maps to: the location of a definition, or one that a transaction has not written yet.
@@ -64,7 +74,12 @@ class CatalogReader(ABC):
         """Return all keys with a prefix and what they map to, ascending."""
 
     @abstractmethod
-    def _definitions(self) -> DefinitionStore: ...
+    def namespace_at(self, location: str) -> NamespaceDef:
+        """Return the namespace definition at a location. Raises CorruptFileError, StorageError."""
+
+    @abstractmethod
+    def table_at(self, location: str) -> TableDef:
+        """Return the table definition at a location. Raises CorruptFileError, StorageError."""
 
     @cached_property
     def keys(self) -> KeyCodec:
@@ -85,7 +100,7 @@ class CatalogReader(ABC):
         entry = self.entry(self.keys.namespace_key(namespace))
         if entry is None:
             raise NamespaceNotFoundError(f"there is no namespace {namespace!r}")
-        return entry if isinstance(entry, NamespaceDef) else self._definitions().namespace(_location(entry))
+        return entry if isinstance(entry, NamespaceDef) else self.namespace_at(_location(entry))
 
     def tables(self, namespace: str) -> list[str]:
         """Return the names of a namespace's tables, ascending. Raises NamespaceNotFoundError, InvalidNameError."""
@@ -104,7 +119,7 @@ class CatalogReader(ABC):
         if entry is None:
             self.namespace(namespace)
             raise TableNotFoundError(f"there is no table {namespace}.{table}")
-        return entry if isinstance(entry, TableDef) else self._definitions().table(_location(entry))
+        return entry if isinstance(entry, TableDef) else self.table_at(_location(entry))
 
     def _name(self, key: str) -> ObjectName:
         name = self.keys.decode(key)
@@ -160,7 +175,8 @@ class Snapshot(CatalogReader):
     @cached_property
     def definition(self) -> LakehouseDef:
         """The lakehouse definition of this version."""
-        return self.files.definitions.lakehouse(self.definition_location)
+        with self.reading():
+            return self.files.definitions.lakehouse(self.definition_location)
 
     @cached_property
     def limits(self) -> TreeLimits:
@@ -169,11 +185,39 @@ class Snapshot(CatalogReader):
 
     def entry(self, key: str) -> str | None:
         """Return the location of a key's definition, or None."""
-        return get(self.files.nodes, self.root, key)
+        with self.reading():
+            return get(self.files.nodes, self.root, key)
 
     def entries(self, prefix: str) -> list[tuple[str, str]]:
         """Return all keys with a prefix and their locations, ascending."""
-        return scan_prefix(self.files.nodes, self.root, prefix)
+        with self.reading():
+            return scan_prefix(self.files.nodes, self.root, prefix)
 
-    def _definitions(self) -> DefinitionStore:
-        return self.files.definitions
+    def namespace_at(self, location: str) -> NamespaceDef:
+        with self.reading():
+            return self.files.definitions.namespace(location)
+
+    def table_at(self, location: str) -> TableDef:
+        with self.reading():
+            return self.files.definitions.table(location)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Read files of this version in the block: where one vanished because the version was purged, say that.
+
+        Raises VersionExpiredError instead of FileMissingError then (docs/protocol.md, time travel).
+        """
+        try:
+            yield
+        except FileMissingError as error:
+            if self._is_sealed_now():
+                raise VersionExpiredError(
+                    "the version was expired and purged while it was read", path=self.location, version=self.version
+                ) from error
+            raise
+
+    def _is_sealed_now(self) -> bool:
+        try:
+            return SEALED_AT_MILLIS in decode_system_rows(self.files.storage.read(self.location), self.location)
+        except StorageError:
+            return False  # the file that vanished is the news, whatever became of the root

@@ -30,7 +30,6 @@ from trinitylake_ops.transaction.conflicts import (
     read_conflicts,
     written_key_conflicts,
 )
-from trinitylake_ops.transaction.definition_store import DefinitionStore
 from trinitylake_ops.transaction.snapshot import CatalogReader, Entry, Snapshot
 from trinitylake_ops.tree.diff import diff_trees
 from trinitylake_ops.tree.write_buffer import EditedTree, apply_messages
@@ -92,8 +91,11 @@ class Transaction(CatalogReader):
         found.update((key, write) for key, write in self._writes.items() if key.startswith(prefix))
         return sorted((key, entry) for key, entry in found.items() if entry is not None)
 
-    def _definitions(self) -> DefinitionStore:
-        return self.base.files.definitions
+    def namespace_at(self, location: str) -> NamespaceDef:
+        return self.base.namespace_at(location)
+
+    def table_at(self, location: str) -> TableDef:
+        return self.base.table_at(location)
 
     # Writing
 

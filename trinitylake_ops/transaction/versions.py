@@ -1,4 +1,4 @@
-"""Finding versions: the latest, and the one of a time (docs/protocol.md, F and time travel)."""
+"""Finding versions: how their roots are named, the latest, and the one of a time (docs/protocol.md, F, time travel)."""
 
 from __future__ import annotations
 
@@ -16,40 +16,148 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.file_names import (
     HINT_PATH,
     MAX_VERSION,
+    ROOT_NAMING,
+    ROOT_NAMINGS,
     ROOT_PREFIX,
+    RootNaming,
     parse_hint,
     parse_root_path,
-    root_path,
+    root_naming,
 )
 from trinitylake_ops.format.node_file import CREATED_AT_MILLIS, decode_system_rows
 from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 
 logger = logging.getLogger(__name__)
 
 _HINT_READ_BYTES = 64  # more than any number takes, with white space; a file of garbage may be huge
 
 
-def find_latest(storage: Storage) -> tuple[int, bytes]:
+class Roots:
+    """The root nodes of one lakehouse: where they stand, and by which names.
+
+    A lakehouse keeps the naming it has, so that it is found out once: when it is opened, else when
+    it is first needed.
+    """
+
+    def __init__(self, storage: Storage, known_naming: RootNaming | None = None):
+        self.storage = storage
+        self.known_naming = known_naming
+
+    @property
+    def naming(self) -> RootNaming:
+        """How the roots are named. Raises LakehouseNotFoundError, CorruptFileError, StorageError."""
+        if self.known_naming is None:
+            find_latest(self)
+            assert self.known_naming is not None
+        return self.known_naming
+
+    def path(self, version: int) -> str:
+        """Return the path of a version's root, present or not. Raises VersionNotFoundError, and as ``naming``."""
+        return self.naming.path(version)
+
+
+def find_latest(roots: Roots) -> tuple[int, bytes]:
     """Return the latest version and the bytes of its root.
 
     The hint only says where to start: a missing, garbage, stale or leading one costs requests and
-    never fails. Two sequential rounds when it is right. Raises LakehouseNotFoundError.
+    never fails. Two sequential rounds when it is right; a naming that is not known yet and not ours
+    costs one more. Raises LakehouseNotFoundError, CorruptFileError, StorageError.
     """
-    start = read_hint(storage) or 0
-    at, following = storage.read_available([root_path(start), root_path(min(start + 1, MAX_VERSION))])
-    if isinstance(at, FileMissingError):
-        if start != 0:
-            at, following = storage.read_available([root_path(0), root_path(1)])
-        start = 0
-    if isinstance(at, FileMissingError):
-        start = _latest_listed(storage)
-        return start, storage.read(root_path(start))
-    root = _raise_error(at)
-    if isinstance(following, FileMissingError) or start == MAX_VERSION:
+    start = read_hint(roots.storage) or 0
+    naming = roots.known_naming or ROOT_NAMING
+    probed = _Probed(roots.storage)
+    probed.read(_pair(naming, start))
+    return _latest_from(roots, naming, start, probed)
+
+
+def open_roots(roots: Roots) -> tuple[int, bytes]:
+    """Return what :func:`find_latest` does, in as many rounds, for a lakehouse that was not looked at before.
+
+    All names that version 0 and the hint's version can have are probed: roots of several namings
+    raise CorruptFileError.
+    """
+    probed = _Probed(roots.storage)
+    start = _probe_oldest(probed) or 0
+    naming = next((naming for naming in ROOT_NAMINGS if naming.path(0) in probed.standing), ROOT_NAMING)
+    probed.read([*_pair(naming, start), *(other.path(start) for other in ROOT_NAMINGS)])
+    one_naming(roots.storage.root, probed.standing)
+    return _latest_from(roots, naming, start, probed)
+
+
+class _Probed:
+    """Roots that were looked for: those that stand, and the content of those that were read."""
+
+    def __init__(self, storage: Storage):
+        self.storage = storage
+        self.standing: set[str] = set()
+        self.contents: dict[str, bytes | None] = {}
+
+    def read(self, paths: Iterable[str]) -> None:
+        """Read roots in one round. Raises the first failure of one that is there."""
+        unread = [path for path in dict.fromkeys(paths) if path not in self.contents]
+        for path, data in zip(unread, self.storage.read_available(unread), strict=True):
+            if isinstance(data, bytes):
+                self.standing.add(path)
+                self.contents[path] = data
+            elif isinstance(data, FileMissingError):
+                self.contents[path] = None
+            else:
+                raise data
+
+
+def _probe_oldest(probed: _Probed) -> int | None:
+    """Return the hint; in the same round, see which names of version 0 stand."""
+    storage = probed.storage
+    hinted: list[int | None] = []
+
+    def probe(path: str) -> None:
+        if path == HINT_PATH:
+            hinted.append(read_hint(storage))
+        elif storage.exists(path):
+            probed.standing.add(path)
+
+    oldest = [naming.path(0) for naming in ROOT_NAMINGS]
+    run_parallel(in_one_round(probe), [HINT_PATH, *oldest], storage.concurrency)
+    return hinted[0]
+
+
+def _pair(naming: RootNaming, version: int) -> list[str]:
+    return [naming.path(version), naming.path(min(version + 1, MAX_VERSION))]
+
+
+def _latest_from(roots: Roots, naming: RootNaming, start: int, probed: _Probed) -> tuple[int, bytes]:
+    """Go on from what was read: ``start`` and its successor, in the naming that is most likely."""
+    if probed.contents[naming.path(start)] is None:
+        candidates = ROOT_NAMINGS if roots.known_naming is None else (naming,)
+        probed.read(path for named in candidates for version in (0, start) for path in _pair(named, version))
+        naming = one_naming(probed.storage.root, probed.standing) or naming
+        start = 0 if probed.contents[naming.path(start)] is None else start
+    root = probed.contents[naming.path(start)]
+    if root is None:
+        return _latest_listed(roots)
+    roots.known_naming = naming
+    if start == MAX_VERSION or probed.contents[naming.path(start + 1)] is None:
         return start, root
-    _raise_error(following)
-    latest = _gallop(storage, start + 1)
-    return latest, storage.read(root_path(latest))
+    latest = _gallop(roots, start + 1)
+    return latest, roots.storage.read(roots.path(latest))
+
+
+def one_naming(root_uri: str, paths: Iterable[str]) -> RootNaming | None:
+    """Return the naming of the root nodes among paths, None without any. Raises CorruptFileError for several."""
+    found: dict[RootNaming, str] = {}
+    for path in sorted(paths):
+        naming = root_naming(path)
+        if naming is not None:
+            found.setdefault(naming, path)
+    if len(found) > 1:
+        first, second, *_ = found.values()
+        raise CorruptFileError(
+            f"{root_uri} holds root files of several namings, such as {first!r} and {second!r}, but a lakehouse has"
+            " one: find out which of them are its own, and move the others away",
+            path=second,
+        )
+    return next(iter(found), None)
 
 
 def read_hint(storage: Storage) -> int | None:
@@ -63,70 +171,83 @@ def read_hint(storage: Storage) -> int | None:
         return None
 
 
-def _raise_error(data: bytes | StorageError) -> bytes:
-    if isinstance(data, StorageError):
-        raise data
-    return data
-
-
-def _gallop(storage: Storage, known: int) -> int:
+def _gallop(roots: Roots, known: int) -> int:
     """Return the latest version from one that exists: names are contiguous, since none is ever freed."""
     step = 1
-    while known + step <= MAX_VERSION and storage.exists(root_path(known + step)):
+    while known + step <= MAX_VERSION and _stands(roots, known + step):
         known += step
         step *= 2
     absent = min(known + step, MAX_VERSION + 1)
     while absent - known > 1:
         middle = (known + absent) // 2
-        if storage.exists(root_path(middle)):
+        if _stands(roots, middle):
             known = middle
         else:
             absent = middle
     return known
 
 
-def _latest_listed(storage: Storage) -> int:
-    """Return the largest version under the root, where version 0 is gone (a clean-up by others)."""
-    versions = listed_versions(storage)
-    if not versions:
-        raise LakehouseNotFoundError(f"there is no lakehouse at {storage.root}; create one with init")
-    return max(versions)
+def _stands(roots: Roots, version: int) -> bool:
+    return roots.storage.exists(roots.path(version))
+
+
+def _latest_listed(roots: Roots) -> tuple[int, bytes]:
+    """Return the largest version under the root, where version 0 is gone (a clean-up by others), and its bytes."""
+    paths = _listed_roots(roots.storage)
+    naming = one_naming(roots.storage.root, paths)
+    if naming is None:
+        raise LakehouseNotFoundError(f"there is no lakehouse at {roots.storage.root}; create one with init")
+    roots.known_naming = naming
+    latest = max(_versions(paths))
+    return latest, roots.storage.read(naming.path(latest))
 
 
 def listed_versions(storage: Storage) -> set[int]:
-    """Return the versions of all root files that a listing shows."""
-    found = (parse_root_path(info.path) for info in storage.list(ROOT_PREFIX))
-    return {version for version in found if version is not None}
+    """Return the versions of all root files that a listing shows.
+
+    Raises CorruptFileError for several namings, VersionNotFoundError for a version beyond the largest.
+    """
+    paths = _listed_roots(storage)
+    one_naming(storage.root, paths)
+    return _versions(paths)
 
 
-def versions_beyond_gap(storage: Storage, latest: int, listed: Iterable[int]) -> list[int]:
+def _listed_roots(storage: Storage) -> list[str]:
+    return [info.path for info in storage.list(ROOT_PREFIX) if root_naming(info.path) is not None]
+
+
+def _versions(paths: Iterable[str]) -> set[int]:
+    return {version for path in paths if (version := parse_root_path(path)) is not None}
+
+
+def versions_beyond_gap(roots: Roots, latest: int, listed: Iterable[int]) -> list[int]:
     """Return the listed versions above the latest, ascending; none where the next one was committed since."""
     beyond = sorted(version for version in listed if version > latest)
-    return beyond if beyond and not storage.exists(root_path(latest + 1)) else []
+    return beyond if beyond and not _stands(roots, latest + 1) else []
 
 
-def check_no_gap(storage: Storage, latest: int) -> None:
+def check_no_gap(roots: Roots, latest: int) -> None:
     """Raise CorruptFileError when a root stands beyond the latest version: one between them was deleted.
 
-    A commit would fill the gap and be lost among the versions after it.
+    A commit would fill the gap and be lost among the versions after it. Roots of several namings raise it too.
     """
-    if beyond := versions_beyond_gap(storage, latest, listed_versions(storage)):
+    if beyond := versions_beyond_gap(roots, latest, listed_versions(roots.storage)):
         raise CorruptFileError(
             f"the root of version {latest + 1} is missing, though version {max(beyond)} exists; restore it first",
-            path=root_path(latest + 1),
+            path=roots.path(latest + 1),
             version=latest + 1,
         )
 
 
-def find_version_at(storage: Storage, timestamp_ms: int, latest: int) -> int:
+def find_version_at(roots: Roots, timestamp_ms: int, latest: int) -> int:
     """Return the newest version created at or before a time.
 
     Creation times rise strictly in what we write, so bisection finds it. Where the probes show
     that they do not rise, which only others write, every version is read and the running maximum
     decides. Raises VersionNotFoundError for a time before the oldest version.
     """
-    created_at_ms = _creation_times(storage)
-    oldest = _oldest(storage)
+    created_at_ms = _creation_times(roots)
+    oldest = _oldest(roots)
     known, after = oldest, latest + 1
     oldest_ms = created_at_ms(oldest)
     if timestamp_ms < oldest_ms:
@@ -147,9 +268,9 @@ def find_version_at(storage: Storage, timestamp_ms: int, latest: int) -> int:
     return _newest_by_running_maximum(created_at_ms, timestamp_ms, range(oldest, latest + 1))
 
 
-def _oldest(storage: Storage) -> int:
+def _oldest(roots: Roots) -> int:
     """Return the oldest version that is there: 0, unless others removed it."""
-    return 0 if storage.exists(root_path(0)) else min(listed_versions(storage), default=0)
+    return 0 if _stands(roots, 0) else min(listed_versions(roots.storage), default=0)
 
 
 def _newest_by_running_maximum(created_at_ms: Callable[[int], int], timestamp_ms: int, versions: range) -> int:
@@ -161,13 +282,13 @@ def _newest_by_running_maximum(created_at_ms: Callable[[int], int], timestamp_ms
     return newest
 
 
-def _creation_times(storage: Storage) -> Callable[[int], int]:
+def _creation_times(roots: Roots) -> Callable[[int], int]:
     known: dict[int, int] = {}
 
     def created_at_ms(version: int) -> int:
         if version not in known:
-            path = root_path(version)
-            known[version] = int(decode_system_rows(storage.read(path), path)[CREATED_AT_MILLIS])
+            path = roots.path(version)
+            known[version] = int(decode_system_rows(roots.storage.read(path), path)[CREATED_AT_MILLIS])
         return known[version]
 
     return created_at_ms

@@ -46,7 +46,7 @@ def check_node(visited: VisitedNode, limits: TreeLimits) -> list[Violation]:
 
 def _messages(visited: VisitedNode, limits: TreeLimits) -> Iterator[str]:
     node, is_root = visited.node, visited.depth == 0
-    if len(node.keys) > limits.max_keys:
+    if len(node.keys) > limits.max_keys and not node.is_flat:
         yield f"{len(node.keys)} keys, at most {limits.max_keys} fit order {limits.order}"
     if not is_root and len(node.keys) < limits.min_keys:
         yield f"{len(node.keys)} keys, a node of order {limits.order} has at least {limits.min_keys}"

@@ -56,11 +56,13 @@ def carried_tree(
 ) -> EditedTree:
     """Return a tree as it is, with pointers and buffer, for a new root of the same content.
 
-    Only where the buffer and the new root's system rows are too much for one file is the buffer
-    flushed. Raises what :func:`apply_messages` raises.
+    Only where others left what we do not write - too many keys, messages in a leaf - or where the
+    buffer and the new root's system rows are too much for one file is the tree put in order. Raises
+    what :func:`apply_messages` raises.
     """
+    is_ours = len(root.keys) <= limits.max_keys and not (root.is_leaf and root.buffer)
     size_bytes = DirtyNode.copy_of(root).size_bytes(limits.order, dict(root_system))
-    if size_bytes <= limits.node_file_max_size_bytes:
+    if is_ours and size_bytes <= limits.node_file_max_size_bytes:
         return EditedTree(root, {})
     return apply_messages(store, root, {}, limits, created_at_ms=created_at_ms, root_system=root_system)
 

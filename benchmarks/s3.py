@@ -1,0 +1,326 @@
+"""The engine on S3: requests and rounds, times beside local disk, and its overhead over the bare client.
+
+Run from the project's root: ``.venv/bin/python -m benchmarks.s3``; it starts a radosgw of its own (the packages of
+``deploy/debian-packages.txt``) and writes ``benchmarks/results/s3.md``. Requests and rounds depend on no machine;
+times are only worth as ratios within the run. For the overhead every piece of work runs once in the engine and once
+as the same requests, with the same bytes and in the same rounds, sent through the same client library alone; the two
+take turns.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import fsspec.asyn
+import obstore
+import s3fs
+from obstore.store import S3Store
+
+from tests.servers.keeper import ENDPOINT, start
+from tests.servers.s3_server import S3Server
+from trinitylake_ops import Lakehouse, TableDef
+from trinitylake_ops.storage import FileInfo, MeteredStorage, RequestCounts, Storage, StorageWrapper, open_storage
+from trinitylake_ops.storage.parallel import Round, current_round
+
+N_TABLES = 10_000
+N_TURNS = 60
+RESULTS = Path(__file__).parent / "results" / "s3.md"
+
+Work = Callable[[Lakehouse], object]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request of the engine, as it is replayed."""
+
+    kind: str
+    path: str
+    data: bytes = b""
+    offset: int = 0
+    length: int | None = None
+
+
+class Recorder(StorageWrapper):
+    """Notes every request and which ones were in flight together."""
+
+    def __init__(self, inner: Storage):
+        super().__init__(inner)
+        self.requests: list[tuple[Round | None, Request]] = []
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        self.requests.append((current_round(), Request("read", path, b"", offset, length)))
+        return self.inner.read(path, offset=offset, length=length)
+
+    def stat(self, path: str) -> FileInfo:
+        self.requests.append((current_round(), Request("stat", path)))
+        return self.inner.stat(path)
+
+    def create(self, path: str, data: bytes) -> None:
+        self.requests.append((current_round(), Request("create", path, data)))
+        self.inner.create(path, data)
+
+    def write(self, path: str, data: bytes) -> None:
+        self.requests.append((current_round(), Request("write", path, data)))
+        self.inner.write(path, data)
+
+    def rounds(self) -> list[list[Request]]:
+        """Return the requests so far by round, in order, and forget them."""
+        found: list[list[Request]] = []
+        for _, group in itertools.groupby(self.requests, key=lambda entry: entry[0] or object()):
+            found.append([request for _, request in group])
+        self.requests = []
+        return found
+
+
+class BareClient(Protocol):
+    """A client library alone: no typed errors, no retries, no interface."""
+
+    def send(self, request: Request) -> None: ...
+
+
+class BareS3fs:
+    """s3fs by its own calls."""
+
+    def __init__(self, server: S3Server, prefix: str):
+        self._bucket, self._prefix = server.bucket, prefix
+        self._file_system = s3fs.S3FileSystem(
+            key=server.access_key_id,
+            secret=server.secret_access_key,
+            endpoint_url=server.endpoint,
+            client_kwargs={"region_name": server.region},
+            config_kwargs={
+                "retries": {"total_max_attempts": 1},
+                "max_pool_connections": 64,
+                "request_checksum_calculation": "when_required",
+                "response_checksum_validation": "when_required",
+            },
+            use_listings_cache=False,
+            skip_instance_cache=True,
+        )
+        self._file_system.retries = 1
+        self._file_system.connect()
+
+    def send(self, request: Request) -> None:
+        fsspec.asyn.sync(self._file_system.loop, self._send, request)
+
+    async def _send(self, request: Request) -> None:
+        call: Callable[..., Any] = self._file_system._call_s3
+        where = {"Bucket": self._bucket, "Key": self._prefix + request.path}
+        try:
+            if request.kind == "read":
+                answer = await call("get_object", **where, **_byte_range(request))
+                async with answer["Body"] as body:
+                    await body.read()
+            elif request.kind == "stat":
+                await call("head_object", **where)
+            elif request.kind == "create":
+                await call("put_object", **where, Body=request.data, IfNoneMatch="*")
+            else:
+                await call("put_object", **where, Body=request.data)
+        except FileNotFoundError:
+            return  # as for the engine: the next version is not there yet
+
+
+class BareObstore:
+    """obstore by its own calls."""
+
+    def __init__(self, server: S3Server, prefix: str):
+        self._prefix = prefix
+        self._store = S3Store(
+            server.bucket,
+            endpoint=server.endpoint,
+            access_key_id=server.access_key_id,
+            secret_access_key=server.secret_access_key,
+            region=server.region,
+            client_options={"allow_http": True},
+            retry_config={"max_retries": 0},
+        )
+
+    def send(self, request: Request) -> None:
+        key = self._prefix + request.path
+        try:
+            if request.kind == "read" and request.length is None:
+                obstore.get(self._store, key).bytes()
+            elif request.kind == "read":
+                obstore.get_range(self._store, key, start=request.offset, length=request.length)
+            elif request.kind == "stat":
+                obstore.head(self._store, key)
+            else:
+                mode = "create" if request.kind == "create" else "overwrite"
+                obstore.put(self._store, key, request.data, mode=mode, use_multipart=False)
+        except FileNotFoundError:
+            return
+
+
+def _byte_range(request: Request) -> dict[str, str]:
+    if request.length is None:
+        return {}
+    return {"Range": f"bytes={request.offset}-{request.offset + request.length - 1}"}
+
+
+def replay(client: BareClient, rounds: Sequence[Sequence[Request]], pool: ThreadPoolExecutor, turn: int) -> None:
+    """Send recorded requests; what was created gets a name of its own."""
+    for together in rounds:
+        own = [_renamed(request, turn) for request in together]
+        if len(own) == 1:
+            client.send(own[0])
+        else:
+            list(pool.map(client.send, own))
+
+
+def _renamed(request: Request, turn: int) -> Request:
+    if request.kind in ("create", "write"):
+        return Request(request.kind, f"{request.path}-replayed-{turn}", request.data)
+    return request
+
+
+@contextmanager
+def radosgw() -> Iterator[S3Server]:
+    """Start a server and stop it."""
+    with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as folder:
+        daemons = start("radosgw", Path(folder))
+        try:
+            endpoint, data = (Path(folder) / ENDPOINT).read_text().split("\n")
+            yield S3Server("radosgw", endpoint, Path(data))
+        finally:
+            daemons.stop()
+
+
+def filled(storage: Storage) -> Lakehouse:
+    """Create a lakehouse with default settings and ``N_TABLES`` tables in one namespace."""
+    lake = Lakehouse.create(storage.root, storage=storage)
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+        for number in range(N_TABLES):
+            txn.create_table("ns", f"t{number:06}", TableDef())
+    return lake
+
+
+def change_one(lake: Lakehouse) -> None:
+    """Commit a change of one random table."""
+    with lake.transaction() as txn:
+        name = f"t{random.randrange(N_TABLES):06}"
+        txn.alter_table("ns", name, TableDef(properties={"stamp": str(random.random())}))
+
+
+#: What is measured: the work, and whether it begins with empty caches each time.
+WORKS: Mapping[str, tuple[Work, bool]] = {
+    "begin, warm": (lambda lake: lake.snapshot().definition, False),
+    "begin, change a table and commit, warm": (change_one, False),
+    "look up a table, cold": (lambda lake: lake.snapshot().table("ns", "t000042"), True),
+    "list 10,000 tables, cold": (lambda lake: lake.snapshot().tables("ns"), True),
+}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one piece of work on one storage: what it asks, and medians in milliseconds."""
+
+    counts: RequestCounts
+    engine_ms: float
+    bare_ms: float | None
+
+
+def measure(storage: Storage, work: Work, *, is_cold: bool, bare: BareClient | None) -> Figures:
+    """Run a piece of work by turns in the engine and through the bare client."""
+    meter = MeteredStorage(storage)
+    counted = Lakehouse(meter)
+    if not is_cold:
+        work(counted)
+    with meter.measure() as measurement:
+        work(counted)
+    recorder = Recorder(storage)
+    warm = Lakehouse(recorder)
+    warm.snapshot().tables("ns")
+    engine, replayed = [], []
+    with ThreadPoolExecutor(storage.concurrency) as pool:
+        for turn in range(N_TURNS):
+            recorder.requests = []
+            lake = Lakehouse(recorder) if is_cold else warm
+            engine.append(_milliseconds(lambda lake=lake: work(lake)))  # type: ignore[misc]
+            if bare is not None:
+                rounds = recorder.rounds()
+                replayed.append(_milliseconds(lambda rounds=rounds, turn=turn: replay(bare, rounds, pool, turn)))  # type: ignore[misc]
+    return Figures(measurement.counts, statistics.median(engine), statistics.median(replayed) if replayed else None)
+
+
+def _milliseconds(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return 1000 * (time.perf_counter() - begun)
+
+
+def main() -> None:
+    """Measure, print and write the results."""
+    results: dict[str, dict[str, Figures]] = {}
+    with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as folder, radosgw() as server:
+        for name, options in (
+            ("local", {}),
+            ("s3fs", server.storage_options),
+            ("obstore", {**server.storage_options, "client": "obstore"}),
+        ):
+            prefix = f"{uuid.uuid4().hex}/"
+            root = f"file://{folder}/lake/" if name == "local" else f"s3://{server.bucket}/{prefix}"
+            storage = open_storage(root, options)
+            filled(storage)
+            bare: BareClient | None = None
+            if name != "local":
+                bare = BareS3fs(server, prefix) if name == "s3fs" else BareObstore(server, prefix)
+            results[name] = {
+                work: measure(storage, call, is_cold=is_cold, bare=bare) for work, (call, is_cold) in WORKS.items()
+            }
+            print(name, "done", flush=True)
+    text = report(results)
+    RESULTS.write_text(text, encoding="utf-8")
+    print(text)
+
+
+def report(results: Mapping[str, Mapping[str, Figures]]) -> str:
+    """Return both tables as Markdown."""
+    asked, overhead = [], []
+    for work in WORKS:
+        counts = {name: figures[work].counts for name, figures in results.items()}
+        shown = [f"{count.total} ({count.rounds})" for count in counts.values()]
+        times = [f"{figures[work].engine_ms:.1f}" for figures in results.values()]
+        asked.append(f"| {work} | {' | '.join(shown)} | {' | '.join(times)} |")
+        for name, figures in results.items():
+            found = figures[work]
+            if found.bare_ms is not None:
+                cells = f"{found.engine_ms:.1f} | {found.bare_ms:.1f} | {found.engine_ms / found.bare_ms:.2f}"
+                overhead.append(f"| {work} | {name} | {cells} |")
+    names = list(results)
+    return "\n".join(
+        [
+            "# The engine on S3",
+            "",
+            f"Made by `benchmarks/s3.py`: {N_TABLES:,} tables, default settings, medians of {N_TURNS} turns; S3 is a"
+            " radosgw on loopback, local disk syncs.",
+            "",
+            f"| work | {' | '.join(f'{name}: requests (rounds)' for name in names)} |"
+            f" {' | '.join(f'{name}: ms' for name in names)} |",
+            f"|---|{'---:|' * (2 * len(names))}",
+            *asked,
+            "",
+            "The engine beside the same requests sent through the client library alone, in one run, by turns:",
+            "",
+            "| work | client | engine ms | bare client ms | ratio |",
+            "|---|---|---:|---:|---:|",
+            *overhead,
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

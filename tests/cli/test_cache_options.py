@@ -1,0 +1,49 @@
+"""The options of the cache on the command line: calls share what a folder on disk keeps."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_commands import logging_as_it_was
+from tests.lakes import Lakes, lakes, table
+from trinitylake_ops.cli import main
+from trinitylake_ops.format.file_names import is_immutable_path
+from trinitylake_ops.storage.cache import clear_process_caches
+
+__all__ = ["lakes", "logging_as_it_was"]
+
+
+def run(*arguments: str) -> int:
+    """Run one command as a process of its own would, with nothing in memory."""
+    clear_process_caches()
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(sys, "argv", ["trinitylake", *arguments])
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_calls_share_a_folder(lakes: Lakes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lake = lakes.local()
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+        txn.create_table("ns", "t", table())
+    call = ["--root", lake.root, "--storage-option", f"cache_folder={tmp_path}/kept"]
+    assert run(*call, "show", "ns.t") == 0
+    shown = capsys.readouterr().out
+    lost = {info.path: lake.storage.read(info.path) for info in lake.storage.list() if is_immutable_path(info.path)}
+    lake.storage.delete_many(list(lost))
+    assert run(*call, "show", "ns.t") == 0
+    assert capsys.readouterr().out == shown
+    assert run("--root", lake.root, "show", "ns.t") == 5
+    assert run(*call, "verify") == 1  # looks at the files themselves
+    lake.storage.create_many(lost)
+
+
+@pytest.mark.parametrize("option", ["cache_bytes=lots", "cache_folder=", "cache_folder_bytes=1.5"])
+def test_bad_options_are_one_line(lakes: Lakes, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--root", lakes.local().root, "--storage-option", option, "ls") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert option.partition("=")[0] in line

@@ -1,0 +1,100 @@
+"""The command line on S3 as a process: whatever is wrong is one clear line, soon, and without secrets."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests import proxy as wire
+from tests.cli.test_processes import Result, assert_one_line, run, run_all
+from tests.lakes import check_lake
+from tests.proxy import FaultyProxy
+from tests.servers.s3_server import S3Server
+from trinitylake_ops import Lakehouse, maintenance
+
+pytestmark = pytest.mark.debian_packages
+
+WRONG_SECRET = "wrong-secret-of-this-test"
+WRONG_KEY = "wrong-key-of-this-test"
+LONGEST_S = 20  # with the start of Python, two processes at a time
+
+
+@pytest.fixture
+def root(radosgw: S3Server) -> Iterator[str]:
+    made = radosgw.fresh_root()
+    Lakehouse.create(made, radosgw.storage_options)
+    yield made
+    radosgw.delete_all(made)
+
+
+@pytest.fixture
+def silent_endpoint() -> Iterator[str]:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        yield f"http://127.0.0.1:{silent.getsockname()[1]}"
+
+
+@pytest.fixture
+def closed_endpoint() -> Iterator[str]:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{unused.getsockname()[1]}"
+
+
+def arguments(server: S3Server, root: str, client: str, *command: str, **options: str) -> tuple[object, ...]:
+    given = {**server.storage_options, "client": client, "read_timeout_seconds": "0.5", **options}
+    flags = [part for name, value in given.items() for part in ("--storage-option", f"{name}={value}")]
+    return ("--root", root, *flags, *command)
+
+
+def assert_refused(result: Result, server: S3Server, part: str) -> None:
+    assert_one_line(result, 5, part)
+    for secret in (WRONG_SECRET, WRONG_KEY, server.access_key_id, server.secret_access_key):
+        assert secret not in result.err
+    assert "AWS4-HMAC" not in result.err
+    assert "<" not in result.err
+
+
+@pytest.mark.parametrize("client", ["s3fs", "obstore"])
+def test_what_can_be_wrong(
+    radosgw: S3Server, root: str, client: str, silent_endpoint: str, closed_endpoint: str
+) -> None:
+    expected = {
+        arguments(radosgw, root, client, "ls", "--json", endpoint=closed_endpoint): closed_endpoint,
+        arguments(radosgw, root, client, "ls", "--json", endpoint=silent_endpoint): silent_endpoint,
+        arguments(radosgw, "s3://no-such-bucket-of-mine/lake", client, "ls"): "does not exist",
+        arguments(radosgw, "s3://no-such-bucket-of-mine/lake", client, "init"): "does not exist",
+        arguments(radosgw, root, client, "ls", secret_access_key=WRONG_SECRET): "credentials",
+        arguments(radosgw, root, client, "create-namespace", "x", access_key_id=WRONG_KEY): "credentials",
+    }
+    started = time.monotonic()
+    results = run_all(list(expected))
+    assert time.monotonic() - started < LONGEST_S * len(expected) / 2
+    for result, part in zip(results, expected.values(), strict=True):
+        assert_refused(result, radosgw, part)
+
+
+@pytest.mark.parametrize("client", ["s3fs", "obstore"])
+def test_credentials_that_expire_in_mid_commit(radosgw: S3Server, root: str, client: str) -> None:
+    """Nothing was committed, and the next attempt with new credentials goes through."""
+    lake = Lakehouse.open(root, radosgw.storage_options)
+    with FaultyProxy(radosgw.endpoint) as proxy:
+        call = arguments(radosgw, root, client, "create-namespace", "ns", endpoint=proxy.url)
+        undisturbed = run(*arguments(radosgw, root, client, "create-namespace", "other", endpoint=proxy.url))
+        assert undisturbed.code == 0, undisturbed
+        first_write = next(exchange.number for exchange in proxy.log if exchange.method == "PUT")
+        for number in (first_write, first_write + 1):
+            proxy.begin(wire.answer(number, status=400, code="ExpiredToken", times=None))
+            result = run(*call)
+            assert_refused(result, radosgw, "expired")
+            assert proxy.log[-1].number >= number
+            assert lake.snapshot().namespaces() == ["other"]
+        proxy.begin()
+        assert run(*call).code == 0
+    assert lake.snapshot().namespaces() == ["ns", "other"]
+    check_lake(lake)
+    assert maintenance.verify(lake).is_clean

@@ -1,0 +1,133 @@
+"""Many racers create one name at the same moment, on local disk and on a real S3 server: one of them wins.
+
+Each round has a fresh name. The winner's content must stand there afterwards, and everybody else
+must have been told that the file exists. Here each place, size and kind of racer has as many rounds
+as fit into a test run; ``make soak`` runs all of them at full length.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.storage_contract import MIB, run_together
+from tests.processes import fork
+from tests.servers.s3_server import S3Server
+from trinitylake_ops.errors import FileExistsAlreadyError, StorageError
+from trinitylake_ops.storage import Storage, open_storage
+
+N_THREADS = 32
+N_PROCESSES = 8
+N_ROUNDS = 100
+ROUND_TIMEOUT_SECONDS = 60
+
+#: Rounds of a test run by place and size; what is not here has all of them.
+FEWER_ROUNDS = {
+    ("s3fs", 0): 20,
+    ("s3fs", MIB): 20,
+    ("s3fs", 9 * MIB): 3,
+    ("obstore", 0): 20,
+    ("obstore", MIB): 20,
+    ("obstore", 9 * MIB): 3,
+}
+
+
+def contests() -> Iterator[object]:
+    """Place, size of the bodies, rounds: the short ones, and the full ones for ``make soak``."""
+    for place in ("local", "s3fs", "obstore"):
+        marks = [] if place == "local" else [pytest.mark.debian_packages]
+        for size_bytes in (0, MIB, 9 * MIB):
+            n_rounds = FEWER_ROUNDS.get((place, size_bytes), N_ROUNDS)
+            title = f"{place}-{size_bytes}-bytes"
+            yield pytest.param(place, size_bytes, n_rounds, marks=marks, id=title)
+            if n_rounds < N_ROUNDS:
+                full = [*marks, pytest.mark.soak, pytest.mark.timeout(1800)]
+                yield pytest.param(place, size_bytes, N_ROUNDS, marks=full, id=f"{title}-full")
+
+
+@pytest.fixture
+def storage(request: pytest.FixtureRequest, place: str, tmp_path: Path) -> Iterator[Storage]:
+    """An empty root at the place that the test names: ``local``, or the client for a root on radosgw."""
+    if place == "local":
+        yield open_storage(f"file://{tmp_path}/race/", {"fsync": "false"})
+    else:
+        server: S3Server = request.getfixturevalue("radosgw")
+        root = server.fresh_root("race")
+        yield open_storage(root, {**server.storage_options, "client": place})
+        server.delete_all(root)
+
+
+def body_of(racer: int, size_bytes: int) -> bytes:
+    return bytes([racer]) * size_bytes
+
+
+def outcome_of(create: Callable[[], None]) -> str:
+    try:
+        create()
+    except StorageError as error:
+        return type(error).__name__
+    return "won"
+
+
+def check_round(storage: Storage, name: str, outcomes: list[str], size_bytes: int) -> int:
+    """Assert that there was one winner, whose content it is; frees the memory of the server. Returns who won."""
+    assert sorted(outcomes) == [FileExistsAlreadyError.__name__] * (len(outcomes) - 1) + ["won"]
+    winner = outcomes.index("won")
+    assert storage.read(name) == body_of(winner, size_bytes)
+    assert [(file.path, file.size_bytes) for file in storage.list("race/")] == [(name, size_bytes)]
+    storage.delete(name)
+    return winner
+
+
+@pytest.mark.parametrize(("place", "size_bytes", "n_rounds"), list(contests()))
+def test_32_threads_create_one_name(storage: Storage, size_bytes: int, n_rounds: int) -> None:
+    bodies = [body_of(racer, size_bytes) for racer in range(N_THREADS)]
+    winners = []
+    for _ in range(n_rounds):
+        name = f"race/{uuid.uuid4().hex}"
+
+        def create(data: bytes, name: str = name) -> str:
+            return outcome_of(lambda: storage.create(name, data))
+
+        outcomes = run_together([lambda data=data: create(data) for data in bodies])  # type: ignore[misc]
+        winners.append(check_round(storage, name, [str(outcome) for outcome in outcomes], size_bytes))
+    assert n_rounds < 10 or len(set(winners)) > 1, "they did race"
+
+
+@pytest.mark.parametrize(("place", "size_bytes", "n_rounds"), list(contests()))
+def test_8_processes_create_one_name(storage: Storage, size_bytes: int, n_rounds: int) -> None:
+    names = [f"race/{uuid.uuid4().hex}" for _ in range(n_rounds)]
+    barrier = multiprocessing.get_context("fork").Barrier(N_PROCESSES + 1)
+
+    def racer(number: int) -> Callable[[Callable[[str], None]], None]:
+        def work(report: Callable[[str], None]) -> None:
+            data = body_of(number, size_bytes)
+            for name in names:
+                barrier.wait(ROUND_TIMEOUT_SECONDS)
+                report(outcome_of(lambda name=name: storage.create(name, data)))  # type: ignore[misc]
+                barrier.wait(ROUND_TIMEOUT_SECONDS)
+                barrier.wait(ROUND_TIMEOUT_SECONDS)  # the round is checked, the file deleted
+
+        return work
+
+    storage.exists("race/nothing")  # the children inherit a client that was in use
+    children = [fork(racer(number), time_limit_seconds=1800) for number in range(N_PROCESSES)]
+    winners = []
+    try:
+        for name in names:
+            barrier.wait(ROUND_TIMEOUT_SECONDS)
+            barrier.wait(ROUND_TIMEOUT_SECONDS)
+            outcomes = [child.next_report() for child in children]
+            winners.append(check_round(storage, name, outcomes, size_bytes))
+            barrier.wait(ROUND_TIMEOUT_SECONDS)
+    except BaseException:
+        barrier.abort()
+        raise
+    finally:
+        ended = [child.finish() for child in children]
+    assert [exit_code for exit_code, _ in ended] == [0] * N_PROCESSES
+    assert n_rounds < 10 or len(set(winners)) > 1, "they did race"

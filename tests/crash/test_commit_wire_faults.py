@@ -1,0 +1,219 @@
+"""Every request of a commit on S3 meets every fault on the wire, one run each.
+
+After each run the commit has happened exactly once, or it said CommitOutcomeUnknownError and
+``resolve_commit`` answers rightly, or it failed with another typed error and never happens, also
+not when a delayed request lands at last. A run without faults tells how many requests there are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests import proxy as wire
+from tests.crash.wire_lake import (
+    BASE_VERSION,
+    NEXT_VERSION,
+    SHORT_TIMEOUT_S,
+    WireLake,
+    assert_creates_are_conditional,
+    file_kind,
+    make_base,
+)
+from tests.proxy import Exchange, FaultyProxy, WireFault
+from tests.servers.s3_server import S3Server
+from trinitylake_ops.errors import CommitOutcomeUnknownError
+from trinitylake_ops.format.file_names import root_path
+from trinitylake_ops.transaction.resolve import CommitResolution
+
+pytestmark = pytest.mark.debian_packages
+
+COMMITTED, LOST, UNDECIDED = CommitResolution.COMMITTED, CommitResolution.LOST, CommitResolution.UNDECIDED
+NEXT_ROOT = root_path(NEXT_VERSION)
+LATE_S = 2 * SHORT_TIMEOUT_S
+
+Plan = Callable[[int], tuple[WireFault, ...]]
+
+
+def _then_refused(fault: WireFault, k: int) -> tuple[WireFault, ...]:
+    return (fault, wire.answer(k + 1, status=403, code="AccessDenied", times=None))
+
+
+ON_THE_WAY: dict[str, Plan] = {
+    "request dropped": lambda k: (wire.drop_request(k),),
+    "answer dropped": lambda k: (wire.drop_answer(k),),
+    "request held back": lambda k: (wire.hold_request(k),),
+    "answer late": lambda k: (wire.delay_answer(k, seconds=LATE_S),),
+    "head cut": lambda k: (wire.cut_head(k),),
+    "body cut": lambda k: (wire.cut_body(k),),
+}
+OTHER_ANSWERS: dict[str, Plan] = {
+    f"{status} {code or 'without a body'}{' after the effect' if is_forwarded else ''}": (
+        lambda k, status=status, code=code, is_forwarded=is_forwarded: (  # type: ignore[misc]
+            wire.answer(k, status=status, code=code, is_forwarded=is_forwarded),
+        )
+    )
+    for status, named in (
+        (409, "ConditionalRequestConflict"),
+        (500, "InternalError"),
+        (503, "SlowDown"),
+        (403, "AccessDenied"),
+    )
+    for code in (named, None)
+    for is_forwarded in (False, True)
+}
+FROM_THEN_ON: dict[str, Plan] = {
+    "request dropped, then refused": lambda k: _then_refused(wire.drop_request(k), k),
+    "answer dropped after the effect, then refused": lambda k: _then_refused(wire.drop_answer(k), k),
+    "request held back, then refused": lambda k: _then_refused(wire.hold_request(k), k),
+    "500 after the effect, then refused": lambda k: _then_refused(
+        wire.answer(k, status=500, code="InternalError", is_forwarded=True), k
+    ),
+    "all answers dropped": lambda k: (wire.drop_answer(k, times=None),),
+    "all requests dropped": lambda k: (wire.drop_request(k, times=None),),
+    "503 for ever": lambda k: (wire.answer(k, status=503, code="SlowDown", times=None),),
+    "credentials expired": lambda k: (wire.answer(k, status=400, code="ExpiredToken", times=None),),
+}
+PLANS = {**ON_THE_WAY, **OTHER_ANSWERS, **FROM_THEN_ON}
+WITH_THE_OTHER_CLIENT = (
+    "answer dropped",
+    "request held back",
+    "head cut",
+    "500 InternalError after the effect",
+    "409 ConditionalRequestConflict after the effect",
+    "request held back, then refused",
+    "all answers dropped",
+)
+RUNS = [("s3fs", name) for name in PLANS] + [("obstore", name) for name in WITH_THE_OTHER_CLIENT]
+
+
+@pytest.fixture(scope="module")
+def base() -> dict[str, bytes]:
+    return make_base()
+
+
+@pytest.fixture
+def proxy(radosgw: S3Server) -> Iterator[FaultyProxy]:
+    with FaultyProxy(radosgw.endpoint) as running:
+        yield running
+
+
+@pytest.fixture
+def lake(radosgw: S3Server, proxy: FaultyProxy, base: dict[str, bytes], client: str) -> Iterator[WireLake]:
+    made = WireLake(radosgw, proxy, client, base)
+    yield made
+    radosgw.delete_all(made.root)
+
+
+@pytest.mark.parametrize("client", ["s3fs", "obstore"])
+def test_the_commit_writes_files_of_all_kinds_and_each_under_a_condition(lake: WireLake) -> None:
+    outcome = lake.commit()
+    assert outcome.version == NEXT_VERSION
+    log = lake.proxy.log
+    written = Counter(file_kind(exchange) for exchange in log if exchange.method == "PUT")
+    assert written.keys() == {"definition", "node", "root", "hint"}
+    assert (written["root"], written["hint"]) == (1, 1)
+    assert {exchange.method for exchange in log} == {"GET", "PUT"}
+    assert_creates_are_conditional(log)
+    lake.assert_state(is_committed=True)
+
+
+@pytest.mark.parametrize(("client", "name"), RUNS)
+def test_every_request_in_turn(lake: WireLake, client: str, name: str) -> None:
+    assert lake.commit().version == NEXT_VERSION
+    requests = lake.proxy.log
+    kinds = Counter[str]()
+    if client == "obstore":
+        requests = _one_of_each_kind(requests)
+    if "effect" in name:  # a read has none
+        requests = tuple(request for request in requests if request.method == "PUT")
+    for request in requests:
+        kinds[_run(lake, request, PLANS[name])] += 1
+    assert kinds["committed"] > 0, "faults of the hint never fail a commit"
+    if name in FROM_THEN_ON:
+        assert kinds["failed"] > 0
+    elif "403" not in name:
+        assert kinds == {"committed": len(requests)}, "a single passing fault is overcome"
+
+
+def _one_of_each_kind(requests: tuple[Exchange, ...]) -> tuple[Exchange, ...]:
+    return tuple({(request.method, file_kind(request)): request for request in requests}.values())
+
+
+def _run(lake: WireLake, request: Exchange, plan: Plan) -> str:
+    """Commit with the plan at one request and judge what came of it; returns the kind of outcome."""
+    outcome = lake.commit(plan(request.number))
+    log = lake.proxy.log
+    struck = log[request.number - 1]
+    assert struck.fault is not None
+    assert (struck.method, file_kind(struck)) == (request.method, file_kind(request)), "the same request as before"
+    assert_creates_are_conditional(log)
+    held = lake.proxy.held()
+    lake.proxy.begin()
+    if outcome.kind == "committed":
+        assert outcome.version == NEXT_VERSION
+        _release(held)
+        lake.assert_state(is_committed=True)
+    elif isinstance(outcome.error, CommitOutcomeUnknownError):
+        _resolve(lake, outcome.error, held)
+    else:
+        lake.assert_state(is_committed=False)
+        _release(held)
+        lake.assert_state(is_committed=False)
+    assert_creates_are_conditional(lake.proxy.log)
+    return outcome.kind
+
+
+def _release(held: tuple[Exchange, ...]) -> None:
+    for exchange in held:
+        exchange.released.set()
+        assert exchange.done.wait(10)
+        assert exchange.server_status is not None
+
+
+def _resolve(lake: WireLake, error: CommitOutcomeUnknownError, held: tuple[Exchange, ...]) -> None:
+    """The answer is what stands on the server; a fence makes it final."""
+    assert error.version == NEXT_VERSION
+    is_there = NEXT_ROOT in lake.files()
+    opened = lake.open()
+    expected = COMMITTED if is_there else UNDECIDED
+    assert opened.resolve_commit(NEXT_VERSION, error.commit_id) == expected
+    if not is_there:
+        assert opened.resolve_commit(NEXT_VERSION, error.commit_id, fence=True) == LOST
+    _release(held)
+    if held:
+        assert [exchange.server_status for exchange in held] == [412]
+    assert lake.open().resolve_commit(NEXT_VERSION, error.commit_id) == (COMMITTED if is_there else LOST)
+    lake.assert_state(is_committed=is_there, is_fenced=not is_there)
+
+
+@pytest.mark.parametrize("client", ["s3fs", "obstore"])
+@pytest.mark.parametrize("is_fenced", [True, False])
+def test_a_root_that_is_held_back(lake: WireLake, is_fenced: bool) -> None:
+    """The case that fences exist for: the request that creates the root lands long after its writer gave up."""
+    outcome = lake.commit(
+        (
+            wire.hold_request(method="PUT", target_part=NEXT_ROOT),
+            wire.answer(method="GET", target_part=NEXT_ROOT, at=2, status=403, code="AccessDenied", times=None),
+        )
+    )
+    error = outcome.error
+    assert isinstance(error, CommitOutcomeUnknownError)
+    assert (error.version, error.path) == (NEXT_VERSION, NEXT_ROOT)
+    (held,) = lake.proxy.held()
+    lake.proxy.begin()
+    opened = lake.open()
+    assert opened.latest_version() == BASE_VERSION
+    assert opened.resolve_commit(NEXT_VERSION, error.commit_id) == UNDECIDED
+    if is_fenced:
+        assert opened.resolve_commit(NEXT_VERSION, error.commit_id, fence=True) == LOST
+    _release((held,))
+    assert held.server_status == (412 if is_fenced else 200)
+    for reader in (opened, lake.open()):
+        assert reader.resolve_commit(NEXT_VERSION, error.commit_id) == (LOST if is_fenced else COMMITTED)
+        assert reader.resolve_commit(NEXT_VERSION, error.commit_id, fence=True) == (LOST if is_fenced else COMMITTED)
+        assert reader.latest_version() == NEXT_VERSION
+    lake.assert_state(is_committed=not is_fenced, is_fenced=is_fenced)
+    assert_creates_are_conditional(lake.proxy.log)

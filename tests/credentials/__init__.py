@@ -1,0 +1,1 @@
+"""Credentials stay out of all text: what the package prints, logs, raises, records or hands to Spark and Dagster."""

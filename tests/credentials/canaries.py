@@ -1,0 +1,60 @@
+"""Credentials that cannot be mistaken for anything else, and the search for them in text and files."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote, quote_plus
+
+ACCESS_KEY_ID = "LEAKCANARYKEY0000001"
+SECRET_ACCESS_KEY = "LeakCanarySecret/Of+The/Tests0123456789="
+SESSION_TOKEN = "LeakCanarySessionToken//Of+The/Tests0123456789=="
+#: Refused by every server that looks at credentials.
+WRONG_ACCESS_KEY_ID = "LEAKCANARYWRONGKEY01"
+WRONG_SECRET_ACCESS_KEY = "LeakCanaryWrongSecret/Of+The/Tests01234="
+
+RIGHT = {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY}
+CANARIES = (
+    ACCESS_KEY_ID, SECRET_ACCESS_KEY, SESSION_TOKEN, WRONG_ACCESS_KEY_ID, WRONG_SECRET_ACCESS_KEY,
+)  # fmt: skip
+
+_BASE64_LETTER_BITS, _BYTE_BITS = 6, 8
+# What S3 and its clients write about signed requests: never a credential, but no business of any reader of ours.
+_SIGNATURES = re.compile(rb"Signature=|X-Amz-Signature|AWS4-HMAC-SHA256|StringToSign|CanonicalRequest|<Error>")
+
+
+def _forms(canary: str) -> Iterator[bytes]:
+    """Yield how a value may be written."""
+    plain = canary.encode()
+    yield plain
+    yield quote(canary, safe="").encode()
+    yield quote_plus(canary).encode()
+    yield plain.hex().encode()
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        for shift in range(3):  # in the middle of something longer that was encoded
+            encoded = encode(bytes(shift) + plain + bytes(3))
+            start = -(-shift * _BYTE_BITS // _BASE64_LETTER_BITS)
+            yield encoded[start : (shift + len(plain)) * _BYTE_BITS // _BASE64_LETTER_BITS]
+
+
+_FORMS = {form: canary for canary in CANARIES for form in _forms(canary)}
+_ANY_FORM = re.compile(b"|".join(re.escape(form) for form in _FORMS), re.IGNORECASE)
+
+
+def leaks(seen: str | bytes) -> list[str]:
+    """Return the places of a text that hold a canary, or a signature, in any form; none is what tests want."""
+    data = seen.encode("utf-8", "surrogateescape") if isinstance(seen, str) else seen
+    found = [*_ANY_FORM.finditer(data), *_SIGNATURES.finditer(data)]
+    return [data[max(0, hit.start() - 80) : hit.end() + 40].decode("utf-8", "replace") for hit in found]
+
+
+def leaks_in_files(folder: Path) -> list[str]:
+    """Return the same for the names and contents of all files below a folder."""
+    found = []
+    for path in folder.rglob("*"):
+        found += leaks(str(path))
+        if path.is_file():
+            found += [f"{path}: {leak}" for leak in leaks(path.read_bytes())]
+    return found

@@ -1,0 +1,13 @@
+"""Fixtures of the tests for credentials."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.credentials.server import CanaryServer, canary_server
+
+
+@pytest.fixture(scope="module")
+def canaries(request: pytest.FixtureRequest) -> Iterator[CanaryServer]:
+    """A server with credentials that cannot be mistaken."""
+    yield from canary_server(request.config)

@@ -1,0 +1,77 @@
+"""Stages and reads a table on S3 with Spark, well and badly, and prints all that a user could see of it.
+
+``python -m tests.credentials.spark_program ROOT EVENT_LOG_FOLDER``, with storage options, credentials
+among them, as JSON on standard input. Credentials are known to this process only by these options.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from tests.credentials.canaries import WRONG_SECRET_ACCESS_KEY
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import StoragePermissionError
+from trinitylake_ops.spark_jobs.session import session_scope
+from trinitylake_ops.spark_jobs.spark_errors import spark_failures
+from trinitylake_ops.spark_jobs.table_reader import read_staged
+from trinitylake_ops.spark_jobs.table_writer import stage_dataframe
+from trinitylake_ops.storage import Storage, StorageWrapper, open_storage
+
+DONE = "all was tried"
+
+
+class WrongInTasks(StorageWrapper):
+    """Works here and has wrong credentials wherever it is unpickled: in Spark's tasks."""
+
+    def __init__(self, inner: Storage, options: dict[str, str]):
+        super().__init__(inner)
+        self._options = {**options, "secret_access_key": WRONG_SECRET_ACCESS_KEY}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (open_storage, (self.root, self._options))
+
+
+def show_plans(spark: SparkSession) -> None:
+    executions = spark._jsparkSession.sharedState().statusStore().executionsList()
+    for execution in (executions.apply(at) for at in range(executions.size())):
+        print(execution.description(), execution.details(), execution.physicalPlanDescription())
+
+
+def main(root: str, event_logs: str) -> None:
+    options: dict[str, str] = json.load(sys.stdin)
+    conf = {
+        "spark.eventLog.enabled": True,
+        "spark.eventLog.compress": False,
+        "spark.eventLog.dir": Path(event_logs).as_uri(),
+        "spark.ui.enabled": True,
+    }
+    with session_scope("credentials", **conf) as spark:
+        spark.sparkContext.setLogLevel("INFO")
+        lake = Lakehouse.create(root, options)
+        frame = spark.range(3).selectExpr("id", "'marker-of-the-test' as text")
+        staged = stage_dataframe(lake, frame, "ns", "t", mode="append")
+        reading = read_staged(spark, lake, staged)
+        reading.explain("extended")
+        print(reading, reading.count(), reading.schema)
+        wrong = Lakehouse(WrongInTasks(lake.storage, options), options)
+        for attempt in (
+            lambda: stage_dataframe(wrong, frame, "ns", "u", mode="append"),
+            lambda: read_staged(spark, wrong, staged).collect(),
+        ):
+            try:
+                with spark_failures("try"):
+                    attempt()
+            except StoragePermissionError as error:
+                print("refused:", error, repr(error), traceback.format_exc())
+        show_plans(spark)
+        print(spark.sparkContext.getConf().getAll(), DONE)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,184 @@
+"""Every command, each in a process of its own, with credentials that work and with some that do not."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import signal
+import sys
+import tempfile
+import traceback
+
+import pytest
+
+from tests.cli.test_processes import Result, assert_one_line
+from tests.cli.test_processes import run as run_program
+from tests.credentials.canaries import ACCESS_KEY_ID, SECRET_ACCESS_KEY, SESSION_TOKEN, WRONG_SECRET_ACCESS_KEY, leaks
+from tests.credentials.server import CanaryServer
+from tests.maintenance.changes import append_rows, create
+from tests.servers.s3_server import S3Server
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.cli import main
+from trinitylake_ops.cli.app import trinitylake
+
+pytestmark = pytest.mark.debian_packages
+
+#: Every command, with arguments for the lakehouse of :func:`filled`; those that change something come in this order.
+CALLS: dict[str, tuple[str, ...]] = {
+    "init": ("init",),
+    "create-namespace": ("create-namespace", "more", "--property", "owner=me"),
+    "export": ("export", "kept", "--version", "1"),
+    "exports": ("exports", "--json"),
+    "log": ("log",),
+    "ls": ("ls", "ns"),
+    "show": ("show", "ns.t", "--json"),
+    "diff": ("diff", "0", "2"),
+    "hint": ("hint", "--repair"),
+    "verify": ("verify",),
+    "resolve-commit": ("resolve-commit", "1", "00000000-0000-0000-0000-000000000000"),
+    "drop-export": ("drop-export", "kept"),
+    "rollback": ("rollback", "1", "--yes"),
+    "drop-namespace": ("drop-namespace", "ns", "--cascade", "--yes"),
+}
+
+
+@pytest.fixture(scope="module")
+def filled(canaries: CanaryServer) -> CanaryServer:
+    lake = Lakehouse.create(canaries.root, canaries.options_with_credentials)
+    create(lake, "ns")
+    append_rows(lake)
+    return canaries
+
+
+def run(*arguments: str, **environment: str) -> Result:
+    """Run the command line in a forked process: all that a new one does, but for its start and its imports."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            _run_and_exit(arguments, environment, out.fileno(), err.fileno())
+        _, status = os.waitpid(pid, 0)
+        for stream in (out, err):
+            stream.seek(0)
+        return Result(os.waitstatus_to_exitcode(status), out.read().decode(), err.read().decode())
+
+
+def _run_and_exit(arguments: tuple[str, ...], environment: dict[str, str], out: int, err: int) -> None:
+    code = 99
+    try:
+        signal.alarm(60)
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        sys.stdout, sys.stderr = (io.TextIOWrapper(io.FileIO(fd, "w"), "utf-8", write_through=True) for fd in (1, 2))
+        os.environ.pop("TRINITYLAKE_ROOT", None)
+        os.environ.update(environment)
+        logging.getLogger().handlers = []
+        sys.argv = ["trinitylake", *arguments]
+        main()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else code
+    except BaseException:  # noqa: BLE001 - a child must never run on into pytest
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def assert_silent(result: Result) -> None:
+    assert leaks(result.out + result.err) == []
+
+
+def test_the_list_of_commands_is_complete() -> None:
+    assert set(CALLS) == set(trinitylake.commands)
+
+
+def test_commands_with_credentials_of_the_environment(filled: CanaryServer) -> None:
+    for name, arguments in CALLS.items():
+        result = run(*arguments, **filled.environment)
+        assert_silent(result)
+        expected = {"init": 3, "resolve-commit": 1}.get(name, 0)
+        assert result.code == expected, (name, result)
+
+
+def test_commands_with_credentials_as_options(canaries: CanaryServer) -> None:
+    given = [
+        part
+        for name, value in canaries.options_with_credentials.items()
+        for part in ("--storage-option", f"{name}={value}")
+    ]
+    root = canaries.root.replace("/lake/", "/other/")
+    for arguments in (("init",), ("ls", "--json"), ("verify", "--json"), ("show", "--version", "7")):
+        result = run("--root", root, *given, *arguments)
+        assert_silent(result)
+        assert result.code == (4 if "7" in arguments else 0), result
+
+
+def test_a_program_started_anew(filled: CanaryServer) -> None:
+    wrong = {"AWS_SECRET_ACCESS_KEY": WRONG_SECRET_ACCESS_KEY}
+    for environment, code in ((filled.environment, 0), ({**filled.environment, **wrong}, 5)):
+        result = run_program("log", **environment)
+        assert_silent(result)
+        assert result.code == code, result
+
+
+@pytest.mark.parametrize("obstacle", ["wrong secret", "wrong key", "wrong bucket", "bucket of others", "unreachable"])
+def test_each_failure_is_one_line_without_credentials(filled: CanaryServer, obstacle: str) -> None:
+    root, options = filled.obstacles()[obstacle]
+    key, secret = options.pop("access_key_id"), options.pop("secret_access_key")
+    environment = {
+        **filled.environment,
+        "TRINITYLAKE_ROOT": root,
+        "TRINITYLAKE_STORAGE_OPTIONS": ",".join(f"{name}={value}" for name, value in options.items()),
+        "AWS_ACCESS_KEY_ID": key,
+        "AWS_SECRET_ACCESS_KEY": secret,
+    }
+    names = CALLS if obstacle == "wrong secret" else ("ls",)
+    for name in names:
+        result = run(*CALLS[name], **environment)
+        assert_silent(result)
+        assert_one_line(result, 5, "")
+
+
+def test_an_expired_session(moto: S3Server) -> None:
+    """With moto, which takes any credentials, a session token goes along in every request."""
+    root = moto.fresh_root()
+    environment = {
+        "TRINITYLAKE_ROOT": root,
+        "TRINITYLAKE_STORAGE_OPTIONS": f"endpoint={moto.endpoint},region={moto.region}",
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY_ID,
+        "AWS_SECRET_ACCESS_KEY": SECRET_ACCESS_KEY,
+        "AWS_SESSION_TOKEN": SESSION_TOKEN,
+    }
+    for arguments in (("init",), ("create-namespace", "x"), ("ls", "--json"), ("show", "--version", "9")):
+        assert_silent(run(*arguments, **environment))
+    moto.delete_all(root)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--storage-option", SECRET_ACCESS_KEY, "ls"),
+        ("--storage-option", f"secret_access_key:{SECRET_ACCESS_KEY}", "ls"),
+        ("--storage-option", "secret_access_key", SECRET_ACCESS_KEY, "ls"),
+        ("--storage-option", f"access_key_id={ACCESS_KEY_ID}", f"secret_access_key={SECRET_ACCESS_KEY}", "ls"),
+        ("--storage-option", f"secret={SECRET_ACCESS_KEY}", "ls"),
+        ("--storage-option", f"{SECRET_ACCESS_KEY}=secret_access_key", "ls"),
+        ("--storage-options", f"secret_access_key={SECRET_ACCESS_KEY}", "ls"),
+        (f"--storage-options=secret_access_key={SECRET_ACCESS_KEY}", "ls"),
+        ("--root", f"s3://{ACCESS_KEY_ID}:{SECRET_ACCESS_KEY}@bucket/lake", "ls"),
+        ("--root", f"s3:/{ACCESS_KEY_ID}:{SECRET_ACCESS_KEY}@bucket/lake", "ls"),
+        ("--root", f"{ACCESS_KEY_ID}:{SECRET_ACCESS_KEY}@bucket/lake", "ls"),
+        ("--storage-option", f"endpoint=http://{ACCESS_KEY_ID}:{SECRET_ACCESS_KEY}@127.0.0.1:1", "ls"),
+    ],
+)
+def test_mistyped_arguments_are_not_repeated(arguments: tuple[str, ...]) -> None:
+    result = run(*arguments, TRINITYLAKE_ROOT="s3://bucket/lake")
+    assert_silent(result)
+    assert_one_line(result, 2, "")
+
+
+@pytest.mark.parametrize("text", [SECRET_ACCESS_KEY, f"a=b,{SECRET_ACCESS_KEY}", f"{SECRET_ACCESS_KEY}=x"])
+def test_a_mistyped_variable_is_not_repeated(text: str) -> None:
+    result = run("ls", TRINITYLAKE_ROOT="s3://bucket/lake", TRINITYLAKE_STORAGE_OPTIONS=text)
+    assert_silent(result)
+    assert_one_line(result, 2, "")

@@ -1,0 +1,228 @@
+"""What objects of the package look like, what its errors carry and what it logs, on a server with credentials."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import pprint
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.credentials.canaries import SECRET_ACCESS_KEY, leaks
+from tests.credentials.server import CanaryServer
+from tests.maintenance.changes import append_rows, create
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import StorageError, TrinityLakeError
+from trinitylake_ops.spark_jobs.table_tasks import ReadJob, WriteJob
+from trinitylake_ops.storage import MeteredStorage, RetryStorage, Storage, open_storage
+from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at, catalog_for
+from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.staging import plan_write, stage_data_files
+
+pytestmark = pytest.mark.debian_packages
+
+CLIENTS = ("s3fs", "obstore")
+WAYS = ("options", "environment")
+SCHEMA = pa.schema([("id", pa.int64())])
+
+
+@pytest.fixture(autouse=True)
+def logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Search all that is logged: everything of this package, and from INFO on what the clients say."""
+    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG, "trinitylake_ops")
+    yield
+    assert leaks(caplog.text) == []
+
+
+@pytest.fixture(params=[(client, way) for client in CLIENTS for way in WAYS], ids="-".join)
+def access(
+    request: pytest.FixtureRequest, canaries: CanaryServer, monkeypatch: pytest.MonkeyPatch
+) -> tuple[str, dict[str, str]]:
+    """Root and storage options, with credentials among them or in the environment."""
+    client, way = request.param
+    if way == "environment":
+        for name, value in canaries.environment.items():
+            monkeypatch.setenv(name, value)
+    options = canaries.options_with_credentials if way == "options" else canaries.options
+    return canaries.root, {**options, "client": client}
+
+
+def filled(root: str, options: dict[str, str]) -> Lakehouse:
+    lake = Lakehouse.create(f"{root}{uuid.uuid4().hex}/", options)
+    create(lake, "ns")
+    append_rows(lake)
+    return lake
+
+
+def stack(storage: Storage) -> Iterator[Storage]:
+    """Yield a storage and what it wraps."""
+    yield storage
+    while (inner := getattr(storage, "inner", None)) is not None:
+        storage = inner
+        yield storage
+
+
+def public_objects(lake: Lakehouse) -> Iterator[Any]:
+    """Yield one of each kind of object that a user, a log or a debugger may show."""
+    yield lake
+    yield lake.storage_options
+    yield from stack(lake.storage)
+    yield from stack(pickle.loads(pickle.dumps(lake.storage)))
+    yield from stack(RetryStorage(MeteredStorage(lake.storage)))
+    snapshot = lake.snapshot()
+    yield from (snapshot, snapshot.files, snapshot.root, snapshot.definition, *lake.history(), *lake.diff(0, 1))
+    with lake.transaction(message="open") as transaction:
+        yield from (transaction, catalog_for(transaction, lake.storage_options))
+        transaction.rollback()
+    catalogs = (catalog_at(lake), catalog_at(lake, 1), TrinityLakeCatalog("given", **properties(lake)))
+    for catalog in catalogs:
+        yield from (catalog, catalog.properties, catalog.target, catalog.io, catalog.io.properties)
+    table = catalogs[2].load_table("ns.t")
+    io = pickle.loads(pickle.dumps(table.io))
+    yield from (table, table.io.properties, table.config, table.metadata, table.scan(), io, io.properties, vars(io))
+    yield from (table.io.new_input(table.metadata_location), table.io.new_output(f"{lake.root}x"))
+    plan = plan_write(lake, "ns", "staged", SCHEMA)
+    data_files = plan.write(iter([pa.record_batch({"id": pa.array([1], pa.int64())})]))
+    yield from (plan, data_files, WriteJob(plan, 1), ReadJob(io, table.metadata, table.schema(), None))  # type: ignore[arg-type]
+    staged = stage_data_files(lake, plan, data_files)
+    yield from (staged, pickle.dumps(staged))
+    yield from (maintenance.plan_rollback(lake, 0), maintenance.plan_export(lake, "x"))
+    yield maintenance.plan_drop_namespace(lake, "ns", cascade=True)
+    yield from (maintenance.verify(lake), maintenance.inspect_hint(lake), maintenance.list_exports(lake))
+
+
+def properties(lake: Lakehouse) -> dict[str, str]:
+    return {"root": lake.root, **{f"storage.{name}": value for name, value in lake.storage_options.items()}}
+
+
+def texts_of(thing: Any) -> Iterator[str | bytes]:
+    """Yield the text forms of an object, and those of what it holds."""
+    yield thing if isinstance(thing, bytes) else str(thing)
+    yield repr(thing)
+    yield f"{thing}"
+    if hasattr(thing, "to_dict"):
+        yield repr(thing.to_dict())
+    if hasattr(thing, "__dict__"):
+        yield pprint.pformat(vars(thing), width=1000)
+
+
+def test_no_object_shows_credentials(access: tuple[str, dict[str, str]]) -> None:
+    lake = filled(*access)
+    n_objects = 0
+    for thing in public_objects(lake):
+        n_objects += 1
+        for text in texts_of(thing):
+            assert leaks(text) == [], type(thing)
+    assert n_objects > 50
+
+
+def test_the_search_sees_what_objects_show() -> None:
+    class Careless:
+        def __init__(self) -> None:
+            self.options = {"secret_access_key": SECRET_ACCESS_KEY}
+
+    assert all(not leaks(text) for text in texts_of(StorageOptions(Careless().options)))
+    assert any(leaks(text) for text in texts_of(Careless()))
+
+
+def test_a_pickled_file_io_still_reads(access: tuple[str, dict[str, str]]) -> None:
+    """What goes to Spark's tasks carries the credentials, only not as text."""
+    lake = filled(*access)
+    table = catalog_at(lake).load_table("ns.t")
+    io = pickle.loads(pickle.dumps(table.io))
+    assert io.new_input(table.metadata_location).open().read().startswith(b"{")
+    elsewhere = f"s3://{lake.root.split('/')[2]}/elsewhere"
+    with io.new_output(elsewhere).create() as stream:
+        stream.write(b"beyond the root")
+    assert StorageFileIO.on(lake.storage, lake.storage_options).new_input(elsewhere).open().read() == b"beyond the root"
+    io.delete(elsewhere)
+
+
+OPERATIONS: dict[str, Callable[[Storage], object]] = {
+    "read": lambda storage: storage.read("a"),
+    "stat": lambda storage: storage.stat("a"),
+    "create": lambda storage: storage.create("a", b"x"),
+    "write": lambda storage: storage.write("a", b"x"),
+    "delete": lambda storage: storage.delete("a"),
+    "delete_many": lambda storage: _raise_first(storage.delete_many(["a", "b"])),
+    "list": lambda storage: list(storage.list()),
+}
+
+
+def _raise_first(failures: dict[str, StorageError]) -> None:
+    for failure in failures.values():
+        raise failure
+
+
+def error_texts(error: TrinityLakeError, *, with_locals: bool = True) -> Iterator[str | bytes]:
+    """Yield all that may become known of an error: in a terminal, a log, an error tracker, another process."""
+    yield from (str(error), repr(error), repr(vars(error)), pickle.dumps(error))
+    yield from traceback.format_exception(error)
+    shown = traceback.TracebackException.from_exception(error, capture_locals=True)
+    yield from (repr(frame.locals) for frame in shown.stack if with_locals and "trinitylake_ops/" in frame.filename)
+    cause: BaseException | None = error
+    while cause is not None:  # what was cut off by `from None` too: some tools show it all the same
+        yield from (str(cause), repr(cause))
+        cause = cause.__cause__ or cause.__context__
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("obstacle", ["wrong secret", "wrong key", "wrong bucket", "bucket of others", "unreachable"])
+def test_no_error_shows_credentials(canaries: CanaryServer, client: str, obstacle: str) -> None:
+    root, options = canaries.obstacles()[obstacle]
+    options = StorageOptions({**options, "client": client, "connect_timeout_seconds": "1"})
+    storage = open_storage(root, options)
+    while isinstance(storage, RetryStorage):
+        storage = storage.inner  # one attempt is enough
+    attempts: dict[str, Callable[[], object]] = {
+        name: lambda operation=operation: operation(storage) for name, operation in OPERATIONS.items()
+    }
+    if obstacle != "unreachable":
+        attempts["Lakehouse.open"] = lambda: Lakehouse.open(root, options)
+        attempts["Lakehouse.create"] = lambda: Lakehouse.create(root, options)
+        attempts["catalog"] = lambda: TrinityLakeCatalog(
+            "x", root=root, **{f"storage.{k}": options[k] for k in options}
+        )
+    for name, attempt in attempts.items():
+        with pytest.raises(StorageError) as caught:
+            attempt()
+        # Pyiceberg hands properties around as they were given; what was opened before is checked with variables.
+        for text in error_texts(caught.value, with_locals=name != "catalog"):
+            assert leaks(text) == [], name
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_an_open_lakehouse_whose_credentials_stop_working(canaries: CanaryServer, client: str) -> None:
+    """Deeper calls: versions, tables, verify, plans."""
+    good = filled(canaries.root, {**canaries.options_with_credentials, "client": client})
+    root = good.root
+    _, wrong = canaries.obstacles()["wrong secret"]
+    bad = Lakehouse(open_storage(root, {**wrong, "client": client}), wrong)
+    transaction = good.transaction()
+    transaction.create_namespace("more")
+    attempts: list[Callable[[], object]] = [
+        bad.latest_version,
+        bad.snapshot,
+        lambda: list(bad.history()),
+        lambda: catalog_at(bad).load_table("ns.t"),
+        lambda: StorageFileIO.on(bad.storage).new_input(f"{root}tables/x").open(),
+        lambda: len(StorageFileIO.on(bad.storage).new_input(f"{root}tables/x")),
+        lambda: maintenance.verify(bad),
+        lambda: maintenance.plan_rollback(bad, 0),
+        lambda: maintenance.plan_export(bad, "x"),
+        lambda: maintenance.repair_hint(bad),
+        lambda: plan_write(bad, "ns", "t"),
+    ]
+    for attempt in attempts:
+        with pytest.raises(StorageError) as caught:
+            attempt()
+        for text in error_texts(caught.value):
+            assert leaks(text) == []
+    transaction.commit()

@@ -1,0 +1,166 @@
+"""The pipeline and the operations on a real S3 server, and what Dagster keeps of its credentials: nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import duckdb
+import polars as pl
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.credentials.canaries import (
+    ACCESS_KEY_ID,
+    SECRET_ACCESS_KEY,
+    WRONG_SECRET_ACCESS_KEY,
+    leaks,
+    leaks_in_files,
+)
+from tests.credentials.server import CanaryServer, canary_server
+from tests.dagster_plugin.pipeline import MONTHLY_TABLES, Pipeline
+from tests.lakes import check_lake
+from trinitylake_ops.dagster_plugin.resources import SecretVariables, StorageSettings, TrinityLakeResource
+from trinitylake_ops.errors import StoragePermissionError
+
+pytestmark = pytest.mark.debian_packages
+
+REPOSITORY = Path(__file__).parents[2]
+VARIABLES = SecretVariables(access_key_id="CANARY_KEY", secret_access_key="CANARY_SECRET")
+
+
+@pytest.fixture(scope="module")
+def canaries(request: pytest.FixtureRequest) -> Iterator[CanaryServer]:
+    yield from canary_server(request.config)
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CANARY_KEY", ACCESS_KEY_ID)
+        patch.setenv("CANARY_SECRET", SECRET_ACCESS_KEY)
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
+    with dg.instance_for_test(temp_dir=str(tmp_path_factory.mktemp("dagster"))) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def pipeline(
+    spark: SparkSession,
+    sample_folder: Path,
+    canaries: CanaryServer,
+    environment: pytest.MonkeyPatch,
+    instance: dg.DagsterInstance,
+) -> Pipeline:
+    """A lakehouse with the reference tables and two months."""
+    settings = StorageSettings(**canaries.options)
+    lakehouse = TrinityLakeResource(root=canaries.root, storage_options=settings, secret_options_from_env=VARIABLES)
+    made = Pipeline(lakehouse, sample_folder, instance)
+    made.initial_load()
+    made.monthly_load("2013-01-01")
+    made.monthly_load("2013-02-01")
+    return made
+
+
+def test_tables_are_published_month_by_month(pipeline: Pipeline) -> None:
+    assert [info.operation for info in pipeline.lake().history()] == ["publish", "publish", "publish", "init"]
+    for version, rows in ((2, 1000), (3, 2000)):
+        assert pipeline.query("flights", "SELECT count(*) FROM t", version) == [(rows,)]
+    for name in MONTHLY_TABLES:
+        files = pipeline.data_files(name)
+        assert files
+        assert all(path.startswith(pipeline.lake().root) for path in files)
+
+
+def test_duckdb_and_polars_read_two_versions(pipeline: Pipeline) -> None:
+    for version, rows in ((2, 1000), (3, 2000)):
+        scan = pipeline.table("flights", version).scan()
+        connection: duckdb.DuckDBPyConnection = scan.to_duckdb("flights")
+        assert connection.execute("SELECT count(*) FROM flights").fetchall() == [(rows,)]
+        polars = scan.to_polars()
+        assert isinstance(polars, pl.DataFrame)
+        assert len(polars) == rows
+
+
+def test_rollback_export_hint_and_verify_are_jobs(pipeline: Pipeline) -> None:
+    pipeline.must_run("rollback", run_rollback={"config": {"to": "2"}})
+    assert pipeline.query("flights", "SELECT count(*) FROM t") == [(1000,)]
+    assert pipeline.lake().diff(2, 4) == []
+    pipeline.must_run("export_minimal", run_export_minimal={"config": {"name": "kept", "version": "3"}})
+    assert pipeline.lake().snapshot("kept").version == 3
+    pipeline.lake().storage.write("_latest_hint.txt", b"garbage")
+    pipeline.must_run("repair_hint")
+    assert pipeline.lake().storage.read("_latest_hint.txt") == str(pipeline.lake().latest_version()).encode()
+    pipeline.must_run("verify")
+    check_lake(pipeline.lake())
+
+
+def test_a_run_in_a_process_of_its_own(pipeline: Pipeline, canaries: CanaryServer, tmp_path: Path) -> None:
+    """definitions.py, all of it set by the environment."""
+    command = [sys.executable, "-m", "dagster", "job", "execute", "--python-file", "definitions.py", "--job", "verify"]
+    environment = {**os.environ, **canaries.environment, "DAGSTER_HOME": str(tmp_path)}
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "RUN_SUCCESS" in done.stderr
+    assert leaks(done.stdout + done.stderr) == []
+    assert any(tmp_path.rglob("*.db"))
+    assert leaks_in_files(tmp_path) == []
+
+
+def failures(result: dg.ExecuteInProcessResult) -> list[str]:
+    return [str(event.step_failure_data.error) for event in result.all_events if event.is_step_failure]
+
+
+def test_credentials_that_stop_working_are_one_clear_failure(
+    pipeline: Pipeline, environment: pytest.MonkeyPatch
+) -> None:
+    with environment.context() as patch:
+        patch.setenv("CANARY_SECRET", WRONG_SECRET_ACCESS_KEY)
+        for job in ("verify", "repair_hint"):
+            (failure,) = failures(pipeline.run(job))
+            assert StoragePermissionError.__name__ in failure
+            assert "credentials are wrong" in failure
+        published = failures(pipeline.run("monthly_load", "2013-01-01"))
+        assert published
+        assert all(StoragePermissionError.__name__ in failure for failure in published)
+        patch.delenv("CANARY_SECRET")
+        (failure,) = failures(pipeline.run("verify"))
+        assert "is not set in this process" in failure
+    pipeline.must_run("verify")
+
+
+def test_a_wrong_bucket_is_one_clear_failure(pipeline: Pipeline) -> None:
+    given = {"root": "s3://no-such-bucket-of-the-tests/lake"}
+    lakehouse = pipeline.lakehouse.model_copy(update=given)
+    elsewhere = Pipeline(lakehouse, Path("/nowhere"), pipeline.instance)
+    (failure,) = failures(elsewhere.run("verify"))
+    assert "the bucket 'no-such-bucket-of-the-tests' does not exist" in failure
+
+
+def test_nothing_that_dagster_keeps_shows_credentials(
+    pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Runs last: searches all that the runs of this file left behind."""
+    runs = pipeline.instance.get_run_records()
+    assert len(runs) >= 10
+    n_events = 0
+    for record in runs:
+        run = record.dagster_run
+        assert leaks(f"{dg.serialize_value(run)} {run.run_config} {run.tags}") == []
+        for entry in pipeline.instance.all_logs(run.run_id):
+            n_events += 1
+            assert leaks(f"{dg.serialize_value(entry)} {entry.user_message} {dataclasses.asdict(record)}") == []
+    assert n_events > 200
+    home = Path(pipeline.instance.root_directory)
+    assert any(path.is_file() for path in home.rglob("*.db"))
+    assert leaks_in_files(home) == []
+    assert leaks(repr(pipeline.lakehouse)) == []

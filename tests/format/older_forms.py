@@ -1,0 +1,97 @@
+"""A writer of node files as others wrote them: each way in which their form may differ from ours, and all together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from trinitylake_ops.format.node_file import LAKEHOUSE_DEF, N_KEYS, NodeFile
+
+Row = tuple[str | None, str | None, str | None]
+
+
+@dataclass(frozen=True)
+class OlderForm:
+    """One combination of what differs; the defaults are our form.
+
+    ``txn`` is the type of an extra column of that name, ``n_blank`` how many blank pointer rows
+    there are. Only a leaf can be written without its pnode column or its row without a key.
+    """
+
+    value_column: Literal["pvalue", "value"] = "pvalue"
+    has_pnode: bool = True
+    has_null_row: bool = True
+    n_blank: int = 2
+    txn: Literal["", "string", "int64"] = ""
+    strings: Literal["string", "large_string"] = "string"
+    batch_rows: int = 10_000
+    compression: Literal["lz4", "zstd"] | None = None
+    definition_key: str = LAKEHOUSE_DEF
+
+    def can_hold(self, node: NodeFile) -> bool:
+        return node.is_leaf or (self.has_pnode and self.has_null_row)
+
+    def encode(self, node: NodeFile) -> bytes:
+        """Return the bytes of a node that this form can hold."""
+        assert self.can_hold(node)
+        return arrow_file(
+            self._rows(node), self.columns, self.strings, self.batch_rows, self.compression, self.txn or None
+        )
+
+    @property
+    def columns(self) -> list[str]:
+        return ["key", self.value_column, *(["pnode"] if self.has_pnode else [])]
+
+    def _rows(self, node: NodeFile) -> list[Row]:
+        system = {**node.system, N_KEYS: str(len(node.keys))}
+        if LAKEHOUSE_DEF in system:
+            system = {self.definition_key: system.pop(LAKEHOUSE_DEF), **system}
+        first, *children = node.children or [None] * (len(node.keys) + 1)
+        return [
+            *((name, value, None) for name, value in system.items()),
+            *([(None, None, first)] if self.has_null_row else []),
+            *zip(node.keys, node.values, children, strict=True),
+            *([(None, None, None)] * self.n_blank if self.has_null_row else []),
+            *((key, value, None) for key, value in node.buffer.items()),
+        ]
+
+
+def arrow_file(
+    rows: list[Row],
+    columns: list[str],
+    strings: str = "string",
+    batch_rows: int = 10_000,
+    compression: str | None = None,
+    txn: str | None = None,
+) -> bytes:
+    """Return an Arrow IPC file of these rows, right or wrong, cut to the columns."""
+    kinds: dict[str, Any] = {"string": pa.utf8(), "large_string": pa.large_utf8()}
+    arrays = [pa.array([row[place] for row in rows], kinds[strings]) for place in range(len(columns))]
+    table = pa.table(arrays, columns)
+    if txn is not None:
+        ids = pa.array(["txn-1" if txn == "string" else 1] * len(rows), txn)
+        table = table.add_column(0 if txn == "int64" else len(columns), "txn", ids)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_table(table, max_chunksize=batch_rows)
+    return bytes(sink.getvalue())
+
+
+def all_forms() -> Iterator[OlderForm]:
+    """Return every combination."""
+    for choice in product(
+        ("pvalue", "value"),
+        (True, False),
+        (True, False),
+        (0, 2),
+        ("", "string", "int64"),
+        ("string", "large_string"),
+        (10_000, 3),
+        (None, "lz4", "zstd"),
+        (LAKEHOUSE_DEF, "lakehouse"),
+    ):
+        yield OlderForm(*choice)

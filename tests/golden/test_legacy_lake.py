@@ -1,0 +1,256 @@
+"""A lakehouse in the older layout: 64-digit ``.ipc`` roots, columns key and value, no row without a key.
+
+It is read, and goes on in our form of nodes under its own naming of roots.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tests.lakes import (
+    DATA,
+    Lakes,
+    check_version,
+    expected_objects,
+    listed,
+    local_storage,
+    objects,
+    reached_paths,
+    table,
+)
+from tests.processes import fork
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.cli import main
+from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError, VersionNotFoundError
+from trinitylake_ops.format.file_names import HINT_PATH, ROOT_NAMINGS, RootNaming, root_naming
+from trinitylake_ops.format.node_file import decode_node
+from trinitylake_ops.transaction.lakehouse import Change
+from trinitylake_ops.tree.walk import walk
+
+FOLDER = DATA / "legacy-lake"
+NAMING = RootNaming(64, ".ipc")
+EXPECTED = expected_objects("legacy-lake")
+VERSIONS = sorted(EXPECTED)
+LATEST = VERSIONS[-1]
+
+
+@pytest.fixture(scope="module")
+def legacy() -> Lakehouse:
+    return Lakehouse.open(str(FOLDER))
+
+
+@pytest.fixture
+def copy(tmp_path: Path, lakes: Lakes) -> Lakehouse:
+    """A copy to change, checked at every version when the test ends."""
+    shutil.copytree(FOLDER, tmp_path / "copy")
+    return lakes.watch(Lakehouse.open(str(tmp_path / "copy"), {"fsync": "false"}))
+
+
+def arrow(lake: Lakehouse, path: str) -> pa.Table:
+    return pa.ipc.open_file(lake.storage.read(path)).read_all()
+
+
+def test_what_the_fixture_is_good_for(legacy: Lakehouse) -> None:
+    assert (legacy.latest_version(), legacy.files.roots.naming) == (LATEST, NAMING)
+    tables = {version: arrow(legacy, NAMING.path(version)) for version in VERSIONS}
+    assert all(rows.schema.names == ["key", "value"] for rows in tables.values())
+    assert all(rows["key"].null_count == 0 for rows in tables.values()), "no row without a key"
+    assert len(legacy.snapshot(2).root.keys) > 2 * legacy.snapshot(2).definition.order, "more keys than a node of ours"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_version_reads_as_it_was_written(legacy: Lakehouse, version: int) -> None:
+    created_at_ms, expected = EXPECTED[version]
+    snapshot = check_version(legacy, version)
+    assert objects(snapshot).keys() == expected
+    assert snapshot.created_at_ms == created_at_ms
+    assert snapshot.location == NAMING.path(version)
+    assert snapshot.definition.file_path_max_size_bytes == 100
+    assert snapshot.namespaces() == sorted(name[0] for name in expected if len(name) == 1)
+    everything = set().union(*(names for _, names in EXPECTED.values()))
+    for name in [*sorted(everything), ("ns9",), ("ns1", "t999")]:
+        found = snapshot.has_namespace(name[0]) if len(name) == 1 else snapshot.has_table(*name)
+        assert found == (name in expected), name
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_by_time(legacy: Lakehouse, version: int) -> None:
+    created_at_ms, _ = EXPECTED[version]
+    for timestamp_ms in (created_at_ms, created_at_ms + 1):
+        assert legacy.snapshot(timestamp=timestamp_ms).version == version
+    if version:
+        assert legacy.snapshot(timestamp=created_at_ms - 1).version == version - 1
+    else:
+        with pytest.raises(VersionNotFoundError, match="version 0 was created at"):
+            legacy.snapshot(timestamp=created_at_ms - 1)
+
+
+@pytest.mark.parametrize(("before", "after"), list(product(VERSIONS, VERSIONS)))
+def test_diff_of_every_pair_of_versions(legacy: Lakehouse, before: int, after: int) -> None:
+    old, new = (dict(legacy.snapshot(version).entries("")) for version in (before, after))
+    keys = legacy.snapshot().keys
+    expected = set()
+    for key in old.keys() | new.keys():
+        name = keys.decode(key)
+        assert name is not None
+        if old.get(key) != new.get(key):
+            kind = "added" if key not in old else "removed" if key not in new else "changed"
+            expected.add(Change(kind, name.namespace, name.table))
+    found = legacy.diff(before, after)
+    assert set(found) == expected
+    assert len(found) == len(expected)
+    removed = EXPECTED[before][1] - EXPECTED[after][1]
+    shown = {(c.namespace,) if c.table is None else (c.namespace, c.table) for c in found if c.kind == "removed"}
+    assert shown == removed
+
+
+def test_history_and_verify(legacy: Lakehouse) -> None:
+    infos = list(legacy.history())
+    assert [info.version for info in infos] == VERSIONS[::-1]
+    assert {(info.commit_id, info.rollback_from, info.state) for info in infos} == {(None, None, "live")}
+    report = maintenance.verify(legacy)
+    assert report.findings == ()
+    assert (report.versions, report.definitions) == (len(VERSIONS), len(list(FOLDER.rglob("*.binpb"))))
+
+
+def test_the_first_commit_keeps_the_naming_and_writes_our_nodes(copy: Lakehouse) -> None:
+    files = {path: copy.storage.read(path) for path in listed(copy.storage)}
+    with copy.transaction(message="ours") as txn:
+        txn.create_namespace("new")
+        txn.create_table("new", "t", table())
+        txn.drop_table("ns1", "t101")
+    assert txn.committed_version == LATEST + 1
+    assert objects(copy.snapshot()).keys() == EXPECTED[LATEST][1] - {("ns1", "t101")} | {("new",), ("new", "t")}
+    root = copy.snapshot().root
+    assert root.system["previous_root"] == NAMING.path(LATEST)
+    written = listed(copy.storage) - files.keys()
+    names = sorted(Path(path).name for path in written if not path.endswith(".binpb"))
+    assert [name for name in names if name.startswith("_")] == [NAMING.path(LATEST + 1)]
+    visited = list(walk(copy.files.nodes, root, copy.snapshot().location))
+    assert max(node.depth for node in visited) == 1, "the leaf of too many keys was split"
+    for node in visited:
+        rows = arrow(copy, node.location)
+        assert rows.schema == pa.schema([(name, pa.utf8()) for name in ("key", "pvalue", "pnode")])
+        assert not decode_node(copy.storage.read(node.location), node.location).is_flat
+        assert node.location.endswith(".arrow") or node.depth == 0
+        first = rows["key"].to_pylist().index(None)
+        assert len(rows) - first - len(node.node.buffer) == copy.snapshot().definition.order
+    for version in VERSIONS:
+        assert objects(copy.snapshot(version)).keys() == EXPECTED[version][1]
+    assert [path for path, data in files.items() if copy.storage.read(path) != data] == [HINT_PATH]
+    assert maintenance.verify(copy).findings == ()
+
+
+def test_changes_of_settings_and_rollbacks_put_the_tree_in_order(copy: Lakehouse) -> None:
+    copy.alter_definition(properties={"owner": "me"})
+    assert copy.snapshot().definition == replace(copy.snapshot(0).definition, properties={"owner": "me"})
+    assert objects(copy.snapshot()).keys() == EXPECTED[LATEST][1]
+    with pytest.raises(InvalidDefinitionError, match="order is fixed"):
+        copy.alter_definition(order=256)
+    for target in (2, 0, 1, 3):
+        version = maintenance.rollback(copy, target)
+        snapshot = copy.snapshot(version)
+        assert objects(snapshot).keys() == EXPECTED[target][1]
+        assert snapshot.definition.properties == {"owner": "me"}
+        assert snapshot.root.system["rollback_from_root"] == NAMING.path(version - 1)
+        assert not snapshot.root.is_flat
+    assert maintenance.verify(copy).findings == ()
+    assert {root_naming(path) for path in listed(copy.storage)} - {None} == {NAMING}
+
+
+def test_a_fence_and_an_export_of_a_version_in_the_older_layout(copy: Lakehouse) -> None:
+    assert copy.resolve_commit(LATEST + 1, "lost", fence=True) == "lost"
+    assert objects(copy.snapshot()).keys() == EXPECTED[LATEST][1]
+    report = maintenance.plan_export(copy, "old", version=2).execute()
+    assert copy.storage.read(report.location) == copy.storage.read(NAMING.path(2)), "a copy, byte for byte"
+    assert objects(copy.snapshot("old")).keys() == EXPECTED[2][1]
+    copy.alter_definition(exported_snapshots={"old": report.location, "foreign": NAMING.path(1)})
+    assert copy.snapshot("foreign").version == 1, "its name says it, in any naming"
+    assert maintenance.verify(copy).is_clean
+    maintenance.rollback(copy, "foreign")
+    assert objects(copy.snapshot()).keys() == EXPECTED[1][1]
+
+
+def _create_tables(folder: Path, worker: int) -> Callable[[Callable[[str], None]], None]:
+    def work(report: Callable[[str], None]) -> None:
+        lake = Lakehouse(local_storage(folder))
+        for number in range(25):
+            with lake.transaction() as txn:
+                txn.create_table("ns1", f"w{worker}-{number:03d}", table())
+            report(f"{txn.committed_version} {worker}")
+
+    return work
+
+
+def test_two_processes_commit_to_it(tmp_path: Path, copy: Lakehouse) -> None:
+    children = [fork(_create_tables(tmp_path / "copy", worker)) for worker in range(2)]
+    ended = [child.finish() for child in children]
+    assert [exit_code for exit_code, _ in ended] == [0, 0]
+    acknowledged = dict(line.split() for _, lines in ended for line in lines)
+    assert sorted(map(int, acknowledged)) == list(range(LATEST + 1, LATEST + 51)), "each version once"
+    added = {("ns1", f"w{worker}-{number:03d}") for worker in range(2) for number in range(25)}
+    assert objects(copy.snapshot()).keys() == EXPECTED[LATEST][1] | added
+    order = [acknowledged[str(version)] for version in range(LATEST + 1, LATEST + 51)]
+    assert any(a != b for a, b in itertools.pairwise(order)), "they did run side by side"
+    found = {path for path in listed(copy.storage) if root_naming(path) is not None}
+    assert found == {NAMING.path(version) for version in range(LATEST + 51)}
+    unreached = listed(copy.storage) - reached_paths(copy) - {HINT_PATH}
+    assert unreached == set(), "attempts that lost a race left no file"
+
+
+READS = {
+    "log": lambda out: [info["version"] for info in out] == VERSIONS[::-1],
+    "ls": lambda out: out == ["ns1", "ns2"],
+    "ls ns1 --version 2": lambda out: len(out) == sum(name[0] == "ns1" for name in EXPECTED[2][1]) - 1,
+    "show": lambda out: out["version"] == LATEST,
+    "show ns1 --version 1": lambda out: out["namespace"] == "ns1",
+    "show ns2.t70": lambda out: out["table"] == "t70",
+    "show --timestamp 2023-11-14T22:15:20Z": lambda out: out["version"] == 1,
+    "diff 0 1": lambda out: len(out) == 2,
+    "exports": lambda out: out == [],
+    "hint": lambda out: out["state"] == "right",
+    "verify": lambda out: out["findings"] == [] and out["versions"] == len(VERSIONS),
+    "rollback 1": lambda out: len(out["changes"]) == len(EXPECTED[LATEST][1]) - 2,
+    "drop-namespace ns2 --cascade": lambda out: out["namespace"] == "ns2",
+    "resolve-commit 4 nobody": lambda out: out["resolution"] == "undecided",
+}
+
+
+@pytest.mark.parametrize("command", READS)
+def test_every_command_that_reads(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["trinitylake", "--root", str(FOLDER), *command.split(), "--json"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    shown = capsys.readouterr()
+    assert ended.value.code == (1 if command.startswith("resolve") else 0), shown
+    assert "Error" not in shown.err
+    assert READS[command](json.loads(shown.out)), shown.out[:500]
+
+
+@pytest.mark.parametrize("stray", [naming for naming in ROOT_NAMINGS if naming != NAMING], ids=str)
+@pytest.mark.parametrize("version", [0, LATEST])
+def test_a_root_of_another_naming_is_refused_by_open(copy: Lakehouse, stray: RootNaming, version: int) -> None:
+    path = stray.path(version)
+    copy.storage.create(path, copy.storage.read(NAMING.path(version)))
+    with pytest.raises(CorruptFileError, match="several namings") as caught:
+        Lakehouse.open(copy.root)
+    assert path in caught.value.message
+    copy.storage.delete(path)
+
+
+def test_white_space_around_the_hint(copy: Lakehouse) -> None:
+    copy.storage.write(HINT_PATH, b"\n 3\t\r\n")
+    assert maintenance.inspect_hint(copy).is_right
+    assert Lakehouse.open(copy.root).latest_version() == LATEST

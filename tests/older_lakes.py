@@ -1,0 +1,27 @@
+"""Lakehouses as other writers left them, made from ours: another naming of the roots, another form of the nodes."""
+
+from __future__ import annotations
+
+from tests.format.older_forms import OlderForm
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.format.file_names import RootNaming, parse_root_path
+from trinitylake_ops.format.node_file import PREVIOUS_ROOT, ROLLBACK_FROM_ROOT, decode_node
+from trinitylake_ops.storage import Storage
+
+#: How a root that holds no children may look at most.
+OLDEST_FORM = OlderForm("value", has_pnode=False, has_null_row=False, txn="string", definition_key="lakehouse")
+
+
+def copy_renamed(lake: Lakehouse, storage: Storage, naming: RootNaming, form: OlderForm = OLDEST_FORM) -> None:
+    """Copy a lakehouse into an empty storage, its roots in that naming and, where they can be, in that form."""
+    for info in lake.storage.list():
+        data, path = lake.storage.read(info.path), info.path
+        version = parse_root_path(path)
+        if version is not None:
+            node = decode_node(data, path)
+            for name in (PREVIOUS_ROOT, ROLLBACK_FROM_ROOT):
+                if name in node.system:
+                    node.system[name] = naming.path(version - 1)
+            written = form if form.can_hold(node) else OlderForm("value", n_blank=0)
+            data, path = written.encode(node), naming.path(version)
+        storage.create(path, data)

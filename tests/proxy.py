@@ -1,0 +1,414 @@
+"""A reverse proxy in front of an S3 server that logs every request and injects faults on the wire.
+
+Clients take its ``url`` as their endpoint. The Host header is handed on as the client sent it, so
+signatures stay valid. Requests are numbered from 1 in the order in which they arrived whole: a run
+without faults tells by ``log`` how many there are, and one run per number and fault then covers
+everything that can happen to an answer or a request on its way.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+Action = Literal["drop_request", "drop_answer", "hold_request", "delay_answer", "cut_head", "cut_body", "answer"]
+
+_LOGGED_HEADERS = frozenset(
+    {"content-length", "expect", "host", "if-match", "if-none-match", "range", "transfer-encoding"}
+)
+_HOP_BY_HOP = frozenset({"connection", "expect", "keep-alive", "proxy-connection", "transfer-encoding"})
+_SERVER_TIMEOUT_S = 60
+
+
+class ServerFailedError(Exception):
+    """The server behind the proxy gave no whole answer: not a fault of the plan, so the test fails."""
+
+
+@dataclass(frozen=True)
+class CannedAnswer:
+    """An answer that the proxy gives itself, with an S3 error document or, without a code, no body at all."""
+
+    status: int
+    code: str | None = None
+
+    def body(self) -> bytes:
+        if self.code is None:
+            return b""
+        return (
+            '<?xml version="1.0" encoding="UTF-8"?>'
+            f"<Error><Code>{self.code}</Code><Message>injected</Message><RequestId>tx1</RequestId></Error>"
+        ).encode()
+
+
+@dataclass(frozen=True)
+class WireFault:
+    """What goes wrong at the ``at``-th request among those of ``method`` whose target holds ``target_part``.
+
+    ``times`` lets that many such requests in a row suffer it, None all that follow.
+    """
+
+    action: Action
+    at: int = 1
+    method: str | None = None
+    target_part: str = ""
+    times: int | None = 1
+    seconds: float = 0
+    answer: CannedAnswer | None = None
+    is_forwarded: bool = False
+
+    def concerns(self, exchange: Exchange) -> bool:
+        return self.method in (None, exchange.method) and self.target_part in exchange.target
+
+    def hits(self, n_concerned: int) -> bool:
+        return self.at <= n_concerned and (self.times is None or n_concerned < self.at + self.times)
+
+
+def drop_request(at: int = 1, **where: Any) -> WireFault:
+    """Close the connection when the request has arrived; the server never sees it."""
+    return WireFault("drop_request", at, **where)
+
+
+def drop_answer(at: int = 1, **where: Any) -> WireFault:
+    """Let the request take effect and close the connection without a word."""
+    return WireFault("drop_answer", at, **where)
+
+
+def hold_request(at: int = 1, **where: Any) -> WireFault:
+    """Keep the request until ``release()``, and only then hand it to the server."""
+    return WireFault("hold_request", at, **where)
+
+
+def delay_answer(at: int = 1, *, seconds: float, **where: Any) -> WireFault:
+    """Let the request take effect and answer it so much later."""
+    return WireFault("delay_answer", at, seconds=seconds, **where)
+
+
+def cut_head(at: int = 1, **where: Any) -> WireFault:
+    """Let the request take effect, send half of the answer's head and close the connection."""
+    return WireFault("cut_head", at, **where)
+
+
+def cut_body(at: int = 1, **where: Any) -> WireFault:
+    """Let the request take effect, send half of the answer's body and close the connection.
+
+    An answer without a body arrives whole; the connection is closed all the same, unannounced.
+    """
+    return WireFault("cut_body", at, **where)
+
+
+def answer(at: int = 1, *, status: int, code: str | None = None, is_forwarded: bool = False, **where: Any) -> WireFault:
+    """Give another answer than the server's; ``is_forwarded`` lets the request take effect before."""
+    return WireFault("answer", at, answer=CannedAnswer(status, code), is_forwarded=is_forwarded, **where)
+
+
+@dataclass
+class Exchange:
+    """A request as it arrived and what became of it.
+
+    ``server_status`` is what the server said, None while it was not asked. ``status`` and
+    ``answer_body_bytes`` are what was sent to the client; ``status`` None means: no whole head.
+    """
+
+    number: int
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, str]
+    request_body_bytes: int
+    fault: WireFault | None = None
+    server_status: int | None = None
+    status: int | None = None
+    answer_body_bytes: int = 0
+    released: threading.Event = field(default_factory=threading.Event, repr=False)
+    done: threading.Event = field(default_factory=threading.Event, repr=False)
+
+    @property
+    def target(self) -> str:
+        return f"{self.path}?{self.query}" if self.query else self.path
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """An answer ready for the wire: ``size_bytes`` is the body's own size, without chunk framing."""
+
+    status: int
+    head: bytes
+    body: bytes
+    size_bytes: int
+
+
+class FaultyProxy:
+    """Context manager: ``with FaultyProxy(server_url) as proxy`` listens on a free port of the loopback.
+
+    At the end all connections are closed, held requests are dropped, and all threads have ended. An
+    exception of the proxy itself is raised there, so that no test passes because of it.
+    """
+
+    def __init__(self, server_url: str, plan: Sequence[WireFault] = ()):
+        parts = urlsplit(server_url)
+        assert parts.scheme == "http"
+        assert parts.hostname is not None
+        self._server_address = (parts.hostname, parts.port or 80)
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._failures: list[BaseException] = []
+        self.begin(*plan)
+        self._listener = _Listener(self)
+        self._thread = threading.Thread(target=self._listener.serve_forever, args=(0.01,), name="proxy")
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._listener.server_address[1]}"
+
+    @property
+    def log(self) -> tuple[Exchange, ...]:
+        """Every request since ``begin``, in the order of arrival."""
+        with self._lock:
+            return tuple(self._log)
+
+    def begin(self, *plan: WireFault) -> None:
+        """Start anew: an empty log, numbers from 1, and another plan. Requests under way keep their faults."""
+        with self._lock:
+            self._plan = plan
+            self._log: list[Exchange] = []
+            self._n_concerned = [0] * len(plan)
+
+    def held(self) -> tuple[Exchange, ...]:
+        """The requests of the log that wait for ``release()``."""
+        return tuple(
+            exchange
+            for exchange in self.log
+            if exchange.fault and exchange.fault.action == "hold_request" and not exchange.released.is_set()
+        )
+
+    def release(self) -> tuple[Exchange, ...]:
+        """Hand all held requests to the server, wait for its answers, and return them."""
+        held = self.held()
+        for exchange in held:
+            exchange.released.set()
+        for exchange in held:
+            assert exchange.done.wait(_SERVER_TIMEOUT_S)
+        return held
+
+    def __enter__(self) -> FaultyProxy:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        for exchange in self.held():
+            exchange.released.set()
+        self._listener.shutdown()
+        self._listener.close_connections()
+        self._listener.server_close()  # waits for the threads of all connections
+        self._thread.join()
+        if self._failures and error is None:
+            raise self._failures[0]
+
+    # For the threads of the connections
+
+    def register(self, method: str, target: str, headers: Mapping[str, str], body_bytes: int) -> Exchange:
+        path, _, query = target.partition("?")
+        logged = {name.lower(): value for name, value in headers.items() if name.lower() in _LOGGED_HEADERS}
+        with self._lock:
+            exchange = Exchange(len(self._log) + 1, method, path, query, logged, body_bytes)
+            for index, fault in enumerate(self._plan):
+                if fault.concerns(exchange):
+                    self._n_concerned[index] += 1
+                    if exchange.fault is None and fault.hits(self._n_concerned[index]):
+                        exchange.fault = fault
+            self._log.append(exchange)
+        return exchange
+
+    def pause(self, seconds: float) -> None:
+        self._stopping.wait(seconds)
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    def fail(self, error: BaseException) -> None:
+        with self._lock:
+            self._failures.append(error)
+
+    def forward(self, exchange: Exchange, headers: Sequence[tuple[str, str]], body: bytes) -> _Answer:
+        """Ask the server, on a connection of its own, and return what it says."""
+        connection = http.client.HTTPConnection(*self._server_address, timeout=_SERVER_TIMEOUT_S)
+        try:
+            connection.putrequest(exchange.method, exchange.target, skip_host=True, skip_accept_encoding=True)
+            is_chunked = "transfer-encoding" in exchange.headers
+            for name, value in headers:
+                if name.lower() not in _HOP_BY_HOP:
+                    connection.putheader(name, value)
+            if is_chunked:
+                connection.putheader("Transfer-Encoding", "chunked")
+            connection.endheaders(_chunked(body) if is_chunked else body or None)
+            response = connection.getresponse()
+            data = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerFailedError(
+                f"the server behind the proxy failed at {exchange.method} {exchange.target}"
+            ) from error
+        finally:
+            connection.close()
+        exchange.server_status = response.status
+        return _answer(exchange.method, response.status, response.reason, response.getheaders(), data)
+
+
+def _answer(method: str, status: int, reason: str, headers: Sequence[tuple[str, str]], data: bytes) -> _Answer:
+    is_chunked = any(name.lower() == "transfer-encoding" for name, _ in headers)
+    lines = [f"{name}: {value}" for name, value in headers if name.lower() not in _HOP_BY_HOP]
+    if is_chunked:
+        lines.append("Transfer-Encoding: chunked")
+    elif not any(name.lower() == "content-length" for name, _ in headers) and status not in (204, 304):
+        lines.append(f"Content-Length: {len(data)}")
+    body = b"" if method == "HEAD" else _chunked(data) if is_chunked else data
+    return _Answer(status, _head(status, reason, lines), body, len(data))
+
+
+def _canned(method: str, canned: CannedAnswer) -> _Answer:
+    data = b"" if method == "HEAD" else canned.body()
+    lines = ["Content-Type: application/xml", f"Content-Length: {len(data)}"]
+    return _Answer(canned.status, _head(canned.status, http.client.responses[canned.status], lines), data, len(data))
+
+
+def _head(status: int, reason: str, lines: Sequence[str]) -> bytes:
+    return "\r\n".join([f"HTTP/1.1 {status} {reason}", *lines, "", ""]).encode("latin-1")
+
+
+def _chunked(data: bytes) -> bytes:
+    return (b"%x\r\n%b\r\n" % (len(data), data) if data else b"") + b"0\r\n\r\n"
+
+
+class _Listener(ThreadingHTTPServer):
+    daemon_threads = False
+    block_on_close = True
+    request_queue_size = 128
+
+    def __init__(self, proxy: FaultyProxy):
+        self.proxy = proxy
+        self._connections: set[socket.socket] = set()
+        self._connections_lock = threading.Lock()
+        super().__init__(("127.0.0.1", 0), _Connection)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, address = super().get_request()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self._connections_lock:
+            self._connections.add(connection)
+        return connection, address
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._connections_lock:
+            self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def close_connections(self) -> None:
+        """End the waits of all threads for the next request of their connection."""
+        with self._connections_lock:
+            for connection in self._connections:
+                try:
+                    connection.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    continue  # the client closed it before
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        raise AssertionError("connections report their errors themselves")
+
+
+class _Connection(BaseHTTPRequestHandler):
+    """One connection of a client, kept alive until either side closes it. It answers 100-continue itself."""
+
+    protocol_version = "HTTP/1.1"
+    server: _Listener
+
+    def handle(self) -> None:
+        threading.current_thread().name = "proxy connection"
+        try:
+            super().handle()
+        except ConnectionError:
+            self.close_connection = True  # the client is gone, as it may
+        except BaseException as error:  # noqa: BLE001 - raised where the test sees it
+            self.server.proxy.fail(error)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Say nothing; the proxy has its own log."""
+
+    def _exchange(self) -> None:
+        proxy = self.server.proxy
+        body = self._read_body()
+        if body is None:
+            self.close_connection = True
+            return
+        exchange = proxy.register(self.command, self.path, dict(self.headers.items()), len(body))
+        try:
+            self._answer(proxy, exchange, body)
+        finally:
+            exchange.done.set()
+
+    do_DELETE = do_GET = do_HEAD = do_POST = do_PUT = _exchange  # noqa: N815 - the names that http.server calls
+
+    def _answer(self, proxy: FaultyProxy, exchange: Exchange, body: bytes) -> None:
+        fault = exchange.fault
+        action = fault.action if fault else None
+        if action == "hold_request":
+            while not (exchange.released.wait(0.1) or proxy.is_stopping):
+                continue
+        if action == "drop_request" or (action == "hold_request" and proxy.is_stopping):
+            self.close_connection = True
+            return
+        if fault and fault.answer and not fault.is_forwarded:
+            found = _canned(self.command, fault.answer)
+        else:
+            found = proxy.forward(exchange, self.headers.items(), body)
+            if fault and fault.answer:
+                found = _canned(self.command, fault.answer)
+        if action == "drop_answer":
+            self.close_connection = True
+            return
+        if fault and action == "delay_answer":
+            proxy.pause(fault.seconds)
+        self._send(exchange, found, action)
+
+    def _send(self, exchange: Exchange, found: _Answer, action: Action | None) -> None:
+        head, body = found.head, found.body
+        if action in ("cut_head", "cut_body"):
+            self.close_connection = True
+        if action == "cut_head":
+            self.wfile.write(head[: len(head) // 2])
+            return
+        if action == "cut_body":
+            body = body[: len(body) // 2]
+        exchange.status, exchange.answer_body_bytes = found.status, found.size_bytes
+        self.wfile.write(head + body)
+
+    def _read_body(self) -> bytes | None:
+        """Return the request's body, or None when the client closed before its end."""
+        if "chunked" in self.headers.get("Transfer-Encoding", ""):
+            return self._read_chunks()
+        size = int(self.headers.get("Content-Length", 0))
+        body = self.rfile.read(size)
+        return body if len(body) == size else None
+
+    def _read_chunks(self) -> bytes | None:
+        parts: list[bytes] = []
+        while True:
+            size_line = self.rfile.readline()
+            if not size_line.endswith(b"\n"):
+                return None
+            size = int(size_line.split(b";")[0], 16)
+            part = self.rfile.read(size + 2)
+            if len(part) < size + 2:
+                return None
+            if size == 0:
+                return b"".join(parts)
+            parts.append(part[:-2])

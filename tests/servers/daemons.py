@@ -1,0 +1,120 @@
+"""Starting and ending the processes that make up a test server."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+START_TIMEOUT_SECONDS = 90
+N_LOG_LINES_SHOWN = 15
+
+_PR_SET_PDEATHSIG = 1
+# Below the ports that systems hand out to clients (from 32,768 on), so none is taken between choice and use.
+_PORTS = range(12_000, 32_000)
+
+
+class ServerStartError(Exception):
+    """A test server does not come up; the message ends with the last lines of its log."""
+
+
+def free_port() -> int:
+    """Return a TCP port on loopback that nobody listens on."""
+    while True:
+        port = random.SystemRandom().choice(_PORTS)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+def log_tail(log: Path) -> str:
+    """Return the last lines of a log."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return "\n".join(lines[-N_LOG_LINES_SHOWN:]) or "(the log is empty)"
+
+
+def run(command: list[str], log: Path, environment: Mapping[str, str] | None = None) -> str:
+    """Run a command to its end and return what it printed; errors go to the log. Raises ServerStartError."""
+    with log.open("ab") as errors:
+        try:
+            ended = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, timeout=START_TIMEOUT_SECONDS,
+                env={**os.environ, **(environment or {})},
+            )  # fmt: skip
+        except FileNotFoundError:
+            raise ServerStartError(
+                f"{command[0]} is not installed: it comes with the packages of deploy/debian-packages.txt"
+            ) from None
+        except subprocess.TimeoutExpired:
+            raise ServerStartError(f"{' '.join(command)} did not end; its log:\n{log_tail(log)}") from None
+    if ended.returncode:
+        raise ServerStartError(f"{' '.join(command)} ended with {ended.returncode}; its log:\n{log_tail(log)}")
+    return ended.stdout.decode().strip()
+
+
+class Daemons:
+    """Processes that die with the one that started them, however that ends."""
+
+    def __init__(self, log: Path):
+        self.log = log
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, command: list[str], environment: Mapping[str, str] | None = None) -> None:
+        """Start a process that stays in the foreground; what it prints goes to the log."""
+        with self.log.open("ab") as log:
+            try:
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_die_with_parent,
+                    env={**os.environ, **(environment or {})},
+                )  # fmt: skip
+            except FileNotFoundError:
+                raise ServerStartError(
+                    f"{command[0]} is not installed: it comes with the packages of deploy/debian-packages.txt"
+                ) from None
+        self._processes.append(process)
+
+    def check(self) -> None:
+        """Raise ServerStartError if any process has ended."""
+        for process in self._processes:
+            if process.poll() is not None:
+                raise ServerStartError(
+                    f"{process.args[0]} ended with {process.returncode}; "  # type: ignore[index]
+                    f"the log:\n{log_tail(self.log)}"
+                )
+
+    def wait_until(self, is_ready: Callable[[], bool], what: str) -> None:
+        """Wait until ``is_ready``. Raises ServerStartError when a process ends or the time is over."""
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
+        while not is_ready():
+            self.check()
+            if time.monotonic() > deadline:
+                raise ServerStartError(f"{what} does not answer; the log:\n{log_tail(self.log)}")
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """End all processes at once: what they hold is thrown away."""
+        for process in reversed(self._processes):
+            process.kill()
+        for process in self._processes:
+            process.wait()
+
+
+def listens(port: int) -> bool:
+    """Whether somebody listens on a port of loopback."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

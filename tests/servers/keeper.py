@@ -1,0 +1,86 @@
+"""Starts a server and ends it: ``python -m tests.servers.keeper KIND FOLDER PID``.
+
+The keeper outlives the pytest worker that asked for the server, and ends, with the server and its
+folder, when it gets SIGTERM or when the process PID, which leads the test run, is gone. ``FOLDER``
+then holds ``endpoint`` or, if the server does not start, ``failure``.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.servers.daemons import Daemons, ServerStartError
+from tests.servers.moto import start_moto
+from tests.servers.radosgw import start_radosgw
+from tests.servers.s3_server import S3Server
+
+ENDPOINT, FAILURE, PID, LOG = "endpoint", "failure", "pid", "log"
+#: Somebody may take a port between its choice and its use.
+N_ATTEMPTS = 2
+
+STARTERS: dict[str, Callable[[Path, Daemons], str]] = {"radosgw": start_radosgw, "moto": start_moto}
+
+
+def publish(folder: Path, name: str, text: str) -> None:
+    """Write a small file so that no reader sees a part of it."""
+    temporary = folder / f"{name}.part"
+    temporary.write_text(text)
+    temporary.replace(folder / name)
+
+
+def start(kind: str, folder: Path) -> Daemons:
+    """Start a server and publish its endpoint. Raises ServerStartError."""
+    for attempt in range(1, N_ATTEMPTS + 1):
+        data, daemons = folder / f"data-{attempt}", Daemons(folder / LOG)
+        data.mkdir()
+        try:
+            endpoint = STARTERS[kind](data, daemons)
+            server = S3Server(kind, endpoint, data)
+            server.client.create_bucket(Bucket=server.bucket)
+        except ServerStartError:
+            daemons.stop()
+            if attempt == N_ATTEMPTS:
+                raise
+        except BaseException:
+            daemons.stop()
+            raise
+        else:
+            publish(folder, ENDPOINT, f"{endpoint}\n{data}")
+            return daemons
+    raise AssertionError("no attempt was made")
+
+
+def end_on_signal(signal_number: int, frame: object) -> None:
+    """Turn a signal into an end that runs all ``finally`` blocks."""
+    sys.exit(0)
+
+
+def main(kind: str, folder: Path, leader_pid: int) -> None:
+    """Start the server, wait for the end of the test run, and leave nothing behind."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, end_on_signal)
+    leader = os.pidfd_open(leader_pid)
+    daemons = None
+    try:
+        daemons = start(kind, folder)
+        while not select.select([leader], [], [], 1)[0]:
+            daemons.check()
+    except ServerStartError as error:
+        publish(folder, FAILURE, str(error))
+        select.select([leader], [], [])
+    finally:
+        if daemons is not None:
+            daemons.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+        if select.select([leader], [], [], 0)[0]:
+            shutil.rmtree(folder.parent, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,203 @@
+"""Servers and lakehouses on them, for all tests: the fixtures ``radosgw`` and ``moto``, the option ``--lakes``.
+
+One server of a kind serves all workers of a test run. The first worker that asks for it starts a
+keeper (``tests/servers/keeper.py``), which the leading pytest process ends; the keeper ends by
+itself, with all of the server, when that process was killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers.daemons import START_TIMEOUT_SECONDS, log_tail
+from tests.servers.keeper import ENDPOINT, FAILURE, PID
+from tests.servers.s3_server import S3Server
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+STOP_TIMEOUT_SECONDS = 20
+KINDS = ("radosgw", "moto")
+
+
+@dataclass(frozen=True)
+class ServerRun:
+    """The servers of one test run: their folder, and the process that leads the run."""
+
+    folder: Path
+    leader_pid: int
+    _known: dict[str, S3Server] = field(default_factory=dict)
+
+    def begin(self, kind: str) -> None:
+        """Let the server of a kind start, unless a worker did so before."""
+        with self._lock(kind):
+            if not (self.folder / kind).exists():
+                self._start_keeper(kind)
+
+    def server(self, kind: str) -> S3Server:
+        """Return the server of a kind, started if need be; fails the test when it is not up."""
+        folder = self.folder / kind
+        if kind not in self._known:
+            self.begin(kind)
+            endpoint, data = self._wait_for_endpoint(kind).split("\n")
+            self._known[kind] = S3Server(kind, endpoint, Path(data))
+        if (folder / FAILURE).exists():
+            pytest.fail(f"{kind} failed: {(folder / FAILURE).read_text()}", pytrace=False)
+        return self._known[kind]
+
+    def stop(self) -> None:
+        """End all servers and remove the folder."""
+        for pid_file in self.folder.glob(f"*.{PID}"):
+            _end_process(int(pid_file.read_text()))
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _start_keeper(self, kind: str) -> None:
+        folder, log = self.folder / kind, self.folder / f"{kind}.log"
+        folder.mkdir()
+        command = [sys.executable, "-m", "tests.servers.keeper", kind, str(folder), str(self.leader_pid)]
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        pid = os.posix_spawn(
+            sys.executable,
+            command,
+            {**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            # A session of its own: Ctrl-C in the terminal is for the leader, which ends the keeper then.
+            setsid=True,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, descriptor, 1),
+                (os.POSIX_SPAWN_DUP2, descriptor, 2),
+            ],
+        )
+        os.close(descriptor)
+        (self.folder / f"{kind}.{PID}").write_text(str(pid))
+
+    def _wait_for_endpoint(self, kind: str) -> str:
+        folder = self.folder / kind
+        deadline = time.monotonic() + 2 * START_TIMEOUT_SECONDS
+        while time.monotonic() < deadline:
+            if (folder / ENDPOINT).exists():
+                return (folder / ENDPOINT).read_text()
+            if (folder / FAILURE).exists():
+                pytest.fail(f"{kind} does not start: {(folder / FAILURE).read_text()}", pytrace=False)
+            if not folder.exists():
+                break
+            time.sleep(0.05)
+        pytest.fail(f"{kind} does not start; its log:\n{log_tail(self.folder / f'{kind}.log')}", pytrace=False)
+
+    @contextmanager
+    def _lock(self, kind: str) -> Iterator[None]:
+        with (self.folder / f"{kind}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+SERVER_RUN = pytest.StashKey[ServerRun]()
+
+
+def _end_process(pid: int) -> None:
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return  # it ended, and whoever started it has taken note
+    try:
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        if not select.select([process], [], [], STOP_TIMEOUT_SECONDS)[0]:
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    finally:
+        os.close(process)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where the lakehouses of tests live."""
+    parser.addoption(
+        "--lakes",
+        choices=["default", *KINDS],
+        default="default",
+        help="run only the tests that use the fixture 'lakes', with all their lakehouses on that S3 server",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Agree on one folder for the servers of this run."""
+    shared: dict[str, Any] | None = getattr(config, "workerinput", None)
+    if shared is None:
+        run = ServerRun(Path(tempfile.mkdtemp(prefix="trinitylake-servers-")), os.getpid())
+    else:
+        run = ServerRun(Path(shared["server_folder"]), shared["server_leader_pid"])
+    config.stash[SERVER_RUN] = run
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of pytest-xdist which folder that is."""
+    run = node.config.stash[SERVER_RUN]
+    node.workerinput["server_folder"] = str(run.folder)
+    node.workerinput["server_leader_pid"] = run.leader_pid
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the servers, also after Ctrl-C; only the leader does."""
+    if not hasattr(config, "workerinput") and SERVER_RUN in config.stash:
+        config.stash[SERVER_RUN].stop()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests on radosgw; with ``--lakes``, keep those whose lakehouses can live on that server."""
+    kind = config.getoption("lakes")
+    for item in items:
+        if kind == "radosgw" or "radosgw" in _fixtures(item):
+            item.add_marker(pytest.mark.debian_packages)
+    if kind != "default":
+        kept = [item for item in items if "lakes" in _fixtures(item) and not item.get_closest_marker("local_only")]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start the servers that the selected tests need at once: radosgw takes a quarter of a minute."""
+    config = session.config
+    if config.option.collectonly:
+        return
+    needed = {name for item in session.items for name in _fixtures(item)} & set(KINDS)
+    if session.items and config.getoption("lakes") != "default":
+        needed.add(config.getoption("lakes"))
+    for kind in sorted(needed):
+        config.stash[SERVER_RUN].begin(kind)
+
+
+def _fixtures(item: pytest.Item) -> list[str]:
+    return item.fixturenames if isinstance(item, pytest.Function) else []
+
+
+@pytest.fixture
+def lakes_server(request: pytest.FixtureRequest) -> S3Server | None:
+    """The server that ``--lakes`` names; None by default: lakehouses live in memory and in folders."""
+    kind = request.config.getoption("lakes")
+    return None if kind == "default" else request.config.stash[SERVER_RUN].server(kind)
+
+
+@pytest.fixture
+def radosgw(request: pytest.FixtureRequest) -> S3Server:
+    """A real S3 server (Ceph); tests that use it are marked ``debian_packages``."""
+    return request.config.stash[SERVER_RUN].server("radosgw")
+
+
+@pytest.fixture
+def moto(request: pytest.FixtureRequest) -> S3Server:
+    """The S3 of moto, with a log of all requests."""
+    return request.config.stash[SERVER_RUN].server("moto")

@@ -1,0 +1,96 @@
+"""A real S3 server: Ceph on one node, with a monitor, an OSD that keeps objects in memory, and radosgw."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+from tests.servers.daemons import Daemons, free_port, listens, run
+from tests.servers.s3_server import ACCESS_KEY_ID, SECRET_ACCESS_KEY
+
+#: Objects live in memory, so tests delete what they wrote; a full store would refuse writes.
+STORE_BYTES = 6 << 30
+
+# Deleted objects larger than one stripe are freed by a collector, which by default waits for two hours.
+_CONFIGURATION = """[global]
+fsid = {fsid}
+mon host = [v1:127.0.0.1:{monitor_port}]
+mon initial members = a
+public addr = 127.0.0.1
+cluster addr = 127.0.0.1
+ms bind msgr2 = false
+ms bind ipv6 = false
+auth cluster required = none
+auth service required = none
+auth client required = none
+osd crush chooseleaf type = 0
+osd pool default size = 1
+osd pool default min size = 1
+mon allow pool size one = true
+mon warn on pool no redundancy = false
+osd pool default pg num = 4
+osd pool default pgp num = 4
+osd objectstore = memstore
+osd crush update on start = false
+osd class update on start = false
+memstore device bytes = {store_bytes}
+osd data = {folder}/osd
+mon data = {folder}/mon
+run dir = {folder}/run
+admin socket =
+log to file = false
+log to stderr = true
+err to stderr = true
+mon cluster log to file = false
+mon data avail crit = 1
+mon data avail warn = 2
+mon osd full ratio = .99
+osd failsafe full ratio = 1.0
+[client.rgw]
+rgw frontends = beast endpoint=127.0.0.1:{port} tcp_nodelay=1
+rgw enable apis = s3
+rgw thread pool size = 64
+rgw gc obj min wait = 2
+rgw gc processor period = 2
+rgw gc processor max time = 60
+"""
+
+
+def start_radosgw(folder: Path, daemons: Daemons) -> str:
+    """Start radosgw with a user for tests; returns its endpoint. Raises ServerStartError."""
+    for name in ("mon", "osd", "run"):
+        (folder / name).mkdir(parents=True)
+    monitor_port, port, fsid = free_port(), free_port(), str(uuid.uuid4())
+    configuration, monitor_map = folder / "ceph.conf", folder / "monmap"
+    configuration.write_text(
+        _CONFIGURATION.format(
+            fsid=fsid, monitor_port=monitor_port, port=port, folder=folder, store_bytes=STORE_BYTES
+        )
+    )
+    # Without the variable, Ceph's tools look into the configuration of the machine as well.
+    environment = {"CEPH_CONF": str(configuration)}
+
+    def call(*command: str) -> str:
+        return run(list(command), daemons.log, environment)
+
+    address = f"[v1:127.0.0.1:{monitor_port}]"
+    call("monmaptool", "--create", "--fsid", fsid, "--addv", "a", address, str(monitor_map))
+    call("ceph-mon", "--id", "a", "--mkfs", "--monmap", str(monitor_map), "--keyring", os.devnull)
+    keyring = folder / "mon" / "keyring"
+    keyring.touch()
+    daemons.start(["ceph-mon", "-f", "--id", "a", "--keyring", str(keyring)], environment)
+    daemons.wait_until(lambda: listens(monitor_port), "the monitor of Ceph")
+    osd_uuid = str(uuid.uuid4())
+    osd = call("ceph", "osd", "create", osd_uuid)
+    (folder / "osd" / "keyring").touch()
+    call("ceph", "osd", "crush", "add", f"osd.{osd}", "1", "root=default", "host=localhost")
+    call("ceph-osd", "--id", osd, "--mkfs", "--osd-uuid", osd_uuid)
+    daemons.start(["ceph-osd", "-f", "--id", osd], environment)
+    daemons.start(["radosgw", "-f", "-n", "client.rgw"], environment)
+    daemons.wait_until(lambda: listens(port), "radosgw")
+    call(
+        "radosgw-admin", "user", "create", "--uid", "tests", "--display-name", "tests",
+        "--access-key", ACCESS_KEY_ID, "--secret", SECRET_ACCESS_KEY,
+    )  # fmt: skip
+    return f"http://127.0.0.1:{port}"

@@ -1,0 +1,79 @@
+"""A running S3 server as tests see it."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+ACCESS_KEY_ID = "tests-access-key"
+SECRET_ACCESS_KEY = "tests-secret-key"
+REGION = "us-east-1"
+BUCKET = "tests"
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """Endpoint and credentials of a server, and the folder with its logs.
+
+    Tests share one bucket and take a fresh prefix of it each; those that count or forbid requests
+    make a bucket of their own.
+    """
+
+    kind: str
+    endpoint: str
+    folder: Path
+    access_key_id: str = ACCESS_KEY_ID
+    secret_access_key: str = SECRET_ACCESS_KEY
+    region: str = REGION
+    bucket: str = BUCKET
+
+    @property
+    def storage_options(self) -> dict[str, str]:
+        """Storage options that open a root on this server."""
+        return {
+            "endpoint": self.endpoint,
+            "region": self.region,
+            "access_key_id": self.access_key_id,
+            "secret_access_key": self.secret_access_key,
+        }
+
+    def fresh_root(self, name: str = "lake") -> str:
+        """Return the root URI of a prefix that nobody used before."""
+        return f"s3://{self.bucket}/{uuid.uuid4().hex}/{name}/"
+
+    @cached_property
+    def client(self) -> Any:
+        """An independent client (boto3) with the rights of the bucket's owner."""
+        import boto3
+        from botocore.config import Config
+
+        session = boto3.session.Session(self.access_key_id, self.secret_access_key, region_name=self.region)
+        settings = Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 2})
+        return session.client("s3", endpoint_url=self.endpoint, config=settings)
+
+    def make_bucket(self) -> str:
+        """Make a bucket for one test; ``drop_bucket`` deletes it with all that is in it."""
+        name = f"test-{uuid.uuid4().hex}"
+        self.client.create_bucket(Bucket=name)
+        return name
+
+    def drop_bucket(self, name: str) -> None:
+        self.delete_all(f"s3://{name}/")
+        self.client.delete_bucket(Bucket=name)
+
+    def delete_all(self, root: str) -> None:
+        """Delete every object below a root: servers for tests hold all of them in memory."""
+        bucket, _, prefix = root.removeprefix("s3://").partition("/")
+        for page in self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+            if keys := [{"Key": found["Key"]} for found in page.get("Contents", ())]:
+                answer = self.client.delete_objects(Bucket=bucket, Delete={"Objects": keys, "Quiet": True})
+                assert not answer.get("Errors"), answer["Errors"]
+
+    def requests(self) -> list[str]:
+        """Return the lines of moto's request log (``tests/servers/moto.py``) so far."""
+        from tests.servers.moto import REQUEST_LOG
+
+        return (self.folder / REQUEST_LOG).read_text().splitlines()

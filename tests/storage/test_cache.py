@@ -1,0 +1,496 @@
+"""The cache over immutable files: what it keeps, what it asks for, and that nobody sees a difference."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.contract.storage_contract import run_together
+from tests.faults import FaultyStorage, fail, lose_response
+from tests.processes import fork
+from trinitylake_ops.errors import (
+    AmbiguousWriteError,
+    FileExistsAlreadyError,
+    FileMissingError,
+    InvalidInputError,
+    StorageError,
+    StoragePermissionError,
+)
+from trinitylake_ops.storage import MemoryStorage, MeteredStorage, Storage, StorageWrapper, drop_memory_root
+from trinitylake_ops.storage.cache import (
+    CacheStorage,
+    FileCache,
+    clear_process_caches,
+    private_cache_view,
+    shared_cache_view,
+)
+from trinitylake_ops.storage.cache_folder import CacheFolder
+from trinitylake_ops.storage.cache_options import CacheOptions, storage_identity
+from trinitylake_ops.storage.lru import ENTRY_OVERHEAD_BYTES, ByteLru
+
+ROOT = "memory://cache/"
+MIB = 1024 * 1024
+
+
+def is_fixed(path: str) -> bool:
+    return path.startswith("fixed/")
+
+
+def everything(path: str) -> bool:
+    return True
+
+
+@pytest.fixture
+def meter() -> Iterator[MeteredStorage]:
+    yield MeteredStorage(MemoryStorage(ROOT))
+    drop_memory_root(ROOT)
+
+
+@pytest.fixture
+def cached(meter: MeteredStorage) -> CacheStorage:
+    return CacheStorage(meter, is_fixed, FileCache(MIB), "identity")
+
+
+def requests(meter: MeteredStorage, work: Callable[[], object]) -> dict[str, int]:
+    with meter.measure() as measured:
+        work()
+    return dict(measured.counts.requests)
+
+
+# What is kept
+
+
+def test_a_file_is_read_once(meter: MeteredStorage, cached: CacheStorage) -> None:
+    meter.create("fixed/a", b"content")
+    assert requests(meter, lambda: cached.read("fixed/a")) == {"read": 1}
+    assert requests(meter, lambda: cached.read_many(["fixed/a", "fixed/a"])) == {}
+    assert cached.read("fixed/a") == b"content"
+
+
+def test_other_files_are_read_each_time(meter: MeteredStorage, cached: CacheStorage) -> None:
+    cached.create("_root", b"old")
+    assert cached.read("_root") == b"old"
+    meter.write("_root", b"sealed by another process")
+    assert requests(meter, lambda: cached.read("_root")) == {"read": 1}
+    assert cached.read("_root") == b"sealed by another process"
+
+
+def test_ranges_come_from_what_is_kept_and_keep_nothing(meter: MeteredStorage, cached: CacheStorage) -> None:
+    meter.create("fixed/a", b"content")
+    assert requests(meter, lambda: [cached.read("fixed/a", offset=1, length=2) for _ in range(2)]) == {"read": 2}
+    cached.read("fixed/a")
+    ranges = [(0, None), (1, None), (1, 2), (0, 0), (6, 9), (7, 1), (99, None)]
+    expected = [meter.read("fixed/a", offset=offset, length=length) for offset, length in ranges]
+    with meter.measure() as measured:
+        assert [cached.read("fixed/a", offset=offset, length=length) for offset, length in ranges] == expected
+    assert measured.counts.total == 0
+    for offset, length in [(-1, None), (0, -1)]:
+        with pytest.raises(InvalidInputError):
+            cached.read("fixed/a", offset=offset, length=length)
+
+
+def test_stat_exists_and_list_ask_the_storage(meter: MeteredStorage, cached: CacheStorage) -> None:
+    cached.create("fixed/a", b"content")
+    meter.delete("fixed/a")
+    assert cached.read("fixed/a") == b"content"
+    assert not cached.exists("fixed/a")
+    assert list(cached.list()) == []
+    with pytest.raises(FileMissingError):
+        cached.stat("fixed/a")
+
+
+def test_what_was_created_is_kept_as_it_was_at_the_call(meter: MeteredStorage, cached: CacheStorage) -> None:
+    buffer = bytearray(b"content")
+    cached.create("fixed/a", buffer)  # type: ignore[arg-type]
+    buffer[:] = b"changed"
+    assert requests(meter, lambda: cached.read("fixed/a")) == {}
+    assert cached.read("fixed/a") == b"content"
+
+
+@pytest.mark.parametrize("fault", [fail(1, StoragePermissionError, kind="create"), lose_response(1, kind="create")])
+def test_what_was_not_certainly_created_is_not_kept(fault: object) -> None:
+    inner = FaultyStorage(MemoryStorage(ROOT), [fault])  # type: ignore[list-item]
+    cached = CacheStorage(inner, is_fixed, FileCache(MIB), "identity")
+    with pytest.raises((StoragePermissionError, AmbiguousWriteError)):
+        cached.create("fixed/a", b"ours")
+    MemoryStorage(ROOT).write("fixed/a", b"theirs")
+    assert cached.read("fixed/a") == b"theirs"
+    drop_memory_root(ROOT)
+
+
+def test_a_lost_create_keeps_nothing(meter: MeteredStorage, cached: CacheStorage) -> None:
+    meter.create("fixed/a", b"theirs")
+    with pytest.raises(FileExistsAlreadyError):
+        cached.create("fixed/a", b"ours")
+    assert cached.read("fixed/a") == b"theirs"
+
+
+def test_missing_files_are_asked_for_again(meter: MeteredStorage, cached: CacheStorage) -> None:
+    for _ in range(2):
+        with pytest.raises(FileMissingError):
+            cached.read("fixed/a")
+    meter.create("fixed/a", b"content")
+    assert cached.read("fixed/a") == b"content"
+
+
+def test_deleting_drops_also_when_it_failed() -> None:
+    inner = FaultyStorage(MemoryStorage(ROOT), [lose_response(1, kind="delete")])
+    cached = CacheStorage(inner, is_fixed, FileCache(MIB), "identity")
+    cached.create("fixed/a", b"content")
+    with pytest.raises(AmbiguousWriteError):
+        cached.delete("fixed/a")
+    with pytest.raises(FileMissingError):
+        cached.read("fixed/a")
+
+
+def test_batches_drop_each_file(meter: MeteredStorage) -> None:
+    meter.delete_batch_size = 10
+    cached = CacheStorage(meter, is_fixed, FileCache(MIB), "identity")
+    cached.create_many({f"fixed/{number}": b"x" for number in range(5)})
+    assert requests(meter, lambda: cached.delete_many([f"fixed/{number}" for number in range(5)])) == {"delete": 1}
+    for number in range(5):
+        with pytest.raises(FileMissingError):
+            cached.read(f"fixed/{number}")
+
+
+def test_drop_cached_passes_every_wrapper(meter: MeteredStorage, cached: CacheStorage) -> None:
+    outer = StorageWrapper(cached)
+    meter.create("fixed/a", b"flipped on the way")
+    outer.read("fixed/a")
+    meter.write("fixed/a", b"as it is")
+    assert outer.drop_cached("fixed/a") is True
+    assert outer.drop_cached("fixed/a") is False
+    assert outer.drop_cached("_root") is False
+    assert outer.read("fixed/a") == b"as it is"
+    assert meter.drop_cached("fixed/a") is False
+
+
+# No difference to be seen
+
+paths = st.sampled_from(["fixed/a", "fixed/b", "_root"])
+bodies = st.binary(max_size=40)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("create"), paths, bodies),
+        st.tuples(st.just("write"), paths, bodies),
+        st.tuples(st.sampled_from(["read", "delete", "delete_many", "drop", "pickle", "forget"]), paths),
+        st.tuples(st.just("range"), paths, st.integers(0, 50), st.none() | st.integers(0, 50)),
+    ),
+    max_size=30,
+)
+
+
+def outcome(work: Callable[[], object]) -> object:
+    try:
+        return work()
+    except StorageError as error:
+        return type(error)
+
+
+def take(storage: Storage, step: tuple[object, ...]) -> object:
+    match step:
+        case ("create", str(path), bytes(body)):
+            return outcome(lambda: storage.create(path, body))
+        case ("write", str(path), bytes(body)):
+            return outcome(lambda: storage.write(path, body))
+        case ("delete", str(path)):
+            return outcome(lambda: storage.delete(path))
+        case ("delete_many", str(path)):
+            return outcome(lambda: storage.delete_many([path]))
+        case ("range", str(path), int(offset), length):
+            return outcome(lambda: storage.read(path, offset=offset, length=length))  # type: ignore[arg-type]
+        case (_, str(path), *_):
+            return outcome(lambda: storage.read(path))
+    raise AssertionError(step)
+
+
+@given(steps=steps, capacity_bytes=st.sampled_from([0, 9 * 8 * ENTRY_OVERHEAD_BYTES, MIB]), with_folder=st.booleans())
+def test_any_sequence_gives_what_the_storage_gives(
+    steps: list[tuple[object, ...]], capacity_bytes: int, with_folder: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    model, inner = MemoryStorage("memory://cache-model/"), MemoryStorage(ROOT)
+    folder = CacheFolder(str(tmp_path_factory.mktemp("kept")), MIB) if with_folder else None
+    cached: Storage = CacheStorage(inner, is_fixed, FileCache(capacity_bytes), "identity", folder)
+    try:
+        for step in steps:
+            if step[0] == "drop":
+                cached.drop_cached(str(step[1]))
+            elif step[0] == "pickle":
+                clear_process_caches()
+                cached = pickle.loads(pickle.dumps(cached))
+            elif step[0] == "forget":
+                clear_process_caches()
+            assert take(cached, step) == take(model, step), step
+        assert {info.path: inner.read(info.path) for info in inner.list()} == {
+            info.path: model.read(info.path) for info in model.list()
+        }
+    finally:
+        drop_memory_root(model.root)
+        drop_memory_root(ROOT)
+
+
+# Threads and processes
+
+
+class Gate(StorageWrapper):
+    """Holds every read back until it is opened."""
+
+    def __init__(self, inner: Storage):
+        super().__init__(inner)
+        self.entered, self.opened = threading.Semaphore(0), threading.Event()
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        data = self.inner.read(path, offset=offset, length=length)
+        self.entered.release()
+        assert self.opened.wait(30)
+        return data
+
+
+def test_threads_that_miss_together_read_once(meter: MeteredStorage) -> None:
+    meter.create("fixed/a", b"content")
+    gate = Gate(meter)
+    cached = CacheStorage(gate, is_fixed, FileCache(0), "identity")  # handed over, though it is not kept
+    answers: list[bytes] = []
+    threads = [threading.Thread(target=lambda: answers.append(cached.read("fixed/a"))) for _ in range(8)]
+    with meter.measure() as measured:
+        for thread in threads:
+            thread.start()
+        assert gate.entered.acquire(timeout=30)
+        running = cached._cache._reads["identity", "fixed/a"]
+        wait_until(lambda: len(running.has_ended._cond._waiters) == 7)  # type: ignore[attr-defined]
+        gate.opened.set()
+        for thread in threads:
+            thread.join(30)
+    assert answers == [b"content"] * 8
+    assert measured.counts.requests == {"read": 1}
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+
+
+def test_a_failed_read_fails_only_its_own_thread() -> None:
+    inner = FaultyStorage(MemoryStorage(ROOT), [fail(1, StoragePermissionError, kind="read")])
+    inner.create("fixed/a", b"content")
+    cached = CacheStorage(inner, is_fixed, FileCache(MIB), "identity")
+    answers = run_together([lambda: outcome(lambda: cached.read("fixed/a"))] * 8)
+    assert sorted(map(str, answers)) == sorted([str(StoragePermissionError), *[str(b"content")] * 7])
+    drop_memory_root(ROOT)
+
+
+@pytest.mark.parametrize("drop", ["delete", "write", "drop_cached"])
+def test_a_read_that_began_before_a_drop_keeps_nothing(meter: MeteredStorage, tmp_path: Path, drop: str) -> None:
+    meter.create("fixed/a", b"old")
+    gate, folder = Gate(meter), CacheFolder(str(tmp_path), MIB)
+    cached = CacheStorage(gate, is_fixed, FileCache(MIB), "identity", folder)
+    reader = threading.Thread(target=lambda: cached.read("fixed/a"))
+    reader.start()
+    assert gate.entered.acquire(timeout=30)
+    if drop == "write":
+        cached.write("fixed/a", b"new")
+    else:
+        getattr(cached, drop)("fixed/a")
+        meter.write("fixed/a", b"new")
+    gate.opened.set()
+    assert cached.read("fixed/a") == b"new"
+    reader.join(30)
+    assert cached.read("fixed/a") == b"new"
+    assert folder.get("identity", "fixed/a") in (None, b"new")
+
+
+def test_a_forked_child_starts_empty_and_with_free_locks(meter: MeteredStorage) -> None:
+    cached = shared_cache_view(meter, everything)
+    cached.create("a", b"content")
+    release = threading.Event()
+
+    def hold_all_locks() -> None:
+        cache = cached._cache  # type: ignore[attr-defined]
+        with cache._lock, cache._files._lock:
+            held.set()
+            release.wait(60)
+
+    held = threading.Event()
+    holder = threading.Thread(target=hold_all_locks)
+    holder.start()
+    held.wait(30)
+    try:
+        child = fork(lambda report: report(str(requests(meter, lambda: [cached.read("a"), cached.read("a")]))))
+        assert child.finish() == (0, ["{'read': 1}"])
+    finally:
+        release.set()
+        holder.join(30)
+    assert requests(meter, lambda: cached.read("a")) == {}
+
+
+# Sizes
+
+
+def test_the_least_recently_used_go_first() -> None:
+    cache = FileCache(10 * (ENTRY_OVERHEAD_BYTES + 101))
+    for number in range(10):
+        cache.put("", str(number), b"x" * 100, cache.n_dropped)
+    assert cache.get("", "0") is not None
+    cache.put("", "x", b"x" * 100, cache.n_dropped)
+    assert (cache.get("", "0"), cache.get("", "1")) == (b"x" * 100, None)
+    assert cache.size_bytes <= cache.capacity_bytes
+
+
+def test_large_files_push_nothing_out(meter: MeteredStorage, cached: CacheStorage) -> None:
+    cached.create("fixed/small", b"content")
+    for size_bytes, n_reads in [(MIB // 8, 2), (MIB // 8 - 2 * ENTRY_OVERHEAD_BYTES, 0)]:
+        cached.create(f"fixed/{size_bytes}", b"x" * size_bytes)
+        assert meter_reads(meter, cached, f"fixed/{size_bytes}") == n_reads
+    assert meter_reads(meter, cached, "fixed/small") == 0
+
+
+def meter_reads(meter: MeteredStorage, storage: Storage, path: str) -> int:
+    return requests(meter, lambda: [storage.read(path), storage.read(path)]).get("read", 0)
+
+
+def test_growing_keeps_what_is_there_in_order() -> None:
+    lru: ByteLru[int, str] = ByteLru(8 * 1000)
+    for number in range(8):
+        lru.put(number, str(number), 1000 - ENTRY_OVERHEAD_BYTES)
+    lru.get(0)
+    lru.grow(9 * 1000)
+    lru.grow(1)
+    lru.put(8, "8", 1000 - ENTRY_OVERHEAD_BYTES)
+    lru.put(9, "9", 1000 - ENTRY_OVERHEAD_BYTES)
+    assert [number for number in range(10) if lru.get(number) is None] == [1]
+    assert (lru.size_bytes, lru.capacity_bytes) == (9000, 9000)
+
+
+# Who shares
+
+
+def test_the_same_root_and_options_share(meter: MeteredStorage) -> None:
+    meter.create("a", b"content")
+    one = shared_cache_view(meter, everything, {"access_key_id": "x"})
+    same = shared_cache_view(MeteredStorage(meter), everything, {"access_key_id": "x", "cache_bytes": "9999999"})
+    other = shared_cache_view(meter, everything, {"access_key_id": "y"})
+    assert requests(meter, lambda: one.read("a")) == {"read": 1}
+    assert requests(meter, lambda: same.read("a")) == {}
+    assert requests(meter, lambda: other.read("a")) == {"read": 1}
+    elsewhere = shared_cache_view(MemoryStorage("memory://elsewhere/"), everything, {"access_key_id": "x"})
+    with pytest.raises(FileMissingError):
+        elsewhere.read("a")
+
+
+def test_private_views_share_nothing_but_the_size(meter: MeteredStorage) -> None:
+    meter.create("a", b"content")
+    views = [private_cache_view(meter, everything, {"cache_bytes": str(MIB)}) for _ in range(2)]
+    assert [requests(meter, lambda view=view: view.read("a")) for view in views] == [{"read": 1}] * 2  # type: ignore[misc]
+    assert requests(meter, lambda: [view.read("a") for view in views]) == {}
+    for number in range(40):
+        for view in views:
+            view.create(f"{number}", b"x" * 100_000) if view is views[0] else view.read(f"{number}")
+    cache = views[0]._cache  # type: ignore[attr-defined]
+    assert cache is views[1]._cache  # type: ignore[attr-defined]
+    assert MIB / 2 < cache.size_bytes <= MIB
+
+
+def test_zero_turns_it_off(meter: MeteredStorage) -> None:
+    options = {"cache_bytes": "0"}
+    assert shared_cache_view(meter, everything, options) is meter
+    assert private_cache_view(meter, everything, {**options, "cache_folder": "/nowhere"}) is meter
+    assert shared_cache_view(meter, everything, {**options, "cache_folder": "/x", "cache_folder_bytes": "0"}) is meter
+
+
+def test_the_folder_alone(meter: MeteredStorage, tmp_path: Path) -> None:
+    options = {"cache_bytes": "0", "cache_folder": str(tmp_path / "kept")}
+    meter.create("a", b"content")
+    assert requests(meter, lambda: shared_cache_view(meter, everything, options).read("a")) == {"read": 1}
+    clear_process_caches()
+    assert requests(meter, lambda: shared_cache_view(meter, everything, options).read("a")) == {}
+
+
+def test_a_pickled_copy_shares_what_the_process_keeps(meter: MeteredStorage) -> None:
+    cached = shared_cache_view(meter, everything)
+    cached.create("a", b"content")
+    copy = pickle.loads(pickle.dumps(cached))
+    meter.delete("a")
+    assert copy.read("a") == b"content"
+
+
+def test_the_identity_tells_roots_and_credentials_apart_and_shows_none() -> None:
+    secret = "wJalrXUtnFEMI"
+    identities = [
+        storage_identity("s3://b/", {}),
+        storage_identity("s3://c/", {}),
+        storage_identity("s3://b/", {"secret_access_key": secret}),
+        storage_identity("s3://b/", {"secret_access_key": "another"}),
+        storage_identity("s3://b/", {"endpoint": "http://h"}),
+    ]
+    assert len(set(identities)) == len(identities)
+    assert not any(secret in identity for identity in identities)
+    same = {"cache_bytes": "1", "cache_folder": "/x", "cache_folder_bytes": "1", "endpoint": "http://h"}
+    assert storage_identity("s3://b/", same) == identities[-1]
+
+
+# Options
+
+
+def test_defaults() -> None:
+    assert CacheOptions.of(ROOT, {}) == CacheOptions(256 * MIB, None, 1024 * MIB)
+
+
+@pytest.mark.parametrize("name", ["cache_bytes", "cache_folder_bytes"])
+@pytest.mark.parametrize("value", ["", "-1", "1.5", "1e9", "256MiB", " 1", "٣", "9" * 5000])
+def test_sizes_that_are_none(name: str, value: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"'{name}' must be a whole number of bytes"):
+        CacheOptions.of(ROOT, {name: value})
+
+
+@pytest.mark.parametrize("folder", ["", "nul\0"])
+def test_folders_that_are_none(folder: str) -> None:
+    with pytest.raises(InvalidInputError, match="'cache_folder' must name a folder"):
+        CacheOptions.of(ROOT, {"cache_folder": folder})
+
+
+def test_a_folder_within_the_lakehouse_is_refused(tmp_path: Path) -> None:
+    root = f"file://{tmp_path}/lake/"
+    for folder in ("lake", "lake/kept", "x/../lake"):
+        with pytest.raises(InvalidInputError, match="lies within"):
+            CacheOptions.of(root, {"cache_folder": f"{tmp_path}/{folder}"})
+    assert CacheOptions.of(root, {"cache_folder": f"{tmp_path}/lake-cache"}).folder == f"{tmp_path}/lake-cache"
+
+
+def test_a_folder_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert CacheOptions.of(ROOT, {"cache_folder": "~/kept"}).folder == f"{tmp_path}/kept"
+    assert CacheOptions.of(ROOT, {"cache_folder": "kept"}).folder == f"{tmp_path}/kept"
+
+
+def test_readers_and_deleters_together_end_with_what_is_there(meter: MeteredStorage) -> None:
+    """Eight threads on four names: in the end each name reads as the storage has it."""
+    cached = CacheStorage(meter, is_fixed, FileCache(MIB), "identity")
+
+    def work(worker: int) -> None:
+        for number in range(300):
+            path = f"fixed/{(worker + number) % 4}"
+            with contextlib.suppress(StorageError):
+                if number % 7 == 0:
+                    cached.delete(path)
+                elif number % 5 == 0:
+                    cached.create(path, f"{worker} {number}".encode())
+                else:
+                    cached.read(path)
+
+    failures = run_together([functools.partial(work, worker) for worker in range(8)])
+    assert failures == [None] * 8
+    for number in range(4):
+        path = f"fixed/{number}"
+        assert outcome(lambda path=path: cached.read(path)) == outcome(lambda path=path: meter.read(path))  # type: ignore[misc]

@@ -1,0 +1,403 @@
+"""The folder of verified copies: shared by processes, and never a cause of errors or wrong bytes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes import fork
+from tests.storage.file_systems import NOBODY, mounted_read_only, read_only_modes, small_disk
+from trinitylake_ops.storage import MemoryStorage, MeteredStorage, cache_folder, drop_memory_root, posix_files
+from trinitylake_ops.storage.cache import CacheStorage, FileCache, clear_process_caches, shared_cache_view
+from trinitylake_ops.storage.cache_folder import CacheFolder
+
+ROOT = "memory://cache-folder/"
+KIB = 1024
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "parent" / "kept"
+
+
+@pytest.fixture
+def folder(place: Path) -> CacheFolder:
+    return CacheFolder(str(place), MIB)
+
+
+@pytest.fixture
+def meter() -> Iterator[MeteredStorage]:
+    yield MeteredStorage(MemoryStorage(ROOT))
+    drop_memory_root(ROOT)
+
+
+def files(place: Path) -> list[Path]:
+    own = place / "trinitylake-cache"
+    return sorted(own.iterdir()) if own.exists() else []
+
+
+def disk_bytes(place: Path) -> int:
+    return sum(-(-file.stat().st_size // 4096) * 4096 for file in files(place))
+
+
+def body(number: int, size_bytes: int = 10 * KIB) -> bytes:
+    return (f"{number} " * size_bytes)[:size_bytes].encode()
+
+
+# Keeping
+
+
+def test_what_is_put_is_found_by_others(folder: CacheFolder, place: Path) -> None:
+    folder.put("identity", "a/b", b"content")
+    folder.put("identity", "empty", b"")
+    other = CacheFolder(str(place), MIB)
+    assert (other.get("identity", "a/b"), other.get("identity", "empty")) == (b"content", b"")
+    assert other.get("another", "a/b") is None
+    assert other.get("identity", "a") is None
+
+
+def test_nothing_is_spelled_out_and_nobody_else_may_look(folder: CacheFolder, place: Path) -> None:
+    was = os.umask(0)
+    try:
+        folder.put("identity", "table-secret-name.binpb", b"content")
+    finally:
+        os.umask(was)
+    (file,) = files(place)
+    assert "secret" not in str(file)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (place, place / "trinitylake-cache", file)]
+    assert modes == [0o700, 0o700, 0o600]
+
+
+def test_drop(folder: CacheFolder, place: Path) -> None:
+    assert folder.drop("identity", "a") is False
+    folder.put("identity", "a", b"content")
+    assert folder.drop("identity", "a") is True
+    assert folder.drop("identity", "a") is False
+    assert (folder.get("identity", "a"), files(place)) == (None, [])
+
+
+def flipped(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "emptied": lambda data: b"",
+    "cut in the header": lambda data: data[:20],
+    "without its body": lambda data: data[:40],
+    "cut": lambda data: data[:-1],
+    "longer": lambda data: data + b"\0",
+    "body flipped": flipped,
+    "checksum flipped": lambda data: data[:10] + flipped(data[10:11]) + data[11:],
+    "another format": lambda data: b"X" + data[1:],
+    "foreign": lambda data: b"something else altogether" * 9,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_copies_are_dropped(
+    meter: MeteredStorage, folder: CacheFolder, place: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    meter.create("a", b"content")
+    CacheStorage(meter, _everything, FileCache(0), "identity", folder).read("a")
+    (file,) = files(place)
+    file.write_bytes(DAMAGES[damage](file.read_bytes()))
+    cached = CacheStorage(meter, _everything, FileCache(0), "identity", folder)
+    with meter.measure() as measured:
+        assert [cached.read("a"), cached.read("a")] == [b"content"] * 2
+    assert measured.counts.requests == {"read": 1}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"dropped the damaged file {file} of the cache; it is read again from the storage"
+    ]
+
+
+def test_a_copy_of_another_file_is_damaged(folder: CacheFolder, place: Path) -> None:
+    folder.put("identity", "a", b"content of a")
+    (of_a,) = files(place)
+    folder.put("identity", "b", b"content of b")
+    (of_b,) = set(files(place)) - {of_a}
+    of_a.write_bytes(of_b.read_bytes())
+    assert (folder.get("identity", "a"), folder.get("identity", "b")) == (None, b"content of b")
+
+
+def test_something_else_at_the_name_of_a_copy(folder: CacheFolder, place: Path) -> None:
+    folder.put("identity", "a", b"content")
+    (file,) = files(place)
+    file.unlink()
+    file.mkdir()
+    assert folder.get("identity", "a") is None
+    folder.put("identity", "a", b"content")
+    assert folder.get("identity", "a") is None
+
+
+def test_a_folder_that_is_removed_is_made_again(folder: CacheFolder, place: Path) -> None:
+    folder.put("identity", "a", b"content")
+    for file in files(place):
+        file.unlink()
+    (place / "trinitylake-cache").rmdir()
+    assert folder.get("identity", "a") is None
+    folder.put("identity", "a", b"content")  # finds out
+    folder.put("identity", "a", b"content")
+    assert folder.get("identity", "a") == b"content"
+
+
+# Limit
+
+
+def test_the_limit_holds_and_the_least_recently_used_go(folder: CacheFolder, place: Path) -> None:
+    (place / "trinitylake-cache").mkdir(parents=True, mode=0o700)
+    (place / "trinitylake-cache" / "notes.txt").write_text("somebody else's")
+    folder.put("identity", "favourite", body(0))
+    used_ns: dict[Path, int] = {}
+    for number in range(1, 200):
+        for file in files(place):
+            os.utime(file, ns=(0, used_ns.setdefault(file, 10**9 * number)))
+        assert folder.get("identity", "favourite") == body(0)  # its use is noted: the time is long ago
+        folder.put("identity", str(number), body(number))
+        assert disk_bytes(place) <= MIB
+    kept = [number for number in range(1, 200) if folder.get("identity", str(number)) is not None]
+    assert len(kept) > 40
+    assert kept == list(range(kept[0], 200))
+    assert (place / "trinitylake-cache" / "notes.txt").exists()
+
+
+def test_a_use_is_noted_at_most_once_a_minute(folder: CacheFolder, place: Path) -> None:
+    folder.put("identity", "a", b"content")
+    (file,) = files(place)
+    for age_s, is_noted in [(30, False), (90, True)]:
+        used_s = time.time() - age_s
+        os.utime(file, (used_s, used_s))
+        folder.get("identity", "a")
+        assert (file.stat().st_mtime > used_s + 1) is is_noted
+
+
+def test_large_files_are_not_kept(folder: CacheFolder, place: Path) -> None:
+    folder.put("identity", "a", b"x" * (MIB // 16))
+    assert files(place) == []
+
+
+def test_small_writes_of_short_processes_are_kept_within_the_limit_too(place: Path) -> None:
+    for number in range(600):
+        CacheFolder(str(place), MIB).put("identity", str(number), body(number))
+    assert MIB / 2 < disk_bytes(place) < MIB * 5 / 4
+
+
+def test_what_killed_writers_left_is_removed_in_time(folder: CacheFolder, place: Path) -> None:
+    folder.put("identity", "a", b"content")
+    (file,) = files(place)
+    old, fresh = (Path(f"{file}.{digit * 32}.tmp") for digit in "ab")
+    for path in (old, fresh):
+        path.write_bytes(b"half")
+    os.utime(old, (time.time() - 7200, time.time() - 7200))
+    for number in range(10):
+        folder.put("identity", str(number), body(number))
+    assert (old.exists(), fresh.exists()) == (False, True)
+
+
+# Trouble
+
+
+def test_a_full_disk_is_lived_with(tmp_path: Path, meter: MeteredStorage, caplog: pytest.LogCaptureFixture) -> None:
+    small = tmp_path / "small"
+    with small_disk(small, size_bytes=256 * KIB):
+        cached = CacheStorage(meter, _everything, FileCache(0), "identity", CacheFolder(str(small), 100 * MIB))
+        paths = [f"{number}" for number in range(20)]
+        for number, path in enumerate(paths):
+            meter.create(path, body(number, 300 * KIB if number == 7 else 30 * KIB))
+        for _ in range(2):
+            assert [cached.read(path) for path in paths] == [meter.read(path) for path in paths]
+        assert not [file for file in files(small) if file.suffix == ".tmp"]
+        with meter.measure() as measured:
+            cached.read("0")
+        assert measured.counts.total == 0  # what was kept before is
+    assert len(caplog.records) == 1
+    assert "cannot write to the cache folder" in caplog.text and "going on without it" in caplog.text
+
+
+def test_writing_is_tried_again_after_a_while(
+    folder: CacheFolder, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.mkdir(parents=True)
+    with read_only_modes(place):
+        folder.put("identity", "a", b"content")
+    folder.put("identity", "a", b"content")
+    assert folder.get("identity", "a") is None
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + 301)
+    folder.put("identity", "a", b"content")
+    assert folder.get("identity", "a") == b"content"
+
+
+@pytest.mark.parametrize("make_read_only", [mounted_read_only, read_only_modes])
+def test_a_read_only_folder_is_read(
+    folder: CacheFolder,
+    place: Path,
+    make_read_only: Callable[[Path], object],
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    if make_read_only is read_only_modes and os.geteuid() == 0:
+        _give_away(tmp_path)
+        os.seteuid(NOBODY)
+    try:
+        folder.put("identity", "a", b"content")
+        folder.put("identity", "b", b"flipped on its way here")
+        os.utime(files(place)[0], (0, 0))
+        os.utime(files(place)[1], (0, 0))
+    finally:
+        os.seteuid(os.getuid())
+    with make_read_only(place):  # type: ignore[attr-defined]
+        for _ in range(3):
+            folder.put("identity", "c", b"content")
+            assert folder.get("identity", "a") == b"content"
+        assert folder.drop("identity", "b") is True  # never handed out again, though it cannot be deleted
+        assert folder.get("identity", "b") is None
+        assert folder.drop("identity", "b") is False
+    assert len(caplog.records) == 1
+
+
+def _give_away(tmp_path: Path) -> None:
+    """Let the user that tests without rights run as reach and own the folder."""
+    for parent in (tmp_path, *tmp_path.parents):
+        if parent.stat().st_uid == os.getuid() and parent.stat().st_mode & 0o011 != 0o011:
+            parent.chmod(parent.stat().st_mode | 0o011)
+    os.chown(tmp_path, NOBODY, NOBODY)
+
+
+@pytest.mark.parametrize("obstacle", ["file", "no rights", "open to others", "link"])
+def test_folders_that_cannot_be_used(
+    tmp_path: Path, place: Path, obstacle: str, meter: MeteredStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    place.parent.mkdir()
+    if obstacle == "file":
+        place.write_text("in the way")
+    elif obstacle == "open to others":
+        place.mkdir()
+        (place / "trinitylake-cache").mkdir()
+        (place / "trinitylake-cache").chmod(0o770)
+    elif obstacle == "link":
+        place.mkdir()
+        (tmp_path / "private").mkdir(mode=0o700)
+        (place / "trinitylake-cache").symlink_to(tmp_path / "private")
+    else:
+        place = Path("/proc/nowhere")
+    meter.create("a", b"content")
+    cached = CacheStorage(meter, _everything, FileCache(0), "identity", CacheFolder(str(place), MIB))
+    assert [cached.read("a"), cached.read("a")] == [b"content"] * 2
+    cached.delete("a")
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+# Processes
+
+
+def _everything(path: str) -> bool:
+    return True
+
+
+def test_processes_that_race_for_the_same_files(place: Path) -> None:
+    """Eight processes read and write 60 files in a folder with room for about half of them."""
+
+    def work(report: Callable[[str], None]) -> None:
+        folder = CacheFolder(str(place), MIB // 2)
+        hits = 0
+        for step in range(500):
+            number = step * 7919 * (os.getpid() % 97 + 1) % 60
+            found = folder.get("identity", str(number))
+            if found is None:
+                folder.put("identity", str(number), body(number))
+            elif found != body(number):
+                raise AssertionError(number)
+            else:
+                hits += 1
+        assert not folder._has_failed
+        report(str(hits))
+
+    children = [fork(work) for _ in range(8)]
+    outcomes = [child.finish() for child in children]
+    assert [status for status, _ in outcomes] == [0] * 8
+    assert sum(int(lines[0]) for _, lines in outcomes) > 300
+    assert disk_bytes(place) <= MIB // 2 * 5 / 4
+
+
+@pytest.mark.parametrize("moment", ["half written", "before the rename"])
+def test_killed_while_writing(place: Path, moment: str) -> None:
+    def work(report: Callable[[str], None]) -> None:
+        whole_write = os.write
+
+        def half_write(descriptor: int, data: bytes) -> int:
+            whole_write(descriptor, data[: len(data) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+            raise AssertionError
+
+        def no_rename(source: str, target: str) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        if moment == "half written":
+            posix_files.os.write = half_write  # type: ignore[attr-defined]
+        else:
+            cache_folder.os.replace = no_rename  # type: ignore[attr-defined]
+        CacheFolder(str(place), MIB).put("identity", "a", body(1))
+
+    status, _ = fork(work).finish()
+    assert status == -signal.SIGKILL
+    (left,) = files(place)
+    assert left.suffix == ".tmp"
+    folder = CacheFolder(str(place), MIB)
+    assert folder.get("identity", "a") is None
+    folder.put("identity", "a", body(1))
+    assert folder.get("identity", "a") == body(1)
+
+
+def test_processes_that_are_killed_at_any_time(place: Path) -> None:
+    """Whatever a killed process leaves, the next one finds right bytes or none."""
+
+    def work(report: Callable[[str], None]) -> None:
+        folder = CacheFolder(str(place), 100 * MIB)
+        report("ready")
+        for step in range(10**6):
+            folder.put("identity", str(step % 20), body(step % 20, 60 * KIB))
+
+    for round_number in range(8):
+        child = fork(work)
+        assert os.read(child.reports, 6) == b"ready\n"
+        time.sleep(0.002 * round_number)
+        os.kill(child.pid, signal.SIGKILL)
+        assert child.finish()[0] == -signal.SIGKILL
+        folder = CacheFolder(str(place), 100 * MIB)
+        assert all(folder.get("identity", str(number)) in (None, body(number, 60 * KIB)) for number in range(20))
+    assert CacheFolder(str(place), 100 * MIB).get("identity", "0") == body(0, 60 * KIB)
+
+
+def test_a_second_process_reads_nothing_again(meter: MeteredStorage, place: Path) -> None:
+    options = {"cache_folder": str(place), "access_key_id": "AKIAEXAMPLE", "secret_access_key": "very-secret"}
+    meter.create("a", b"content")
+
+    def work(report: Callable[[str], None]) -> None:
+        cached = shared_cache_view(meter, _everything, options)
+        with meter.measure() as measured:
+            assert cached.read("a") == b"content"
+        report(str(measured.counts.total))
+
+    assert [fork(work).finish() for _ in range(2)] == [(0, ["1"]), (0, ["0"])]
+    everything_written = b"".join(str(file).encode() + file.read_bytes() for file in files(place))
+    assert b"AKIAEXAMPLE" not in everything_written and b"very-secret" not in everything_written
+
+
+def test_one_warning_for_all_lakehouses_of_a_process(
+    meter: MeteredStorage, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    meter.create("a", b"content")
+    for _ in range(3):
+        options = {"cache_folder": f"{tmp_path}/file", "cache_bytes": "0"}
+        assert shared_cache_view(meter, _everything, options).read("a") == b"content"
+    assert len(caplog.records) == 1
+    clear_process_caches()

@@ -1,0 +1,77 @@
+"""Storage options: what they accept, and what their text forms show."""
+
+import pickle
+
+import pytest
+
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.storage.options import SECRET_OPTIONS, StorageOptions, redact_assignments
+
+OPTIONS = {
+    "access_key_id": "the-key",
+    "secret_access_key": "the-key-and-more",
+    "session_token": "the-token",
+    "region": "here",
+}
+
+
+def test_text_forms_hide_credentials_and_pickles_keep_them() -> None:
+    options = StorageOptions(OPTIONS)
+    for text in (repr(options), str(options), f"{options}", repr([options]), f"{options!r:>400}"):
+        assert "the-" not in text
+        assert "here" in text
+    assert pickle.loads(pickle.dumps(options)) == options == OPTIONS
+    assert hash(pickle.loads(pickle.dumps(options))) == hash(options)
+    assert {name for name, value in options.shown().items() if value == "***"} == SECRET_OPTIONS
+
+
+def test_redaction_takes_the_longest_credential_first() -> None:
+    assert StorageOptions(OPTIONS).redact("x the-key-and-more the-key the-token y") == "x *** *** *** y"
+    assert StorageOptions({"session_token": ""}).redact("text") == "text"
+
+
+@pytest.mark.parametrize("name", ["", "A", "with space", "LeakedSecret", "a=b", "x" * 41, "1a", "a/b+c"])
+def test_what_is_no_name_is_refused_and_not_shown(name: str) -> None:
+    with pytest.raises(InvalidInputError, match="has a name that is not shown") as caught:
+        StorageOptions({name: "v"})
+    assert name == "" or name not in str(caught.value).replace("has a name", "")
+
+
+@pytest.mark.parametrize("options", [{"region": 1}, {1: "region"}, {"access_key_id": b"the-key"}])
+def test_only_strings(options: dict[str, str]) -> None:
+    with pytest.raises(InvalidInputError, match="must be a string") as caught:
+        StorageOptions(options)
+    assert "the-key" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("", {}),
+        (" , ", {}),
+        ("region=here", {"region": "here"}),
+        ("endpoint=http://127.0.0.1:1/?a=b, region=", {"endpoint": "http://127.0.0.1:1/?a=b", "region": ""}),
+    ],
+)
+def test_options_as_text(text: str, options: dict[str, str]) -> None:
+    assert StorageOptions.parse(text) == options
+
+
+@pytest.mark.parametrize("text", ["the-key", "region=here,the-key", "The-key=x", "=the-key"])
+def test_text_that_is_no_options_is_not_repeated(text: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        StorageOptions.parse(text)
+    assert "the-key" not in str(caught.value).lower()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("no command 'secret_access_key=abc'", "no command 'secret_access_key=***"),
+        ("access_key_id: abc, region=here", "access_key_id: ***, region=here"),
+        ('{"session_token": "abc", "x": 1}', '{"session_token": ***, "x": 1}'),
+        ("unknown option 'session_token'; see -h", "unknown option 'session_token'; see -h"),
+    ],
+)
+def test_assignments_in_text_are_redacted(text: str, shown: str) -> None:
+    assert redact_assignments(text) == shown

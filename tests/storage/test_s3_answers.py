@@ -1,0 +1,181 @@
+"""Each answer of an S3 server as a typed error, in one line without secrets."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trinitylake_ops.errors import (
+    AmbiguousWriteError,
+    FileExistsAlreadyError,
+    FileMissingError,
+    InvalidLocationError,
+    StorageError,
+    StorageFullError,
+    StoragePermissionError,
+    ThrottledError,
+    TransientError,
+    TrinityLakeError,
+)
+from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.s3_answers import (
+    Operation,
+    S3Request,
+    TransportFailure,
+    error_from_answer,
+    error_from_transport,
+    error_without_credentials,
+    is_range_beyond_end,
+)
+
+SECRETS = {
+    "access_key_id": "AKIDOFTESTS",
+    "secret_access_key": "wJalr/secret+key",
+    "session_token": "FwoGZXIvYXdzEXAMPLE",
+}
+ROOT = "s3://bucket/lake/"
+WRITES = [Operation.CREATE, Operation.WRITE, Operation.DELETE]
+READS = [Operation.READ, Operation.STAT, Operation.LIST, Operation.CLOCK]
+
+
+def request_for(operation: Operation, path: str = "a/b") -> S3Request:
+    return S3Request(operation, path, ROOT, StorageOptions(SECRETS))
+
+
+def error_for(
+    operation: Operation, status: int | None, code: str | None, message: str | None = None
+) -> TrinityLakeError:
+    return error_from_answer(request_for(operation), status, code, message)
+
+
+@pytest.mark.parametrize(
+    ("operation", "status", "code", "kind", "advice"),
+    [
+        (Operation.READ, 404, "NoSuchKey", FileMissingError, "there is no file 'a/b' under s3://bucket/lake/"),
+        (Operation.STAT, 404, None, FileMissingError, "no file"),
+        (Operation.STAT, 404, "404", FileMissingError, "no file"),
+        (Operation.READ, 404, "NoSuchBucket", StorageError, "the bucket 'bucket' does not exist; check its name"),
+        (Operation.CREATE, 404, "NoSuchBucket", StorageError, "does not exist"),
+        (Operation.LIST, 404, None, StorageError, "the bucket 'bucket' does not exist"),
+        (Operation.CLOCK, 404, "404", StorageError, "the bucket 'bucket' does not exist"),
+        (Operation.CREATE, 412, "PreconditionFailed", FileExistsAlreadyError, "a file stands at 'a/b' already"),
+        (Operation.CREATE, 412, None, FileExistsAlreadyError, "choose another name"),
+        (Operation.WRITE, 412, "PreconditionFailed", StorageError, "412 PreconditionFailed"),
+        (Operation.CREATE, 409, "ConditionalRequestConflict", TransientError, "retry"),
+        (Operation.CREATE, 409, None, TransientError, "retry"),
+        (Operation.READ, 403, "AccessDenied", StoragePermissionError, "policy of the bucket"),
+        (Operation.STAT, 403, None, StoragePermissionError, "credentials"),
+        (Operation.READ, 401, "Anything", StoragePermissionError, "credentials"),
+        (Operation.READ, 403, "InvalidAccessKeyId", StoragePermissionError, "credentials are wrong"),
+        (Operation.READ, 403, "SignatureDoesNotMatch", StoragePermissionError, "credentials are wrong"),
+        (Operation.CREATE, 400, "ExpiredToken", StoragePermissionError, "expired; get new ones"),
+        (Operation.READ, 400, "TokenRefreshRequired", StoragePermissionError, "expired"),
+        (Operation.READ, 400, "InvalidToken", StoragePermissionError, "session token"),
+        (Operation.READ, 403, "RequestTimeTooSkewed", StoragePermissionError, "the clocks of this machine"),
+        (Operation.READ, 301, "PermanentRedirect", StorageError, "option 'region' or 'endpoint'"),
+        (Operation.STAT, 301, None, StorageError, "option 'region' or 'endpoint'"),
+        (Operation.READ, 400, "AuthorizationHeaderMalformed", StorageError, "option 'region'"),
+        (Operation.READ, 403, "IllegalLocationConstraintException", StorageError, "option 'region'"),
+        (Operation.STAT, 400, None, StorageError, "credentials have not expired"),
+        (Operation.CREATE, 429, None, ThrottledError, "slower"),
+        (Operation.CREATE, 503, "SlowDown", ThrottledError, "slower"),
+        (Operation.CREATE, 503, "ServiceUnavailable", ThrottledError, "slower"),
+        (Operation.READ, 503, "TooManyRequests", ThrottledError, "slower"),
+        (Operation.CREATE, 507, "InsufficientStorage", StorageFullError, "free space"),
+        (Operation.CREATE, 403, "QuotaExceeded", StorageFullError, "quota"),
+        (Operation.CREATE, 400, "EntityTooLarge", StorageError, "smaller files"),
+        (Operation.CREATE, 400, "KeyTooLongError", InvalidLocationError, "shorter"),
+        (Operation.READ, 400, "InvalidURI", InvalidLocationError, "plainer name"),
+        (Operation.READ, 403, "InvalidObjectState", StorageError, "archived"),
+        (Operation.CREATE, 400, "BadDigest", TransientError, "damaged"),
+        (Operation.CREATE, 501, "NotImplemented", StorageError, "If-None-Match"),
+        (Operation.DELETE, None, "AccessDenied", StoragePermissionError, "policy"),
+        (Operation.DELETE, None, "InternalError", AmbiguousWriteError, "may have taken effect"),
+        (Operation.CREATE, 418, "Teapot", StorageError, "418 Teapot"),
+        (Operation.CREATE, None, None, StorageError, "no reason"),
+    ],
+)  # fmt: skip
+def test_answers(
+    operation: Operation, status: int | None, code: str | None, kind: type[TrinityLakeError], advice: str
+) -> None:
+    error = error_for(operation, status, code)
+    assert type(error) is kind
+    assert advice in str(error)
+    assert operation is Operation.CLOCK or error.path == "a/b"
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(500, "InternalError"), (500, None), (502, None), (503, None), (503, "503"), (504, None), (599, "New"),
+     (400, "RequestTimeout"), (408, None)],
+)  # fmt: skip
+def test_answers_that_leave_the_outcome_open(status: int, code: str | None) -> None:
+    assert {type(error_for(operation, status, code)) for operation in WRITES} == {AmbiguousWriteError}
+    assert {type(error_for(operation, status, code)) for operation in READS} == {TransientError}
+
+
+def test_no_answer() -> None:
+    def kinds(failure: TransportFailure, operations: list[Operation]) -> set[type[TrinityLakeError]]:
+        errors = [error_from_transport(request_for(each), failure, "http://host:9000", "reset") for each in operations]
+        assert all("http://host:9000" in str(error) and "reset" in str(error) for error in errors)
+        return {type(error) for error in errors}
+
+    assert kinds(TransportFailure.NO_ANSWER, WRITES) == {AmbiguousWriteError}
+    assert kinds(TransportFailure.NO_ANSWER, READS) == {TransientError}
+    assert kinds(TransportFailure.NOT_CONNECTED, [*WRITES, *READS]) == {TransientError}
+    assert kinds(TransportFailure.NOT_TRUSTED, [*WRITES, *READS]) == {StorageError}
+
+
+def test_ranges_beyond_the_end() -> None:
+    assert is_range_beyond_end(416, None)
+    assert is_range_beyond_end(None, "InvalidRange")
+    assert not is_range_beyond_end(404, "NoSuchKey")
+    assert not is_range_beyond_end(None, None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *SECRETS.values(),
+        "The key AKIAIOSFODNN7EXAMPLE is unknown",
+        "X-Amz-Signature=d00df00d",
+        "Credential=ABCDEFGH/20261121/us-east-1/s3/aws4_request",
+        "x-amz-security-token: d00df00d",
+        "<Error><Message>d00df00d</Message></Error>",
+    ],
+)
+def test_what_is_never_shown(text: str) -> None:
+    errors = [
+        error_for(Operation.CREATE, 418, "Teapot", f"some\nlines {text} more"),
+        error_for(Operation.CREATE, 500, text, f"{text}"),
+        error_from_transport(request_for(Operation.READ), TransportFailure.NO_ANSWER, f"http://{text}/", f"{text}"),
+        error_without_credentials(request_for(Operation.READ), f"{text}"),
+    ]
+    for shown in map(str, errors):
+        assert not any(secret in shown for secret in [*SECRETS.values(), "AKIAIOSFODNN7EXAMPLE", "ABCDEFGH"])
+        assert "<" not in shown
+        assert "=d00df00d" not in shown
+        assert "token: d00df00d" not in shown
+
+
+def test_the_words_of_a_refusal_of_credentials_are_left_out() -> None:
+    error = error_for(Operation.READ, 403, "SignatureDoesNotMatch", "the string to sign was AWS4-HMAC-SHA256 xyz")
+    assert "xyz" not in str(error)
+
+
+@given(
+    st.sampled_from(list(Operation)),
+    st.none() | st.integers(100, 599),
+    st.none() | st.sampled_from(["NoSuchKey", "SlowDown", "AccessDenied", "InternalError"]) | st.text(max_size=40),
+    st.none() | st.text(max_size=400),
+)
+def test_every_answer_is_one_short_typed_line(
+    operation: Operation, status: int | None, code: str | None, message: str | None
+) -> None:
+    error = error_for(operation, status, code, message)
+    assert isinstance(error, StorageError | InvalidLocationError)
+    assert len(str(error).splitlines()) == 1
+    assert len(str(error)) < 700
+    if operation in READS:
+        assert not isinstance(error, AmbiguousWriteError | FileExistsAlreadyError)

@@ -1,0 +1,399 @@
+"""What the s3fs storage sends, and what it makes of each answer, on the wire."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+import re
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import unquote
+
+import pytest
+
+from tests.storage.scripted_server import Answer, Drop, ScriptedServer, Seen, Silence, http_date, s3_error
+from trinitylake_ops.errors import (
+    AmbiguousWriteError,
+    FileExistsAlreadyError,
+    FileMissingError,
+    StorageError,
+    StoragePermissionError,
+    ThrottledError,
+    TransientError,
+    TrinityLakeError,
+)
+from trinitylake_ops.storage.s3 import S3Storage
+
+ACCESS_KEY_ID, SECRET = "AKIDEXAMPLE12345", "wJalrXUtnFEMI/K7MDENG"
+Script = Callable[[int, Seen], Answer | Drop | Silence]
+MODIFIED = {"Last-Modified": "Sat, 21 Nov 2026 07:00:05 GMT"}
+
+
+def always(answer: Answer | Drop | Silence) -> Script:
+    return lambda number, seen: answer
+
+
+def storage_at(server: ScriptedServer, **options: str) -> S3Storage:
+    return S3Storage(
+        "s3://bucket/lake/",
+        {
+            "endpoint": server.endpoint,
+            "region": "us-east-1",
+            "access_key_id": ACCESS_KEY_ID,
+            "secret_access_key": SECRET,
+            "addressing_style": "path",
+            "read_timeout_seconds": "0.5",
+            **options,
+        },
+    )
+
+
+def listing(keys: list[str], token: str | None = None) -> Answer:
+    contents = "".join(
+        f"<Contents><Key>{key}</Key><Size>3</Size><LastModified>2026-11-21T07:00:05.999Z</LastModified></Contents>"
+        for key in keys
+    )
+    more = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{token}</NextContinuationToken>"
+    ending = more if token else "<IsTruncated>false</IsTruncated>"
+    return Answer(body=f"<ListBucketResult>{ending}{contents}</ListBucketResult>".encode())
+
+
+def failure(call: Callable[[], object]) -> TrinityLakeError:
+    with pytest.raises(TrinityLakeError) as caught:
+        call()
+    text = str(caught.value)
+    assert "\n" not in text
+    assert "<" not in text
+    assert SECRET not in text
+    assert ACCESS_KEY_ID not in text
+    assert caught.value.__cause__ is None
+    return caught.value
+
+
+@pytest.mark.parametrize("size_bytes", [0, 5, 20 * 1024 * 1024])
+def test_create_is_one_put_with_the_condition(size_bytes: int) -> None:
+    data = b"x" * size_bytes
+    with ScriptedServer(always(Answer())).running() as server:
+        storage_at(server).create("a/b", data)
+    (request,) = server.requests
+    assert (request.method, request.path, request.headers["If-None-Match"]) == ("PUT", "/bucket/lake/a/b", "*")
+    assert request.body == data
+    assert ("Expect" in request.headers) == (size_bytes > 1024 * 1024), "asking first costs a round trip"
+
+
+def test_write_is_one_put_without_a_condition() -> None:
+    with ScriptedServer(always(Answer())).running() as server:
+        storage_at(server).write("a", b"x")
+    (request,) = server.requests
+    assert (request.method, request.headers.get("If-None-Match")) == ("PUT", None)
+
+
+def test_each_operation_is_one_request() -> None:
+    def script(number: int, seen: Seen) -> Answer:
+        return Answer(204) if seen.method == "DELETE" else Answer(body=b"abc", headers=MODIFIED)
+
+    with ScriptedServer(script).running() as server:
+        storage = storage_at(server)
+        assert storage.read("a") == b"abc"
+        assert storage.stat("a").last_modified_ms == 1_795_244_405_000
+        storage.delete("a")
+        storage.now_ms()
+    assert [request.method for request in server.requests] == ["GET", "HEAD", "DELETE"], "the clock is known by then"
+
+
+@pytest.mark.parametrize("broken", [Drop(), Answer(announced_bytes=50, body=b"<Err", status=500)], ids=["drop", "cut"])
+@pytest.mark.parametrize("known_connection", [False, True])
+def test_a_lost_answer_is_never_sent_again(broken: Answer | Drop, known_connection: bool) -> None:
+    """The HTTP library would repeat a PUT or DELETE by itself, and s3fs and botocore what they think passes."""
+    first = [Answer(body=b"abc")] if known_connection else []
+    operations: list[tuple[Callable[[S3Storage], object], type[StorageError]]] = [
+        (lambda storage: storage.create("a", b"x"), AmbiguousWriteError),
+        (lambda storage: storage.write("a", b"x"), AmbiguousWriteError),
+        (lambda storage: storage.delete("a"), AmbiguousWriteError),
+        (lambda storage: storage.delete_batch(["a", "b"]), AmbiguousWriteError),
+        (lambda storage: storage.read("a"), TransientError),
+        (lambda storage: storage.stat("a"), TransientError),
+        (lambda storage: list(storage.list()), TransientError),
+    ]
+    for operation, kind in operations:
+        answers = [*first, broken]
+        with ScriptedServer(lambda number, seen, answers=answers: answers[number]).running() as server:  # type: ignore[misc]
+            storage = storage_at(server)
+            for _ in first:
+                storage.read("before")
+            assert type(failure(lambda: operation(storage))) is kind  # noqa: B023 - called at once
+        assert len(server.requests) == len(answers)
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504])
+def test_server_errors_leave_a_create_open(status: int) -> None:
+    with ScriptedServer(always(Answer(status))).running() as server:
+        assert type(failure(lambda: storage_at(server).create("a", b"x"))) is AmbiguousWriteError
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "message"),
+    [
+        (s3_error(412, "PreconditionFailed"), FileExistsAlreadyError, "stands at"),
+        (s3_error(409, "ConditionalRequestConflict"), TransientError, "retry"),
+        (s3_error(503, "SlowDown"), ThrottledError, "slower pace"),
+        (s3_error(404, "NoSuchBucket"), StorageError, "bucket 'bucket' does not exist"),
+        (s3_error(400, "ExpiredToken", f"token of {ACCESS_KEY_ID}"), StoragePermissionError, "expired"),
+        (s3_error(403, "AccessDenied", SECRET), StoragePermissionError, "policy"),
+        (s3_error(501, "NotImplemented", f"for {SECRET}"), StorageError, "If-None-Match"),
+        (Answer(200, announced_bytes=10, body=b"x"), AmbiguousWriteError, "no complete answer"),
+    ],
+)
+def test_answers_to_a_create(answer: Answer, kind: type[StorageError], message: str) -> None:
+    with ScriptedServer(always(answer)).running() as server:
+        error = failure(lambda: storage_at(server).create("a", b"x"))
+        assert type(error) is kind
+        assert message in str(error)
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_redirects_are_not_followed_with_the_body(status: int) -> None:
+    with ScriptedServer(always(Answer())).running() as other:
+        redirect = Answer(status, headers={"Location": f"{other.endpoint}/bucket/lake/a"})
+        with ScriptedServer(always(redirect)).running() as server:
+            error = failure(lambda: storage_at(server).create("a", b"x"))
+    assert type(error) is StorageError
+    assert "'region' or 'endpoint'" in str(error)
+    assert other.requests == []
+    assert [request.method for request in server.requests] == ["PUT"]
+
+
+@pytest.mark.parametrize("kind", ["silent", "trickling"])
+def test_time_is_bounded(kind: str) -> None:
+    trickle = Answer(body=b"x" * 1000, headers=MODIFIED, trickle_seconds=0.05)
+    with ScriptedServer(always(Silence() if kind == "silent" else trickle)).running() as server:
+        storage = storage_at(server, connect_timeout_seconds="0.5", read_timeout_seconds="0.5")
+        started = time.monotonic()
+        error = failure(lambda: storage.read("a"))
+        assert type(error) is TransientError
+        assert "time-out" in str(error)
+        assert time.monotonic() - started < 10
+
+
+def test_nobody_listens() -> None:
+    with ScriptedServer(always(Answer())).running() as server:
+        pass
+    error = failure(lambda: storage_at(server).create("a", b"x"))
+    assert type(error) is TransientError, "nothing was sent, so the create had no effect"
+    assert server.endpoint in str(error)
+
+
+def test_no_tls_there() -> None:
+    with ScriptedServer(always(Answer())).running() as server:
+        error = failure(lambda: storage_at(server, endpoint=server.endpoint.replace("http:", "https:")).stat("a"))
+    assert type(error) is StorageError
+    assert "TLS" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("content_range", "body", "expected"),
+    [
+        ("bytes 2-4/10", b"234", b"234"),
+        ("bytes 2-3/4", b"23", b"23"),
+        ("bytes 2-4/10", b"23", None),
+        ("bytes 1-3/10", b"123", None),
+        ("bytes 2-3/10", b"23", None),
+        (None, b"0123456789", b"234"),
+    ],
+)
+def test_a_range_is_what_was_asked_for(content_range: str | None, body: bytes, expected: bytes | None) -> None:
+    answer = Answer(206, body, {"Content-Range": content_range}) if content_range else Answer(200, body)
+    with ScriptedServer(always(answer)).running() as server:
+        storage = storage_at(server)
+        if expected is None:
+            assert type(failure(lambda: storage.read("a", offset=2, length=3))) is TransientError
+        else:
+            assert storage.read("a", offset=2, length=3) == expected
+    assert server.requests[0].headers["Range"] == "bytes=2-4"
+
+
+def test_ranges_past_the_end_and_of_length_zero() -> None:
+    with ScriptedServer(always(s3_error(416, "InvalidRange"))).running() as server:
+        assert storage_at(server).read("a", offset=99) == b""
+    with ScriptedServer(always(Answer(404))).running() as server:
+        assert type(failure(lambda: storage_at(server).read("a", offset=1, length=0))) is FileMissingError
+
+
+def test_a_server_that_is_no_s3_server() -> None:
+    with ScriptedServer(always(Answer(body=b"<html>hello"))).running() as server:
+        storage = storage_at(server)
+        assert "endpoint" in str(failure(lambda: storage.stat("a")))
+        failure(lambda: list(storage.list()))
+
+
+def test_a_later_page_of_a_list_is_asked_for_again() -> None:
+    script: list[Answer | Drop] = [
+        listing(["lake/a"], "t1"),
+        s3_error(503, "SlowDown"),
+        Drop(),
+        listing(["lake/b"], "t2"),
+        listing(["lake/c"]),
+    ]
+    with ScriptedServer(lambda number, seen: script[number]).running() as server:
+        files = list(storage_at(server).list())
+    assert [file.path for file in files] == ["a", "b", "c"]
+    assert {file.last_modified_ms for file in files} == {1_795_244_405_000}, "cut to whole seconds, as in stat"
+    tokens = [re.search(r"continuation-token=(\w+)", request.path) for request in server.requests]
+    assert [match and match[1] for match in tokens] == [None, "t1", "t1", "t1", "t2"]
+
+
+def test_a_page_that_stays_away_ends_the_list() -> None:
+    script = [listing(["lake/a"], "t1"), s3_error(403, "AccessDenied")]
+    with ScriptedServer(lambda number, seen: script[number]).running() as server:
+        files = storage_at(server).list()
+        assert next(files).path == "a"
+        assert type(failure(lambda: next(files))) is StoragePermissionError
+    without_token = Answer(body=b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>")
+    with ScriptedServer(always(without_token)).running() as server:
+        assert "ends in the middle" in str(failure(lambda: list(storage_at(server).list())))
+
+
+def test_pages_are_asked_for_one_by_one_and_only_when_needed() -> None:
+    with ScriptedServer(always(listing(["lake/a", "lake/b"], "more"))).running() as server:
+        files = storage_at(server).list()
+        assert server.requests == []
+        next(files)
+        next(files)
+        assert len(server.requests) == 1
+        next(files)
+        assert len(server.requests) == 2
+
+
+def test_objects_that_no_path_names_do_not_show() -> None:
+    keys = ["lake/", "lake/folder/", "lake/a//b", "lake/../c", "lake/_ops/tmp/x", "lake/seen"]
+    with ScriptedServer(always(listing(keys))).running() as server:
+        assert [file.path for file in storage_at(server).list()] == ["seen"]
+
+
+def test_delete_batch_is_one_request_and_tells_failures_apart() -> None:
+    errors = [("lake/b", "AccessDenied"), ("lake/c", "InternalError"), ("lake/d", "SlowDown"), ("lake/e", "NoSuchKey")]
+    body = "".join(f"<Error><Key>{key}</Key><Code>{code}</Code></Error>" for key, code in errors)
+    with ScriptedServer(always(Answer(body=f"<DeleteResult>{body}</DeleteResult>".encode()))).running() as server:
+        failures = storage_at(server).delete_batch(["a", "b", "c", "d", "e"])
+    assert {path: type(error) for path, error in failures.items()} == {
+        "b": StoragePermissionError,
+        "c": AmbiguousWriteError,
+        "d": ThrottledError,
+    }
+    (request,) = server.requests
+    assert request.body.count(b"<Key>lake/") == 5
+
+
+def test_a_failure_of_an_unknown_name_in_a_batch() -> None:
+    body = b"<DeleteResult><Error><Key>lake/zzz</Key><Code>InternalError</Code></Error></DeleteResult>"
+    with ScriptedServer(always(Answer(body=body))).running() as server:
+        assert "delete them again" in str(failure(lambda: storage_at(server).delete_batch(["a", "b"])))
+
+
+def test_names_that_xml_cannot_carry_are_deleted_one_by_one() -> None:
+    with ScriptedServer(always(Answer(body=b"<DeleteResult/>"))).running() as server:
+        assert storage_at(server).delete_batch(["a\x01", "b\r", "c\n"]) == {}
+    seen = [(request.method, unquote(request.path)) for request in server.requests]
+    assert seen == [("DELETE", "/bucket/lake/a\x01"), ("DELETE", "/bucket/lake/b\r"), ("POST", "/bucket?delete")]
+
+
+def test_ten_thousand_deletes_are_ten_requests() -> None:
+    with ScriptedServer(always(Answer(body=b"<DeleteResult/>"))).running() as server:
+        assert storage_at(server).delete_many([f"{number}" for number in range(10_000)]) == {}
+    assert len(server.requests) == 10
+
+
+def test_now_is_the_date_of_answers() -> None:
+    server_seconds = 2_000_000_000
+    dated = Answer(headers={"Date": http_date(server_seconds), **MODIFIED})
+    with ScriptedServer(always(dated)).running() as server:
+        storage = storage_at(server)
+        now_ms = storage.now_ms()
+        assert 0 <= now_ms - server_seconds * 1000 < 5_000
+        assert storage.now_ms() >= now_ms
+    assert [request.method for request in server.requests] == ["HEAD"]
+    with ScriptedServer(always(s3_error(403, "AccessDenied"))).running() as server:
+        assert type(failure(storage_at(server).now_ms)) is StoragePermissionError
+
+
+def test_credentials_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ScriptedServer(always(Answer())).running() as server:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "FROMTHEENVIRONMENT")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.endpoint)
+        monkeypatch.setenv("AWS_REGION", "eu-central-1")
+        S3Storage("s3://bucket/", {"addressing_style": "path"}).write("a", b"")
+    (request,) = server.requests
+    assert "FROMTHEENVIRONMENT" in request.headers["Authorization"]
+
+
+def test_no_credentials_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    with ScriptedServer(always(Answer())).running() as server:
+        storage = S3Storage("s3://bucket/lake/", {"endpoint": server.endpoint})
+        error = failure(lambda: storage.create("a", b""))
+    assert type(error) is StoragePermissionError
+    assert "access_key_id" in str(error)
+    assert server.requests == []
+
+
+def test_reprs_and_pickles() -> None:
+    storage = S3Storage("s3://bucket/lake/", {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET})
+    assert SECRET not in repr(storage)
+    assert ACCESS_KEY_ID not in repr(storage)
+    copy = pickle.loads(pickle.dumps(storage))
+    assert (copy.root, copy.options) == (storage.root, storage.options)
+
+
+def test_threads_share_one_storage() -> None:
+    with ScriptedServer(always(Answer(body=b"abc"))).running() as server:
+        storage = storage_at(server)
+        with ThreadPoolExecutor(64) as pool:
+            bodies = list(pool.map(storage.read, [f"{number}" for number in range(300)]))
+    assert bodies == [b"abc"] * 300
+    assert len(server.requests) == 300
+
+
+@pytest.mark.filterwarnings(
+    "ignore:This process:DeprecationWarning"
+)  # Python 3.12 on: forks of many-threaded processes
+def test_a_forked_child_gets_a_client_of_its_own() -> None:
+    with ScriptedServer(always(Answer(body=b"abc"))).running() as server:
+        storage = storage_at(server)
+        storage.read("parent")
+
+        def child() -> None:
+            if storage.read("child") != b"abc" or storage.read("child") != b"abc":
+                os._exit(1)
+
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+        process.join(30)
+        assert process.exitcode == 0
+        assert storage.read("parent") == b"abc"
+
+
+def test_a_dropped_storage_closes_its_connections() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with ScriptedServer(always(Answer(body=b"abc"))).running() as server:
+            n_threads = threading.active_count()
+            for _ in range(3):
+                storage_at(server).read("a")
+            gc.collect()
+            deadline = time.monotonic() + 10
+            while threading.active_count() > n_threads and time.monotonic() < deadline:
+                time.sleep(0.01)  # each open connection has a thread of the server
+            assert threading.active_count() <= n_threads + 1, "the client's loop may have started meanwhile"
+    assert [str(warning.message) for warning in caught if "nclosed" in str(warning.message)] == []

@@ -1,0 +1,321 @@
+"""Lakehouses whose roots have another naming than ours: found, read, changed, and never mixed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import permutations
+
+import pytest
+
+from tests.faults import FaultyStorage, fail
+from tests.lakes import Lakes, listed, objects, table
+from tests.older_lakes import copy_renamed
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    LakehouseExistsError,
+    LakehouseNotFoundError,
+    StoragePermissionError,
+    VersionNotFoundError,
+)
+from trinitylake_ops.format.file_names import (
+    HINT_PATH,
+    MAX_VERSION,
+    ROOT_NAMING,
+    ROOT_NAMINGS,
+    RootNaming,
+    root_naming,
+)
+from trinitylake_ops.format.limits import smallest_node_file_limit_bytes
+from trinitylake_ops.format.node_file import decode_node
+from trinitylake_ops.storage import MemoryStorage, MeteredStorage, drop_memory_root
+from trinitylake_ops.transaction.resolve import CommitResolution
+from trinitylake_ops.transaction.versions import Roots, find_latest, find_version_at
+
+LATEST = 9
+OTHERS = [naming for naming in ROOT_NAMINGS if naming != ROOT_NAMING]
+
+
+@pytest.fixture(scope="module")
+def original() -> Iterator[Lakehouse]:
+    """A lakehouse of versions 0 to 9."""
+    made = Lakehouse.create("memory://naming-original/")
+    for number in range(LATEST - 3):
+        made.alter_definition(properties={"n": str(number)})
+    with made.transaction() as txn:
+        txn.create_namespace("ns")
+    with made.transaction() as txn:
+        txn.create_table("ns", "t", table(a="1"))
+    maintenance.rollback(made, LATEST - 2)
+    assert made.latest_version() == LATEST
+    yield made
+    drop_memory_root(made.root)
+
+
+@pytest.fixture
+def storage() -> Iterator[MemoryStorage]:
+    made = MemoryStorage("memory://naming/")
+    yield made
+    drop_memory_root(made.root)
+
+
+@pytest.fixture(params=ROOT_NAMINGS, ids=str)
+def naming(request: pytest.FixtureRequest) -> RootNaming:
+    found: RootNaming = request.param
+    return found
+
+
+@pytest.fixture
+def other(original: Lakehouse, storage: MemoryStorage, naming: RootNaming, lakes: Lakes) -> MemoryStorage:
+    """The lakehouse in each of the namings; its invariants are checked at the end."""
+    copy_renamed(original, storage, naming)
+    lakes.watch(Lakehouse(storage))
+    return storage
+
+
+def test_each_naming_is_found_by_opening_and_on_first_use(other: MemoryStorage, naming: RootNaming) -> None:
+    assert Lakehouse.open(other.root).files.roots.known_naming == naming
+    lake = Lakehouse(other)
+    assert lake.files.roots.known_naming is None
+    assert lake.files.roots.naming == naming
+    assert Lakehouse(other).latest_version() == LATEST
+    assert Lakehouse(other).snapshot().location == naming.path(LATEST)
+
+
+@pytest.mark.parametrize(
+    "hint", [b"9", b" 9\r\n", b"8", b"4", b"0", b"10", b"99999", str(MAX_VERSION).encode(), b"garbage", b"", None]
+)
+def test_no_hint_fails_anyone(other: MemoryStorage, naming: RootNaming, hint: bytes | None) -> None:
+    other.delete(HINT_PATH) if hint is None else other.write(HINT_PATH, hint)
+    meter = MeteredStorage(other)
+    roots = Roots(meter)
+    with meter.measure() as first:
+        assert find_latest(roots) == (LATEST, other.read(naming.path(LATEST)))
+    assert roots.known_naming == naming
+    with meter.measure() as opening:
+        lake = Lakehouse.open(other.root, storage=meter)
+    assert lake.latest_version() == LATEST
+    assert "list" not in (first.counts.requests | opening.counts.requests)
+    assert first.counts.rounds <= 12
+    assert opening.counts.rounds <= first.counts.rounds
+    with Lakehouse(other).transaction() as txn:
+        txn.create_namespace("ns2")
+    assert other.read(HINT_PATH) == b"10", "the next commit repairs the hint"
+
+
+def test_a_right_hint_takes_two_rounds_once_the_naming_is_known(other: MemoryStorage, naming: RootNaming) -> None:
+    meter = MeteredStorage(other)
+    with meter.measure() as opening:
+        lake = Lakehouse.open(other.root, storage=meter)
+    assert opening.counts.rounds == 2
+    assert opening.counts.requests == {"read": 6, "stat": 4}, "hint, R(n), R(n+1), three other names; names of R(0)"
+    with meter.measure() as begin:
+        assert lake.snapshot().definition.properties
+    assert (begin.counts.requests, begin.counts.rounds) == ({"read": 4}, 3)
+    fresh = Lakehouse(meter)
+    with meter.measure() as first:
+        assert fresh.snapshot().definition.properties
+    assert first.counts.rounds == (3 if naming == ROOT_NAMING else 4)
+    if naming == ROOT_NAMING:
+        assert first.counts.requests == {"read": 4}, "ours costs nothing more where it is not known"
+    with meter.measure() as again:
+        assert fresh.latest_version() == LATEST
+    assert (again.counts.requests, again.counts.rounds) == ({"read": 3}, 2)
+
+
+@pytest.mark.parametrize("hint", [None, b"0", b"2", b"6", b"9", b"77"])
+def test_the_naming_is_found_after_others_removed_the_oldest_versions(
+    original: Lakehouse, storage: MemoryStorage, naming: RootNaming, hint: bytes | None
+) -> None:
+    copy_renamed(original, storage, naming)
+    times_ms = [original.snapshot(version).created_at_ms for version in range(LATEST + 1)]
+    for version in range(4):
+        storage.delete(naming.path(version))
+    storage.delete(HINT_PATH) if hint is None else storage.write(HINT_PATH, hint)
+    for lake in (Lakehouse.open(storage.root), Lakehouse(storage)):
+        assert [info.version for info in lake.history()] == [9, 8, 7, 6, 5, 4]
+        assert lake.snapshot(timestamp=times_ms[5]).location == naming.path(5)
+        with pytest.raises(VersionNotFoundError, match="version 4 was created at"):
+            lake.snapshot(timestamp=times_ms[4] - 1)
+    assert find_version_at(Roots(storage), times_ms[7], LATEST) == 7
+    with Lakehouse(storage).transaction() as txn:
+        txn.create_namespace("after")
+    assert storage.exists(naming.path(LATEST + 1))
+
+
+def test_everything_works_and_keeps_the_naming(other: MemoryStorage, naming: RootNaming, original: Lakehouse) -> None:
+    lake = Lakehouse.open(other.root)
+    assert [objects(lake.snapshot(v)) for v in range(LATEST + 1)] == [
+        objects(original.snapshot(v)) for v in range(LATEST + 1)
+    ]
+    assert list(lake.history()) == list(original.history()), "what the roots of one name is parsed in any naming"
+    assert lake.diff(LATEST - 1, LATEST) == original.diff(LATEST - 1, LATEST)
+    for version in range(LATEST + 1):
+        assert lake.snapshot(timestamp=original.snapshot(version).created_at).version == version
+
+    with lake.transaction() as txn:
+        txn.create_namespace("new")
+        txn.create_table("new", "t", table())
+    assert maintenance.rollback(lake, LATEST) == LATEST + 2
+    report = maintenance.plan_export(lake, "kept", version=LATEST + 1).execute()
+    assert lake.snapshot("kept").version == LATEST + 1
+    assert maintenance.rollback(lake, "kept") == report.committed_version + 1
+    assert maintenance.drop_export(lake, "kept") == lake.latest_version()
+    latest = lake.latest_version()
+    other.write(HINT_PATH, b"3")
+    assert maintenance.repair_hint(lake).repaired
+    assert other.read(HINT_PATH) == str(latest).encode()
+    assert maintenance.verify(lake).findings == ()
+    assert maintenance.verify(Lakehouse(other)).findings == ()
+
+    committed = [info for info in lake.history() if info.version > LATEST]
+    for info in committed:
+        assert info.commit_id is not None
+        assert Lakehouse(other).resolve_commit(info.version, info.commit_id) == CommitResolution.COMMITTED
+        assert lake.resolve_commit(info.version, "another") == CommitResolution.LOST
+        root = decode_node(other.read(naming.path(info.version)), "root")
+        assert root.system["previous_root"] == naming.path(info.version - 1)
+        expected = naming.path(info.version - 1) if info.operation == "rollback" else None
+        assert root.system.get("rollback_from_root") == expected
+    assert lake.resolve_commit(latest + 1, "nobody") == CommitResolution.UNDECIDED
+    assert lake.resolve_commit(latest + 1, "nobody", fence=True) == CommitResolution.LOST
+    names = {path for path in listed(other) if root_naming(path) is not None}
+    assert names == {naming.path(version) for version in range(latest + 2)}
+
+
+def test_a_lost_answer_to_a_commit_is_settled_under_the_name_it_was_sent_to(
+    other: MemoryStorage, naming: RootNaming
+) -> None:
+    path = naming.path(LATEST + 1)
+    lake = Lakehouse(FaultyStorage(other, [fail(1, StoragePermissionError, "after", kind="create", path_part=path)]))
+    with lake.transaction() as txn:
+        txn.create_namespace("once")
+    assert (txn.committed_version, Lakehouse(other).latest_version()) == (LATEST + 1, LATEST + 1)
+
+
+@pytest.mark.parametrize("naming", OTHERS, ids=str, indirect=True)
+def test_create_refuses_any_root_name(storage: MemoryStorage, naming: RootNaming) -> None:
+    for version in (0, 5, MAX_VERSION):
+        storage.write(naming.path(version), b"anything")
+        with pytest.raises(LakehouseExistsError):
+            Lakehouse.create(storage.root)
+        storage.delete(naming.path(version))
+    Lakehouse.create(storage.root)
+
+
+# Mixtures
+
+
+def assert_refused(storage: MemoryStorage, own: RootNaming, stray_path: str) -> None:
+    with pytest.raises(CorruptFileError, match="several namings") as caught:
+        Lakehouse.open(storage.root)
+    named = re.findall(r"'(_[^']*)'", caught.value.message)
+    assert stray_path in named
+    assert {root_naming(path) for path in named} == {own, root_naming(stray_path)}
+    assert all(storage.exists(path) for path in named)
+    assert "move the others away" in caught.value.message
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(("own", "stray"), list(permutations(ROOT_NAMINGS, 2)), ids=str)
+def test_a_mixture_at_version_0_or_at_the_hint_is_refused_by_open(
+    original: Lakehouse, storage: MemoryStorage, own: RootNaming, stray: RootNaming
+) -> None:
+    copy_renamed(original, storage, own)
+    Lakehouse.open(storage.root)
+    for version in (0, LATEST):
+        storage.write(stray.path(version), storage.read(own.path(version)))
+        assert_refused(storage, own, stray.path(version))
+        storage.delete(stray.path(version))
+    # A hint that points to nothing or nowhere hides no mixture of the oldest versions.
+    storage.write(stray.path(0), storage.read(own.path(0)))
+    for hint in (b"77", b"garbage"):
+        storage.write(HINT_PATH, hint)
+        assert_refused(storage, own, stray.path(0))
+    # Nor does the clean-up of version 0: then the roots are listed.
+    storage.delete(own.path(0))
+    storage.delete(stray.path(0))
+    storage.write(stray.path(1), storage.read(own.path(1)))
+    assert_refused(storage, own, stray.path(1))
+
+
+@pytest.mark.parametrize(("own", "stray"), list(permutations(ROOT_NAMINGS, 2)), ids=str)
+def test_a_mixture_elsewhere_is_found_by_verify_and_stops_what_lists(
+    original: Lakehouse, storage: MemoryStorage, own: RootNaming, stray: RootNaming
+) -> None:
+    copy_renamed(original, storage, own)
+    storage.write(stray.path(4), storage.read(own.path(4)))
+    lake = Lakehouse.open(storage.root)
+    report = maintenance.verify(lake)
+    (finding,) = report.findings
+    assert (finding.severity, finding.code, finding.path) == ("error", "root-naming-mixed", stray.path(4))
+    assert own.path(LATEST) in finding.message
+    with pytest.raises(CorruptFileError, match="several namings"):
+        maintenance.plan_rollback(lake, 1)
+    with pytest.raises(CorruptFileError, match="several namings"):
+        maintenance.plan_drop_namespace(lake, "ns")
+
+
+def test_versions_beyond_the_largest_are_refused(original: Lakehouse, storage: MemoryStorage) -> None:
+    naming = RootNaming(64, ".ipc")
+    beyond = "_" + f"{MAX_VERSION + 1:064b}"[::-1] + ".ipc"
+    storage.write(beyond, b"root")
+    for hint in (str(MAX_VERSION + 1).encode(), b"0"):
+        storage.write(HINT_PATH, hint)
+        with pytest.raises(VersionNotFoundError, match=f"version {MAX_VERSION + 1}; versions beyond {MAX_VERSION}"):
+            Lakehouse.open(storage.root)
+    storage.delete(HINT_PATH)
+    storage.delete(beyond)
+    copy_renamed(original, storage, naming)
+    storage.write(beyond, storage.read(naming.path(3)))
+    lake = Lakehouse.open(storage.root)
+    (finding,) = maintenance.verify(lake).findings
+    assert (finding.code, finding.path, finding.version) == ("root-beyond-gap", beyond, MAX_VERSION + 1)
+    with pytest.raises(VersionNotFoundError, match="versions beyond"):
+        maintenance.plan_rollback(lake, 1)
+
+
+def test_a_gap_is_found_in_every_naming(other: MemoryStorage, naming: RootNaming, lakes: Lakes) -> None:
+    other.write(naming.path(LATEST + 5), other.read(naming.path(LATEST)))
+    lake = Lakehouse.open(other.root)
+    (finding,) = maintenance.verify(lake).findings
+    assert (finding.code, finding.path, finding.version) == ("root-beyond-gap", naming.path(LATEST + 5), LATEST + 5)
+    with pytest.raises(CorruptFileError, match="is missing") as caught:
+        maintenance.plan_rollback(lake, 1)
+    assert caught.value.path == naming.path(LATEST + 1)
+
+
+def test_a_lakehouse_replaced_by_one_of_another_naming(original: Lakehouse, storage: MemoryStorage) -> None:
+    """As after a restore from a copy; whoever had it open goes on."""
+    copy_renamed(original, storage, OTHERS[0])
+    lake = Lakehouse.open(storage.root)
+    for path in listed(storage):
+        storage.delete(path)
+    with pytest.raises(LakehouseNotFoundError):
+        lake.latest_version()
+    copy_renamed(original, storage, OTHERS[2])
+    assert lake.latest_version() == LATEST
+    assert lake.files.roots.naming == OTHERS[2]
+
+
+def test_longer_names_never_make_a_root_larger_than_allowed(storage: MemoryStorage, lakes: Lakes) -> None:
+    """System rows of roots named with 64 digits take more room: messages are flushed sooner."""
+    sizes = {"order": 4, "namespace_name_max_size_bytes": 8, "table_name_max_size_bytes": 8}
+    naming = RootNaming(64, ".arrow")
+    extra_bytes = 2 * (len(naming.path(0)) - len(ROOT_NAMING.path(0)))
+    smallest = smallest_node_file_limit_bytes(lakes.memory(**sizes).snapshot().definition)
+    limit_bytes = smallest + extra_bytes
+    copy_renamed(lakes.memory("small", node_file_max_size_bytes=limit_bytes, **sizes), storage, naming)
+    lake = lakes.watch(Lakehouse.open(storage.root))
+    with lake.transaction() as txn:
+        txn.create_namespace("n" * 8)
+    largest_bytes = 0
+    for number in range(60):
+        with lake.transaction(message="m" * 3500) as txn:
+            txn.create_table("n" * 8, f"table{number:03}", table())
+        version = lake.latest_version()
+        if number % 10 == 9:
+            version = maintenance.rollback(lake, version - 1)
+        largest_bytes = max(largest_bytes, storage.stat(naming.path(version)).size_bytes)
+    assert limit_bytes - 300 < largest_bytes <= limit_bytes, "they came close"

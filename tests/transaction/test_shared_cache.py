@@ -1,0 +1,288 @@
+"""What lakehouses read again, and what they do not: nodes and definitions are cached, roots and the hint never."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults import FaultyStorage
+from tests.lakes import Lakes, local_storage, objects, table
+from tests.processes import fork
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError
+from trinitylake_ops.format.definitions import LakehouseDef
+from trinitylake_ops.format.file_names import (
+    HINT_PATH,
+    is_immutable_path,
+    new_export_root_path,
+    new_lakehouse_def_path,
+    new_manifest_path,
+    new_namespace_path,
+    new_node_path,
+    new_table_path,
+    root_path,
+    table_prefix,
+)
+from trinitylake_ops.format.limits import smallest_node_file_limit_bytes
+from trinitylake_ops.storage import MeteredStorage, Storage, StorageWrapper
+from trinitylake_ops.storage.cache import clear_process_caches
+
+SIZES: dict[str, Any] = {"order": 4, "namespace_name_max_size_bytes": 16, "table_name_max_size_bytes": 16}
+N_TABLES = 40
+OPTIONS = {"fsync": "false"}
+
+
+@pytest.fixture
+def filled(lakes: Lakes) -> Lakehouse:
+    """A lakehouse in a folder, with a tree of several levels; nothing of it is in memory."""
+    limit_bytes = smallest_node_file_limit_bytes(LakehouseDef(id="", **SIZES))
+    lake = lakes.local(node_file_max_size_bytes=limit_bytes, **SIZES)
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+        for number in range(N_TABLES):
+            txn.create_table("ns", f"t{number}", table())
+    assert sum("-node-" in info.path for info in lake.storage.list()) > 5
+    clear_process_caches()
+    return lake
+
+
+@pytest.fixture
+def log(filled: Lakehouse) -> FaultyStorage:
+    return FaultyStorage(filled.storage)
+
+
+def asked(log: FaultyStorage, work: Callable[[], object]) -> set[str]:
+    """Return the paths that were read, each once."""
+    before = len(log.log)
+    work()
+    paths = [request.path for request in log.log[before:] if request.kind == "read"]
+    immutable = [path for path in paths if is_immutable_path(path)]
+    assert len(set(immutable)) == len(immutable)
+    return set(paths)
+
+
+def heads(version: int) -> set[str]:
+    return {HINT_PATH, root_path(version), root_path(version + 1)}
+
+
+def immutable_paths(lake: Lakehouse) -> set[str]:
+    return {info.path for info in lake.storage.list() if is_immutable_path(info.path)}
+
+
+# Which files
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        new_node_path(),
+        new_node_path().replace(".arrow", ".ipc"),
+        new_namespace_path("a\nb", 200),
+        new_table_path("ns", "tä/b", 200),
+        new_lakehouse_def_path(),
+        "0101/0000/1111/00110100-d1c778e6-cbf8-401a-80ad-b24ae11b2b6d.binpb",
+    ],
+)
+def test_nodes_and_definitions_never_change(path: str) -> None:
+    assert is_immutable_path(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        root_path(7),
+        f"_{'0' * 64}.ipc",
+        HINT_PATH,
+        new_export_root_path(),
+        new_manifest_path(),
+        "_ops/lease-1.json",
+        f"{table_prefix('id')}metadata/{new_node_path()}",
+        f"tables/{new_lakehouse_def_path()}",
+        "1101/0111/0011/01111110-my-path-my-table-definition.binpb",  # a name that can be given again
+        "_lakehouse_def_1.binpb",
+        new_node_path() + "/",
+        new_node_path() + "\n",
+        new_node_path().replace("node-", "node/"),
+    ],
+)
+def test_everything_else_may(path: str) -> None:
+    assert not is_immutable_path(path)
+
+
+# Within a process
+
+
+def test_a_second_snapshot_and_a_transaction_read_only_roots_and_hint(filled: Lakehouse, log: FaultyStorage) -> None:
+    lake = Lakehouse(log)
+    assert asked(log, lambda: objects(lake.snapshot())) == heads(1) | immutable_paths(filled)
+    assert asked(log, lambda: objects(lake.snapshot())) == heads(1)
+
+    def change() -> None:
+        with lake.transaction() as txn:
+            txn.drop_table("ns", "t3")
+            assert len(txn.tables("ns")) == N_TABLES - 1
+
+    assert asked(log, change) == heads(1)
+
+
+def test_what_a_commit_created_is_not_read_by_the_next_begin(filled: Lakehouse, log: FaultyStorage) -> None:
+    lake = Lakehouse(log, cache="shared")
+    with lake.transaction() as txn:
+        txn.alter_table("ns", "t1", table(changed="yes"))
+        txn.create_namespace("more")
+        for number in range(90):
+            txn.create_table("more", f"t{number}", table())
+    created = {request.path for request in log.log if request.kind == "create"}
+    assert sum("-node-" in path for path in created) > 2
+    other = Lakehouse(log, cache="shared")  # with decoded nodes and definitions of its own
+    assert asked(log, lambda: objects(other.snapshot())).isdisjoint(created - {root_path(2)})
+
+
+def test_lakehouses_opened_by_their_root_share(filled: Lakehouse) -> None:
+    first = Lakehouse.open(filled.root, OPTIONS)
+    expected = objects(first.snapshot())
+    lost = {path: filled.storage.read(path) for path in immutable_paths(filled)}
+    filled.storage.delete_many(list(lost))
+    second = Lakehouse.open(filled.root, OPTIONS)
+    assert objects(second.snapshot()) == expected  # read, though the files are gone
+    for apart in (Lakehouse.open(filled.root), Lakehouse.open(filled.root, OPTIONS, storage=filled.storage)):
+        with pytest.raises(FileMissingError):  # other options, and a storage of its own
+            objects(apart.snapshot())
+    filled.storage.create_many(lost)
+
+
+def test_zero_bytes_turn_it_off(filled: Lakehouse, log: FaultyStorage) -> None:
+    one, other = (Lakehouse(log, {"cache_bytes": "0"}, cache="shared") for _ in range(2))
+    assert asked(log, lambda: objects(one.snapshot())) == asked(log, lambda: objects(other.snapshot()))
+    assert one.files.storage is log
+
+
+@pytest.mark.parametrize(
+    "option", [{"cache_bytes": "much"}, {"cache_folder": ""}, {"cache_folder_bytes": "-1"}, {"cache_folder": "."}]
+)
+def test_options_that_make_no_sense(filled: Lakehouse, option: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(filled.root.removeprefix("file://"))
+    with pytest.raises(InvalidInputError, match=next(iter(option))):
+        Lakehouse.open(filled.root, {**OPTIONS, **option})
+
+
+# Between processes
+
+
+def test_a_second_process_with_the_folder_reads_only_roots_and_hint(filled: Lakehouse, tmp_path: Path) -> None:
+    options = {"cache_folder": str(tmp_path / "kept")}
+
+    def work(report: Callable[[str], None]) -> None:
+        log = FaultyStorage(local_storage(tmp_path / "lake"))
+        for path in asked(log, lambda: objects(Lakehouse(log, options, cache="shared").snapshot())):
+            report(path)
+
+    (first_status, first), (second_status, second) = fork(work).finish(), fork(work).finish()
+    assert (first_status, second_status) == (0, 0)
+    assert set(first) == heads(1) | immutable_paths(filled)
+    assert set(second) == heads(1)
+
+
+# Past the cache
+
+
+@pytest.fixture
+def warm(filled: Lakehouse, tmp_path: Path) -> Iterator[Lakehouse]:
+    """A lakehouse all of whose files are in memory, and on disk too."""
+    lake = Lakehouse.open(filled.root, {**OPTIONS, "cache_folder": str(tmp_path / "kept")})
+    with lake.transaction() as txn:
+        txn.drop_namespace("ns", cascade=True)
+    for version in (1, 2):
+        objects(lake.snapshot(version))
+    before = {path: lake.storage.read(path) for path in immutable_paths(lake)}
+    yield lake
+    for path, data in before.items():
+        lake.storage.write(path, data)
+
+
+def findings(lake: Lakehouse) -> set[tuple[str, str | None]]:
+    return {(finding.code, finding.path) for finding in maintenance.verify(lake).findings}
+
+
+def test_verify_looks_at_the_files_themselves(warm: Lakehouse) -> None:
+    """A node that is only in the caches, and a definition that is right only there."""
+    assert maintenance.verify(warm).is_clean
+    node = warm.snapshot(1).root.children[0]
+    definition = next(path for path in immutable_paths(warm) if "-table-" in path)
+    warm.storage.delete(node)
+    assert {("node-missing", node)} == findings(warm)
+    warm.storage.write(definition, b"\xff")
+    assert len(objects(warm.snapshot(1))) == N_TABLES + 1
+    warm.storage.write(node, Lakehouse.open(warm.root, warm.storage_options).files.storage.read(node))
+    assert {("definition-unreadable", definition)} == findings(warm)
+
+
+@pytest.mark.parametrize("part", ["-node-", "-table-", "-namespace-"])
+def test_rollback_finds_out_that_a_file_is_gone(warm: Lakehouse, part: str) -> None:
+    gone = [path for path in immutable_paths(warm) if part in path]
+    warm.storage.delete_many(gone)
+    with pytest.raises(FileMissingError, match="nothing was changed"):
+        maintenance.plan_rollback(warm, 1)
+
+
+def test_rollback_finds_out_between_plan_and_execution(warm: Lakehouse) -> None:
+    plan = maintenance.plan_rollback(warm, 1)
+    warm.storage.delete_many([path for path in immutable_paths(warm) if "-table-" in path])
+    with pytest.raises(FileMissingError, match="nothing was changed"):
+        plan.execute(plan.digest)
+    assert warm.latest_version() == 2
+
+
+# Damage
+
+
+class Flipping(StorageWrapper):
+    """Damages what it reads of immutable files, the first ``times`` times of each."""
+
+    def __init__(self, inner: Storage, times: int):
+        super().__init__(inner)
+        self.times = times
+        self.n_reads: dict[str, int] = {}
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        data = self.inner.read(path, offset=offset, length=length)
+        self.n_reads[path] = self.n_reads.get(path, 0) + 1
+        if not is_immutable_path(path) or self.n_reads[path] > self.times:
+            return data
+        return data[:-1] if path.endswith(".arrow") else b"\xff" + data
+
+
+def test_what_is_damaged_on_its_way_is_read_again(filled: Lakehouse, tmp_path: Path) -> None:
+    flipping = Flipping(filled.storage, times=1)
+    lake = Lakehouse(flipping, {"cache_folder": str(tmp_path / "kept")}, cache="shared")
+    assert objects(lake.snapshot()) == objects(filled.snapshot())
+    assert {path for path, n_reads in flipping.n_reads.items() if n_reads == 2} >= immutable_paths(filled)
+
+
+@pytest.mark.parametrize("with_folder", [False, True])
+def test_what_does_not_decode_is_not_kept(filled: Lakehouse, tmp_path: Path, with_folder: bool) -> None:
+    options = {"cache_folder": str(tmp_path / "kept")} if with_folder else {}
+    flipping = Flipping(filled.storage, times=2)
+    with pytest.raises(CorruptFileError):
+        objects(Lakehouse(flipping, options, cache="shared").snapshot())
+    flipping.times = 0
+    assert objects(Lakehouse(flipping, options, cache="shared").snapshot()) == objects(filled.snapshot())
+
+
+def test_without_a_cache_a_damaged_file_is_read_once(filled: Lakehouse) -> None:
+    flipping = Flipping(filled.storage, times=99)
+    lake = Lakehouse(flipping, cache="off")
+    with pytest.raises(CorruptFileError):
+        objects(lake.snapshot())
+    assert {flipping.n_reads[path] for path in flipping.n_reads if is_immutable_path(path)} == {1}
+
+
+def test_requests_are_counted_below_the_cache(filled: Lakehouse) -> None:
+    meter = MeteredStorage(filled.storage)
+    lake = Lakehouse(meter)
+    with meter.measure() as measured:
+        objects(lake.snapshot())
+    assert measured.counts.requests["read"] == 3 + len(immutable_paths(filled))

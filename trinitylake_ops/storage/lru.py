@@ -1,0 +1,100 @@
+"""A least-recently-used cache bounded by bytes, safe for threads and across forks."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Hashable
+from typing import Generic, Protocol, TypeVar
+from weakref import WeakSet
+
+from cachetools import LRUCache
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+#: What an entry costs beside its content: the key, and the tables that it stands in.
+ENTRY_OVERHEAD_BYTES = 512
+#: An entry may take up to this part of a cache; a larger one would push out too many others.
+_LARGEST_SHARE = 8
+
+
+class Forgetful(Protocol):
+    """Something that can start anew."""
+
+    def forget(self) -> None: ...
+
+
+def at_fork(forgetful: Forgetful) -> None:
+    """Let something start anew in every child that is forked while it lives."""
+    _forgetful.add(forgetful)
+
+
+def _forget_all() -> None:
+    for forgetful in list(_forgetful):
+        forgetful.forget()
+
+
+_forgetful: WeakSet[Forgetful] = WeakSet()
+os.register_at_fork(after_in_child=_forget_all)
+
+
+class ByteLru(Generic[K, V]):
+    """Values by key, up to ``capacity_bytes`` in total; a capacity of 0 keeps nothing.
+
+    An entry counts with the size it was put with and ``ENTRY_OVERHEAD_BYTES``. One that takes more
+    than an eighth of the capacity is not kept. A forked child starts with it empty.
+    """
+
+    def __init__(self, capacity_bytes: int):
+        self._capacity_bytes = capacity_bytes
+        self._lock = threading.Lock()
+        self._entries = self._empty()
+        at_fork(self)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The most that is kept."""
+        return self._capacity_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """What is kept now, overhead included."""
+        return int(self._entries.currsize)
+
+    def get(self, key: K) -> V | None:
+        """Return the value of a key, or None."""
+        with self._lock:
+            entry = self._entries.get(key)
+        return None if entry is None else entry[0]
+
+    def put(self, key: K, value: V, size_bytes: int) -> None:
+        """Keep a value of that size, if it is not too large."""
+        full_size_bytes = size_bytes + ENTRY_OVERHEAD_BYTES
+        if full_size_bytes * _LARGEST_SHARE > self._capacity_bytes:
+            return
+        with self._lock:
+            self._entries[key] = (value, full_size_bytes)
+
+    def drop(self, key: K) -> bool:
+        """Forget a key; whether it was there."""
+        with self._lock:
+            return self._entries.pop(key, None) is not None
+
+    def grow(self, capacity_bytes: int) -> None:
+        """Make the capacity at least that large; what is kept stays."""
+        with self._lock:
+            if capacity_bytes > self._capacity_bytes:
+                self._capacity_bytes = capacity_bytes
+                smaller, self._entries = self._entries, self._empty()
+                while smaller:
+                    key, entry = smaller.popitem()  # the least recently used first
+                    self._entries[key] = entry
+
+    def forget(self) -> None:
+        """Start anew: a forked child may have a lock that a thread of its parent held, and half a change."""
+        self._lock = threading.Lock()
+        self._entries = self._empty()
+
+    def _empty(self) -> LRUCache[K, tuple[V, int]]:
+        return LRUCache(self._capacity_bytes, getsizeof=lambda entry: entry[1])

@@ -1,0 +1,139 @@
+"""Roots ``s3://bucket/prefix/`` and their options, as every S3 client understands them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
+from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
+
+#: S3 limits a key, the prefix of the root included, to this many bytes of UTF-8.
+MAX_KEY_BYTES = 1024
+#: S3 takes and returns at most this many keys in one DeleteObjects or one page of a list.
+MAX_KEYS_PER_REQUEST = 1000
+
+#: Options of ``s3://`` roots; credentials and places that are not given come from AWS's environment.
+S3_OPTIONS = frozenset(
+    {
+        "access_key_id", "addressing_style", "client", "connect_timeout_seconds", "endpoint", "read_timeout_seconds",
+        "region", "secret_access_key", "session_token",
+    }
+)  # fmt: skip
+S3_CLIENTS = ("s3fs", "obstore")
+
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
+_MIN_TIMEOUT_SECONDS = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class S3Location:
+    """Bucket and key prefix of a root; the prefix is empty or ends with ``/``."""
+
+    root: str
+    bucket: str
+    key_prefix: str
+
+    @classmethod
+    def of(cls, root: str) -> S3Location:
+        """Split a normalised root URI.
+
+        Raises InvalidLocationError when it is of another form, when what stands in the place of the
+        bucket is no name of one (credentials, a host with a port), or when it is too long; the
+        first two do not repeat it.
+        """
+        authority = root.removeprefix("s3://").partition("/")[0]
+        if not _BUCKET.fullmatch(authority):
+            raise InvalidLocationError(
+                "a root on S3 has the form s3://BUCKET/PREFIX/, with 3 to 63 letters, digits, '.', '_' or '-' as "
+                "BUCKET; credentials and the server's address are storage options"
+            )
+        bucket, path = split_root(root, "s3")
+        location = cls(root, bucket, path[1:])
+        _check_length(location.key_prefix, root)
+        return location
+
+    def key(self, path: str) -> str:
+        """Return the key of a path. Raises InvalidLocationError for one that no storage accepts or that is too long."""
+        check_path(path)
+        key = self.key_prefix + path
+        _check_length(key, path)
+        return key
+
+    def listed(self, prefix: str) -> str:
+        """Return the start of all keys below a path prefix. Raises InvalidLocationError as ``key`` does."""
+        check_prefix(prefix)
+        start = self.key_prefix + prefix
+        _check_length(start, prefix)
+        return start
+
+    def path(self, key: str) -> str | None:
+        """Return the path of a listed key, or None for a key that no path has (``folder/``, ``a//b``)."""
+        path = key.removeprefix(self.key_prefix)
+        try:
+            check_path(path)
+        except InvalidLocationError:
+            return None
+        return path
+
+
+@dataclass(frozen=True, slots=True)
+class S3Settings:
+    """The options of a root, checked; None where AWS's environment and configuration files decide."""
+
+    endpoint: str | None
+    region: str | None
+    addressing_style: str
+    connect_timeout_seconds: float
+    read_timeout_seconds: float
+
+    @classmethod
+    def of(cls, options: StorageOptions) -> S3Settings:
+        """Check the options. Raises InvalidInputError, which repeats no credentials."""
+        for one, other in (("access_key_id", "secret_access_key"), ("secret_access_key", "access_key_id"),
+                           ("session_token", "access_key_id")):  # fmt: skip
+            if options.get(one) and not options.get(other):
+                raise InvalidInputError(f"storage option {one!r} is of no use without {other!r}: give both, or neither")
+        for name in ("access_key_id", "endpoint", "region", "secret_access_key", "session_token"):
+            if options.get(name) == "":
+                raise InvalidInputError(f"storage option {name!r} is empty: leave it out, or give a value")
+        return cls(
+            endpoint=_endpoint(options.get("endpoint")),
+            region=options.get("region"),
+            addressing_style=options.one_of("addressing_style", ("auto", "path", "virtual")),
+            connect_timeout_seconds=options.number("connect_timeout_seconds", default=5, minimum=_MIN_TIMEOUT_SECONDS),
+            read_timeout_seconds=options.number("read_timeout_seconds", default=30, minimum=_MIN_TIMEOUT_SECONDS),
+        )
+
+
+def _endpoint(value: str | None) -> str | None:
+    if value is None:
+        return None
+    try:
+        parts = urlsplit(value)
+        well_formed = (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and (parts.port is None or parts.port > 0)
+            and "@" not in parts.netloc
+            and not (parts.query or parts.fragment or re.search(r"\s", value))
+        )
+    except ValueError:
+        well_formed = False
+    if not well_formed:
+        # Not repeated: people put credentials here.
+        raise InvalidInputError(
+            "storage option 'endpoint' must be http://HOST[:PORT] or https://HOST[:PORT], without credentials"
+        )
+    return value
+
+
+def _check_length(key: str, shown: str) -> None:
+    n_bytes = len(key.encode())
+    if n_bytes > MAX_KEY_BYTES:
+        raise InvalidLocationError(
+            f"the key of {shown[:80]!r}... would have {n_bytes} bytes with the prefix of its root, S3 allows "
+            f"{MAX_KEY_BYTES}: use a shorter name"
+        )
