@@ -13,8 +13,11 @@ DAGSTER_HOME ?= $(CURDIR)/.demo/dagster_home
 PORT ?= 3000
 # Further arguments, of the demo or of pytest.
 ARGS ?=
+# Folders whose lakehouses live on an S3 server when the tests run once more.
+TESTS_ON_RADOSGW := tests/transaction tests/maintenance tests/tables tests/concurrency
+TESTS_ON_MOTO := tests/transaction/test_transaction.py tests/maintenance/test_rollback.py
 
-.PHONY: help setup demo ui test lint bench proto constraints clean
+.PHONY: help setup demo ui test lint bench proto constraints soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -36,10 +39,23 @@ ui: ## open the Dagster UI on the runs of the demo, http://127.0.0.1:PORT
 	@TRINITYLAKE_ROOT="$(ROOT)" DAGSTER_HOME="$(DAGSTER_HOME)" exec $(BIN)/dagster-webserver \
 		--host 127.0.0.1 --port "$(PORT)" --python-file definitions.py --log-level warning
 
-test: lint ## check everything: lint, then all tests
-	@selection=$$(scripts/debian_packages.sh); \
+test: lint ## check everything: lint, all tests, then the engine's tests on S3 servers (not with ARGS)
+	@selection=$$(scripts/debian_packages.sh); pytest="$(BIN)/python -m pytest -n 2"; \
 	echo "==> pytest"; \
-	exec $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "$$selection" $(ARGS)
+	$$pytest --dist loadfile --no-loadscope-reorder -m "not soak$${selection:+ and $$selection}" $(ARGS); \
+	if $(if $(strip $(ARGS)),false,true); then \
+		if [ -z "$$selection" ]; then \
+			echo "==> pytest, lakehouses on radosgw"; \
+			$$pytest --dist worksteal --lakes=radosgw $(TESTS_ON_RADOSGW); \
+		fi; \
+		echo "==> pytest, lakehouses on moto"; \
+		$$pytest --dist worksteal --lakes=moto $(TESTS_ON_MOTO); \
+	fi
+
+soak: setup ## run the races between writers at full length; output is kept in soak/
+	@selection=$$(scripts/debian_packages.sh); mkdir -p soak; \
+	$(BIN)/python -m pytest -v --durations=0 -m "soak$${selection:+ and $$selection}" $(ARGS) 2>&1 \
+		| tee "soak/$$(date -u +%Y-%m-%dT%H%M%SZ).log"
 
 lint: setup ## ruff, mypy --strict, import contracts, declared dependencies
 	@echo "==> ruff check"; $(BIN)/ruff check --quiet .

@@ -22,8 +22,9 @@ def _new_lake(lakes: Lakes) -> Lakehouse:
     return lake
 
 
-def _create_tables(lake: Lakehouse, worker: int) -> Callable[[Report], None]:
+def _create_tables(made: Lakehouse, worker: int) -> Callable[[Report], None]:
     def work(report: Report) -> None:
+        lake = Lakehouse(made.storage)
         for number in range(N_COMMITS):
             with lake.transaction() as txn:
                 txn.create_table("ns", f"w{worker}-{number:03d}", table(worker=str(worker)))
@@ -65,8 +66,9 @@ def test_two_processes_of_two_hundred_commits_each_lose_nothing(lakes: Lakes) ->
     assert any(a != b for a, b in itertools.pairwise(interleaved)), "they did run side by side"
 
 
-def _count_up(lake: Lakehouse) -> Callable[[Report], None]:
+def _count_up(made: Lakehouse) -> Callable[[Report], None]:
     def work(report: Report) -> None:
+        lake = Lakehouse(made.storage)
         for _ in range(25):
             txn = lake.transaction()
             number = int(txn.table("ns", "counter").properties["n"])

@@ -106,6 +106,7 @@ class WireLake:
         self._put_back()
         needs_time_out = any(fault.action in ("hold_request", "delay_answer") for fault in plan)
         lake = self.open(SHORT_TIMEOUT_S if needs_time_out else PATIENCE_S)
+        lake.storage.now_ms()  # a client that asks for the time does so now, in each run
         self.proxy.begin(*plan)
         try:
             return Outcome(version=change(lake))

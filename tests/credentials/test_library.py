@@ -168,9 +168,9 @@ def error_texts(error: TrinityLakeError, *, with_locals: bool = True) -> Iterato
     shown = traceback.TracebackException.from_exception(error, capture_locals=True)
     yield from (repr(frame.locals) for frame in shown.stack if with_locals and "trinitylake_ops/" in frame.filename)
     cause: BaseException | None = error
-    while cause is not None:  # what was cut off by `from None` too: some tools show it all the same
+    while cause is not None:
         yield from (str(cause), repr(cause))
-        cause = cause.__cause__ or cause.__context__
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
 
 
 @pytest.mark.parametrize("client", CLIENTS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 
@@ -22,14 +22,14 @@ class OlderForm:
     there are. Only a leaf can be written without its pnode column or its row without a key.
     """
 
-    value_column: Literal["pvalue", "value"] = "pvalue"
+    value_column: str = "pvalue"
     has_pnode: bool = True
     has_null_row: bool = True
     n_blank: int = 2
-    txn: Literal["", "string", "int64"] = ""
-    strings: Literal["string", "large_string"] = "string"
+    txn: str = ""
+    strings: str = "string"
     batch_rows: int = 10_000
-    compression: Literal["lz4", "zstd"] | None = None
+    compression: str | None = None
     definition_key: str = LAKEHOUSE_DEF
 
     def can_hold(self, node: NodeFile) -> bool:
@@ -50,7 +50,8 @@ class OlderForm:
         system = {**node.system, N_KEYS: str(len(node.keys))}
         if LAKEHOUSE_DEF in system:
             system = {self.definition_key: system.pop(LAKEHOUSE_DEF), **system}
-        first, *children = node.children or [None] * (len(node.keys) + 1)
+        pointers: list[str | None] = [*node.children] or [None] * (len(node.keys) + 1)
+        first, *children = pointers
         return [
             *((name, value, None) for name, value in system.items()),
             *([(None, None, first)] if self.has_null_row else []),

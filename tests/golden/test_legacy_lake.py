@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -104,8 +105,13 @@ def test_diff_of_every_pair_of_versions(legacy: Lakehouse, before: int, after: i
         name = keys.decode(key)
         assert name is not None
         if old.get(key) != new.get(key):
-            kind = "added" if key not in old else "removed" if key not in new else "changed"
-            expected.add(Change(kind, name.namespace, name.table))
+            expected.add(
+                Change(
+                    "added" if key not in old else "removed" if key not in new else "changed",
+                    name.namespace,
+                    name.table,
+                )
+            )
     found = legacy.diff(before, after)
     assert set(found) == expected
     assert len(found) == len(expected)
@@ -208,7 +214,7 @@ def test_two_processes_commit_to_it(tmp_path: Path, copy: Lakehouse) -> None:
     assert unreached == set(), "attempts that lost a race left no file"
 
 
-READS = {
+READS: dict[str, Callable[[Any], bool]] = {
     "log": lambda out: [info["version"] for info in out] == VERSIONS[::-1],
     "ls": lambda out: out == ["ns1", "ns2"],
     "ls ns1 --version 2": lambda out: len(out) == sum(name[0] == "ns1" for name in EXPECTED[2][1]) - 1,

@@ -162,7 +162,7 @@ def test_a_table_root_that_is_no_root_is_refused(tmp_path: Path) -> None:
             unwatched(tmp_path, table_root=table_root)
 
 
-@pytest.mark.local_only("a folder in the place of the hint: S3 has no folders")
+@pytest.mark.local_only("a symbolic link in the place of the hint: S3 has none")
 def test_an_unreadable_hint_is_garbage_and_can_be_repaired(lakes: Lakes, tmp_path: Path) -> None:
     lake = lakes.local()
     create(lake, "n")

@@ -1,5 +1,6 @@
-"""moto's S3, in a process of its own: ``python -m tests.servers.moto PORT REQUEST_LOG``.
+"""moto's S3, in a process of its own: ``python -m tests.servers.moto PORT REQUEST_LOG N_FILES``.
 
+With a number of files, so many empty ones stand in the bucket ``many`` from the start.
 Writes go one at a time, because moto looks whether a name is free and stores in two steps. Each
 request is one line of the log: method, path and query, bytes of the body, If-None-Match or ``-``.
 """
@@ -12,6 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.s3.models import s3_backends
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -21,12 +24,13 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 REQUEST_LOG = "requests.log"
+FILLED_BUCKET = "many"
 
 
-def start_moto(folder: Path, daemons: Daemons) -> str:
+def start_moto(folder: Path, daemons: Daemons, n_files: int = 0) -> str:
     """Start moto; returns its endpoint. Raises ServerStartError."""
     port = free_port()
-    daemons.start([sys.executable, "-m", "tests.servers.moto", str(port), str(folder / REQUEST_LOG)])
+    daemons.start([sys.executable, "-m", "tests.servers.moto", str(port), str(folder / REQUEST_LOG), str(n_files)])
     daemons.wait_until(lambda: listens(port), "moto")
     return f"http://127.0.0.1:{port}"
 
@@ -38,8 +42,23 @@ class _QuietHandler(WSGIRequestHandler):
         """Say nothing: the request log has it."""
 
 
-def main(port: int, request_log: str) -> None:
+def filled_name(number: int) -> str:
+    """Return the key of a file in the bucket ``many``."""
+    return f"lake/{number % 100:02}/{number:06}"
+
+
+def fill(n_files: int) -> None:
+    """Put files into the bucket ``many`` without a request for each."""
+    backend = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
+    backend.create_bucket(FILLED_BUCKET, "us-east-1")
+    for number in range(n_files):
+        backend.put_object(FILLED_BUCKET, filled_name(number), b"")
+
+
+def main(port: int, request_log: str, n_files: int) -> None:
     """Serve until killed."""
+    if n_files:
+        fill(n_files)
     application, write_lock = DomainDispatcherApplication(create_backend_app), threading.RLock()
     log = open(request_log, "a", buffering=1)
 
@@ -58,4 +77,4 @@ def main(port: int, request_log: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -155,10 +155,10 @@ def test_every_fault(server: S3Server, proxy: FaultyProxy, client: str, root: st
     operation = OPERATIONS[name]
     storages = {
         action: storage_for(fault, root, server, client, endpoint=proxy.url)
-        for action, fault in (("wait", wire.hold_request()), ("other", wire.drop_request()))
+        for action, fault in (("other", wire.drop_request()), ("wait", wire.hold_request()))
     }
     for storage in storages.values():
-        assert not storage.exists("f")  # loads the client, which takes longer than any request
+        assert not RetryStorage(storage).exists("f")  # loads the client, which takes longer than any request
     for fault_name, (fault, when_reading, when_changing) in FAULTS.items():
         server.delete_all(root)
         for path in ("f", "g"):
@@ -218,6 +218,17 @@ def test_a_list_is_whole_or_raises(server: S3Server, proxy: FaultyProxy, client:
             else:
                 assert kind is expected, (name, page, found)
                 assert len(proxy.log) == page, (name, page)
+
+
+def test_the_clock(server: S3Server, proxy: FaultyProxy, client: str, root: str) -> None:
+    for name in ("answer dropped", "head cut", "500", "403"):
+        fault, expected, _ = FAULTS[name]
+        storage = bare(root, server, client, endpoint=proxy.url, read_timeout_seconds=str(PATIENCE_S))
+        proxy.begin(fault)
+        kind, found = outcome(storage.now_ms)
+        assert kind is expected, (name, found)
+        assert len(proxy.log) == 1
+        assert abs(storage.now_ms() - time.time() * 1000) < 5_000
 
 
 def test_reads_that_are_cut_are_repeated_by_the_retries(

@@ -24,7 +24,7 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, root_path
 from trinitylake_ops.format.node_file import COMMIT_ID, decode_node, encode_node
-from trinitylake_ops.storage import MemoryStorage, Storage, StorageWrapper, drop_memory_root
+from trinitylake_ops.storage import Storage, StorageWrapper
 
 ROOT_2 = root_path(2)
 LONG = "m" * 3500  # leaves little room in the root, so that messages are flushed into new nodes
@@ -319,7 +319,6 @@ def test_the_last_version_is_the_end_before_anything_is_written(lakes: Lakes) ->
         beyond.commit()
     assert {request.kind for request in faulty.log} == {"read"}, "nothing was written"
     assert [info.version for info in lake.history(2)] == [MAX_VERSION, MAX_VERSION - 1]
-    drop_memory_root(storage.root)
 
 
 # Creating
@@ -358,7 +357,6 @@ def test_a_create_that_fails_leaves_nothing(lakes: Lakes) -> None:
     with pytest.raises(StorageFullError):
         Lakehouse.create(storage.root, storage=faulty)
     assert listed(storage) == set()
-    drop_memory_root(storage.root)
 
 
 def test_settings_refused_at_commit_time_leave_nothing(filled: Lakehouse) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import permutations
+from typing import Any
 
 import pytest
 
@@ -96,7 +97,7 @@ def test_no_hint_fails_anyone(other: MemoryStorage, naming: RootNaming, hint: by
     with meter.measure() as opening:
         lake = Lakehouse.open(other.root, storage=meter)
     assert lake.latest_version() == LATEST
-    assert "list" not in (first.counts.requests | opening.counts.requests)
+    assert "list" not in {*first.counts.requests, *opening.counts.requests}
     assert first.counts.rounds <= 12
     assert opening.counts.rounds <= first.counts.rounds
     with Lakehouse(other).transaction() as txn:
@@ -301,7 +302,7 @@ def test_a_lakehouse_replaced_by_one_of_another_naming(original: Lakehouse, stor
 
 def test_longer_names_never_make_a_root_larger_than_allowed(storage: MemoryStorage, lakes: Lakes) -> None:
     """System rows of roots named with 64 digits take more room: messages are flushed sooner."""
-    sizes = {"order": 4, "namespace_name_max_size_bytes": 8, "table_name_max_size_bytes": 8}
+    sizes: dict[str, Any] = {"order": 4, "namespace_name_max_size_bytes": 8, "table_name_max_size_bytes": 8}
     naming = RootNaming(64, ".arrow")
     extra_bytes = 2 * (len(naming.path(0)) - len(ROOT_NAMING.path(0)))
     smallest = smallest_node_file_limit_bytes(lakes.memory(**sizes).snapshot().definition)

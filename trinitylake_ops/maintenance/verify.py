@@ -128,7 +128,7 @@ class _Verification:
             self.findings.append(Finding(severity="error", code=code, message=message, path=path, version=version))
 
     def _check_names(self) -> None:
-        """Root names are of one naming and without gaps: one that is missing, or beyond the latest, was tampered with."""
+        """Root names are of one naming and contiguous; one missing, or beyond the latest, was tampered with."""
         roots = self.lake.files.roots
         versions = []
         for path in sorted(self.listing):

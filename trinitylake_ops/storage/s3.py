@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import s3fs
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
@@ -20,6 +20,7 @@ from trinitylake_ops.storage.s3_failures import CLIENT_ERRORS, answer_of, status
 from trinitylake_ops.storage.s3_settings import MAX_KEYS_PER_REQUEST, S3Location, S3Settings
 from trinitylake_ops.storage.server_clock import ServerClock, monotonic_ms
 
+T = TypeVar("T")
 Answer = Mapping[str, Any]
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
@@ -39,7 +40,7 @@ class S3Storage(Storage):
     InvalidInputError for a root or option that is not valid.
     """
 
-    # Of 8, 16 and 32 threads 16 read the most files per second: the one event loop is the limit.
+    # Enough to hide the latency of a bucket elsewhere; beside a server, the one event loop is the limit sooner.
     concurrency = 16
     delete_batch_size = MAX_KEYS_PER_REQUEST
 
@@ -167,7 +168,7 @@ class S3Storage(Storage):
             current = self._retry_page(page, ContinuationToken=token)
             yield current
 
-    def _retry_page(self, page: Callable[..., Answer], **position: str) -> Answer:
+    def _retry_page(self, page: Callable[..., T], **position: str) -> T:
         retrying = Retrying(
             retry=retry_if_exception_type((ThrottledError, TransientError)),
             stop=stop_after_attempt(5),

@@ -153,25 +153,33 @@ class ObstoreS3Storage(S3Storage):
         the folder ``a/`` for a prefix ``a0``.
         """
         stream: ListStream[Sequence[ObjectMeta]] | None = None
+        start_after = _start_before(key_prefix)
 
         def next_page() -> Sequence[ObjectMeta] | None:
             nonlocal stream
             if not self._for_obstore(key_prefix):
                 return None
             if stream is None:
-                folder, offset = key_prefix.rpartition("/")[0] or None, _start_before(key_prefix)
-                store = self._stores.for_body()
-                stream = obstore.list(store, folder, offset=offset, chunk_size=MAX_KEYS_PER_REQUEST)
+                folder, store = key_prefix.rpartition("/")[0] or None, self._stores.for_body()
+                stream = obstore.list(store, folder, offset=start_after, chunk_size=MAX_KEYS_PER_REQUEST)
             try:
                 return next(stream, ())
             except InvalidPathError:
                 return None
+            except OBSTORE_ERRORS:
+                stream = None  # it has ended; another try starts after the last page
+                raise
 
-        while page := self._sent(Operation.LIST, prefix, next_page):
+        def sent_page() -> Sequence[ObjectMeta] | None:
+            return self._sent(Operation.LIST, prefix, next_page)
+
+        page = sent_page()
+        while page:
             yield page
-            last_key = page[-1]["path"]
-            if last_key > key_prefix and not last_key.startswith(key_prefix):
+            start_after = max(found["path"] for found in page)
+            if start_after > key_prefix and not start_after.startswith(key_prefix):
                 return
+            page = self._retry_page(sent_page)
         if page is None:
             yield None
 

@@ -61,7 +61,7 @@ def create_settled(
                 raise refusal from None
             raise _ambiguous(path, refusal) from refusal
         except StorageError as error:
-            if isinstance(refusal, TransientError) and lost_answer is None:
+            if isinstance(refusal, TransientError) and isinstance(error, TransientError) and lost_answer is None:
                 raise refusal from None  # no connection was made, neither for the create nor now
             raise _ambiguous(path, error) from error
     if lost_answer is None:

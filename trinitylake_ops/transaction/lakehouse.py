@@ -130,7 +130,9 @@ class Lakehouse:
             files = shared_cache_view(storage, is_immutable_path, self.storage_options)
         elif cache == "private":
             files = private_cache_view(storage, is_immutable_path, self.storage_options)
-        self.files = LakehouseFiles(files, NodeStore(files), DefinitionStore(files), HintWriter(storage), Roots(storage))
+        self.files = LakehouseFiles(
+            files, NodeStore(files), DefinitionStore(files), HintWriter(storage), Roots(storage)
+        )
 
     def __repr__(self) -> str:
         return f"Lakehouse({self.root!r})"

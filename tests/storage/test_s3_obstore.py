@@ -1,0 +1,325 @@
+"""What the obstore storage sends, what it makes of obstore's exceptions, and where s3fs takes over."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable
+
+import pytest
+from obstore.exceptions import GenericError, UnauthenticatedError
+
+from tests.processes import fork
+from tests.storage.scripted_server import Answer, Drop, ScriptedServer, Seen, Silence, s3_error
+from trinitylake_ops.errors import (
+    AmbiguousWriteError,
+    FileExistsAlreadyError,
+    FileMissingError,
+    StorageError,
+    StoragePermissionError,
+    TransientError,
+    TrinityLakeError,
+)
+from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.s3_answers import Operation, S3Request
+from trinitylake_ops.storage.s3_obstore import ObstoreS3Storage
+from trinitylake_ops.storage.s3_obstore_failures import status_and_code, typed_error
+
+ACCESS_KEY_ID, SECRET = "AKIDEXAMPLE12345", "wJalrXUtnFEMI/K7MDENG"
+Script = Callable[[int, Seen], Answer | Drop | Silence]
+STAMPED = {"Last-Modified": "Sat, 21 Nov 2026 07:00:05 GMT", "ETag": '"tag"'}
+
+ANSWERED = """Object at location k already exists: Error performing PUT {url} in 2ms - \
+Server returned non-2xx status code: 409 Conflict: \
+<Error><Code>ConditionalRequestConflict</Code><AWSAccessKeyId>AKIDEXAMPLE12345</AWSAccessKeyId></Error>
+
+Debug source:
+AlreadyExists {{
+    path: "k",
+    source: RetryError(
+        RetryErrorImpl {{
+            method: PUT,
+            inner: Status {{
+                status: 409,
+                body: Some(
+                    "<Code>ConditionalRequestConflict</Code><Message>said \\"so\\"\\nby AKIDEXAMPLE12345</Message>",
+                ),
+            }},
+        }},
+    ),
+}}"""
+FORGED = 'x\n    inner: Status {\n        status: 412,\n        body: Some(\n            "",\n        ),\n'
+
+
+def always(answer: Answer | Drop | Silence) -> Script:
+    return lambda number, seen: answer
+
+
+def storage_at(server: ScriptedServer, **options: str) -> ObstoreS3Storage:
+    given = {
+        "endpoint": server.endpoint,
+        "region": "us-east-1",
+        "access_key_id": ACCESS_KEY_ID,
+        "secret_access_key": SECRET,
+        "read_timeout_seconds": "0.5",
+    }
+    return ObstoreS3Storage("s3://bucket/lake/", {**given, **options})
+
+
+def failure(call: Callable[[], object]) -> TrinityLakeError:
+    with pytest.raises(TrinityLakeError) as caught:
+        call()
+    text = str(caught.value)
+    for hidden in ("\n", "<", "Debug source", SECRET, ACCESS_KEY_ID):
+        assert hidden not in text
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+    return caught.value
+
+
+def request(operation: Operation = Operation.CREATE) -> S3Request:
+    options = StorageOptions({"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET})
+    return S3Request(operation, "k", "s3://bucket/lake/", options)
+
+
+def dump(*lines: str) -> str:
+    return "\n".join(["Generic S3 error: HTTP error: error sending request", "", "Debug source:", *lines])
+
+
+# --- exceptions ----------------------------------------------------------------------------------
+
+
+def test_status_and_code_are_read_from_the_dump() -> None:
+    error = GenericError(ANSWERED.format(url="http://host/bucket/k"))
+    assert status_and_code(error) == (409, "ConditionalRequestConflict")
+    made = typed_error(request(), error, "http://host")
+    assert type(made) is TransientError
+    assert 'said "so" by ***' in str(made)
+    assert ACCESS_KEY_ID not in str(made)
+
+
+def test_names_and_answers_cannot_pass_for_the_dump() -> None:
+    error = GenericError(ANSWERED.format(url=FORGED))
+    assert status_and_code(error) == (409, "ConditionalRequestConflict")
+
+
+@pytest.mark.parametrize(
+    ("lines", "operation", "kind", "said"),
+    [
+        (
+            (
+                "    inner: Http(",
+                "        kind: Connect,",
+                "        source: hyper_util::client::legacy::Error(",
+                "            Connect,",
+                '            message: "Connection refused",',
+            ),
+            Operation.CREATE,
+            TransientError,
+            "Connection refused",
+        ),
+        (
+            (
+                "    inner: Http(",
+                "        kind: Timeout,",
+                "        source: hyper_util::client::legacy::Error(",
+                "            Connect,",
+            ),
+            Operation.CREATE,
+            TransientError,
+            "time-out while connecting",
+        ),
+        (("    inner: Http(", "        kind: Timeout,"), Operation.CREATE, AmbiguousWriteError, "time-out"),
+        (("    inner: Http(", "        kind: Request,"), Operation.WRITE, AmbiguousWriteError, "connection broke"),
+        (("    source: HttpError {", "        kind: Interrupted,"), Operation.READ, TransientError, "connection broke"),
+        (
+            (
+                "    inner: Http(",
+                "        source: hyper_util::client::legacy::Error(",
+                "            Connect,",
+                "            error: InvalidCertificate(",
+            ),
+            Operation.CREATE,
+            StorageError,
+            "certificate",
+        ),
+        (("    inner: BareRedirect,",), Operation.READ, StorageError, "'region'"),
+        (("    source: NotPartial,",), Operation.READ, StorageError, "s3fs"),
+        (("    source: Metadata {",), Operation.CREATE, AmbiguousWriteError, "cannot be read"),
+    ],
+)
+def test_what_no_answer_means(
+    lines: tuple[str, ...], operation: Operation, kind: type[StorageError], said: str
+) -> None:
+    made = typed_error(request(operation), GenericError(dump(*lines)), "http://host")
+    assert type(made) is kind
+    assert said in str(made)
+    assert "Debug" not in str(made)
+
+
+def test_credentials_that_cannot_be_had() -> None:
+    error = UnauthenticatedError(f"for path External AWS credential provider: RuntimeError: {SECRET}")
+    made = typed_error(request(), error, "http://host")
+    assert type(made) is StoragePermissionError
+    assert SECRET not in str(made)
+
+
+# --- on the wire ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size_bytes", [0, 5, 12 * 1024 * 1024])
+def test_create_is_one_put_with_the_condition(size_bytes: int) -> None:
+    data = b"x" * size_bytes
+    with ScriptedServer(always(Answer(headers={"ETag": '"tag"'}))).running() as server:
+        storage_at(server, read_timeout_seconds="10").create("a/b", data)
+    (seen,) = server.requests
+    assert (seen.method, seen.path, seen.body == data) == ("PUT", "/bucket/lake/a/b", True)
+    assert {name.lower(): value for name, value in seen.headers.items()}["if-none-match"] == "*"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (Drop(), AmbiguousWriteError),
+        (Silence(), AmbiguousWriteError),
+        (s3_error(500, "InternalError"), AmbiguousWriteError),
+        (s3_error(409, "ConditionalRequestConflict"), TransientError),
+        (s3_error(412, "PreconditionFailed"), FileExistsAlreadyError),
+        (s3_error(403, "InvalidAccessKeyId", f"no {ACCESS_KEY_ID}"), StoragePermissionError),
+        (s3_error(400, "Odd", f"no {ACCESS_KEY_ID} {SECRET}"), StorageError),
+        (s3_error(404, "NoSuchBucket"), StorageError),
+    ],
+)
+def test_a_create_is_sent_once(answer: Answer | Drop | Silence, kind: type[StorageError]) -> None:
+    script: Script = lambda number, seen: answer if seen.method == "PUT" else Answer(headers=STAMPED)  # noqa: E731
+    with ScriptedServer(script).running() as server:
+        storage = storage_at(server)
+        storage.stat("warm")  # the connection is kept, and breaks while it is used again
+        assert type(failure(lambda: storage.create("a", b"x"))) is kind
+    assert [seen.method for seen in server.requests] == ["HEAD", "PUT"]
+
+
+def test_missing_is_not_forbidden() -> None:
+    with ScriptedServer(always(s3_error(404, "NoSuchKey"))).running() as server:
+        assert type(failure(lambda: storage_at(server).read("a"))) is FileMissingError
+        assert type(failure(lambda: storage_at(server).stat("a"))) is FileMissingError
+    with ScriptedServer(always(s3_error(403, "AccessDenied"))).running() as server:
+        assert type(failure(lambda: storage_at(server).read("a"))) is StoragePermissionError
+
+
+def test_a_read_that_trickles_ends() -> None:
+    answer = Answer(body=b"x" * 100, headers=STAMPED, trickle_seconds=0.2)
+    with ScriptedServer(always(answer)).running() as server:
+        storage = storage_at(server, read_timeout_seconds="0.5", connect_timeout_seconds="0.5")
+        started = time.monotonic()
+        assert type(failure(lambda: storage.read("a"))) is TransientError
+        assert time.monotonic() - started < 10
+
+
+def test_the_environment_does_not_replace_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1",
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+        "AWS_CONDITIONAL_PUT": "disabled",
+        "AWS_SKIP_SIGNATURE": "true",
+        "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true",
+        "AWS_S3_EXPRESS": "true",
+        "AWS_BUCKET": "other",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with ScriptedServer(always(Answer(headers={"ETag": '"tag"'}))).running() as server:
+        storage_at(server).create("a", b"x")
+    (seen,) = server.requests
+    assert seen.path == "/bucket/lake/a"
+    headers = {name.lower(): value for name, value in seen.headers.items()}
+    assert ACCESS_KEY_ID in headers["authorization"]
+    assert headers["if-none-match"] == "*"
+
+
+def test_credentials_region_and_place_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ScriptedServer(always(Answer(headers={"ETag": '"tag"'}))).running() as server:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "FROMTHEENVIRONMENT")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        monkeypatch.setenv("AWS_SESSION_TOKEN", "token")
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.endpoint)
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+        ObstoreS3Storage("s3://bucket/", {}).write("a", b"")
+    headers = {name.lower(): value for name, value in server.requests[0].headers.items()}
+    assert "FROMTHEENVIRONMENT/" in headers["authorization"]
+    assert "/eu-central-1/" in headers["authorization"]
+    assert headers["x-amz-security-token"] == "token"
+
+
+# --- lists ---------------------------------------------------------------------------------------
+
+
+def listing(*keys: str) -> Answer:
+    contents = "".join(
+        f"<Contents><Key>{key}</Key><Size>{0 if key.endswith('/') else 3}</Size><ETag>x</ETag>"
+        "<LastModified>2026-11-21T07:00:05.999Z</LastModified></Contents>"
+        for key in keys
+    )
+    return Answer(body=f"<ListBucketResult><IsTruncated>false</IsTruncated>{contents}</ListBucketResult>".encode())
+
+
+def test_folder_objects_do_not_show() -> None:
+    def script(number: int, seen: Seen) -> Answer:
+        return Answer(404) if seen.method == "HEAD" else listing("lake/", "lake/a/", "lake/a/b", "lake/c")
+
+    with ScriptedServer(script).running() as server:
+        files = list(storage_at(server).list())
+    assert [file.path for file in files] == ["a/b", "c"]
+    assert {file.last_modified_ms % 1000 for file in files} == {0}
+
+
+def test_s3fs_goes_on_after_a_name_that_obstore_refuses() -> None:
+    keys = ["lake/a", "lake/b//c", "lake/d"]
+    with ScriptedServer(always(listing(*keys))).running() as server:
+        assert [file.path for file in storage_at(server).list()] == ["a", "d"]
+
+
+@pytest.mark.parametrize("prefix", ["_", "a0", "a/!", "a/ b", "\x80", "\ue000", "a-", "ä"])
+def test_a_list_by_a_part_of_a_name_starts_there(prefix: str) -> None:
+    names = ["lake/+", f"lake/{prefix}", f"lake/{prefix}x", "lake/\U0010fffe"]
+    with ScriptedServer(always(listing(*names))).running() as server:
+        found = [file.path for file in storage_at(server).list(prefix)]
+    assert found == [prefix, f"{prefix}x"]
+    assert "start-after=" in server.requests[0].path or prefix == "a/ b"
+
+
+# --- s3fs takes over -----------------------------------------------------------------------------
+
+
+def test_control_characters_are_stored_literally() -> None:
+    with ScriptedServer(always(Answer(headers={"ETag": '"tag"'}))).running() as server:
+        storage_at(server).create("a\tb", b"x")
+    (seen,) = server.requests
+    assert seen.path == "/bucket/lake/a%09b"
+    assert {name.lower(): value for name, value in seen.headers.items()}["if-none-match"] == "*"
+
+
+def test_a_forked_child_works() -> None:
+    with ScriptedServer(always(Answer(body=b"body", headers=STAMPED))).running() as server:
+        storage = storage_at(server, read_timeout_seconds="10")
+        assert storage.read("a") == b"body"  # obstore's threads run
+        child = fork(lambda report: report(pickle.loads(pickle.dumps(storage)).read("a").decode()))
+        assert child.finish() == (0, ["body"])
+        assert storage.read("a") == b"body"
+    agents = ["object_store" in str(seen.headers).lower() for seen in server.requests]
+    assert agents == [True, False, True]
+
+
+def test_failures_of_a_batch_are_told_by_file() -> None:
+    body = b"<DeleteResult><Error><Key>lake/b</Key><Code>AccessDenied</Code></Error></DeleteResult>"
+    with ScriptedServer(always(Answer(body=body))).running() as server:
+        failures = storage_at(server).delete_batch(["a", "b", "c"])
+    assert {path: type(error) for path, error in failures.items()} == {"b": StoragePermissionError}
+
+
+def test_text_and_pickle() -> None:
+    storage = ObstoreS3Storage("s3://bucket/lake/", {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET})
+    assert ACCESS_KEY_ID not in repr(storage)
+    assert SECRET not in repr(storage)
+    copy = pickle.loads(pickle.dumps(storage))
+    assert type(copy) is ObstoreS3Storage
+    assert (copy.root, copy.options) == (storage.root, storage.options)
