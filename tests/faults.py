@@ -128,9 +128,10 @@ class FaultyStorage(StorageWrapper):
     def _send(self, kind: str, path: str, request: Callable[[], T]) -> T:
         faults = self._register(kind, path)
         _strike(faults, "before", path)
-        answer = request()
-        _strike(faults, "after", path)
-        return answer
+        try:
+            return request()
+        finally:  # the answer that gets lost may be a refusal
+            _strike(faults, "after", path)
 
     def _register(self, kind: str, path: str) -> Sequence[Fault]:
         """Log a request and return the faults that hit it."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
+import pytest
+
 from tests.lakes import Lakes, check_version, left_over_paths, table
 from tests.processes import fork
 from trinitylake_ops import Lakehouse
@@ -33,9 +35,10 @@ def _create_tables(made: Lakehouse, worker: int) -> Callable[[Report], None]:
     return work
 
 
+@pytest.mark.timeout(600)
 def test_two_processes_of_two_hundred_commits_each_lose_nothing(lakes: Lakes) -> None:
     lake = _new_lake(lakes)
-    children = [fork(_create_tables(lake, worker), time_limit_seconds=250) for worker in range(2)]
+    children = [fork(_create_tables(lake, worker), time_limit_seconds=500) for worker in range(2)]
     ended = [child.finish() for child in children]
     assert [exit_code for exit_code, _ in ended] == [0, 0]
 

@@ -88,24 +88,25 @@ class WireLake:
         self._storages: dict[float, RetryStorage] = {}
 
     def _storage(self, read_timeout_s: float) -> RetryStorage:
-        """The storage under test; requests go out one after the other, so that their numbers are the same."""
+        """The storage under test, opened; requests go out one after the other, so that their numbers are the same."""
         if read_timeout_s not in self._storages:
             opened = open_storage(self.root, {**self._options, "read_timeout_seconds": str(read_timeout_s)})
             assert isinstance(opened, RetryStorage)
             storage = RetryStorage(opened.inner, 3, base_delay_seconds=0.002, max_delay_seconds=0.02)
             storage.concurrency = 1
             self._storages[read_timeout_s] = storage
+            Lakehouse.open(self.root, storage=storage)
         return self._storages[read_timeout_s]
 
-    def open(self, read_timeout_s: float = PATIENCE_S) -> Lakehouse:
+    def open(self) -> Lakehouse:
         """Open the lakehouse, with nothing known of it."""
-        return Lakehouse.open(self.root, storage=self._storage(read_timeout_s))
+        return Lakehouse.open(self.root, storage=self._storage(PATIENCE_S))
 
     def commit(self, plan: tuple[WireFault, ...] = ()) -> Outcome:
         """Commit on the base under a plan of faults, which counts from the transaction's first request."""
         self._put_back()
         needs_time_out = any(fault.action in ("hold_request", "delay_answer") for fault in plan)
-        lake = self.open(SHORT_TIMEOUT_S if needs_time_out else PATIENCE_S)
+        lake = Lakehouse(self._storage(SHORT_TIMEOUT_S if needs_time_out else PATIENCE_S))
         lake.storage.now_ms()  # a client that asks for the time does so now, in each run
         self.proxy.begin(*plan)
         try:

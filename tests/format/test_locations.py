@@ -82,3 +82,17 @@ def test_bad_roots_are_refused_by_name(root: str) -> None:
 def test_the_top_of_a_storage_is_a_root() -> None:
     assert normalize_root_uri("s3://bucket") == "s3://bucket/"
     assert normalize_root_uri("/") == "file:///"
+
+
+@pytest.mark.parametrize("root", ["s3://key:se/cret@bucket/lake", "s3:/key:secret@bucket", "key:secret@bucket"])
+def test_a_root_with_credentials_is_refused_and_not_repeated(root: str) -> None:
+    with pytest.raises(InvalidLocationError, match="a root holds no credentials") as caught:
+        normalize_root_uri(root)
+    assert "cret" not in f"{caught.value!r} {vars(caught.value)}"
+
+
+@pytest.mark.parametrize(
+    "root", ["s3://bucket/a:b@c/", "file:///a:b@c/", "hdfs://host:8020/a@b/", "abfs://box@account.host/a/"]
+)
+def test_colons_and_ats_elsewhere_are_no_credentials(root: str) -> None:
+    assert normalize_root_uri(root) == root

@@ -15,6 +15,7 @@ from pathlib import Path
 START_TIMEOUT_SECONDS = 90
 N_LOG_LINES_SHOWN = 15
 
+_LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 # Below the ports that systems hand out to clients (from 32,768 on), so none is taken between choice and use.
 _PORTS = range(12_000, 32_000)
@@ -67,30 +68,31 @@ class Daemons:
 
     def __init__(self, log: Path):
         self.log = log
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, command: list[str], environment: Mapping[str, str] | None = None) -> None:
         """Start a process that stays in the foreground; what it prints goes to the log."""
         with self.log.open("ab") as log:
             try:
                 process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_die_with_parent,
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, which takes no lock
                     env={**os.environ, **(environment or {})},
-                )  # fmt: skip
+                )
             except FileNotFoundError:
                 raise ServerStartError(
                     f"{command[0]} is not installed: it comes with the packages of deploy/debian-packages.txt"
                 ) from None
-        self._processes.append(process)
+        self._processes[" ".join(command)] = process
 
     def check(self) -> None:
         """Raise ServerStartError if any process has ended."""
-        for process in self._processes:
+        for command, process in self._processes.items():
             if process.poll() is not None:
-                raise ServerStartError(
-                    f"{process.args[0]} ended with {process.returncode}; "  # type: ignore[index]
-                    f"the log:\n{log_tail(self.log)}"
-                )
+                raise ServerStartError(f"{command} ended with {process.returncode}; the log:\n{log_tail(self.log)}")
 
     def wait_until(self, is_ready: Callable[[], bool], what: str) -> None:
         """Wait until ``is_ready``. Raises ServerStartError when a process ends or the time is over."""
@@ -103,9 +105,9 @@ class Daemons:
 
     def stop(self) -> None:
         """End all processes at once: what they hold is thrown away."""
-        for process in reversed(self._processes):
+        for process in self._processes.values():
             process.kill()
-        for process in self._processes:
+        for process in self._processes.values():
             process.wait()
 
 
@@ -117,4 +119,4 @@ def listens(port: int) -> bool:
 
 
 def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -60,20 +60,20 @@ def main(port: int, request_log: str, n_files: int) -> None:
     if n_files:
         fill(n_files)
     application, write_lock = DomainDispatcherApplication(create_backend_app), threading.RLock()
-    log = open(request_log, "a", buffering=1)
+    with open(request_log, "a", buffering=1) as log:
 
-    def serve(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        log.write(
-            f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}?{environ.get('QUERY_STRING', '')} "
-            f"{environ.get('CONTENT_LENGTH') or 0} {environ.get('HTTP_IF_NONE_MATCH') or '-'}\n"
-        )
-        if environ["REQUEST_METHOD"] in ("PUT", "POST", "DELETE"):
-            with write_lock:
-                return list(application(environ, start_response))
-        return application(environ, start_response)
+        def serve(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+            log.write(
+                f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}?{environ.get('QUERY_STRING', '')} "
+                f"{environ.get('CONTENT_LENGTH') or 0} {environ.get('HTTP_IF_NONE_MATCH') or '-'}\n"
+            )
+            if environ["REQUEST_METHOD"] in ("PUT", "POST", "DELETE"):
+                with write_lock:
+                    return list(application(environ, start_response))
+            return application(environ, start_response)
 
-    server = make_server("127.0.0.1", port, serve, threaded=True, request_handler=_QuietHandler)
-    server.serve_forever()
+        server = make_server("127.0.0.1", port, serve, threaded=True, request_handler=_QuietHandler)
+        server.serve_forever()
 
 
 if __name__ == "__main__":

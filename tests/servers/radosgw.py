@@ -64,9 +64,7 @@ def start_radosgw(folder: Path, daemons: Daemons) -> str:
     monitor_port, port, fsid = free_port(), free_port(), str(uuid.uuid4())
     configuration, monitor_map = folder / "ceph.conf", folder / "monmap"
     configuration.write_text(
-        _CONFIGURATION.format(
-            fsid=fsid, monitor_port=monitor_port, port=port, folder=folder, store_bytes=STORE_BYTES
-        )
+        _CONFIGURATION.format(fsid=fsid, monitor_port=monitor_port, port=port, folder=folder, store_bytes=STORE_BYTES)
     )
     # Without the variable, Ceph's tools look into the configuration of the machine as well.
     environment = {"CEPH_CONF": str(configuration)}

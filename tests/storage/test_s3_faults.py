@@ -205,7 +205,8 @@ def many(server: S3Server) -> Iterator[str]:
 def test_a_list_is_whole_or_raises(server: S3Server, proxy: FaultyProxy, client: str, many: str) -> None:
     """The first page is left to the retries around the storage; a later one only the storage can ask for again."""
     everything = [f"{number:04}" for number in range(N_MANY)]
-    for name, (fault, expected, _) in FAULTS.items():
+    for name in ("request dropped", "answer dropped", "request held back", "head cut", "body cut", "500", "503", "403"):
+        fault, expected, _ = FAULTS[name]
         storage = storage_for(fault, many, server, client, endpoint=proxy.url)
         is_passing = expected in (TransientError, ThrottledError)
         for page, tried in ((1, RetryStorage(storage, base_delay_seconds=0.001)), (2, storage)):

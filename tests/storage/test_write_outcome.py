@@ -20,7 +20,6 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, drop_memory_root
 from trinitylake_ops.storage.write_outcome import create_fresh, create_settled
 
-
 ROOT = "memory://write-outcome/"
 
 

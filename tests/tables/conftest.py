@@ -1,4 +1,4 @@
-"""Lakehouses in memory and in a folder, both behind a meter."""
+"""Lakehouses in memory and in a folder, or on the server of ``--lakes``, behind a meter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at
 __all__ = ["lakes"]
 
 
-@pytest.fixture(params=["memory", "local"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each test on both, or once where ``--lakes`` names a server."""
+    if "lake" in metafunc.fixturenames:
+        on_server = metafunc.config.getoption("lakes") != "default"
+        metafunc.parametrize("lake", ["server"] if on_server else ["memory", "local"], indirect=True)
+
+
+@pytest.fixture
 def lake(request: pytest.FixtureRequest, lakes: Lakes) -> Lakehouse:
     made = lakes.memory() if request.param == "memory" else lakes.local()
     return Lakehouse.open(made.root, made.storage_options, storage=MeteredStorage(made.storage))

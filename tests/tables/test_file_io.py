@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -162,7 +163,7 @@ def test_pyiceberg_makes_it_from_properties(lakes: Lakes) -> None:
         {
             "py-io-impl": "trinitylake_ops.tables.file_io.StorageFileIO",
             "root": lake.root.rstrip("/"),
-            "storage.fsync": "false",
+            **{f"storage.{name}": value for name, value in lake.storage_options.items()},
         }
     )
     assert isinstance(made, StorageFileIO)
@@ -204,3 +205,23 @@ def test_failures_keep_their_kind(lake: Lakehouse) -> None:
     with pytest.raises(PermissionError) as caught:
         io.new_input(f"{io.root}tables/x/f").open()
     assert isinstance(caught.value, StorageError)
+
+
+def test_properties_hold_no_credentials_and_pickles_do(io: StorageFileIO) -> None:
+    options = {"secret_access_key": "the-secret", "region": "here"}
+    made = StorageFileIO.on(io.storage, options, {"storage.session_token": "the-secret", "other": "kept"})
+    again = pickle.loads(pickle.dumps(made))
+    for each in (made, again):
+        assert each.storage_options == options
+        assert each.properties == {"root": io.root, "storage.region": "here", "other": "kept"}
+        assert "the-secret" not in f"{each!r} {vars(each)}"
+
+
+def test_storages_elsewhere_get_the_options_only_when_they_are_of_the_same_kind(lakes: Lakes, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    in_memory = lakes.memory()
+    assert (
+        StorageFileIO.on(in_memory.storage, {"region": "here"}).new_input(f"file://{tmp_path}/a").open().read() == b"x"
+    )
+    with pytest.raises(InvalidInputError, match="unknown storage option 'region'"):
+        StorageFileIO.on(in_memory.storage, {"region": "here"}).new_input("memory://other/a")

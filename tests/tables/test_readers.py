@@ -52,6 +52,7 @@ def test_polars_reads_both_versions_through_the_storage(
             assert measured.counts.requests["read"] >= 1 + 2 * n_data_files
 
 
+@pytest.mark.local_only("Polars opens data files by itself on file:// roots only")
 def test_polars_own_reader_opens_data_files_itself(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Declared in file_io: it works on file:// roots, its reads of data files are not metered."""
     monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")

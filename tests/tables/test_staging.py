@@ -295,6 +295,7 @@ print(txn.committed_version)
 """
 
 
+@pytest.mark.local_only("opens a folder by its path alone; jobs on S3 are shown with the pipeline")
 def test_one_process_stages_and_another_publishes(lakes: Lakes) -> None:
     lake = lakes.local()
 

@@ -16,6 +16,7 @@ from trinitylake_ops.errors import (
     CommitOutcomeUnknownError,
     InvalidDefinitionError,
     LakehouseExistsError,
+    StorageError,
     StorageFullError,
     StoragePermissionError,
     TransactionExpiredError,
@@ -365,3 +366,17 @@ def test_settings_refused_at_commit_time_leave_nothing(filled: Lakehouse) -> Non
         txn.create_namespace("new")
         txn.alter_definition(replace(txn.definition, order=99))
     assert objects(filled.snapshot()) == before
+
+
+class _Overwriting(StorageWrapper):
+    """A server that ignores the condition of a create."""
+
+    def create(self, path: str, data: bytes) -> None:
+        self.inner.write(path, data)
+
+
+def test_a_storage_that_overwrites_is_refused_before_anything_is_lost(lakes: Lakes) -> None:
+    storage = lakes.storage("overwriting")
+    with pytest.raises(StorageError, match="overwrites a file that was to be created only if absent"):
+        Lakehouse.create(storage.root, storage=_Overwriting(storage))
+    assert listed(storage) == set()

@@ -85,6 +85,7 @@ def immutable_paths(lake: Lakehouse) -> set[str]:
         new_lakehouse_def_path(),
         "0101/0000/1111/00110100-d1c778e6-cbf8-401a-80ad-b24ae11b2b6d.binpb",
     ],
+    ids=range(6),  # the names are new in each process
 )
 def test_nodes_and_definitions_never_change(path: str) -> None:
     assert is_immutable_path(path)
@@ -107,6 +108,7 @@ def test_nodes_and_definitions_never_change(path: str) -> None:
         new_node_path() + "\n",
         new_node_path().replace("node-", "node/"),
     ],
+    ids=range(13),
 )
 def test_everything_else_may(path: str) -> None:
     assert not is_immutable_path(path)

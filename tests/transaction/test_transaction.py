@@ -196,6 +196,7 @@ def test_unknown_isolation_and_too_much_text_are_refused(lake: Lakehouse) -> Non
     assert lake.latest_version() == 0
 
 
+@pytest.mark.local_only("sixty commits for the sake of their sizes, which no storage changes")
 def test_text_that_only_just_fits_alone_is_refused_without_a_trace(lake: Lakehouse) -> None:
     lengths = range(3600, 4096, 8)
     for length in lengths:

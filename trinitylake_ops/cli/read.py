@@ -22,7 +22,7 @@ from trinitylake_ops.cli.context import (
 from trinitylake_ops.errors import InvalidNameError
 from trinitylake_ops.format.definitions import IsolationLevel, LakehouseDef
 from trinitylake_ops.maintenance.report import change_rows, new_table
-from trinitylake_ops.transaction.lakehouse import VersionInfo
+from trinitylake_ops.transaction.history import VersionInfo
 from trinitylake_ops.transaction.names import resolve_table
 from trinitylake_ops.transaction.snapshot import Snapshot
 

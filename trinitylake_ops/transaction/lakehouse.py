@@ -4,97 +4,55 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from trinitylake_ops.errors import (
-    CommitOutcomeUnknownError,
     CorruptFileError,
     ExportNotFoundError,
     FileMissingError,
     InvalidDefinitionError,
     InvalidInputError,
-    LakehouseExistsError,
-    TrinityLakeError,
     VersionExpiredError,
     VersionNotFoundError,
 )
 from trinitylake_ops.format.definitions import ExpirationState, IsolationLevel, LakehouseDef
 from trinitylake_ops.format.file_names import (
     MAX_VERSION,
-    ROOT_NAMING,
-    ROOT_PREFIX,
     is_immutable_path,
-    new_lakehouse_def_path,
     parse_root_path,
-    root_naming,
 )
 from trinitylake_ops.format.keys import KeyCodec
 from trinitylake_ops.format.limits import validate_lakehouse_def
 from trinitylake_ops.format.locations import normalize_root_uri, to_location
 from trinitylake_ops.format.node_file import (
-    COMMIT_ID,
-    COMMIT_INFO,
-    CREATED_AT_MILLIS,
-    LAKEHOUSE_DEF,
     PREVIOUS_ROOT,
-    ROLLBACK_FROM_ROOT,
-    SEALED_AT_MILLIS,
     NodeFile,
-    decode_commit_info,
     decode_node,
-    decode_system_rows,
-    encode_node,
 )
 from trinitylake_ops.storage import Storage, open_storage
 from trinitylake_ops.storage.cache import private_cache_view, shared_cache_view
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.write_outcome import create_fresh
 from trinitylake_ops.transaction.commit import (
     DEFAULT_MAX_ATTEMPTS,
     CommitInfo,
     Committable,
-    check_time,
     commit,
-    create_root,
-    discard,
     latest_snapshot,
 )
+from trinitylake_ops.transaction.creation import create_lakehouse
 from trinitylake_ops.transaction.definition_store import DefinitionStore
 from trinitylake_ops.transaction.hint_writer import HintWriter
+from trinitylake_ops.transaction.history import VersionInfo, history
 from trinitylake_ops.transaction.resolve import CommitResolution, resolve_commit
-from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot, epoch_ms, utc_datetime
+from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot, epoch_ms
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.transaction.versions import Roots, find_latest, find_version_at, open_roots
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
 from trinitylake_ops.tree.node_store import NodeStore
 
-_HISTORY_BATCH = 32
 _MAX_VERSION_DIGITS = 100  # far more than any version has, and few enough to convert and show
-
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class VersionInfo:
-    """One version as ``history`` lists it; fields that its writer did not record are None or empty."""
-
-    version: int
-    created_at: datetime
-    operation: str | None
-    message: str | None
-    commit_id: str | None
-    rollback_from: int | None
-    state: Literal["live", "expired", "sealed"]
-    run_id: str | None = None
-    user: str | None = None
-    host: str | None = None
-    engine: str | None = None
-    counts: Mapping[str, int] = field(default_factory=dict)
-    properties: Mapping[str, str] = field(default_factory=dict)
-    members: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,32 +119,7 @@ class Lakehouse:
         definition = _new_definition(lakehouse_def_fields)
         cache: Literal["shared", "private"] = "private" if storage else "shared"
         lake = cls(storage or open_storage(root, storage_options), storage_options, cache=cache)
-        if any(root_naming(info.path) for info in lake.storage.list(ROOT_PREFIX)):
-            raise LakehouseExistsError(f"there is a lakehouse at {root} already", path=root)
-        path = new_lakehouse_def_path()
-        commit_id = str(uuid.uuid4())
-        created_at_ms = lake.storage.now_ms()
-        check_time(created_at_ms)
-        system = {
-            LAKEHOUSE_DEF: path,
-            CREATED_AT_MILLIS: str(created_at_ms),
-            COMMIT_ID: commit_id,
-            COMMIT_INFO: CommitInfo("init", "create the lakehouse").encode({}),
-        }
-        lake.files.roots.known_naming = ROOT_NAMING
-        create_fresh(lake.storage, {path: definition.to_bytes()})
-        data = encode_node(NodeFile(system=system), definition.order)
-        try:
-            is_ours = create_root(lake.files.roots, 0, data, commit_id)
-        except CommitOutcomeUnknownError:
-            raise
-        except TrinityLakeError:
-            discard(lake.storage, [path])
-            raise
-        if not is_ours:
-            discard(lake.storage, [path])
-            raise LakehouseExistsError(f"another process has just created a lakehouse at {root}", path=root)
-        lake.files.hint.write(0)
+        create_lakehouse(lake.files, definition)
         return lake
 
     @classmethod
@@ -270,19 +203,7 @@ class Lakehouse:
 
         Versions whose roots other programs deleted are left out.
         """
-        latest = latest_snapshot(self.files)
-        oldest = 0 if limit is None else max(0, latest.version + 1 - limit)
-        for newest in range(latest.version, oldest - 1, -_HISTORY_BATCH):
-            versions = range(newest, max(oldest, newest - _HISTORY_BATCH + 1) - 1, -1)
-            roots = self.storage.read_available([self.files.roots.path(version) for version in versions])
-            for version, data in zip(versions, roots, strict=True):
-                if isinstance(data, FileMissingError):
-                    continue
-                if not isinstance(data, bytes):
-                    raise data
-                yield _version_info(
-                    version, decode_system_rows(data, self.files.roots.path(version)), latest.definition
-                )
+        return history(self.files, limit)
 
     def diff(self, before: int | str, after: int | str) -> list[Change]:
         """Return what changed between two versions, by namespace and table.
@@ -418,30 +339,3 @@ def _exported_version(name: str, path: str, root: NodeFile, definition: Lakehous
         return version
     previous = parse_root_path(root.system.get(PREVIOUS_ROOT, ""))
     return 0 if previous is None else min(previous + 1, MAX_VERSION)
-
-
-def _of_type(kind: type[T], value: object) -> T:
-    """Return a value of ``commit_info``, or an empty one where others wrote another type."""
-    return value if isinstance(value, kind) else kind()
-
-
-def _version_info(version: int, system: dict[str, str], definition: LakehouseDef) -> VersionInfo:
-    info = decode_commit_info(system)
-    is_expired = any(batch.contains(version) for batch in definition.expirations)
-    rollback_from = system.get(ROLLBACK_FROM_ROOT)
-    return VersionInfo(
-        version=version,
-        created_at=utc_datetime(int(system[CREATED_AT_MILLIS])),
-        operation=info.get("operation"),
-        message=info.get("message"),
-        commit_id=system.get(COMMIT_ID),
-        rollback_from=None if rollback_from is None else parse_root_path(rollback_from),
-        state="sealed" if SEALED_AT_MILLIS in system else "expired" if is_expired else "live",
-        run_id=info.get("run_id"),
-        user=info.get("user"),
-        host=info.get("host"),
-        engine=info.get("engine"),
-        counts=_of_type(dict, info.get("counts")),
-        properties=_of_type(dict, info.get("properties")),
-        members=tuple(_of_type(list, info.get("members"))),
-    )

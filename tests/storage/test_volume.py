@@ -1,0 +1,158 @@
+"""Many files at once: lists that stream with flat memory, deletes in batches, failures told file by file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from tests.servers.daemons import Daemons
+from tests.servers.moto import FILLED_BUCKET, filled_name, start_moto
+from tests.servers.s3_server import S3Server
+from tests.storage.scripted_server import Answer, ScriptedServer, Seen
+from trinitylake_ops.errors import FileMissingError, StoragePermissionError
+from trinitylake_ops.storage import FileInfo, open_storage
+
+N_LISTED = 100_000
+N_DELETED = 10_000
+N_PER_REQUEST = 1_000
+CLIENTS = ["s3fs", "obstore"]
+MIB = 1 << 20
+#: What a list may hold at once, beyond its first pages: a page or two of answers, not 100,000 files of four objects.
+MAX_GROWTH_OBJECTS = 60_000
+MAX_GROWTH_BYTES = 10 * MIB
+
+
+def resident_bytes() -> int:
+    """Return the memory of this process, that of clients in other languages included."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no VmRSS")
+
+
+def check_flat_listing(files: Iterator[FileInfo]) -> None:
+    """Go through 100,000 files and watch the memory of the process."""
+    before_bytes = n_objects_before = n_files = 0
+    for n_files, _ in enumerate(files, start=1):
+        if n_files == N_LISTED // 10:
+            before_bytes, n_objects_before = resident_bytes(), sys.getallocatedblocks()
+        elif n_files % (N_LISTED // 10) == 0:
+            assert resident_bytes() - before_bytes < MAX_GROWTH_BYTES
+            assert sys.getallocatedblocks() - n_objects_before < MAX_GROWTH_OBJECTS
+    assert n_files == N_LISTED
+
+
+def test_listing_100_000_local_files(tmp_path: Path) -> None:
+    for folder in (tmp_path / "flat" / str(number) for number in range(N_LISTED // 1000)):
+        folder.mkdir(parents=True)
+        for number in range(1000):
+            (folder / str(number)).touch()
+    storage = open_storage(f"file://{tmp_path}/")
+    check_flat_listing(storage.list("flat/"))
+
+
+def page(number: int, seen: Seen) -> Answer:
+    """One page of a list of 100,000 objects; the token is the index of the first one."""
+    query = parse_qs(urlsplit(seen.path).query)
+    first = int(query.get("continuation-token", ["0"])[0])
+    last = min(first + N_PER_REQUEST, N_LISTED)
+    contents = "".join(
+        f"<Contents><Key>lake/flat/{index:06}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+        '<ETag>"d41d8cd98f00b204e9800998ecf8427e"</ETag><Size>7</Size><StorageClass>STANDARD</StorageClass></Contents>'
+        for index in range(first, last)
+    )
+    more = f"<NextContinuationToken>{last}</NextContinuationToken>" if last < N_LISTED else ""
+    body = (
+        '<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>bucket</Name>'
+        f"<Prefix>lake/flat/</Prefix><KeyCount>{last - first}</KeyCount><MaxKeys>1000</MaxKeys>"
+        f"<IsTruncated>{str(bool(more)).lower()}</IsTruncated>{more}{contents}</ListBucketResult>"
+    )
+    return Answer(200, body.encode(), {"Content-Type": "application/xml"})
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_listing_100_000_objects(client: str) -> None:
+    """The server only deals out pages: real ones take minutes to hold so many objects (see ``make soak``)."""
+    with ScriptedServer(page).running() as server:
+        options = {
+            "endpoint": server.endpoint, "client": client, "region": "us-east-1",
+            "access_key_id": "key", "secret_access_key": "secret",
+        }  # fmt: skip
+        storage = open_storage("s3://bucket/lake/", options)
+        files = storage.list("flat/")
+        next(files)
+        assert len(server.requests) <= 2, "the first file is handed out after the first page"
+        del files
+        check_flat_listing(storage.list("flat/"))
+
+
+@pytest.mark.soak
+@pytest.mark.debian_packages
+@pytest.mark.timeout(3600)
+def test_listing_100_000_objects_of_a_real_server(radosgw: S3Server) -> None:
+    root = radosgw.fresh_root()
+    filling = open_storage(root, {**radosgw.storage_options, "client": "obstore"})
+    for start in range(0, N_LISTED, N_DELETED):
+        filling.create_many({f"flat/{number:06}": b"" for number in range(start, start + N_DELETED)})
+    for client in CLIENTS:
+        check_flat_listing(open_storage(root, {**radosgw.storage_options, "client": client}).list("flat/"))
+    assert filling.delete_many([file.path for file in filling.list()]) == {}
+    assert list(filling.list()) == []
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A server of moto with 20,000 files in its bucket, half of them for each client, and its log of requests."""
+    folder = tmp_path_factory.mktemp("moto")
+    daemons = Daemons(folder / "log")
+    try:
+        yield S3Server("moto", start_moto(folder, daemons, 2 * N_DELETED), folder, bucket=FILLED_BUCKET)
+    finally:
+        daemons.stop()
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_deleting_10_000_files_takes_10_requests(filled: S3Server, client: str) -> None:
+    storage = open_storage(f"s3://{FILLED_BUCKET}/", {**filled.storage_options, "client": client})
+    start = CLIENTS.index(client) * N_DELETED
+    names = [filled_name(number) for number in range(start, start + N_DELETED)]
+    assert storage.exists(names[0])
+    assert storage.exists(names[-1])
+    n_before = len(filled.requests())
+    assert storage.delete_many(names) == {}
+    sent = [line.split()[:2] for line in filled.requests()[n_before:]]
+    assert [method for method, _ in sent] == ["POST"] * 10
+    assert all("delete" in target for _, target in sent)
+    for name in (names[0], names[5_000], names[-1]):
+        with pytest.raises(FileMissingError):
+            storage.read(name)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_files_that_may_not_be_deleted_are_told_one_by_one(radosgw: S3Server, client: str) -> None:
+    bucket = radosgw.make_bucket()
+    storage = open_storage(f"s3://{bucket}/lake/", {**radosgw.storage_options, "client": client})
+    names = [f"free/{number}" for number in range(20)] + [f"held/{number}" for number in range(5)]
+    storage.create_many(dict.fromkeys(names, b"x"))
+    statement = {
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:DeleteObject",
+        "Resource": f"arn:aws:s3:::{bucket}/lake/held/*",
+    }
+    policy = {"Version": "2012-10-17", "Statement": [statement]}
+    radosgw.client.put_bucket_policy(Bucket=bucket, Policy=json.dumps(policy))
+    failures = storage.delete_many(names)
+    assert sorted(failures) == names[20:]
+    for name, error in failures.items():
+        assert isinstance(error, StoragePermissionError)
+        assert error.path == name
+        assert "\n" not in str(error)
+    assert sorted(file.path for file in storage.list()) == names[20:]
+    radosgw.client.delete_bucket_policy(Bucket=bucket)
+    radosgw.drop_bucket(bucket)

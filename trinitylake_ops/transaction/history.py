@@ -1,0 +1,91 @@
+"""What is recorded about each version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal, TypeVar
+
+from trinitylake_ops.errors import FileMissingError
+from trinitylake_ops.format.definitions import LakehouseDef
+from trinitylake_ops.format.file_names import parse_root_path
+from trinitylake_ops.format.node_file import (
+    COMMIT_ID,
+    CREATED_AT_MILLIS,
+    ROLLBACK_FROM_ROOT,
+    SEALED_AT_MILLIS,
+    decode_commit_info,
+    decode_system_rows,
+)
+from trinitylake_ops.transaction.commit import latest_snapshot
+from trinitylake_ops.transaction.snapshot import LakehouseFiles, utc_datetime
+
+_BATCH = 32
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class VersionInfo:
+    """One version as ``history`` lists it; fields that its writer did not record are None or empty."""
+
+    version: int
+    created_at: datetime
+    operation: str | None
+    message: str | None
+    commit_id: str | None
+    rollback_from: int | None
+    state: Literal["live", "expired", "sealed"]
+    run_id: str | None = None
+    user: str | None = None
+    host: str | None = None
+    engine: str | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+    members: tuple[str, ...] = ()
+
+
+def history(files: LakehouseFiles, limit: int | None = None) -> Iterator[VersionInfo]:
+    """Yield versions, newest first, at most ``limit``; roots are read in parallel batches.
+
+    Versions whose roots other programs deleted are left out. Raises LakehouseNotFoundError, StorageError.
+    """
+    latest = latest_snapshot(files)
+    oldest = 0 if limit is None else max(0, latest.version + 1 - limit)
+    for newest in range(latest.version, oldest - 1, -_BATCH):
+        versions = range(newest, max(oldest, newest - _BATCH + 1) - 1, -1)
+        paths = [files.roots.path(version) for version in versions]
+        for version, path, data in zip(versions, paths, files.storage.read_available(paths), strict=True):
+            if isinstance(data, FileMissingError):
+                continue
+            if not isinstance(data, bytes):
+                raise data
+            yield _version_info(version, decode_system_rows(data, path), latest.definition)
+
+
+def _of_type(kind: type[T], value: object) -> T:
+    """Return a value of ``commit_info``, or an empty one where others wrote another type."""
+    return value if isinstance(value, kind) else kind()
+
+
+def _version_info(version: int, system: dict[str, str], definition: LakehouseDef) -> VersionInfo:
+    info = decode_commit_info(system)
+    is_expired = any(batch.contains(version) for batch in definition.expirations)
+    rollback_from = system.get(ROLLBACK_FROM_ROOT)
+    return VersionInfo(
+        version=version,
+        created_at=utc_datetime(int(system[CREATED_AT_MILLIS])),
+        operation=info.get("operation"),
+        message=info.get("message"),
+        commit_id=system.get(COMMIT_ID),
+        rollback_from=None if rollback_from is None else parse_root_path(rollback_from),
+        state="sealed" if SEALED_AT_MILLIS in system else "expired" if is_expired else "live",
+        run_id=info.get("run_id"),
+        user=info.get("user"),
+        host=info.get("host"),
+        engine=info.get("engine"),
+        counts=_of_type(dict, info.get("counts")),
+        properties=_of_type(dict, info.get("properties")),
+        members=tuple(_of_type(list, info.get("members"))),
+    )
