@@ -217,6 +217,7 @@ def test_properties_hold_no_credentials_and_pickles_do(io: StorageFileIO) -> Non
         assert "the-secret" not in f"{each!r} {vars(each)}"
 
 
+@pytest.mark.local_only("about a storage in memory")
 def test_storages_elsewhere_get_the_options_only_when_they_are_of_the_same_kind(lakes: Lakes, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x")
     in_memory = lakes.memory()

@@ -114,8 +114,12 @@ def _probe_oldest(probed: _Probed) -> int | None:
     def probe(path: str) -> None:
         if path == HINT_PATH:
             hinted.append(read_hint(storage))
-        elif storage.exists(path):
-            probed.standing.add(path)
+            return
+        try:
+            storage.read(path, length=1)  # where a stat is refused, some storages do not say why
+        except FileMissingError:
+            return
+        probed.standing.add(path)
 
     oldest = [naming.path(0) for naming in ROOT_NAMINGS]
     run_parallel(in_one_round(probe), [HINT_PATH, *oldest], storage.concurrency)
