@@ -66,22 +66,25 @@ class S3Storage(Storage):
             self.stat(path)
             return b""
 
-        async def get(file_system: s3fs.S3FileSystem) -> tuple[Answer, bytes]:
-            answer = await self._call(file_system, "get_object", Key=key, **_range_argument(offset, length))
+        async def get(file_system: s3fs.S3FileSystem) -> tuple[Answer, bytes] | None:
+            try:
+                answer = await self._call(file_system, "get_object", Key=key, **_range_argument(offset, length))
+            except CLIENT_ERRORS as error:
+                if is_range_beyond_end(*status_and_code(answer_of(error) or {})):
+                    return None
+                raise
             async with answer["Body"] as body, self._client.time_limit(answer.get("ContentLength", 0)):
                 return answer, await body.read()
 
-        request = self._request(Operation.READ, path)
-        try:
-            answer, data = self._client.run(get)
-        except CLIENT_ERRORS as error:
-            if is_range_beyond_end(*status_and_code(answer_of(error) or {})):
-                return b""
-            raise typed_error(request, error, self._endpoint) from None
-        found = _asked_for(answer, data, offset, length)
+        got = self._run(Operation.READ, path, get)
+        if got is None:
+            return b""
+        found = _asked_for(*got, offset, length)
         if found is None:
             raise TransientError(
-                f"{request.failure}: the server sent {len(data)} bytes, not those asked for; retry", path=path
+                f"{self._request(Operation.READ, path).failure}: the server sent {len(got[1])} bytes, not those asked"
+                " for; retry",
+                path=path,
             )
         return found
 
@@ -181,11 +184,16 @@ class S3Storage(Storage):
         def call(file_system: s3fs.S3FileSystem) -> Coroutine[Any, Any, Answer]:
             return self._call(file_system, method, **arguments)
 
+        return self._run(operation, path, call)
+
+    def _run(self, operation: Operation, path: str, send: Callable[[s3fs.S3FileSystem], Coroutine[Any, Any, T]]) -> T:
+        """Send a request. Raises typed errors."""
         try:
-            return self._client.run(call)
+            return self._client.run(send)
         except CLIENT_ERRORS as error:
-            # Not as cause: what client libraries say may hold parts of the request and its credentials.
-            raise typed_error(self._request(operation, path), error, self._endpoint) from None
+            failure = typed_error(self._request(operation, path), error, self._endpoint)
+        # Not within the handler: what client libraries say may hold parts of the request and its credentials.
+        raise failure
 
     async def _call(self, file_system: s3fs.S3FileSystem, method: str, **arguments: Any) -> Answer:
         """Send one request, and look at the server's clock."""

@@ -205,10 +205,11 @@ class ObstoreS3Storage(S3Storage):
         try:
             return send()
         except OBSTORE_ERRORS as error:
-            # Not as cause: its text holds the answer as it came, and the request.
-            raise typed_error(self._request(operation, path), error, self._endpoint) from None
+            failure = typed_error(self._request(operation, path), error, self._endpoint)
         except BotoCoreError as error:
-            raise s3_failures.typed_error(self._request(operation, path), error, self._endpoint) from None
+            failure = s3_failures.typed_error(self._request(operation, path), error, self._endpoint)
+        # Not within the handler: the text of the client's error holds the answer as it came, and the request.
+        raise failure
 
 
 def _start_before(key_prefix: str) -> str | None:
