@@ -110,7 +110,7 @@ def test_a_right_hint_takes_two_rounds_once_the_naming_is_known(other: MemorySto
     with meter.measure() as opening:
         lake = Lakehouse.open(other.root, storage=meter)
     assert opening.counts.rounds == 2
-    assert opening.counts.requests == {"read": 10}, "hint, R(n), R(n+1), three other names; the start of the names of R(0)"
+    assert opening.counts.requests == {"read": 10}, "hint, R(n), R(n+1), three other names; names of R(0)"
     with meter.measure() as begin:
         assert lake.snapshot().definition.properties
     assert (begin.counts.requests, begin.counts.rounds) == ({"read": 4}, 3)
