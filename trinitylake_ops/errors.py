@@ -34,6 +34,7 @@
         ├── StorageFullError              no space or quota left; free some, then retry
         ├── ThrottledError                the storage asks for a slower pace
         ├── TransientError                worth retrying as it is
+        │   └── UnreachableError          no connection was made, so nothing was sent
         ├── AmbiguousWriteError           the write may have taken effect
         └── CorruptFileError              bytes that are not what the format demands
 
@@ -233,6 +234,10 @@ class ThrottledError(StorageError):
 
 class TransientError(StorageError):
     """A passing failure that certainly had no effect, or is safe to repeat."""
+
+
+class UnreachableError(TransientError):
+    """No connection to the storage was made: nothing was sent, and it is safe to repeat."""
 
 
 class AmbiguousWriteError(StorageError):

@@ -17,6 +17,7 @@ from trinitylake_ops.errors import (
     ThrottledError,
     TransientError,
     TrinityLakeError,
+    UnreachableError,
 )
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.s3_answers import (
@@ -63,7 +64,7 @@ def error_for(
         (Operation.CREATE, 412, None, FileExistsAlreadyError, "choose another name"),
         (Operation.WRITE, 412, "PreconditionFailed", StorageError, "412 PreconditionFailed"),
         (Operation.CREATE, 409, "ConditionalRequestConflict", TransientError, "retry"),
-        (Operation.CREATE, 409, None, TransientError, "retry"),
+        (Operation.CREATE, 409, None, AmbiguousWriteError, "may have taken effect"),
         (Operation.READ, 403, "AccessDenied", StoragePermissionError, "policy of the bucket"),
         (Operation.STAT, 403, None, StoragePermissionError, "credentials"),
         (Operation.READ, 401, "Anything", StoragePermissionError, "credentials"),
@@ -78,7 +79,8 @@ def error_for(
         (Operation.READ, 400, "AuthorizationHeaderMalformed", StorageError, "option 'region'"),
         (Operation.READ, 403, "IllegalLocationConstraintException", StorageError, "option 'region'"),
         (Operation.STAT, 400, None, StorageError, "credentials have not expired"),
-        (Operation.CREATE, 429, None, ThrottledError, "slower"),
+        (Operation.CREATE, 429, None, AmbiguousWriteError, "may have taken effect"),
+        (Operation.READ, 429, None, ThrottledError, "slower"),
         (Operation.CREATE, 503, "SlowDown", ThrottledError, "slower"),
         (Operation.CREATE, 503, "ServiceUnavailable", ThrottledError, "slower"),
         (Operation.READ, 503, "TooManyRequests", ThrottledError, "slower"),
@@ -123,7 +125,7 @@ def test_no_answer() -> None:
 
     assert kinds(TransportFailure.NO_ANSWER, WRITES) == {AmbiguousWriteError}
     assert kinds(TransportFailure.NO_ANSWER, READS) == {TransientError}
-    assert kinds(TransportFailure.NOT_CONNECTED, [*WRITES, *READS]) == {TransientError}
+    assert kinds(TransportFailure.NOT_CONNECTED, [*WRITES, *READS]) == {UnreachableError}
     assert kinds(TransportFailure.NOT_TRUSTED, [*WRITES, *READS]) == {StorageError}
 
 

@@ -80,7 +80,7 @@ FAULTS: dict[str, tuple[WireFault, Outcome, Outcome]] = {
     "403": (wire.answer(status=403, code="AccessDenied"), StoragePermissionError, StoragePermissionError),
     "403 empty": (wire.answer(status=403), StoragePermissionError, StoragePermissionError),
     "409": (wire.answer(status=409, code="ConditionalRequestConflict"), TransientError, TransientError),
-    "409 empty": (wire.answer(status=409), TransientError, TransientError),
+    "409 empty": (wire.answer(status=409), TransientError, AmbiguousWriteError),
 }
 NO_BODY = {"stat", "exists", "create", "write", "delete"}  # their answers have none that could be cut
 

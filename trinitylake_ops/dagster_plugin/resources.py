@@ -4,17 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import dagster as dg
-from pydantic import ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 from pyspark.sql import SparkSession
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.errors import InvalidInputError, LakehouseExistsError, LakehouseNotFoundError
+from trinitylake_ops.errors import InvalidInputError, InvalidLocationError, LakehouseExistsError, LakehouseNotFoundError
+from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.spark_jobs.session import DEFAULT_MASTER, session_scope
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE, SECRET_OPTIONS, StorageOptions
+from trinitylake_ops.storage.s3_settings import S3Location, check_endpoint
+
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_ACCESS_KEY_ID = re.compile(r"(AKIA|ASIA)[A-Z0-9]{16}")
+_SECRET_KEY_LENGTH = 40
+
+
+def _is_plain_text(given: Any) -> TypeGuard[str]:
+    """Whether a field was given a value itself; what an EnvVar stands for comes here when a run resolves it."""
+    return isinstance(given, str) and not isinstance(given, dg.EnvVar)
+
+
+def _is_variable_name(given: str) -> bool:
+    """Whether this is a name of a variable rather than a credential of AWS that could be one."""
+    is_like_secret_key = len(given) == _SECRET_KEY_LENGTH and given not in (given.lower(), given.upper())
+    return bool(_VARIABLE_NAME.fullmatch(given)) and not (_ACCESS_KEY_ID.fullmatch(given) or is_like_secret_key)
+
+
+def _is_root(given: str) -> bool:
+    try:
+        root = normalize_root_uri(given)
+        if root.startswith("s3://"):
+            S3Location.of(root)
+    except InvalidLocationError:
+        return False
+    return True
 
 
 class _OptionsConfig(dg.Config):
@@ -56,6 +84,13 @@ class StorageSettings(_OptionsConfig):
     cache_folder: str | None = Field(default=None, description="Local folder for immutable files.")
     cache_folder_bytes: str | None = Field(default=None, description="Size of that folder, in bytes.")
 
+    @field_validator("endpoint", mode="before")
+    @classmethod
+    def _check_endpoint(cls, given: Any) -> Any:
+        if _is_plain_text(given):
+            check_endpoint(given)
+        return given
+
     @classmethod
     def from_environment(cls) -> StorageSettings:
         """Return what TRINITYLAKE_STORAGE_OPTIONS says, ``K=V,K=V``. Raises InvalidInputError, without values."""
@@ -68,6 +103,16 @@ class SecretVariables(_OptionsConfig):
     access_key_id: str | None = Field(default=None, description="Name of the variable that holds the access key id.")
     secret_access_key: str | None = Field(default=None, description="Name of the variable that holds the secret key.")
     session_token: str | None = Field(default=None, description="Name of the variable that holds the session token.")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_variable(cls, given: Any, info: ValidationInfo) -> Any:
+        if _is_plain_text(given) and not _is_variable_name(given):
+            raise InvalidInputError(
+                f"what secret_options_from_env has for {info.field_name!r} is no name of an environment variable;"
+                " give the variable's name there, not the credential itself"
+            )
+        return given
 
     def credentials(self) -> dict[str, str]:
         """Return the credentials. Raises InvalidInputError, which repeats neither value nor variable."""
@@ -99,6 +144,17 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
     isolation: Literal["snapshot", "serializable"] = Field(
         default="snapshot", description="Isolation of the transactions that publish tables."
     )
+
+    @field_validator("root", mode="before")
+    @classmethod
+    def _check_root(cls, given: Any) -> Any:
+        if _is_plain_text(given) and not _is_root(given):
+            raise InvalidInputError(
+                "'root' is not shown, as it may hold credentials: give an absolute path or a URI such as"
+                " s3://BUCKET/PREFIX, without '.', '..' or empty segments; credentials and the server's address are"
+                " set elsewhere"
+            )
+        return given
 
     def open(self) -> Lakehouse:
         """Return the lakehouse. Raises LakehouseNotFoundError."""

@@ -19,7 +19,6 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.definitions import LakehouseDef, TableDef
 from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.format.keys import ObjectName
-from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.maintenance.report import Plan, change_rows, digest_of, new_table
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.file_io import StorageFileIO
@@ -93,7 +92,7 @@ class RollbackPlan(Plan):
             if txn.base.version != self.base_version and not reapply:
                 raise _lost_race(self.base_version, txn.base.version)
             txn.require(lambda base: self._target.check_kept(base.definition))
-            for change in _checked_differences(txn.base, self._target.snapshot, self._chosen):
+            for change in _checked_differences(txn.base, self._target, self._chosen):
                 txn.restore_entry(change.key, change.after)
         assert txn.committed_version is not None
         return txn.committed_version
@@ -104,10 +103,11 @@ class RollbackPlan(Plan):
 
 @dataclass(frozen=True)
 class _Target:
-    """What to go back to: a snapshot, and the version or the export's name that it was found by."""
+    """What to go back to: a snapshot, the version or the export's name that it was found by, and files of tables."""
 
     to: int | str
     snapshot: Snapshot
+    io: StorageFileIO
 
     def check_kept(self, latest: LakehouseDef) -> None:
         """Raise VersionExpiredError or ExportNotFoundError when the files of the target are not kept any more."""
@@ -149,7 +149,7 @@ class _WholeTree:
         if not self.reapply:
             raise _lost_race(base.version, latest.version)
         self.target.check_kept(latest.definition)
-        _checked_differences(latest, self.target.snapshot, ())
+        _checked_differences(latest, self.target, ())
 
 
 def _lost_race(base_version: int, latest_version: int) -> CommitConflictError:
@@ -195,14 +195,15 @@ def _target(lake: Lakehouse, to: int | str | None, timestamp: datetime | int | N
     if snapshot.root.is_sealed:
         raise VersionExpiredError(f"version {snapshot.version} was expired and purged", path=snapshot.location)
     is_name = isinstance(to, str) and not (to.isascii() and to.isdecimal())
-    return _Target(str(to) if is_name else snapshot.version, snapshot)
+    io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
+    return _Target(str(to) if is_name else snapshot.version, snapshot, io)
 
 
 def _plan(
     lake: Lakehouse, base: Snapshot, target: _Target, chosen: tuple[ObjectName, ...], message: str | None
 ) -> RollbackPlan:
     check_no_gap(lake.files.roots, base.version)
-    differences = _checked_differences(base, target.snapshot, chosen)
+    differences = _checked_differences(base, target, chosen)
     changes = [change_of(base.keys, difference) for difference in differences]
     return RollbackPlan(
         base_version=base.version,
@@ -262,9 +263,9 @@ def _is_chosen(base: Snapshot, change: KeyChange, chosen: Sequence[ObjectName]) 
     return name is not None and any(wanted in (name, ObjectName(name.namespace)) for wanted in chosen)
 
 
-def _checked_differences(base: Snapshot, target: Snapshot, chosen: Sequence[ObjectName]) -> list[KeyChange]:
+def _checked_differences(base: Snapshot, target: _Target, chosen: Sequence[ObjectName]) -> list[KeyChange]:
     """Return what leads from ``base`` to ``target`` after checking that it can be done, whole."""
-    differences = _differences(base, target, chosen)
+    differences = _differences(base, target.snapshot, chosen)
     _check_namespaces(base, differences)
     _check_files(target, differences)
     return differences
@@ -282,40 +283,45 @@ def _check_namespaces(base: Snapshot, differences: Sequence[KeyChange]) -> None:
             )
 
 
-def _check_files(target: Snapshot, differences: Sequence[KeyChange]) -> None:
-    """Raise FileMissingError when a definition to bring back, or the metadata file of its table, is gone."""
-    files = target.files
+def _check_files(target: _Target, differences: Sequence[KeyChange]) -> None:
+    """Raise FileMissingError when a definition to bring back, or a file of its table, is gone."""
+    snapshot = target.snapshot
+    files = snapshot.files
     namespaces: list[str] = []
     tables: list[str] = []
     for change in differences:
-        name = target.keys.decode(change.key)
+        name = snapshot.keys.decode(change.key)
         if change.after is not None and name is not None:
             (namespaces if name.table is None else tables).append(change.after)
     try:
         run_parallel(files.definitions.namespace, namespaces, files.storage.concurrency)
         definitions = files.definitions.tables(tables)
     except FileMissingError as error:
-        raise _missing(target.version, "a definition", error.path) from error
+        raise _missing(snapshot.version, "a definition", error.path) from error
     for definition in definitions:
-        _check_table_files(target, definition)
+        _check_table_files(snapshot.version, target.io, definition)
 
 
-def _check_table_files(target: Snapshot, definition: TableDef) -> None:
-    """Raise FileMissingError when a file that a managed Iceberg table needs is gone; one listing tells."""
+def _check_table_files(version: int, io: StorageFileIO, definition: TableDef) -> None:
+    """Raise FileMissingError when a file that a managed Iceberg table needs is gone.
+
+    One listing tells; only files beyond the lakehouse's root, under another ``table_root``, take a request each.
+    """
     is_ours = definition.is_managed and definition.table_format.upper() == ICEBERG
     if not is_ours or METADATA_LOCATION not in definition.format_properties:
         return
-    storage = target.files.storage
+    storage = io.storage
     there = {info.path for info in storage.list(table_prefix(definition.id))}
     try:
-        files = [file for file in files_of(definition, StorageFileIO.on(storage, read_only=True)) if file.live]
+        live = [file for file in files_of(definition, io) if file.live]
     except FileMissingError as error:
         path = (error.path or "").removeprefix(storage.root)
-        raise _missing(target.version, "a file of a table", path) from error
-    for file in files:
-        is_listed = file.location in there or is_uri(file.location)
-        if not is_listed and not storage.exists(file.location):
-            raise _missing(target.version, f"a {file.kind} file of a table", file.location)
+        raise _missing(version, "a file of a table", path) from error
+    unlisted = [file for file in live if file.location not in there]
+    sizes_bytes = run_parallel(io.size_bytes, [file.location for file in unlisted], storage.concurrency)
+    for file, size_bytes in zip(unlisted, sizes_bytes, strict=True):
+        if size_bytes is None:
+            raise _missing(version, f"a {file.kind} file of a table", file.location)
 
 
 def _missing(version: int, what: str, path: str | None) -> FileMissingError:

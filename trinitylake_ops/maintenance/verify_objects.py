@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from trinitylake_ops.errors import CorruptFileError, FileMissingError, TrinityLakeError
+from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
 from trinitylake_ops.format.definitions import NamespaceDef, TableDef
 from trinitylake_ops.format.keys import ObjectName
-from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.maintenance.verify_tree import Report
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.file_io import StorageFileIO
@@ -137,15 +136,8 @@ class ObjectVerifier:
             self._report("table-unreadable", message, path, version)
 
     def _size_bytes(self, path: str) -> int | None:
-        """Return the size of a file, or None; one that was written since the listing is looked up."""
-        if path in self._listing:
-            return self._listing[path]
-        try:
-            if is_uri(path):  # a table_root outside the lakehouse
-                return len(self._io.new_input(path))
-            return self._lake.storage.stat(path).size_bytes
-        except FileMissingError:
-            return None
+        """Return the size of a file, or None; one beyond the root or newer than the listing is looked up."""
+        return self._listing[path] if path in self._listing else self._io.size_bytes(path)
 
     def _check_file(self, name: ObjectName, kind: str, path: str, size_bytes: int | None, version: int) -> None:
         if path in self._checked_files:

@@ -65,8 +65,8 @@ class MeteredStorage(StorageWrapper):
     A single request is one round; all requests of one ``*_many`` call are one round together,
     whichever wrapper of the stack the call was made on. A listing is one request and one round per
     call, however many pages it has. ``now_ms`` counts as nothing: a storage takes it from answers it
-    has anyway. Counts are those of this object: a pickled copy starts at zero. Measure one thing at
-    a time: requests of other threads on the same meter count too.
+    has anyway, unless there was none for minutes. Counts are those of this object: a pickled copy
+    starts at zero. Measure one thing at a time: requests of other threads on the same meter count too.
     """
 
     def __init__(self, inner: Storage):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import chain
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
@@ -14,6 +16,19 @@ from trinitylake_ops.storage.wrapper import StorageWrapper
 
 _WITHOUT_EFFECT = (ThrottledError, TransientError)
 _PASSING = (*_WITHOUT_EFFECT, AmbiguousWriteError)
+
+
+_before_resend: ContextVar[Callable[[], None] | None] = ContextVar("before_resend", default=None)
+
+
+@contextmanager
+def checked_resends(check: Callable[[], None]) -> Iterator[None]:
+    """Call ``check`` before each repetition of a create in this block, in this thread; what it raises ends it."""
+    token = _before_resend.set(check)
+    try:
+        yield
+    finally:
+        _before_resend.reset(token)
 
 
 class RetryStorage(StorageWrapper):
@@ -58,7 +73,17 @@ class RetryStorage(StorageWrapper):
         return self._retry(self.inner.stat, path)
 
     def create(self, path: str, data: bytes) -> None:
-        self._retry(self.inner.create, path, data)
+        check = _before_resend.get()
+        is_resend = False
+
+        def send() -> None:
+            nonlocal is_resend
+            if is_resend and check is not None:
+                check()
+            is_resend = True
+            self.inner.create(path, data)
+
+        self._retry(send)
 
     def write(self, path: str, data: bytes) -> None:
         self._retry_idempotent(self.inner.write, path, data)

@@ -22,6 +22,7 @@ from trinitylake_ops.errors import (
     ThrottledError,
     TransientError,
     TrinityLakeError,
+    UnreachableError,
 )
 from trinitylake_ops.storage.options import StorageOptions
 
@@ -142,7 +143,7 @@ def error_from_transport(request: S3Request, failure: TransportFailure, endpoint
             path=request.path,
         )
     if failure is TransportFailure.NOT_CONNECTED:
-        return TransientError(
+        return UnreachableError(
             f"{where}: no connection ({why}); check the option 'endpoint' and that the server runs, then retry",
             path=request.path,
         )
@@ -215,6 +216,9 @@ def _about_the_file(request: S3Request, what: str, status: int | None, code: str
 
 def _about_the_moment(request: S3Request, what: str, status: int | None, code: str | None) -> TrinityLakeError | None:
     if code in _LOST or status == 408:
+        return _lost(request, what)
+    if code is None and status in (409, 429) and request.operation.changes_files:
+        # S3 names its reason. Something in between that does not may still hold the request.
         return _lost(request, what)
     if status == 429 or code in _SLOWER:
         return ThrottledError(f"{what}; retry at a slower pace", path=request.path)

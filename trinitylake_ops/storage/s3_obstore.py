@@ -12,6 +12,7 @@ import obstore
 from botocore.exceptions import BotoCoreError
 from obstore.exceptions import InvalidPathError
 
+from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.storage import s3_failures
 from trinitylake_ops.storage.interface import FileInfo
 from trinitylake_ops.storage.options import StorageOptions
@@ -136,13 +137,13 @@ class ObstoreS3Storage(S3Storage):
         return b"".join(chunks)
 
     def _files(self, prefix: str, key_prefix: str) -> Iterator[FileInfo]:
-        last_key = ""
+        last_key, empty_paths = "", set[str]()
         for page in self._obstore_pages(prefix, key_prefix):
             if page is None:
                 rest = super()._files(prefix, key_prefix)
                 yield from (file for file in rest if self._location.key(file.path) > last_key)
                 return
-            yield from self._shown(prefix, key_prefix, page)
+            yield from self._shown(prefix, key_prefix, page, empty_paths)
             last_key = max(last_key, *(found["path"] for found in page))
 
     def _obstore_pages(self, prefix: str, key_prefix: str) -> Iterator[Sequence[ObjectMeta] | None]:
@@ -183,7 +184,10 @@ class ObstoreS3Storage(S3Storage):
         if page is None:
             yield None
 
-    def _shown(self, prefix: str, key_prefix: str, page: Sequence[ObjectMeta]) -> Iterator[FileInfo]:
+    def _shown(
+        self, prefix: str, key_prefix: str, page: Sequence[ObjectMeta], empty_paths: set[str]
+    ) -> Iterator[FileInfo]:
+        """Yield the files of a page; ``empty_paths`` are those of empty files that earlier pages showed."""
         empty = []
         for found in page:
             key = found["path"]
@@ -192,11 +196,18 @@ class ObstoreS3Storage(S3Storage):
                 continue
             if found["size"]:
                 yield _file_info(path, found)
-            else:
+            elif path not in empty_paths:
+                empty_paths.add(path)
                 empty.append(_file_info(path, found))
-        # obstore shows an object "folder/" as "folder", and these are empty objects; a file of that name may be.
-        there = run_parallel(self.exists, [file.path for file in empty], self.concurrency)
-        yield from (file for file, is_there in zip(empty, there, strict=True) if is_there)
+        # obstore shows an object "folder/" as "folder", and these are empty objects; a file of that name may be, too.
+        are_files = run_parallel(self._is_empty_file, [file.path for file in empty], self.concurrency)
+        yield from (file for file, is_file in zip(empty, are_files, strict=True) if is_file)
+
+    def _is_empty_file(self, path: str) -> bool:
+        try:
+            return self.stat(path).size_bytes == 0
+        except FileMissingError:
+            return False
 
     def _for_obstore(self, path: str) -> bool:
         return not (_Fork.happened or _NOT_IN_OBSTORE.search(self._location.key_prefix + path))

@@ -99,8 +99,11 @@ class S3Settings:
         for name in ("access_key_id", "endpoint", "region", "secret_access_key", "session_token"):
             if options.get(name) == "":
                 raise InvalidInputError(f"storage option {name!r} is empty: leave it out, or give a value")
+        endpoint = options.get("endpoint")
+        if endpoint is not None:
+            check_endpoint(endpoint)
         return cls(
-            endpoint=_endpoint(options.get("endpoint")),
+            endpoint=endpoint,
             region=options.get("region"),
             addressing_style=options.one_of("addressing_style", ("auto", "path", "virtual")),
             connect_timeout_seconds=options.number("connect_timeout_seconds", default=5, minimum=_MIN_TIMEOUT_SECONDS),
@@ -108,9 +111,8 @@ class S3Settings:
         )
 
 
-def _endpoint(value: str | None) -> str | None:
-    if value is None:
-        return None
+def check_endpoint(value: str) -> None:
+    """Raise InvalidInputError, which does not repeat it, when the URL of a server has another form or credentials."""
     try:
         parts = urlsplit(value)
         well_formed = (
@@ -127,7 +129,6 @@ def _endpoint(value: str | None) -> str | None:
         raise InvalidInputError(
             "storage option 'endpoint' must be http://HOST[:PORT] or https://HOST[:PORT], without credentials"
         )
-    return value
 
 
 def _check_length(key: str, shown: str) -> None:

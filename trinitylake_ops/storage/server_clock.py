@@ -12,6 +12,7 @@ from trinitylake_ops.errors import StorageError
 
 #: An estimate older than this is not used without a new answer.
 MAX_AGE_SECONDS = 120.0
+MAX_DRIFT = 200e-6
 
 _SECOND_MS = 1000.0
 

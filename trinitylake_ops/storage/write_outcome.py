@@ -14,11 +14,12 @@ from trinitylake_ops.errors import (
     FileExistsAlreadyError,
     FileMissingError,
     StorageError,
-    TransientError,
     TrinityLakeError,
+    UnreachableError,
 )
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.storage.retry import checked_resends
 
 _MAX_SENDS = 5
 
@@ -28,67 +29,71 @@ def create_settled(
     path: str,
     data: bytes,
     *,
-    is_ours: Callable[[bytes], bool] | None = None,
+    is_ours: Callable[[bytes], bool],
     before_send: Callable[[], None] = lambda: None,
+    trusts_refusals: bool = False,
 ) -> bool:
     """Create a file if absent and say whose stands there: True when it is ours, False when another's.
 
-    ``is_ours`` tells from its bytes whose a file is; by default ours is the one with equal bytes.
-    ``before_send`` runs before every send of the same bytes. Raises AmbiguousWriteError when nobody
-    can tell now: a send may have taken effect, or still may. Any other error, of ``before_send``
-    too, means that the file was not created.
+    ``is_ours`` tells from its bytes whose a file is. ``before_send`` runs before every send of the
+    same bytes, RetryStorage's repetitions included. Raises AmbiguousWriteError when nobody can tell
+    now: a send may have taken effect, or still may. Any other error, of ``before_send`` too, means
+    that the file was not created.
+
+    ``trusts_refusals``: where the name cannot be read, a refusal is raised as it came.
     """
-    own = is_ours or (lambda found: found == data)
-    lost_answer: StorageError | None = None
+    lost_answer: TrinityLakeError | None = None
     for _ in range(_MAX_SENDS):
-        try:
-            before_send()
-        except TrinityLakeError as error:
-            if lost_answer is None:
-                raise
-            raise _ambiguous(path, error) from error
-        refusal = _send(storage, path, data)
+        refusal = _send(storage, path, data, before_send)
         if refusal is None:
             return True
         if isinstance(refusal, AmbiguousWriteError):
             lost_answer = refusal
         try:
-            return own(storage.read(path))
+            return is_ours(storage.read(path))
         except FileMissingError:
             if isinstance(refusal, AmbiguousWriteError | FileExistsAlreadyError):
                 continue  # not created so far: the same bytes may be sent again
             if lost_answer is None:
                 raise refusal from None
             raise _ambiguous(path, refusal) from refusal
-        except StorageError as error:
-            if isinstance(refusal, TransientError) and isinstance(error, TransientError) and lost_answer is None:
-                raise refusal from None  # no connection was made, neither for the create nor now
+        except TrinityLakeError as error:
+            is_definite = isinstance(refusal, UnreachableError) or (
+                trusts_refusals and not isinstance(refusal, AmbiguousWriteError | FileExistsAlreadyError)
+            )
+            if is_definite and lost_answer is None:
+                raise refusal from None
             raise _ambiguous(path, error) from error
     if lost_answer is None:
         raise StorageError(f"something that is no file stands at {path!r}; remove it", path=path)
     raise _ambiguous(path, lost_answer)
 
 
-def _send(storage: Storage, path: str, data: bytes) -> StorageError | None:
-    try:
-        storage.create(path, data)
-    except StorageError as error:
-        return error
-    return None
-
-
 def create_fresh(storage: Storage, files: Mapping[str, bytes]) -> None:
     """Create files under names that nobody else can have chosen, in parallel; a file with these bytes is ours.
 
+    Nothing refers to them yet, so a refusal is raised as it came where the name cannot be read either.
     Raises the first failure once none is on its way any more: FileExistsAlreadyError where other bytes stand,
     AmbiguousWriteError where nobody can tell, other StorageErrors.
     """
 
     def create_one(path: str) -> None:
-        if not create_settled(storage, path, files[path]):
+        data = files[path]
+        if not create_settled(storage, path, data, is_ours=lambda found: found == data, trusts_refusals=True):
             raise FileExistsAlreadyError(f"another file stands at the fresh name {path!r}", path=path)
 
     run_parallel(in_one_round(create_one), list(files), storage.concurrency)
+
+
+def _send(storage: Storage, path: str, data: bytes, before_send: Callable[[], None]) -> TrinityLakeError | None:
+    """Send a create; returns what it was refused with, or None."""
+    try:
+        before_send()
+        with checked_resends(before_send):
+            storage.create(path, data)
+    except TrinityLakeError as error:
+        return error
+    return None
 
 
 def _ambiguous(path: str, cause: TrinityLakeError) -> AmbiguousWriteError:

@@ -31,7 +31,7 @@ from trinitylake_ops.errors import (
     StorageError,
     StoragePermissionError,
 )
-from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location
+from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location, to_uri
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.options import SECRET_OPTIONS, StorageOptions
@@ -69,7 +69,9 @@ def _as_pyiceberg_expects(location: str) -> Iterator[None]:
     except FileExistsAlreadyError as error:
         raise TableFileExistsError(f"table file {location!r} exists already", path=location) from error
     except StoragePermissionError as error:
-        raise TableFilePermissionError(error.message, path=location) from error
+        # The message says why, and names the path below its storage's root.
+        message = error.message.replace(repr(error.path), repr(location)) if error.path else error.message
+        raise TableFilePermissionError(message, path=location) from error
 
 
 def storage_options_of(properties: Mapping[str, str]) -> StorageOptions:
@@ -155,6 +157,13 @@ class StorageFileIO(FileIO):
     def location(self, uri: str) -> str:
         """Return a URI as a path when it lies under the root, else unchanged. Raises InvalidLocationError."""
         return to_location(self.root, uri)
+
+    def size_bytes(self, location: str) -> int | None:
+        """Return the size of a file, a path under the root or a URI; None when it is missing. Raises StorageError."""
+        try:
+            return len(self.new_input(to_uri(self.root, location)))
+        except FileMissingError:
+            return None
 
     def new_input(self, location: str) -> StorageInputFile:
         """Return a file to read. Raises InvalidLocationError."""

@@ -46,7 +46,7 @@ from trinitylake_ops.format.node_file import (
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.write_outcome import create_fresh, create_settled
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
-from trinitylake_ops.transaction.versions import Roots, find_latest
+from trinitylake_ops.transaction.versions import Roots, find_latest_from, read_hint
 from trinitylake_ops.tree.write_buffer import EditedTree
 
 logger = logging.getLogger(__name__)
@@ -186,8 +186,9 @@ class CommitClock:
 
 def latest_snapshot(files: LakehouseFiles) -> Snapshot:
     """Return the latest version. Raises LakehouseNotFoundError, CorruptFileError, StorageError."""
-    read_at_ms = files.storage.now_ms()
-    version, data = find_latest(files.roots)
+    hinted = read_hint(files.storage)
+    read_at_ms = files.storage.now_ms()  # before any root is read; a storage may know it from the hint's answer
+    version, data = find_latest_from(files.roots, hinted)
     path = files.roots.path(version)
     return Snapshot(files, version, path, decode_node(data, path), read_at_ms)
 
@@ -228,8 +229,7 @@ def commit(
             create_fresh(files.storage, {**fresh, **nodes})
             in_time = functools.partial(clock.check, base.definition)
             if create_next_root(base, draft, stamp.commit_id, in_time):
-                files.hint.write(base.version + 1)
-                return base.version + 1
+                break
             discard(files.storage, nodes)
             nodes = {}
             time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(attempt, 20))))
@@ -243,10 +243,14 @@ def commit(
             # one, a root may stand: its files must stay, at worst as orphans.
             discard(files.storage, {**kept, **nodes})
             raise
-    discard(files.storage, kept)
-    raise CommitAttemptsExhaustedError(
-        f"{max_attempts} attempts met other commits each time; nothing was committed, retry later", version=base.version
-    )
+    else:
+        discard(files.storage, kept)
+        raise CommitAttemptsExhaustedError(
+            f"{max_attempts} attempts met other commits each time; nothing was committed, retry later",
+            version=base.version,
+        )
+    files.hint.write(base.version + 1)
+    return base.version + 1
 
 
 def _creation_time_ms(storage: Storage, base: Snapshot) -> int:
@@ -298,9 +302,11 @@ def create_root(
             before_send=before_send,
         )
     except AmbiguousWriteError as error:
+        advice = f"ask later with: trinitylake resolve-commit {version} {commit_id}"
+        if version == 0:
+            advice = "run init again: it succeeds, or says that the lakehouse is there"
         raise CommitOutcomeUnknownError(
-            f"version {version} may or may not have been committed ({error.message}); nothing was deleted;"
-            f" ask later with: trinitylake resolve-commit {version} {commit_id}",
+            f"version {version} may or may not have been committed ({error.message}); nothing was deleted; {advice}",
             commit_id=commit_id,
             path=path,
             version=version,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import threading
 
-from trinitylake_ops.errors import StorageError
+from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.format.file_names import HINT_PATH
 from trinitylake_ops.storage.interface import Storage
 
@@ -17,19 +16,21 @@ class HintWriter:
 
     def __init__(self, storage: Storage):
         self._storage = storage
-        self._lock = threading.Lock()
-        self._n_failures = 0
+        self._newest = -1
+        self._failed: list[int] = []
 
     @property
     def n_failures(self) -> int:
         """How many hints could not be written."""
-        return self._n_failures
+        return len(self._failed)
 
     def write(self, version: int) -> None:
-        """Let the hint name a version that was just committed."""
+        """Let the hint name a version that was just committed, unless a newer one of ours was, too."""
+        if version < self._newest:
+            return
+        self._newest = version
         try:
             self._storage.write(HINT_PATH, str(version).encode("ascii"))
-        except StorageError as error:
-            with self._lock:
-                self._n_failures += 1
+        except TrinityLakeError as error:
+            self._failed.append(version)
             logger.warning("version %d is committed, but its hint could not be written: %s", version, error)

@@ -138,8 +138,8 @@ class Snapshot(CatalogReader):
     """One version of a lakehouse, read-only.
 
     Nodes and definitions are read when they are first asked for. ``location`` is where its root
-    stands: a version's own name, or the root of an export. ``read_at_ms`` is the storage's time when
-    the latest version was looked for, from which the time to live of what is based on it counts.
+    stands: a version's own name, or the root of an export. ``read_at_ms`` is the storage's time just
+    before the latest version was read, from which the time to live of what is based on it counts.
     """
 
     def __init__(self, files: LakehouseFiles, version: int, location: str, root: NodeFile, read_at_ms: int = 0):

@@ -64,7 +64,12 @@ def find_latest(roots: Roots) -> tuple[int, bytes]:
     never fails. Two sequential rounds when it is right; a naming that is not known yet and not ours
     costs one more. Raises LakehouseNotFoundError, CorruptFileError, StorageError.
     """
-    start = read_hint(roots.storage) or 0
+    return find_latest_from(roots, read_hint(roots.storage))
+
+
+def find_latest_from(roots: Roots, hinted: int | None) -> tuple[int, bytes]:
+    """Return the latest version and the bytes of its root as :func:`find_latest`, which reads the hint first."""
+    start = hinted or 0
     naming = roots.known_naming or ROOT_NAMING
     probed = _Probed(roots.storage)
     probed.read(_pair(naming, start))
