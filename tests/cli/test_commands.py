@@ -338,16 +338,18 @@ def test_hint(cli: Cli, lake: Lakehouse) -> None:
 
 def test_resolve_commit(cli: Cli, lake: Lakehouse) -> None:
     commit_id = str(next(lake.history(1)).commit_id)
+    other = "7c52cec4-43e3-4f73-91a3-87cfd94da1f0"
     result = cli("resolve-commit", 2, commit_id, "--json")
     assert (result.code, result.json) == (0, {"version": 2, "commit_id": commit_id, "resolution": "committed"})
     lost = cli("resolve-commit", 1, commit_id)
     assert (lost.code, lost.out) == (1, f"Commit {commit_id} as version 1: lost\n")
-    assert cli("resolve-commit", 3, "its-id", "--json").json["resolution"] == "undecided"
+    assert cli("resolve-commit", 3, other, "--json").json["resolution"] == "undecided"
     assert lake.latest_version() == 2
-    fenced = cli("resolve-commit", 3, "its-id", "--fence")
-    assert (fenced.code, fenced.out) == (1, "Commit its-id as version 3: lost\n")
+    fenced = cli("resolve-commit", 3, other, "--fence")
+    assert (fenced.code, fenced.out) == (1, f"Commit {other} as version 3: lost\n")
     assert lake.latest_version() == 3
-    assert cli("resolve-commit", 9, "its-id").code == 4
+    assert cli("resolve-commit", 9, other).code == 4
+    assert cli("resolve-commit", 3, "its-id").code == 2
 
 
 def test_verify(cli: Cli, lake: Lakehouse) -> None:

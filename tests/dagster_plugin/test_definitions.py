@@ -8,19 +8,41 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from tests.credentials.canaries import ACCESS_KEY_ID, SECRET_ACCESS_KEY, leaks, leaks_in_files
 from trinitylake_ops.dagster_plugin.jobs import maintenance_definitions
 from trinitylake_ops.dagster_plugin.publish import LAKEHOUSE_KEY
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+from trinitylake_ops.storage.options import OPTIONS_VARIABLE
 
 REPOSITORY = Path(__file__).parents[2]
+ROOT_VARIABLE = "TRINITYLAKE_ROOT"
+
+
+def load(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dagster", "definitions", "validate", "--python-file", "definitions.py"]
+    environment = {**os.environ, "DAGSTER_HOME": str(folder), ROOT_VARIABLE: str(folder / "lake"), **variables}
+    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_a_code_server_can_load_it(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "dagster", "definitions", "validate", "--python-file", "definitions.py"]
-    environment = {**os.environ, "DAGSTER_HOME": str(tmp_path), "TRINITYLAKE_ROOT": str(tmp_path / "lake")}
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    done = load(tmp_path)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "lake").exists()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        (ROOT_VARIABLE, f"s3://{ACCESS_KEY_ID}:{SECRET_ACCESS_KEY}@bucket/lake", "'root' is not shown"),
+        (OPTIONS_VARIABLE, f"endpoint=https://user:{SECRET_ACCESS_KEY}@host", "'endpoint' must be"),
+    ],
+)
+def test_credentials_are_refused_unseen_when_it_is_loaded(tmp_path: Path, variable: str, value: str, said: str) -> None:
+    done = load(tmp_path, **{variable: value})
+    assert done.returncode != 0
+    assert said in done.stdout + done.stderr
+    assert leaks(done.stdout + done.stderr) == []
+    assert leaks_in_files(tmp_path) == []
 
 
 def maintenance() -> dg.Definitions:

@@ -1,5 +1,6 @@
 """The lakehouse resource: which options it takes, and that credentials never enter Dagster's configuration."""
 
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def test_credentials_come_from_named_variables_when_they_are_needed(monkeypatch:
 def test_a_credential_among_the_options_is_refused_unseen(name: str) -> None:
     for value in (SECRET_ACCESS_KEY, dg.EnvVar("MY_SECRET")):
         with pytest.raises(InvalidInputError, match=f"'{name}' is a credential") as caught:
-            TrinityLakeResource(root="s3://b/", storage_options={name: value, "region": "here"})  # type: ignore[arg-type]
+            TrinityLakeResource(root="s3://bucket/", storage_options={name: value, "region": "here"})  # type: ignore[arg-type]
         assert leaks(str(caught.value)) == []
 
 
@@ -76,10 +77,130 @@ def test_no_mistake_repeats_what_was_given(arguments: dict[str, Any]) -> None:
 
 
 def test_a_credential_given_instead_of_its_variable_is_not_repeated() -> None:
-    variables = SecretVariables(secret_access_key=SECRET_ACCESS_KEY)
+    variables = SecretVariables(access_key_id=ACCESS_KEY_ID)  # could be the name of a variable
     with pytest.raises(InvalidInputError, match="give the variable's name there") as caught:
         TrinityLakeResource(root="s3://bucket/", secret_options_from_env=variables).open()
     assert leaks(str(caught.value)) == []
+
+
+def everything_shown(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error)) + repr(error)
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        f"s3://{ACCESS_KEY_ID}:{SECRET_ACCESS_KEY}@bucket/lake",
+        f"s3://{ACCESS_KEY_ID}:/{SECRET_ACCESS_KEY}@bucket/lake",
+        f"s3://{ACCESS_KEY_ID}@bucket/lake",
+        f"https://{ACCESS_KEY_ID}:{SECRET_ACCESS_KEY}@host/bucket",
+        f"/folder/../{SECRET_ACCESS_KEY}",
+        SECRET_ACCESS_KEY,
+        "s3://host:9000/bucket/lake",
+        "s3://bucket//lake",
+        "lake",
+        "",
+    ],
+)
+def test_a_root_that_is_none_is_refused_when_definitions_load(root: str) -> None:
+    with pytest.raises(InvalidInputError, match="'root' is not shown") as caught:
+        TrinityLakeResource(root=root)
+    assert leaks(everything_shown(caught.value)) == []
+
+
+@pytest.mark.parametrize("root", ["s3://bucket", "s3://bucket/lake/", "/folder", "file:///folder/", "memory://name/"])
+def test_roots_are_kept_as_they_are_given(root: str) -> None:
+    assert TrinityLakeResource(root=root).root == root
+
+
+@pytest.mark.parametrize("endpoint", [f"https://{ACCESS_KEY_ID}:{SECRET_ACCESS_KEY}@host", SECRET_ACCESS_KEY])
+def test_an_endpoint_with_credentials_is_refused_when_definitions_load(endpoint: str) -> None:
+    for make in (
+        lambda: StorageSettings(endpoint=endpoint),
+        lambda: TrinityLakeResource(root="s3://bucket/", storage_options={"endpoint": endpoint}),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InvalidInputError, match="'endpoint' must be") as caught:
+            make()
+        assert leaks(everything_shown(caught.value)) == []
+    assert StorageSettings(endpoint="https://host:9000").given() == {"endpoint": "https://host:9000"}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        SECRET_ACCESS_KEY,
+        SESSION_TOKEN,
+        "LeakCanarySecret0Of0The0Tests01234567890",
+        "AKIAIOSFODNN7EXAMPLE",
+        "ASIAIOSFODNN7EXAMPLE",
+        "V" * 65,
+        "1_VARIABLE",
+        "MY-SECRET",
+        "MY_SECRET\n",
+        "",
+    ],
+)
+def test_what_is_no_name_of_a_variable_is_refused_when_definitions_load(value: str) -> None:
+    for name in sorted(SECRET_OPTIONS):
+        with pytest.raises(InvalidInputError, match=f"'{name}' is no name of an environment variable") as caught:
+            SecretVariables(**{name: value})
+        shown = everything_shown(caught.value)
+        assert leaks(shown) == []
+        assert not value or value not in shown
+
+
+@pytest.mark.parametrize("name", ["_", "my_secret", "V" * 64, "S" * 40, "AKIA_OF_THE_LAKE", "mySecret2"])
+def test_names_of_variables_are_accepted(name: str) -> None:
+    assert SecretVariables(session_token=name).session_token == name
+
+
+def failed_verify(
+    instance: dg.DagsterInstance, resource: TrinityLakeResource, config: dict[str, Any] | None = None
+) -> str:
+    """Return everything that a run of ``verify`` logs, and how the resource is shown."""
+    definitions = dg.Definitions.merge(maintenance_definitions(), dg.Definitions(resources={"lakehouse": resource}))
+    resources = {} if config is None else {"resources": {"lakehouse": {"config": config}}}
+    result = definitions.resolve_job_def("verify").execute_in_process(
+        instance=instance, raise_on_error=False, run_config={**resources, **QUIET}
+    )
+    assert not result.success
+    return f"{resource!r} {instance.all_logs(result.run_id)}"
+
+
+def test_variables_of_dagster_are_checked_when_a_run_resolves_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = StorageSettings(endpoint=dg.EnvVar("LAKE_ENDPOINT"))
+    resource = TrinityLakeResource(root=dg.EnvVar("LAKE_ROOT"), storage_options=settings)
+    monkeypatch.setenv("LAKE_ENDPOINT", "https://host")
+    with dg.instance_for_test() as instance:
+        monkeypatch.setenv("LAKE_ROOT", f"s3://{ACCESS_KEY_ID}:{SECRET_ACCESS_KEY}@bucket/lake")
+        seen = failed_verify(instance, resource)
+        assert "'root' is not shown" in seen
+        assert leaks(seen) == []
+        monkeypatch.setenv("LAKE_ROOT", "s3://bucket/lake")
+        monkeypatch.setenv("LAKE_ENDPOINT", f"https://user:{SECRET_ACCESS_KEY}@host")
+        seen = failed_verify(instance, resource)
+        assert "'endpoint' must be" in seen
+        assert leaks(seen) == []
+        monkeypatch.setenv("LAKE_ROOT", "memory://never-made/")
+        monkeypatch.setenv("LAKE_ENDPOINT", "https://host")
+        assert "memory:// supports" in failed_verify(instance, resource), "the values reach the lakehouse"
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"root": f"s3://{ACCESS_KEY_ID}:{SECRET_ACCESS_KEY}@bucket/lake"}, "'root' is not shown"),
+        ({"storage_options": {"endpoint": f"https://user:{SECRET_ACCESS_KEY}@host"}}, "'endpoint' must be"),
+        ({"secret_options_from_env": {"secret_access_key": SECRET_ACCESS_KEY}}, "is no name of an environment"),
+    ],
+)
+def test_values_of_the_launchpad_are_refused_unseen(config: dict[str, Any], said: str) -> None:
+    with dg.instance_for_test() as instance:
+        seen = failed_verify(
+            instance, TrinityLakeResource(root="memory://never-made/"), {"root": "memory://never-made/", **config}
+        )
+    assert said in seen
+    assert leaks(seen) == []
 
 
 @pytest.mark.parametrize("name", ["secret_access_key", "secret_key"])

@@ -9,6 +9,7 @@ import itertools
 import json
 import shutil
 import sys
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -175,7 +176,7 @@ def test_changes_of_settings_and_rollbacks_put_the_tree_in_order(copy: Lakehouse
 
 
 def test_a_fence_and_an_export_of_a_version_in_the_older_layout(copy: Lakehouse) -> None:
-    assert copy.resolve_commit(LATEST + 1, "lost", fence=True) == "lost"
+    assert copy.resolve_commit(LATEST + 1, str(uuid.uuid4()), fence=True) == "lost"
     assert objects(copy.snapshot()).keys() == EXPECTED[LATEST][1]
     report = maintenance.plan_export(copy, "old", version=2).execute()
     assert copy.storage.read(report.location) == copy.storage.read(NAMING.path(2)), "a copy, byte for byte"
@@ -228,7 +229,7 @@ READS: dict[str, Callable[[Any], bool]] = {
     "verify": lambda out: out["findings"] == [] and out["versions"] == len(VERSIONS),
     "rollback 1": lambda out: len(out["changes"]) == len(EXPECTED[LATEST][1]) - 2,
     "drop-namespace ns2 --cascade": lambda out: out["namespace"] == "ns2",
-    "resolve-commit 4 nobody": lambda out: out["resolution"] == "undecided",
+    "resolve-commit 4 7c52cec4-43e3-4f73-91a3-87cfd94da1f0": lambda out: out["resolution"] == "undecided",
 }
 
 

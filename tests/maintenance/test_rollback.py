@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from tests.faults import FaultyStorage
 from tests.lakes import Lakes, objects, seal, table
 from tests.maintenance.changes import alter, append_rows, content, create, drop, expire, small_sizes
+from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import (
     CommitConflictError,
@@ -26,6 +29,8 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.storage import Storage
+from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.reach import files_of
 from trinitylake_ops.transaction.lakehouse import Change
 from trinitylake_ops.tree.walk import walk
 
@@ -268,6 +273,58 @@ def test_something_missing_is_named_and_nothing_is_committed(
     assert path in str(error)
     lake.storage.create(path, saved)
     action()
+    assert entries(lake) == entries(lake, target)
+
+
+@pytest.mark.parametrize("kind", ["metadata", "manifest list", "manifest", "data"])
+def test_a_missing_file_beyond_the_root_is_refused(lakes: Lakes, tmp_path: Path, kind: str) -> None:
+    lake = lakes.local(table_root=f"file://{tmp_path}/elsewhere")
+    target = append_rows(lake)
+    definition = lake.snapshot().table("ns", "t")
+    uris = {str(file.kind): file.location for file in files_of(definition, StorageFileIO.on(lake.storage)) if file.live}
+    drop(lake, "ns")
+    plan = maintenance.plan_rollback(lake, target)
+    file, saved = Path(uris[kind].removeprefix("file://")), tmp_path / "saved"
+    file.rename(saved)
+    for action in (plan.execute, lambda: maintenance.rollback(lake, target), lambda: plan.execute(reapply=True)):
+        error = refused(lake, FileMissingError, action)
+        assert error.path == uris[kind]
+        assert f"version {target}" in str(error)
+    saved.rename(file)
+    plan.execute()
+    assert entries(lake) == entries(lake, target)
+
+
+@pytest.mark.parametrize("choice", [None, ["ns"]])
+def test_files_beyond_the_root_are_found_with_the_options_of_the_lakehouse(
+    moto: S3Server, choice: list[str] | None
+) -> None:
+    tables = moto.make_bucket()
+    root = moto.fresh_root()
+    try:
+        lake = Lakehouse.create(root, moto.storage_options, table_root=f"s3://{tables}/")
+        target = append_rows(lake)
+        drop(lake, "ns")
+        assert maintenance.rollback(lake, target, choice) == lake.latest_version()
+        assert entries(lake) == entries(lake, target)
+        drop(lake, "ns")
+        moto.delete_all(f"s3://{tables}/")
+        refused(lake, FileMissingError, lambda: maintenance.rollback(lake, target, choice))
+    finally:
+        moto.drop_bucket(tables)
+        moto.delete_all(root)
+
+
+def test_files_of_an_external_table_are_not_looked_at(lakes: Lakes) -> None:
+    lake = lakes.memory()
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+        location = {"metadata_location": "gone/metadata.json"}
+        for table_type in ("EXTERNAL", "FEDERATED"):
+            txn.create_table("ns", table_type, replace(table(), table_type=table_type, format_properties=location))
+    target = lake.latest_version()
+    drop(lake, "ns")
+    maintenance.rollback(lake, target)
     assert entries(lake) == entries(lake, target)
 
 

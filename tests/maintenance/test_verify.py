@@ -393,3 +393,14 @@ def test_generated_lakehouses_have_no_findings(lakes: Lakes, seed: int) -> None:
     create(lake, "last", "t")
     drop(lake, "last")
     assert findings(lake) == []
+
+
+def test_a_version_from_the_future_is_a_warning(lake: Lakehouse) -> None:
+    create(Lakehouse(ClockStorage(lake.storage, lake.storage.now_ms() + 3_600_000)), "early")
+    create(lake, "next")
+    report = maintenance.verify(lake)
+    assert [(finding.severity, finding.code, finding.version) for finding in report.findings] == [
+        ("warning", "time-in-future", lake.latest_version() - 1)
+    ]
+    assert report.is_clean
+    assert maintenance.verify(Lakehouse(ClockStorage(lake.storage, lake.storage.now_ms() + 3_600_000))).findings == ()

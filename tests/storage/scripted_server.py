@@ -60,6 +60,10 @@ class ScriptedServer:
                 except (ConnectionError, TimeoutError):
                     self.close_connection = True
 
+            def handle_expect_100(self) -> bool:
+                """Wait for the body without a word, as servers and proxies do that do not know ``Expect``."""
+                return True
+
             def answer(self) -> None:
                 scripted.answer(self)
 

@@ -34,7 +34,7 @@ from trinitylake_ops.storage.cache import (
     shared_cache_view,
 )
 from trinitylake_ops.storage.cache_folder import CacheFolder
-from trinitylake_ops.storage.cache_options import CacheOptions, storage_identity
+from trinitylake_ops.storage.cache_options import S3_ENVIRONMENT, CacheOptions, storage_identity
 from trinitylake_ops.storage.lru import ENTRY_OVERHEAD_BYTES, ByteLru
 
 ROOT = "memory://cache/"
@@ -437,6 +437,24 @@ def test_the_identity_tells_roots_and_credentials_apart_and_shows_none() -> None
     assert not any(secret in identity for identity in identities)
     same = {"cache_bytes": "1", "cache_folder": "/x", "cache_folder_bytes": "1", "endpoint": "http://h"}
     assert storage_identity("s3://b/", same) == identities[-1]
+
+
+@pytest.mark.parametrize("name", S3_ENVIRONMENT)
+def test_the_identity_tells_places_and_credentials_of_the_environment_apart(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    roots = ("s3://b/", "file:///b/")
+    identities = []
+    for value in (None, "AKIAONE", "AKIATWO"):
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+        identities.append([storage_identity(root, {}) for root in roots])
+    on_s3, local = zip(*identities, strict=True)
+    assert len(set(on_s3)) == 3
+    assert len(set(local)) == 1
+    assert not any("AKIA" in identity for identity in on_s3)
 
 
 # Options

@@ -8,6 +8,7 @@ import pytest
 
 from tests.contract.storage_contract import run_together
 from tests.faults import FaultyStorage, fail, lose_response
+from tests.processes import fork
 from trinitylake_ops.errors import AmbiguousWriteError, FileExistsAlreadyError, TransientError
 from trinitylake_ops.storage import (
     MemoryStorage,
@@ -138,6 +139,15 @@ def test_measured_block_difference_and_reset(memory: MemoryStorage) -> None:
     assert meter.snapshot() - before == RequestCounts({"delete": 1}, rounds=1)
     meter.reset()
     assert meter.snapshot() == RequestCounts()
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python 3.12 on: forks of threaded processes
+def test_a_forked_child_starts_with_a_free_lock(memory: MemoryStorage) -> None:
+    meter = MeteredStorage(memory)
+    memory.write("a", b"12")
+    with meter._lock:
+        child = fork(lambda report: report(meter.read("a").decode()), time_limit_seconds=20)
+        assert child.finish() == (0, ["12"])
 
 
 def test_many_threads_lose_no_count(memory: MemoryStorage) -> None:

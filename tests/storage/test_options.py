@@ -75,3 +75,9 @@ def test_text_that_is_no_options_is_not_repeated(text: str) -> None:
 )
 def test_assignments_in_text_are_redacted(text: str, shown: str) -> None:
     assert redact_assignments(text) == shown
+
+
+def test_credentials_of_the_environment_are_redacted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "environments-secret")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    assert StorageOptions().redact("an environments-secret x") == "an *** x", "a short one stands in any text"

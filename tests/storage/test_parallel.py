@@ -9,6 +9,7 @@ import warnings
 
 import pytest
 
+from trinitylake_ops.errors import TransientError
 from trinitylake_ops.storage import run_parallel
 from trinitylake_ops.storage.parallel import MAX_POOL_THREADS, current_round, in_one_round
 
@@ -97,3 +98,15 @@ def test_round_is_that_of_the_call() -> None:
     assert len(set(first)) == len(set(second)) == 1
     assert set(first) != set(second)
     assert current_round() is None
+
+
+def test_an_interrupt_goes_before_the_failures_of_others() -> None:
+    """A storage error in its place would be retried, or taken for the outcome of the work."""
+    both_began = threading.Barrier(2)
+
+    def fail_or_interrupt(number: int) -> None:
+        both_began.wait(timeout=10)
+        raise (TransientError("injected") if number == 0 else KeyboardInterrupt)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_parallel(fail_or_interrupt, [0, 1], 2)

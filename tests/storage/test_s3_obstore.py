@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from obstore.exceptions import GenericError, UnauthenticatedError
@@ -254,12 +254,18 @@ def test_credentials_region_and_place_of_the_environment(monkeypatch: pytest.Mon
 
 
 def listing(*keys: str) -> Answer:
+    return sized_listing([(key, 0 if key.endswith("/") else 3) for key in keys])
+
+
+def sized_listing(sizes_bytes: Sequence[tuple[str, int]], next_token: str = "") -> Answer:
     contents = "".join(
-        f"<Contents><Key>{key}</Key><Size>{0 if key.endswith('/') else 3}</Size><ETag>x</ETag>"
+        f"<Contents><Key>{key}</Key><Size>{size_bytes}</Size><ETag>x</ETag>"
         "<LastModified>2026-11-21T07:00:05.999Z</LastModified></Contents>"
-        for key in keys
+        for key, size_bytes in sizes_bytes
     )
-    return Answer(body=f"<ListBucketResult><IsTruncated>false</IsTruncated>{contents}</ListBucketResult>".encode())
+    more = f"<NextContinuationToken>{next_token}</NextContinuationToken>" if next_token else ""
+    truncated = f"<IsTruncated>{'true' if next_token else 'false'}</IsTruncated>"
+    return Answer(body=f"<ListBucketResult>{truncated}{more}{contents}</ListBucketResult>".encode())
 
 
 def test_folder_objects_do_not_show() -> None:
@@ -270,6 +276,26 @@ def test_folder_objects_do_not_show() -> None:
         files = list(storage_at(server).list())
     assert [file.path for file in files] == ["a/b", "c"]
     assert {file.last_modified_ms % 1000 for file in files} == {0}
+
+
+@pytest.mark.parametrize("size_bytes", [5, 0])
+@pytest.mark.parametrize("is_paged", [False, True])
+def test_a_folder_object_does_not_repeat_the_file_of_its_name(size_bytes: int, is_paged: bool) -> None:
+    """Between "a" and "a/" other keys may sort, so that a page ends between them."""
+    keys = [("lake/a", size_bytes), ("lake/a-b", 3), ("lake/a/", 0), ("lake/a/b", 3)]
+
+    def script(number: int, seen: Seen) -> Answer:
+        if seen.method == "HEAD":
+            return Answer(body=b"x" * size_bytes, headers=STAMPED)
+        if not is_paged:
+            return sized_listing(keys)
+        if "continuation-token=" in seen.path:
+            return sized_listing(keys[2:])
+        return sized_listing(keys[:2], next_token="more")
+
+    with ScriptedServer(script).running() as server:
+        found = sorted((file.path, file.size_bytes) for file in storage_at(server).list())
+    assert found == [("a", size_bytes), ("a-b", 3), ("a/b", 3)]
 
 
 def test_s3fs_goes_on_after_a_name_that_obstore_refuses() -> None:

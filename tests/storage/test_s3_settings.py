@@ -103,3 +103,17 @@ def test_refused_options(options: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message) as caught:
         S3Settings.of(StorageOptions(options))
     assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["connect_timeout_seconds", "read_timeout_seconds"])
+@pytest.mark.parametrize("value", ["1e20", "1e308", "86401"])
+def test_times_beyond_a_day_are_refused(name: str, value: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"{name}.*from 0.001 to 86400"):
+        S3Settings.of(StorageOptions({name: value}))
+
+
+@pytest.mark.parametrize("value", ["a\nb", "a b", "ab\n", "\x00"])
+def test_what_no_header_can_hold_is_refused_unseen(value: str) -> None:
+    with pytest.raises(InvalidInputError, match="white space or a control character") as caught:
+        S3Settings.of(StorageOptions({"access_key_id": value, "secret_access_key": "s"}))
+    assert value not in str(caught.value)

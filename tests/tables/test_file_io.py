@@ -205,6 +205,7 @@ def test_failures_keep_their_kind(lake: Lakehouse) -> None:
     with pytest.raises(PermissionError) as caught:
         io.new_input(f"{io.root}tables/x/f").open()
     assert isinstance(caught.value, StorageError)
+    assert str(caught.value) == f"injected before the effect at '{io.root}tables/x/f'", "its place once, as a URI"
 
 
 def test_properties_hold_no_credentials_and_pickles_do(io: StorageFileIO) -> None:

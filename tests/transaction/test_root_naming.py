@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Iterator
 from itertools import permutations
 from typing import Any
@@ -174,13 +175,13 @@ def test_everything_works_and_keeps_the_naming(other: MemoryStorage, naming: Roo
     for info in committed:
         assert info.commit_id is not None
         assert Lakehouse(other).resolve_commit(info.version, info.commit_id) == CommitResolution.COMMITTED
-        assert lake.resolve_commit(info.version, "another") == CommitResolution.LOST
+        assert lake.resolve_commit(info.version, str(uuid.uuid4())) == CommitResolution.LOST
         root = decode_node(other.read(naming.path(info.version)), "root")
         assert root.system["previous_root"] == naming.path(info.version - 1)
         expected = naming.path(info.version - 1) if info.operation == "rollback" else None
         assert root.system.get("rollback_from_root") == expected
-    assert lake.resolve_commit(latest + 1, "nobody") == CommitResolution.UNDECIDED
-    assert lake.resolve_commit(latest + 1, "nobody", fence=True) == CommitResolution.LOST
+    assert lake.resolve_commit(latest + 1, str(uuid.uuid4())) == CommitResolution.UNDECIDED
+    assert lake.resolve_commit(latest + 1, str(uuid.uuid4()), fence=True) == CommitResolution.LOST
     names = {path for path in listed(other) if root_naming(path) is not None}
     assert names == {naming.path(version) for version in range(latest + 2)}
 

@@ -23,11 +23,12 @@ from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse,
 from trinitylake_ops.maintenance.verify_objects import ObjectVerifier
 from trinitylake_ops.maintenance.verify_tree import TreeVerifier
 from trinitylake_ops.transaction.lakehouse import Lakehouse
-from trinitylake_ops.transaction.snapshot import Snapshot
+from trinitylake_ops.transaction.snapshot import Snapshot, utc_datetime
 from trinitylake_ops.transaction.versions import find_latest, versions_beyond_gap
 
 _STALE_EXPORT_MS = 7 * 24 * 3600 * 1000
 _BATCH = 64
+_CLOCK_MARGIN_MS = 5 * 60 * 1000
 
 Severity = Literal["error", "warning"]
 
@@ -95,6 +96,7 @@ class _Verification:
     def __init__(self, lake: Lakehouse):
         self.lake = lake
         self.latest = find_latest(lake.files.roots)[0]
+        self._now_ms = lake.storage.now_ms()
         self.findings: list[Finding] = []
         self._reported: set[tuple[str, str | None]] = set()
         self.listing: dict[str, int] = {}
@@ -183,10 +185,19 @@ class _Verification:
         if root.created_at_ms <= before_ms:
             message = f"created at {root.created_at_ms} ms, not after its predecessor at {before_ms} ms"
             self._error("time-not-rising", message, path, version)
+        if root.created_at_ms > self._now_ms + _CLOCK_MARGIN_MS:
+            self._check_future(path, version, root.created_at_ms)
         if not root.is_sealed:
             self.versions += 1
             self._check_content(Snapshot(self.lake.files, version, path, root))
         return root.created_at_ms
+
+    def _check_future(self, path: str, version: int, created_at_ms: int) -> None:
+        """Warn, once, of a writer whose clock was wrong: later versions take its time and one millisecond more."""
+        if ("time-in-future", None) not in self._reported:
+            self._reported.add(("time-in-future", None))
+            message = f"created at {utc_datetime(created_at_ms):%Y-%m-%d %H:%M:%S} UTC, which is still to come"
+            self._warn("time-in-future", message, path, version, "find the clock that is wrong")
 
     def _check_content(self, snapshot: Snapshot) -> None:
         try:

@@ -226,7 +226,11 @@ def private_cache_view(
 
 
 def clear_process_caches() -> None:
-    """Forget all that the process keeps in memory, and how large that may be; folders stay."""
+    """Free the files that the process keeps in memory, and forget how many those may be; folders stay.
+
+    For a process that goes on after it is done with its lakehouses. One that is still in use works
+    on, with a cache that those opened later neither share nor count.
+    """
     global _process_cache  # noqa: PLW0603 - the one cache of the process
     _process_cache.forget()
     _process_cache = FileCache(0)

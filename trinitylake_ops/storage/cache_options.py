@@ -20,6 +20,12 @@ CACHE_OPTIONS = frozenset({CACHE_BYTES, CACHE_FOLDER, CACHE_FOLDER_BYTES})
 DEFAULT_CACHE_BYTES = 256 * 1024 * 1024
 DEFAULT_CACHE_FOLDER_BYTES = 1024 * 1024 * 1024
 
+#: Variables that decide which server, and as whom, a root on S3 is reached, where options do not say it.
+S3_ENVIRONMENT = (
+    "AWS_ACCESS_KEY_ID", "AWS_CONFIG_FILE", "AWS_DEFAULT_PROFILE", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AWS_REGION", "AWS_ROLE_ARN", "AWS_SHARED_CREDENTIALS_FILE",
+)  # fmt: skip
+
 _LONGEST_NUMBER_CHARS = 18
 
 
@@ -46,12 +52,14 @@ class CacheOptions:
 
 
 def storage_identity(root: str, options: Mapping[str, str]) -> str:
-    """Return a hash of a root and of all options that say how to reach it, credentials included.
+    """Return a hash of a root and of what says how to reach it: options, credentials included, and ``S3_ENVIRONMENT``.
 
-    What was read with some credentials is thus never handed out for others.
+    What was read with some credentials is thus not handed out for others, as far as these tell them
+    apart: not when a file of AWS or the role of the machine changed meanwhile.
     """
     reaching = sorted((name, value) for name, value in options.items() if name not in CACHE_OPTIONS)
-    return hashlib.sha256(json.dumps([root, reaching]).encode()).hexdigest()
+    environment = [os.environ.get(name) for name in S3_ENVIRONMENT] if root.startswith("s3://") else []
+    return hashlib.sha256(json.dumps([root, reaching, environment]).encode()).hexdigest()
 
 
 def _size_bytes(options: Mapping[str, str], name: str, default: int) -> int:

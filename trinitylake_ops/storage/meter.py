@@ -11,6 +11,7 @@ from weakref import WeakSet
 
 from trinitylake_ops.errors import StorageError
 from trinitylake_ops.storage.interface import FileInfo, Storage
+from trinitylake_ops.storage.lru import at_fork
 from trinitylake_ops.storage.parallel import Round, current_round
 from trinitylake_ops.storage.wrapper import StorageWrapper
 
@@ -71,8 +72,13 @@ class MeteredStorage(StorageWrapper):
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
-        self._lock = threading.Lock()
+        self.forget()
         self._clear()
+        at_fork(self)
+
+    def forget(self) -> None:
+        """Forget who holds the lock: a forked child does not have that thread. The counts go on."""
+        self._lock = threading.Lock()
 
     def snapshot(self) -> RequestCounts:
         """The counts so far."""

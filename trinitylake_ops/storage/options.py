@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 
 from trinitylake_ops.errors import InvalidInputError
@@ -17,6 +19,8 @@ _HIDDEN = "***"
 # No longer and no other letters, so that a credential in the place of a name is seldom taken for one.
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _SECRET_ASSIGNMENT = re.compile(rf"({'|'.join(sorted(SECRET_OPTIONS))})(['\"]?\s*[=:]\s*)[^\s,]+")
+_ENVIRONMENT_SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+_MIN_SECRET_CHARS = 6
 
 
 class StorageOptions(Mapping[str, str]):
@@ -77,8 +81,13 @@ class StorageOptions(Mapping[str, str]):
         return {name: _HIDDEN if name in SECRET_OPTIONS else value for name, value in self._values.items()}
 
     def redact(self, text: str) -> str:
-        """Return a text without the credentials of these options, as may stand in what a client library says."""
+        """Return a text without the credentials of these options and of the environment.
+
+        They may stand in what a server or a client library says.
+        """
         secrets = {value for name, value in self._values.items() if name in SECRET_OPTIONS and value}
+        from_environment = (os.environ.get(name, "") for name in _ENVIRONMENT_SECRETS)
+        secrets.update(value for value in from_environment if len(value) >= _MIN_SECRET_CHARS)
         for secret in sorted(secrets, key=len, reverse=True):
             text = text.replace(secret, _HIDDEN)
         return text
@@ -99,8 +108,8 @@ class StorageOptions(Mapping[str, str]):
             raise InvalidInputError(f"storage option {name!r} must be one of {', '.join(allowed)}, not {value!r}")
         return value
 
-    def number(self, name: str, *, default: float, minimum: float = 0) -> float:
-        """Return an option that is a number of at least ``minimum``. Raises InvalidInputError."""
+    def number(self, name: str, *, default: float, minimum: float = 0, maximum: float = sys.float_info.max) -> float:
+        """Return an option that is a number from ``minimum`` to ``maximum``. Raises InvalidInputError."""
         value = self.get(name)
         if value is None:
             return default
@@ -108,8 +117,11 @@ class StorageOptions(Mapping[str, str]):
             number = float(value)
         except ValueError:
             number = float("nan")
-        if not minimum <= number < float("inf"):
-            raise InvalidInputError(f"storage option {name!r} must be a number of at least {minimum:g}, not {value!r}")
+        if not minimum <= number <= maximum:
+            allowed = (
+                f"of at least {minimum:g}" if maximum == sys.float_info.max else f"from {minimum:g} to {maximum:g}"
+            )
+            raise InvalidInputError(f"storage option {name!r} must be a number {allowed}, not {value!r}")
         return number
 
 

@@ -84,8 +84,9 @@ class _Batch(Generic[A, T]):
                     self._stop()
 
     def finished_results(self) -> list[T]:
-        if self._failures:
-            raise self._failures[min(self._failures)]
+        # An interrupt goes before all else: reported as the failure of a storage it would be retried.
+        for index in sorted(self._failures, key=lambda index: (isinstance(self._failures[index], Exception), index)):
+            raise self._failures[index]
         return [self._outcomes[index] for index in range(len(self._arguments))]
 
     def _take(self) -> int | None:

@@ -152,6 +152,12 @@ class S3Storage(Storage):
     def _files(self, prefix: str, key_prefix: str) -> Iterator[FileInfo]:
         for page in self._pages(prefix, key_prefix):
             for found in page.get("Contents", ()):
+                if not found.keys() >= {"Key", "Size", "LastModified"}:
+                    raise StorageError(
+                        f"cannot list {prefix!r} under {self.root}: the answer names no key, size or time; check that"
+                        " the option 'endpoint' names an S3 server",
+                        path=prefix,
+                    )
                 path = self._location.path(found["Key"])
                 if path is not None and not is_hidden(path, prefix):
                     yield FileInfo(path, int(found["Size"]), _whole_seconds_ms(found["LastModified"]))
@@ -160,14 +166,13 @@ class S3Storage(Storage):
         def page(**position: str) -> Answer:
             return self._send(Operation.LIST, prefix, "list_objects_v2", Prefix=key_prefix, **position)
 
-        current = page()
+        current, token = page(), None
         yield current
         while current.get("IsTruncated"):
-            token = current.get("NextContinuationToken")
-            if not token:
-                raise StorageError(
-                    f"cannot list {prefix!r} under {self.root}: the server ends in the middle", path=prefix
-                )
+            last_token, token = token, current.get("NextContinuationToken")
+            if not token or token == last_token:
+                how = "repeats itself" if token else "ends in the middle"
+                raise StorageError(f"cannot list {prefix!r} under {self.root}: the server {how}", path=prefix)
             current = self._retry_page(page, ContinuationToken=token)
             yield current
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
@@ -16,6 +15,7 @@ import s3fs
 from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession
 
+from trinitylake_ops.storage.lru import at_fork
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.s3_settings import S3Settings
 
@@ -25,9 +25,6 @@ T = TypeVar("T")
 MIN_BYTES_PER_SECOND = 128 * 1024
 #: More than the threads of the pool that storages share, so that no request waits for a connection.
 MAX_CONNECTIONS = 128
-
-#: Bodies up to this size are sent without asking the server first.
-MAX_UNANNOUNCED_BYTES = 1024 * 1024
 
 _CLOSE_TIMEOUT_SECONDS = 1.0
 
@@ -57,26 +54,26 @@ class _OneSendSession(AIOHTTPSession):  # type: ignore[misc] # aiobotocore ships
         return _OneSend(session)
 
     async def send(self, request: Any) -> Any:
-        # botocore asks before it sends any body whether it may, which costs a round trip, and aiohttp
-        # has no time-out for the answer. Large bodies ask: a refused one need not be sent.
-        if "Expect" in request.headers and int(request.headers["Content-Length"]) <= MAX_UNANNOUNCED_BYTES:
-            del request.headers["Expect"]
+        # botocore asks before it sends a body whether it may, which costs a round trip. aiohttp waits for
+        # the answer without a time-out, and some servers and proxies never give it.
+        request.headers.pop("Expect", None)
         return await super().send(request)
 
 
 class S3Client:
     """Requests of s3fs from any thread of any process.
 
-    s3fs and its event loop do not survive a fork, so each process id gets a client of its own at its
-    first request. Clients close when this object is dropped.
+    s3fs and its event loop do not survive a fork, so a forked child gets a client of its own at its
+    first request. The client closes when this object is dropped.
     """
 
     def __init__(self, settings: S3Settings, options: StorageOptions):
         self._settings = settings
         self._options = options
         self._lock = threading.Lock()
-        self._by_process: dict[int, s3fs.S3FileSystem] = {}
-        _all_clients.add(self)
+        self._opened: list[s3fs.S3FileSystem] = []  # the one of this process, once it is needed
+        weakref.finalize(self, _close, self._opened)
+        at_fork(self)
 
     def run(self, request: Callable[[s3fs.S3FileSystem], Coroutine[Any, Any, T]]) -> T:
         """Run a request on the client's event loop and wait for it. Raises what the client library raises."""
@@ -95,20 +92,17 @@ class S3Client:
         waiting_seconds = self._settings.connect_timeout_seconds + 2 * self._settings.read_timeout_seconds
         return asyncio.timeout(waiting_seconds + n_bytes / MIN_BYTES_PER_SECOND)
 
-    def forget_lock(self) -> None:
-        """Start with a free lock in a forked child, where the thread that held it is gone."""
+    def forget(self) -> None:
+        """Start anew in a forked child: the client is its parent's, and the thread that held the lock is gone."""
         self._lock = threading.Lock()
+        _of_parent_process.extend(self._opened)
+        self._opened.clear()
 
     def _file_system(self) -> s3fs.S3FileSystem:
-        process_id = os.getpid()
-        found = self._by_process.get(process_id)
-        if found is not None:
-            return found
         with self._lock:
-            # Clients of the parent process stay referenced: closing them here would disturb its connections.
-            if process_id not in self._by_process:
-                self._by_process[process_id] = self._new_file_system()
-            return self._by_process[process_id]
+            if not self._opened:
+                self._opened.append(self._new_file_system())
+            return self._opened[0]
 
     def _new_file_system(self) -> s3fs.S3FileSystem:
         options, settings = self._options, self._settings
@@ -137,7 +131,6 @@ class S3Client:
             skip_instance_cache=True,
         )
         file_system.retries = 1
-        weakref.finalize(self, _close, file_system, os.getpid())
         return file_system
 
 
@@ -153,27 +146,15 @@ def _service_models() -> Any:
     return AioSession().get_component("data_loader")
 
 
-_all_clients: weakref.WeakSet[S3Client] = weakref.WeakSet()
-
-
-def _free_locks() -> None:
-    for client in list(_all_clients):
-        client.forget_lock()
-
-
-os.register_at_fork(after_in_child=_free_locks)
-
-
 #: Kept for ever: a child can neither use them nor close them, and aiohttp complains about the unclosed.
 _of_parent_process: list[s3fs.S3FileSystem] = []
 
 
-def _close(file_system: s3fs.S3FileSystem, process_id: int) -> None:
-    if process_id != os.getpid():
-        _of_parent_process.append(file_system)
+def _close(opened: list[s3fs.S3FileSystem]) -> None:
+    if not opened:
         return
     loop = fsspec.asyn.get_loop()
-    creator = getattr(file_system, "_s3creator", None)
+    creator = getattr(opened[0], "_s3creator", None)
     if creator is None or loop.is_closed():
         return
     closing = asyncio.run_coroutine_threadsafe(creator.__aexit__(None, None, None), loop)

@@ -26,6 +26,8 @@ S3_CLIENTS = ("s3fs", "obstore")
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 _MIN_TIMEOUT_SECONDS = 0.001
+_MAX_TIMEOUT_SECONDS = 86_400
+_NOT_IN_A_HEADER = re.compile(r"[\x00-\x20\x7f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +97,14 @@ class S3Settings:
         for one, other in (("access_key_id", "secret_access_key"), ("secret_access_key", "access_key_id"),
                            ("session_token", "access_key_id")):  # fmt: skip
             if options.get(one) and not options.get(other):
-                raise InvalidInputError(f"storage option {one!r} is of no use without {other!r}: give both, or neither")
+                raise InvalidInputError(
+                    f"storage option {one!r} is of no use without {other!r} beside it; give both or neither"
+                )
         for name in ("access_key_id", "endpoint", "region", "secret_access_key", "session_token"):
             if options.get(name) == "":
                 raise InvalidInputError(f"storage option {name!r} is empty: leave it out, or give a value")
+            if _NOT_IN_A_HEADER.search(options.get(name, "")):
+                raise InvalidInputError(f"storage option {name!r} holds white space or a control character: remove it")
         endpoint = options.get("endpoint")
         if endpoint is not None:
             check_endpoint(endpoint)
@@ -106,8 +112,8 @@ class S3Settings:
             endpoint=endpoint,
             region=options.get("region"),
             addressing_style=options.one_of("addressing_style", ("auto", "path", "virtual")),
-            connect_timeout_seconds=options.number("connect_timeout_seconds", default=5, minimum=_MIN_TIMEOUT_SECONDS),
-            read_timeout_seconds=options.number("read_timeout_seconds", default=30, minimum=_MIN_TIMEOUT_SECONDS),
+            connect_timeout_seconds=_seconds(options, "connect_timeout_seconds", default=5),
+            read_timeout_seconds=_seconds(options, "read_timeout_seconds", default=30),
         )
 
 
@@ -138,3 +144,7 @@ def _check_length(key: str, shown: str) -> None:
             f"the key of {shown[:80]!r}... would have {n_bytes} bytes with the prefix of its root, S3 allows "
             f"{MAX_KEY_BYTES}: use a shorter name"
         )
+
+
+def _seconds(options: StorageOptions, name: str, *, default: float) -> float:
+    return options.number(name, default=default, minimum=_MIN_TIMEOUT_SECONDS, maximum=_MAX_TIMEOUT_SECONDS)

@@ -50,7 +50,7 @@ def create_lakehouse(files: LakehouseFiles, definition: LakehouseDef) -> None:
     content = definition.to_bytes()
     try:
         create_fresh(storage, {path: content})
-        _check_creates_once(storage, path, content)
+        _check_storage(storage, path, content)
         data = encode_node(NodeFile(system=system), definition.order)
         is_ours = create_root(files.roots, 0, data, commit_id)
     except CommitOutcomeUnknownError:
@@ -64,8 +64,17 @@ def create_lakehouse(files: LakehouseFiles, definition: LakehouseDef) -> None:
     files.hint.write(0)
 
 
-def _check_creates_once(storage: Storage, path: str, content: bytes) -> None:
-    """Create a file that is there: some servers overwrite it, and would let commits overwrite each other (S1)."""
+def _check_storage(storage: Storage, path: str, content: bytes) -> None:
+    """Read back a file that was just created, and create it again.
+
+    Some users may write and not read. Some servers overwrite what is there, and would let commits
+    overwrite each other (S1).
+    """
+    if storage.read(path) != content:
+        raise StorageError(
+            f"the storage of {storage.root} returns other bytes than were written; check that its address is right",
+            path=path,
+        )
     try:
         storage.create(path, content)
     except FileExistsAlreadyError:

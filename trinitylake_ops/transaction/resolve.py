@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import uuid
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -36,10 +37,14 @@ def resolve_commit(files: LakehouseFiles, version: int, commit_id: str, *, fence
     """Say whether the attempt ``commit_id`` became version ``version``; both stand in CommitOutcomeUnknownError.
 
     With ``fence`` an undecided attempt is decided: an empty commit takes the version, unless the
-    attempt lands first. Raises InvalidInputError for a version that no commit makes,
+    attempt lands first. Raises InvalidInputError for a version that no commit makes and an id that none has,
     VersionNotFoundError for one that cannot have been attempted yet, CorruptFileError where the
     root was deleted, CommitOutcomeUnknownError when the fence itself got no answer, StorageError.
     """
+    try:
+        uuid.UUID(commit_id)
+    except (ValueError, AttributeError):
+        raise InvalidInputError(f"{commit_id[:64]!r} is no commit id: give the one that the error named") from None
     if not 0 <= version <= MAX_VERSION:
         raise InvalidInputError(f"version {version} is none that a commit makes: give one from 0 to {MAX_VERSION}")
     owner = _owner(files, version)
