@@ -130,7 +130,7 @@ def test_credentials_that_stop_working_are_one_clear_failure(
         for job in ("verify", "repair_hint"):
             (failure,) = failures(pipeline.run(job))
             assert StoragePermissionError.__name__ in failure
-            assert "check the credentials" in failure
+            assert "the credentials are wrong" in failure
         published = failures(pipeline.run("monthly_load", "2013-01-01"))
         assert published
         assert all(StoragePermissionError.__name__ in failure for failure in published)

@@ -27,6 +27,9 @@ from tests.lakes import check_lake
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.flights import INITIAL_JOB, MONTHLY_JOB
 
+# A year of data in one test.
+pytestmark = pytest.mark.timeout(900)
+
 REPOSITORY = Path(__file__).parents[2]
 RUNS = 1 + 12 + 2 + 4
 

@@ -19,6 +19,7 @@ from trinitylake_ops.errors import (
     StoragePermissionError,
     TransientError,
     TrinityLakeError,
+    UnreachableError,
 )
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.s3_answers import Operation, S3Request
@@ -115,7 +116,7 @@ def test_names_and_answers_cannot_pass_for_the_dump() -> None:
                 '            message: "Connection refused",',
             ),
             Operation.CREATE,
-            TransientError,
+            UnreachableError,
             "Connection refused",
         ),
         (
@@ -126,7 +127,7 @@ def test_names_and_answers_cannot_pass_for_the_dump() -> None:
                 "            Connect,",
             ),
             Operation.CREATE,
-            TransientError,
+            UnreachableError,
             "time-out while connecting",
         ),
         (("    inner: Http(", "        kind: Timeout,"), Operation.CREATE, AmbiguousWriteError, "time-out"),

@@ -13,6 +13,7 @@ from trinitylake_ops.errors import StorageError, TransientError
 from trinitylake_ops.storage.server_clock import MAX_AGE_SECONDS, MAX_DRIFT, ServerClock, monotonic_ms
 
 SERVER_AHEAD_MS = 1_795_247_856_789.25
+YEAR_MS = 365 * 86_400_000.0
 
 
 class World:
@@ -22,7 +23,10 @@ class World:
         self.local_ms = 5_000.0
         self.ahead_ms = SERVER_AHEAD_MS
         self.drift = drift
-        self.clock = ServerClock(local_ms=lambda: self.local_ms)
+        self.wall_ahead_ms = 0.0
+        self.clock = ServerClock(
+            local_ms=lambda: self.local_ms, wall_ms=lambda: self.local_ms + SERVER_AHEAD_MS + self.wall_ahead_ms
+        )
         self.n_asked = 0
 
     def exchange(self, there_ms: float = 1.0, back_ms: float = 1.0) -> None:
@@ -99,7 +103,7 @@ def test_many_answers_make_it_exact() -> None:
     assert -40 <= world.error_ms() <= 0
 
 
-@pytest.mark.parametrize("step_ms", [-3_600_000, -5_000, 5_000, 3_600_000])
+@pytest.mark.parametrize("step_ms", [-3_000_000, -5_000, 5_000, 3_600_000])
 def test_a_clock_that_was_set_is_followed_with_the_next_answer(step_ms: float) -> None:
     world = World()
     for _ in range(50):
@@ -149,3 +153,14 @@ def test_a_failure_to_ask_comes_through() -> None:
 
     with pytest.raises(TransientError):
         ServerClock().now_ms(ask)
+
+
+@pytest.mark.parametrize("ahead_ms", [-3_602_000.0, 3_602_000.0, -80 * YEAR_MS, 80 * YEAR_MS])
+def test_a_date_that_is_hours_off_is_refused(ahead_ms: float) -> None:
+    """A version that got such a time would push all later ones there."""
+    world = World()
+    world.wall_ahead_ms = ahead_ms
+    with pytest.raises(StorageError, match="the clock of this machine differ by"):
+        world.now_ms()
+    world.wall_ahead_ms = ahead_ms / abs(ahead_ms) * 3_590_000
+    assert abs(world.error_ms()) < 1_005

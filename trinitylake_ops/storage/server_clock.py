@@ -16,6 +16,8 @@ from trinitylake_ops.storage.lru import at_fork
 MAX_AGE_SECONDS = 120.0
 #: How fast the two clocks may drift apart: ordinary ones do by less than 100 millionths.
 MAX_DRIFT = 200e-6
+#: S3 refuses requests whose clock differs by more than 15 minutes; a date much further off is no server's clock.
+MAX_DIFFERENCE_SECONDS = 3600.0
 
 _SECOND_MS = 1000.0
 
@@ -25,6 +27,11 @@ def monotonic_ms() -> float:
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) / 1_000_000
     return time.monotonic_ns() / 1_000_000
+
+
+def wall_ms() -> float:
+    """Milliseconds since the epoch on this machine's clock."""
+    return time.time_ns() / 1_000_000
 
 
 class _Reading(NamedTuple):
@@ -66,8 +73,9 @@ class ServerClock:
     that lag. Thread-safe, and what is known stays known in a forked child.
     """
 
-    def __init__(self, *, local_ms: Callable[[], float] = monotonic_ms):
+    def __init__(self, *, local_ms: Callable[[], float] = monotonic_ms, wall_ms: Callable[[], float] = wall_ms):
         self._local_ms = local_ms
+        self._wall_ms = wall_ms
         self._known: _Known | None = None
         self.forget()
         at_fork(self)
@@ -94,8 +102,8 @@ class ServerClock:
         """Milliseconds since the epoch on the server's clock.
 
         ``ask`` sends a request whose answer goes to :meth:`observe`; it is called only when there
-        was no answer in the last ``MAX_AGE_SECONDS``. Raises StorageError when answers carry no date,
-        and what ``ask`` raises.
+        was no answer in the last ``MAX_AGE_SECONDS``. Raises StorageError when answers carry no date or
+        one that is hours off, and what ``ask`` raises.
         """
         if not self._is_fresh():
             ask()
@@ -104,7 +112,14 @@ class ServerClock:
             raise StorageError(
                 "the server's clock is unknown: its answers carry no Date header; use a server or proxy that sends it"
             )
-        return int(known.least.least_at(self._local_ms()))
+        server_ms = known.least.least_at(self._local_ms())
+        difference_seconds = (server_ms - self._wall_ms()) / _SECOND_MS
+        if abs(difference_seconds) > MAX_DIFFERENCE_SECONDS:
+            raise StorageError(
+                f"the date of the server's answers and the clock of this machine differ by {difference_seconds:.0f} s;"
+                " set right the one that is wrong, or ask what stands between them"
+            )
+        return int(server_ms)
 
     def _is_fresh(self) -> bool:
         known = self._known
