@@ -17,7 +17,6 @@ from trinitylake_ops.storage.wrapper import StorageWrapper
 _WITHOUT_EFFECT = (ThrottledError, TransientError)
 _PASSING = (*_WITHOUT_EFFECT, AmbiguousWriteError)
 
-
 _before_resend: ContextVar[Callable[[], None] | None] = ContextVar("before_resend", default=None)
 
 
