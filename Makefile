@@ -43,7 +43,7 @@ ui: ## open the Dagster UI on the runs of the demo, http://127.0.0.1:PORT
 		--host 127.0.0.1 --port "$(PORT)" --python-file definitions.py --log-level warning
 
 test: lint ## check everything: lint, all tests, then the engine's tests on S3 servers (not with ARGS)
-	@selection=$$(scripts/debian_packages.sh); pytest="$(BIN)/python -m pytest -n 2"; \
+	@selection=$$(scripts/debian_packages.sh); pytest="$(BIN)/python -m pytest -n 3"; \
 	echo "==> pytest"; \
 	$$pytest --dist loadfile --no-loadscope-reorder -m "not soak$${selection:+ and $$selection}" $(ARGS); \
 	if $(if $(strip $(ARGS)),false,true); then \

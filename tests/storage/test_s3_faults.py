@@ -26,6 +26,7 @@ from trinitylake_ops.errors import (
     StoragePermissionError,
     ThrottledError,
     TransientError,
+    UnreachableError,
 )
 from trinitylake_ops.storage import RetryStorage, Storage, open_storage
 
@@ -291,7 +292,7 @@ def test_a_closed_port(server: S3Server, client: str, root: str, name: str) -> N
         storage = bare(root, server, client, endpoint=endpoint)
         started = time.monotonic()
         kind, error = outcome(lambda: OPERATIONS[name].call(storage))
-    assert kind is TransientError, "nothing was sent"
+    assert kind is UnreachableError, "nothing was sent"
     assert endpoint in str(error)
     assert time.monotonic() - started < 5
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import CorruptFileError, InvalidNameError
@@ -32,6 +33,7 @@ def has_schema_id(key: str) -> bool:
     return len(key) >= _SCHEMA_ID_CHARS > len(digits) > 0 and all(digit in _BASE64 for digit in digits)
 
 
+_ASCII_NAME = re.compile("[!-~]+")
 NAMESPACE_KEY_PREFIX = encode_schema_id(NAMESPACE_SCHEMA_ID)
 TABLE_KEY_PREFIX = encode_schema_id(TABLE_SCHEMA_ID)
 
@@ -98,6 +100,21 @@ class KeyCodec:
         """
         if not key.startswith((NAMESPACE_KEY_PREFIX, TABLE_KEY_PREFIX)):
             return None
+        return self._decode_ascii(key) or self._decode_any(key, path)
+
+    def _decode_ascii(self, key: str) -> ObjectName | None:
+        """Return what a sound key of ASCII names, as nearly all are; None for others, sound or not."""
+        table_start = _SCHEMA_ID_CHARS + self.namespace_name_max_size_bytes
+        is_table = key.startswith(TABLE_KEY_PREFIX)
+        if not key.isascii() or len(key) != table_start + is_table * self.table_name_max_size_bytes:
+            return None
+        namespace = key[_SCHEMA_ID_CHARS:table_start].rstrip(_PAD)
+        table = key[table_start:].rstrip(_PAD) if is_table else None
+        if _ASCII_NAME.fullmatch(namespace) and (table is None or _ASCII_NAME.fullmatch(table)):
+            return ObjectName(namespace, table)
+        return None
+
+    def _decode_any(self, key: str, path: str | None) -> ObjectName:
         encoded = key[_SCHEMA_ID_CHARS:].encode("utf-8")
         try:
             namespace = encoded[: self.namespace_name_max_size_bytes].decode("utf-8").rstrip(_PAD)
