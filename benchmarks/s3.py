@@ -27,6 +27,7 @@ import obstore
 import s3fs
 from obstore.store import S3Store
 
+from benchmarks.request_counts import filled
 from tests.servers.keeper import ENDPOINT, start
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, TableDef
@@ -197,16 +198,6 @@ def radosgw() -> Iterator[S3Server]:
             daemons.stop()
 
 
-def filled(storage: Storage) -> Lakehouse:
-    """Create a lakehouse with default settings and ``N_TABLES`` tables in one namespace."""
-    lake = Lakehouse.create(storage.root, storage=storage)
-    with lake.transaction() as txn:
-        txn.create_namespace("ns")
-        for number in range(N_TABLES):
-            txn.create_table("ns", f"t{number:06}", TableDef())
-    return lake
-
-
 def change_one(lake: Lakehouse) -> None:
     """Commit a change of one random table."""
     with lake.transaction() as txn:
@@ -273,7 +264,7 @@ def main() -> None:
             prefix = f"{uuid.uuid4().hex}/"
             root = f"file://{folder}/lake/" if name == "local" else f"s3://{server.bucket}/{prefix}"
             storage = open_storage(root, options)
-            filled(storage)
+            filled(storage, N_TABLES)
             bare: BareClient | None = None
             if name != "local":
                 bare = BareS3fs(server, prefix) if name == "s3fs" else BareObstore(server, prefix)

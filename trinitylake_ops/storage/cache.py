@@ -11,15 +11,17 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
-from trinitylake_ops.errors import StorageError
+from trinitylake_ops.errors import CorruptFileError, StorageError
 from trinitylake_ops.storage.cache_folder import CacheFolder
 from trinitylake_ops.storage.cache_options import CacheOptions, storage_identity
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.lru import ByteLru, at_fork
 from trinitylake_ops.storage.paths import check_range
 from trinitylake_ops.storage.wrapper import StorageWrapper
+
+T = TypeVar("T")
 
 #: Identity of the storage, and path below its root.
 _Key: TypeAlias = tuple[str, str]
@@ -200,6 +202,23 @@ class CacheStorage(StorageWrapper):
     def _put_in_folder(self, path: str, data: bytes, n_dropped: int) -> None:
         if self._folder is not None and n_dropped == self._cache.n_dropped:
             self._folder.put(self._identity, path, data)
+
+
+def decoded(storage: Storage, path: str, data: bytes, decode: Callable[[bytes, str], T]) -> T:
+    """Decode the bytes of an immutable file; bytes that a cache gave and that do not decode are read once more.
+
+    What was damaged on its way here may be whole in the storage. Raises CorruptFileError, StorageError.
+    """
+    try:
+        return decode(data, path)
+    except CorruptFileError:
+        if not storage.drop_cached(path):
+            raise
+    try:
+        return decode(storage.read(path), path)
+    except CorruptFileError:
+        storage.drop_cached(path)
+        raise
 
 
 def shared_cache_view(

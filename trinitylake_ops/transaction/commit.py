@@ -228,7 +228,7 @@ def commit(
             kept |= fresh
             create_fresh(files.storage, {**fresh, **nodes})
             in_time = functools.partial(clock.check, base.definition)
-            if create_next_root(base, draft, stamp.commit_id, in_time):
+            if _create_next_root(base, draft, stamp.commit_id, in_time):
                 break
             discard(files.storage, nodes)
             nodes = {}
@@ -268,11 +268,11 @@ def check_time(time_ms: int) -> None:
         )
 
 
-def create_next_root(
+def _create_next_root(
     base: Snapshot,
     draft: Draft,
     commit_id: str,
-    before_send: Callable[[], None] = lambda: None,
+    before_send: Callable[[], None],
 ) -> bool:
     """Create the root of the version after ``base`` as :func:`create_root` does."""
     root = draft.tree.root

@@ -8,6 +8,7 @@ from typing import TypeVar
 from trinitylake_ops.errors import CorruptFileError, InvalidLocationError, StorageError
 from trinitylake_ops.format.definitions import LakehouseDef, NamespaceDef, TableDef
 from trinitylake_ops.format.locations import is_uri, to_location
+from trinitylake_ops.storage.cache import decoded
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.lru import ByteLru
 
@@ -53,21 +54,9 @@ class DefinitionStore:
         missing = [location for location in dict.fromkeys(locations) if location not in found]
         paths = [self._path(location) for location in missing]
         for location, path, data in zip(missing, paths, self._storage.read_many(paths), strict=True):
-            found[location] = self._decoded(path, data, decode)
+            found[location] = decoded(self._storage, path, data, decode)
             self._cache.put(location, found[location], len(data) * _MEMORY_PER_FILE_BYTE)
         return [found[location] for location in locations]
-
-    def _decoded(self, path: str, data: bytes, decode: Callable[[bytes, str], T]) -> T:
-        try:
-            return decode(data, path)
-        except CorruptFileError:
-            if not self._storage.drop_cached(path):
-                raise
-        try:  # what was damaged on its way here may be whole in the storage
-            return decode(self._storage.read(path), path)
-        except CorruptFileError:
-            self._storage.drop_cached(path)
-            raise
 
     def _path(self, location: str) -> str:
         try:

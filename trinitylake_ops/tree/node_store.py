@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from trinitylake_ops.errors import CorruptFileError, InvalidLocationError, StorageError
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.format.node_file import NodeFile, decode_node
+from trinitylake_ops.storage.cache import decoded
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.lru import ByteLru
 
@@ -52,17 +53,11 @@ class NodeStore:
 
     def _decoded_or_error(self, path: str, data: bytes) -> NodeFile | StorageError:
         try:
-            return self._decoded(path, data)
-        except CorruptFileError as error:
-            if not self._storage.drop_cached(path):
-                return error
-        try:  # what was damaged on its way here may be whole in the storage
-            return self._decoded(path, self._storage.read(path))
+            return decoded(self._storage, path, data, self._decode_and_keep)
         except StorageError as error:
-            self._storage.drop_cached(path)
             return error
 
-    def _decoded(self, path: str, data: bytes) -> NodeFile:
+    def _decode_and_keep(self, data: bytes, path: str) -> NodeFile:
         node = decode_node(data, path)
         self._cache.put(path, node, round(len(data) * _MEMORY_PER_FILE_BYTE))
         return node
