@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -188,6 +189,14 @@ def _columns(data: bytes, path: str) -> tuple[_Column, _Column, _Column]:
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CorruptFileError(f"{path!r} is no readable Arrow IPC file: {reason}", path=path) from error
+    if not table.schema.equals(_SCHEMA):
+        table = _without_old_columns(table, path)
+    key, pvalue, *pnode = (column.to_pylist() for column in table.columns)
+    return key, pvalue, pnode[0] if pnode else [None] * len(key)
+
+
+def _without_old_columns(table: pa.Table, path: str) -> pa.Table:
+    """Return the columns that count in a file whose schema is not ours; pnode may be missing from them."""
     columns = [name for name in table.schema.names if name != _TRANSACTION_COLUMN]
     if (
         columns[:1] != ["key"]
@@ -198,8 +207,7 @@ def _columns(data: bytes, path: str) -> tuple[_Column, _Column, _Column]:
         raise CorruptFileError(
             f"{path!r} has columns {table.schema.names}, a node file has {_SCHEMA.names} as strings", path=path
         )
-    key, pvalue, *pnode = (table[name].to_pylist() for name in columns)
-    return key, pvalue, pnode[0] if pnode else [None] * len(key)
+    return table.select(columns)
 
 
 @dataclass(slots=True)
@@ -271,19 +279,16 @@ class _Rows:
     def _keys(self) -> tuple[list[str], list[str]]:
         if self.pointers is not None and self.pvalue[self.pointers] is not None:
             raise _MalformedError("the first pointer row has a value")
-        keys: list[str] = []
-        values: list[str] = []
-        for row in range(self.first, self.end):
-            key, value = self.key[row], self.pvalue[row]
-            if key is None or value is None:
-                raise _MalformedError(f"row {row} of the pointers lacks its key or value; n_keys is wrong")
-            if key.startswith(" "):
-                raise _MalformedError(f"row {row} of the pointers has a key that starts with a space")
-            keys.append(key)
-            values.append(value)
+        keys = [key for key in self.key[self.first : self.end] if key is not None]
+        values = [value for value in self.pvalue[self.first : self.end] if value is not None]
+        if not len(keys) == len(values) == self.end - self.first:
+            raise _MalformedError("a row of the pointers lacks its key or value; n_keys is wrong")
         for lower, upper in pairwise(keys):
             if lower >= upper:
                 raise _MalformedError(f"key {upper!r} does not ascend after {lower!r}")
+        row = bisect_left(keys, " ")
+        if row < len(keys) and keys[row].startswith(" "):
+            raise _MalformedError(f"the pointers have the key {keys[row]!r}, which starts with a space")
         return keys, values
 
     def _children(self) -> list[str]:

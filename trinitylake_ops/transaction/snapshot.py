@@ -106,8 +106,8 @@ class CatalogReader(ABC):
         """Return the names of a namespace's tables, ascending. Raises NamespaceNotFoundError, InvalidNameError."""
         if not self.has_namespace(namespace):
             raise NamespaceNotFoundError(f"there is no namespace {namespace!r}")
-        names = (self._name(key).table for key, _ in self.entries(self.keys.tables_prefix(namespace)))
-        return [name for name in names if name is not None]
+        entries = self.entries(self.keys.tables_prefix(namespace))
+        return self.keys.table_names(namespace, [key for key, _ in entries])
 
     def has_table(self, namespace: str, table: str) -> bool:
         """Whether a table exists. Raises InvalidNameError."""
