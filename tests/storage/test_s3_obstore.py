@@ -23,7 +23,7 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.s3_answers import Operation, S3Request
-from trinitylake_ops.storage.s3_obstore import ObstoreS3Storage
+from trinitylake_ops.storage.s3_obstore import ObstoreS3Storage, is_folder_ahead
 from trinitylake_ops.storage.s3_obstore_failures import status_and_code, typed_error
 
 ACCESS_KEY_ID, SECRET = "AKIDEXAMPLE12345", "wJalrXUtnFEMI/K7MDENG"
@@ -297,6 +297,14 @@ def test_a_folder_object_does_not_repeat_the_file_of_its_name(size_bytes: int, i
     with ScriptedServer(script).running() as server:
         found = sorted((file.path, file.size_bytes) for file in storage_at(server).list())
     assert found == [("a", size_bytes), ("a-b", 3), ("a/b", 3)]
+
+
+def test_empty_files_are_remembered_only_until_their_folder_is_passed() -> None:
+    keys = sorted(["a", "a!", "a-b", "a/", "a/b", "a0", "b", *(f"flat/{number:03}" for number in range(100))])
+    for position, last_key in enumerate(keys):
+        ahead = [key for key in keys[: position + 1] if is_folder_ahead(key, last_key)]
+        assert all(key in ahead for key in keys[: position + 1] if f"{key}/" in keys[position + 1 :])
+        assert len(ahead) <= 3, "a list with as many empty files as it likes is listed with flat memory"
 
 
 def test_s3fs_goes_on_after_a_name_that_obstore_refuses() -> None:

@@ -109,15 +109,15 @@ class KeyCodec:
     def table_names(self, namespace: str, keys: Sequence[str]) -> list[str]:
         """Return the names of tables by their keys, all of which begin with the prefix of ``namespace``.
 
-        Names of ASCII, as nearly all are, are decoded together, far faster than each for itself. Raises CorruptFileError for
-        a key that no name encodes to, InvalidNameError for the namespace.
+        Names of ASCII, as nearly all are, are decoded together, far faster than each for itself. Raises
+        CorruptFileError for a key that no name encodes to, InvalidNameError for the namespace.
         """
         n_prefix_chars = len(self.tables_prefix(namespace))
         padded = pa.array([key[n_prefix_chars:] for key in keys], pa.utf8())
         names = pc.ascii_rtrim(padded, _PAD)
         has_all_bytes = pc.equal(pc.binary_length(padded), self.table_name_max_size_bytes)
         if pc.all(pc.and_(has_all_bytes, pc.match_substring_regex(names, _ASCII_NAME.pattern))).as_py():
-            return names.to_pylist()
+            return [str(name) for name in names.to_pylist()]
         decoded = [self.decode(key) for key in keys]
         return [name.table for name in decoded if name is not None and name.table is not None]
 

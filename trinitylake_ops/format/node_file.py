@@ -118,10 +118,8 @@ def encoded_size_bytes(
     Arrow pads each of a column's three buffers (validity, offsets, text) to 8 bytes; all else is constant.
     """
     rows = len(system) + 1 + order + len(buffer)
-    key_bytes = _text_bytes(keys) + _text_bytes(buffer) + _text_bytes(system) + len(N_KEYS)
-    pvalue_bytes = (
-        _text_bytes(values) + _text_bytes(buffer.values()) + _text_bytes(system.values()) + len(str(len(keys)))
-    )
+    key_bytes = text_bytes(keys) + text_bytes(buffer) + text_bytes(system) + len(N_KEYS)
+    pvalue_bytes = text_bytes(values) + text_bytes(buffer.values()) + text_bytes(system.values()) + len(str(len(keys)))
     return (
         _framing_bytes()
         + 3 * (_pad8((rows + 7) // 8) + _pad8(4 * (rows + 1)))
@@ -131,8 +129,10 @@ def encoded_size_bytes(
     )
 
 
-def _text_bytes(texts: Iterable[str | None]) -> int:
-    return sum(len(text) if text.isascii() else len(text.encode("utf-8")) for text in texts if text is not None)
+def text_bytes(texts: Iterable[str | None]) -> int:
+    """Return the size of all texts together, in bytes of UTF-8."""
+    joined = "".join(filter(None, texts))
+    return len(joined) if joined.isascii() else len(joined.encode("utf-8"))
 
 
 def _pad8(size_bytes: int) -> int:

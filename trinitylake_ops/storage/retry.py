@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import chain
+from typing import TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from trinitylake_ops.errors import AmbiguousWriteError, InvalidInputError, StorageError, ThrottledError, TransientError
 from trinitylake_ops.storage.interface import FileInfo, Storage
 from trinitylake_ops.storage.wrapper import StorageWrapper
+
+T = TypeVar("T")
 
 _WITHOUT_EFFECT = (ThrottledError, TransientError)
 _PASSING = (*_WITHOUT_EFFECT, AmbiguousWriteError)
@@ -62,8 +65,8 @@ class RetryStorage(StorageWrapper):
         self.base_delay_seconds = base_delay_seconds
         self.max_delay_seconds = max_delay_seconds
         self._sleep = sleep
-        self._retry = self._retrying(_WITHOUT_EFFECT)
-        self._retry_idempotent = self._retrying(_PASSING)
+        self._after_no_effect = self._retrying(_WITHOUT_EFFECT)
+        self._after_any = self._retrying(_PASSING)
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
         return self._retry(self.inner.read, path, offset=offset, length=length)
@@ -120,12 +123,18 @@ class RetryStorage(StorageWrapper):
 
     def __getstate__(self) -> dict[str, object]:
         # Retrying holds thread-local figures, which do not pickle.
-        return {name: value for name, value in self.__dict__.items() if name not in ("_retry", "_retry_idempotent")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_after_no_effect", "_after_any")}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
-        self._retry = self._retrying(_WITHOUT_EFFECT)
-        self._retry_idempotent = self._retrying(_PASSING)
+        self._after_no_effect = self._retrying(_WITHOUT_EFFECT)
+        self._after_any = self._retrying(_PASSING)
+
+    def _retry(self, call: Callable[..., T], *args: object, **options: object) -> T:
+        return _repeated(self._after_no_effect, lambda: call(*args, **options))
+
+    def _retry_idempotent(self, call: Callable[..., T], *args: object) -> T:
+        return _repeated(self._after_any, lambda: call(*args))
 
     def _started_list(self, prefix: str) -> Iterator[FileInfo]:
         files = self.inner.list(prefix)
@@ -141,3 +150,21 @@ class RetryStorage(StorageWrapper):
             sleep=self._sleep,
             reraise=True,
         )
+
+
+def _repeated(retrying: Retrying, call: Callable[[], T]) -> T:
+    """Call; only what failed in passing pays for the bookkeeping of attempts and waits, and counts as the first."""
+    failure: StorageError | None = None
+    try:
+        return call()
+    except _PASSING as error:
+        failure = error
+
+    def attempt() -> T:
+        nonlocal failure
+        if failure is not None:
+            first, failure = failure, None
+            raise first
+        return call()
+
+    return retrying(attempt)

@@ -145,6 +145,7 @@ class ObstoreS3Storage(S3Storage):
                 return
             yield from self._shown(prefix, key_prefix, page, empty_paths)
             last_key = max(last_key, *(found["path"] for found in page))
+            empty_paths = {path for path in empty_paths if is_folder_ahead(self._location.key(path), last_key)}
 
     def _obstore_pages(self, prefix: str, key_prefix: str) -> Iterator[Sequence[ObjectMeta] | None]:
         """Yield the pages of a list in the order of the keys; None where obstore cannot go on.
@@ -187,7 +188,7 @@ class ObstoreS3Storage(S3Storage):
     def _shown(
         self, prefix: str, key_prefix: str, page: Sequence[ObjectMeta], empty_paths: set[str]
     ) -> Iterator[FileInfo]:
-        """Yield the files of a page; ``empty_paths`` are those of empty files that earlier pages showed."""
+        """Yield the files of a page; ``empty_paths`` are those of empty files that may be shown once more."""
         empty = []
         for found in page:
             key = found["path"]
@@ -221,6 +222,11 @@ class ObstoreS3Storage(S3Storage):
             failure = s3_failures.typed_error(self._request(operation, path), error, self._endpoint)
         # Not within the handler: the text of the client's error holds the answer as it came, and the request.
         raise failure
+
+
+def is_folder_ahead(key: str, last_key: str) -> bool:
+    """Whether a list in the order of keys that has come to ``last_key`` may still bring an object ``key/``."""
+    return f"{key}/" >= last_key
 
 
 def _start_before(key_prefix: str) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trinitylake_ops.format.file_names import new_node_path
-from trinitylake_ops.format.node_file import NodeFile, encoded_size_bytes
+from trinitylake_ops.format.node_file import NodeFile, encoded_size_bytes, text_bytes
 
 DEFAULT_BUFFER_TARGET_BYTES = 48 * 1024
 
@@ -87,9 +87,8 @@ class DirtyNode:
 
     def size_bytes(self, order: int, system: dict[str, str]) -> int:
         """Return the size of this node's file with the given system rows, for any number of keys."""
-        children_bytes = sum(
-            _NODE_PATH_BYTES if isinstance(child, DirtyNode) else len(child.encode("utf-8")) for child in self.children
-        )
+        locations = [child for child in self.children if isinstance(child, str)]
+        children_bytes = text_bytes(locations) + _NODE_PATH_BYTES * (len(self.children) - len(locations))
         rows = max(order, len(self.keys) + 1)
         return encoded_size_bytes(rows, self.keys, self.values, children_bytes, self.buffer, system)
 
