@@ -27,9 +27,16 @@ from trinitylake_ops.format.node_file import (
 from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, drop_memory_root, open_storage
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.invariants import check_tree
+from trinitylake_ops.tree.search import scan
 from trinitylake_ops.tree.walk import walk
 
 DATA = Path(__file__).resolve().parent / "data"
+
+
+def entries(lake: Lakehouse, version: int | str | None = None) -> dict[str, str]:
+    """Return key -> location of everything in a version."""
+    snapshot = lake.snapshot(version)
+    return dict(scan(snapshot.files.nodes, snapshot.root))
 
 
 def objects(snapshot: Snapshot) -> dict[tuple[str, ...], str]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.faults import FaultyStorage, Moment, Request, fail, lose_response
-from tests.lakes import table
+from tests.lakes import entries, table
 from tests.maintenance.changes import create, small_sizes
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import ConflictError, ExportNotFoundError, StorageError
@@ -100,9 +100,9 @@ def state(lake: Lakehouse) -> State:
     latest = lake.snapshot()
     exports = {info.name: (info.state, info.version) for info in maintenance.list_exports(lake)}
     return {
-        "entries": dict(latest.entries("")),
+        "entries": entries(lake),
         "exports": exports,
-        "exported": {name: dict(lake.snapshot(name).entries("")) for name in latest.definition.exported_snapshots},
+        "exported": {name: entries(lake, name) for name in latest.definition.exported_snapshots},
         "settings": latest.definition.properties,
         "hint": lake.storage.read(HINT_PATH) == str(lake.latest_version()).encode(),
     }

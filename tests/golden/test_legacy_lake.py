@@ -23,6 +23,7 @@ from tests.lakes import (
     DATA,
     Lakes,
     check_version,
+    entries,
     expected_objects,
     listed,
     local_storage,
@@ -99,7 +100,7 @@ def test_by_time(legacy: Lakehouse, version: int) -> None:
 
 @pytest.mark.parametrize(("before", "after"), list(product(VERSIONS, VERSIONS)))
 def test_diff_of_every_pair_of_versions(legacy: Lakehouse, before: int, after: int) -> None:
-    old, new = (dict(legacy.snapshot(version).entries("")) for version in (before, after))
+    old, new = entries(legacy, before), entries(legacy, after)
     keys = legacy.snapshot().keys
     expected = set()
     for key in old.keys() | new.keys():

@@ -12,9 +12,9 @@ import pytest
 
 from tests.clock import ClockStorage
 from tests.faults import FaultyStorage, fail, lose_response
-from tests.lakes import listed, objects, seal
+from tests.lakes import entries, listed, objects, seal
 from tests.maintenance.changes import alter, content, create, drop, expire
-from tests.maintenance.test_rollback import entries, refused
+from tests.maintenance.test_rollback import refused
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import (
     CommitConflictError,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.faults import FaultyStorage
-from tests.lakes import Lakes, objects, seal, table
+from tests.lakes import Lakes, entries, objects, seal, table
 from tests.maintenance.changes import alter, append_rows, content, create, drop, expire, small_sizes
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, maintenance
@@ -33,11 +33,6 @@ from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.reach import files_of
 from trinitylake_ops.transaction.lakehouse import Change
 from trinitylake_ops.tree.walk import walk
-
-
-def entries(lake: Lakehouse, version: int | str | None = None) -> dict[str, str]:
-    """Return key -> location of everything in a version."""
-    return dict(lake.snapshot(version).entries(""))
 
 
 class InterferingStorage(FaultyStorage):

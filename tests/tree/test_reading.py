@@ -14,7 +14,7 @@ from trinitylake_ops.tree.diff import diff_trees
 from trinitylake_ops.tree.invariants import Violation, check_tree
 from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.node_store import NodeStore
-from trinitylake_ops.tree.search import get, prefix_end, scan, scan_prefix
+from trinitylake_ops.tree.search import get, prefix_end, prefix_keys, scan
 from trinitylake_ops.tree.walk import walk
 
 
@@ -66,8 +66,8 @@ def test_scan_bounds_include_the_lower_and_exclude_the_upper(tree: Tree, lower: 
 
 @pytest.mark.parametrize("prefix", ["", "k", "k00", "k0123", "k01234", "x", "j"])
 def test_prefix_scans(tree: Tree, prefix: str) -> None:
-    expected = [entry for entry in sorted(tree.model.items()) if entry[0].startswith(prefix)]
-    assert scan_prefix(tree.store(), tree.root, prefix) == expected
+    expected = [key for key in sorted(tree.model) if key.startswith(prefix)]
+    assert prefix_keys(tree.store(), tree.root, prefix).to_pylist() == expected
 
 
 @pytest.mark.parametrize("prefix", ["a", "a\U0010ffff", "\ud7ff", "é", "\x7f", "a\uffff"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -106,19 +105,20 @@ class KeyCodec:
             return None
         return self._decode_ascii(key) or self._decode_any(key, path)
 
-    def table_names(self, namespace: str, keys: Sequence[str]) -> list[str]:
-        """Return the names of tables by their keys, all of which begin with the prefix of ``namespace``.
+    def table_names(self, keys: pa.StringArray) -> list[str]:
+        """Return the names of tables by their keys, a column of text; all are of tables of one namespace.
 
         Names of ASCII, as nearly all are, are decoded together, far faster than each for itself. Raises
-        CorruptFileError for a key that no name encodes to, InvalidNameError for the namespace.
+        CorruptFileError for a key that no name encodes to.
         """
-        n_prefix_chars = len(self.tables_prefix(namespace))
-        padded = pa.array([key[n_prefix_chars:] for key in keys], pa.utf8())
-        names = pc.ascii_rtrim(padded, _PAD)
-        has_all_bytes = pc.equal(pc.binary_length(padded), self.table_name_max_size_bytes)
-        if pc.all(pc.and_(has_all_bytes, pc.match_substring_regex(names, _ASCII_NAME.pattern))).as_py():
-            return [str(name) for name in names.to_pylist()]
-        decoded = [self.decode(key) for key in keys]
+        first_byte = _SCHEMA_ID_CHARS + self.namespace_name_max_size_bytes
+        end_byte = first_byte + self.table_name_max_size_bytes
+        if pc.all(pc.equal(pc.binary_length(keys), end_byte)).as_py():
+            padded = pc.binary_slice(keys.cast(pa.binary()), first_byte, end_byte).cast(pa.utf8())
+            names = pc.ascii_rtrim(padded, _PAD)
+            if pc.all(pc.match_substring_regex(names, _ASCII_NAME.pattern)).as_py():
+                return list(names.to_pylist())
+        decoded = [self.decode(key) for key in keys.to_pylist()]
         return [name.table for name in decoded if name is not None and name.table is not None]
 
     def _decode_ascii(self, key: str) -> ObjectName | None:

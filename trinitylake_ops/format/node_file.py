@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import json
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from trinitylake_ops.errors import CorruptFileError, InvalidInputError
 from trinitylake_ops.format.keys import NAMESPACE_KEY_PREFIX, TABLE_KEY_PREFIX, has_schema_id
+from trinitylake_ops.format.text_column import TextColumn
 
 CREATED_AT_MILLIS = "created_at_millis"
 N_KEYS = "n_keys"
@@ -61,12 +62,13 @@ class NodeFile:
     or None for a deletion, in order of arrival. ``system`` holds the system rows except ``n_keys``.
 
     ``is_flat`` says that the file it was read from had no row without a key: a leaf of the older
-    layout, which may hold more keys than the order allows. It is no part of the content.
+    layout, which may hold more keys than the order allows. It is no part of the content. Keys,
+    values and children that were read from a file are views of its bytes (:class:`TextColumn`).
     """
 
-    keys: list[str] = field(default_factory=list)
-    values: list[str] = field(default_factory=list)
-    children: list[str] = field(default_factory=list)
+    keys: Sequence[str] = field(default_factory=list)
+    values: Sequence[str] = field(default_factory=list)
+    children: Sequence[str] = field(default_factory=list)
     buffer: dict[str, str | None] = field(default_factory=dict)
     system: dict[str, str] = field(default_factory=dict)
     is_flat: bool = field(default=False, compare=False)
@@ -177,37 +179,34 @@ def _corrupt(path: str, error: _MalformedError) -> CorruptFileError:
     return CorruptFileError(f"node file {path!r} is malformed: {error}", path=path)
 
 
-_Column = list[str | None]
-
-
-def _columns(data: bytes, path: str) -> tuple[_Column, _Column, _Column]:
+def _columns(data: bytes, path: str) -> tuple[pa.StringArray, pa.StringArray, pa.StringArray]:
     """Return key, pvalue and pnode; a file without pnode is one in which they are all null."""
     try:
-        with pa.ipc.open_file(pa.BufferReader(data)) as reader:
-            table = reader.read_all()
-        table.validate(full=True)
+        reader = pa.ipc.open_file(data)
+        is_ours = reader.num_record_batches == 1 and reader.schema.equals(_SCHEMA)
+        rows = reader.get_batch(0) if is_ours else reader.read_all()
+        rows.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CorruptFileError(f"{path!r} is no readable Arrow IPC file: {reason}", path=path) from error
-    if not table.schema.equals(_SCHEMA):
-        table = _without_old_columns(table, path)
-    key, pvalue, *pnode = (column.to_pylist() for column in table.columns)
-    return key, pvalue, pnode[0] if pnode else [None] * len(key)
+    key, pvalue, pnode = rows.columns if is_ours else _columns_of_other_form(rows, path)
+    return key, pvalue, pnode
 
 
-def _without_old_columns(table: pa.Table, path: str) -> pa.Table:
-    """Return the columns that count in a file whose schema is not ours; pnode may be missing from them."""
-    columns = [name for name in table.schema.names if name != _TRANSACTION_COLUMN]
+def _columns_of_other_form(table: pa.Table, path: str) -> list[pa.StringArray]:
+    """Return the columns of a file that is not ours to the letter: several batches, large strings, the older layout."""
+    names = [name for name in table.schema.names if name != _TRANSACTION_COLUMN]
     if (
-        columns[:1] != ["key"]
-        or columns[1:2] not in ([name] for name in _VALUE_COLUMNS)
-        or columns[2:] not in ([], ["pnode"])
-        or any(table.schema.field(name).type not in (pa.utf8(), pa.large_utf8()) for name in columns)
+        names[:1] != ["key"]
+        or names[1:2] not in ([name] for name in _VALUE_COLUMNS)
+        or names[2:] not in ([], ["pnode"])
+        or any(table.schema.field(name).type not in (pa.utf8(), pa.large_utf8()) for name in names)
     ):
         raise CorruptFileError(
             f"{path!r} has columns {table.schema.names}, a node file has {_SCHEMA.names} as strings", path=path
         )
-    return table.select(columns)
+    columns = [table[name].cast(pa.utf8()).combine_chunks() for name in names]
+    return columns if len(columns) == len(_SCHEMA) else [*columns, pa.nulls(len(table), pa.utf8())]
 
 
 @dataclass(slots=True)
@@ -218,9 +217,9 @@ class _Rows:
     a sealed root, or a leaf of the older layout. ``first`` and ``end`` enclose the rows of keys.
     """
 
-    key: _Column
-    pvalue: _Column
-    pnode: _Column
+    key: pa.StringArray
+    pvalue: pa.StringArray
+    pnode: pa.StringArray
     system: dict[str, str] = field(default_factory=dict)
     pointers: int | None = None
     first: int = 0
@@ -228,8 +227,7 @@ class _Rows:
 
     def __post_init__(self) -> None:
         n_system = self._n_system_rows()
-        for row in range(n_system):
-            self._add_system_row(row)
+        self._add_system_rows(n_system)
         _check_number(self.system, CREATED_AT_MILLIS, MAX_TIME_MS)
         _check_number(self.system, N_KEYS, _MAX_ROWS)
         n_keys = int(self.system[N_KEYS])
@@ -244,30 +242,32 @@ class _Rows:
 
     def _n_system_rows(self) -> int:
         """Return the number of system rows: up to the row without a key; where there is none, all that we know."""
-        if None in self.key:
-            self.pointers = self.key.index(None)
+        if self.key.null_count:
+            self.pointers = next(row for row, name in enumerate(self.key) if not name.is_valid)
             return self.pointers
-        if SEALED_AT_MILLIS in self.key:
-            return len(self.key)
-        return next((row for row, name in enumerate(self.key) if name not in SYSTEM_KEYS), len(self.key))
+        names = self.key.to_pylist()
+        if SEALED_AT_MILLIS in names:
+            return len(names)
+        return next((row for row, name in enumerate(names) if name not in SYSTEM_KEYS), len(names))
 
-    def _add_system_row(self, row: int) -> None:
-        name, value = self.key[row], self.pvalue[row]
-        if name is None or value is None or self.pnode[row] is not None:
-            raise _MalformedError(f"system row {name!r} lacks its value or has a child")
-        if name.startswith(_OBJECT_KEY_PREFIXES):
-            raise _MalformedError(f"object key {name!r} stands among the system rows")
-        self.system[LAKEHOUSE_DEF if name == _OLD_DEF_KEY else name] = value
+    def _add_system_rows(self, n_rows: int) -> None:
+        columns = (column.slice(0, n_rows).to_pylist() for column in (self.key, self.pvalue, self.pnode))
+        for name, value, child in zip(*columns, strict=True):
+            if value is None or child is not None:
+                raise _MalformedError(f"system row {name!r} lacks its value or has a child")
+            if name.startswith(_OBJECT_KEY_PREFIXES):
+                raise _MalformedError(f"object key {name!r} stands among the system rows")
+            self.system[LAKEHOUSE_DEF if name == _OLD_DEF_KEY else name] = value
 
     def _check_flat(self) -> None:
         """Without a row without a key only their form tells keys of objects from unknown system rows."""
-        for row in range(self.first, len(self.key)):
-            if not has_schema_id(self.key[row] or ""):
+        for row, key in enumerate(self.key.slice(self.first).to_pylist(), self.first):
+            if not has_schema_id(key):
                 raise _MalformedError(
-                    f"row {row} has the key {self.key[row]!r}, which is neither an object's nor a known system row's;"
+                    f"row {row} has the key {key!r}, which is neither an object's nor a known system row's;"
                     " a file without a row without a key can hold no other"
                 )
-        if any(child is not None for child in self.pnode):
+        if self.pnode.null_count != len(self.pnode):
             raise _MalformedError("there are child pointers, but no row without a key for the first of them")
 
     def node(self) -> NodeFile:
@@ -276,43 +276,48 @@ class _Rows:
         is_flat = self.pointers is None and SEALED_AT_MILLIS not in system
         return NodeFile(keys, values, self._children(), self._buffer(), system, is_flat)
 
-    def _keys(self) -> tuple[list[str], list[str]]:
-        if self.pointers is not None and self.pvalue[self.pointers] is not None:
+    def _keys(self) -> tuple[TextColumn, TextColumn]:
+        if self.pointers is not None and self.pvalue[self.pointers].is_valid:
             raise _MalformedError("the first pointer row has a value")
-        keys = [key for key in self.key[self.first : self.end] if key is not None]
-        values = [value for value in self.pvalue[self.first : self.end] if value is not None]
-        if not len(keys) == len(values) == self.end - self.first:
+        n_keys = self.end - self.first
+        keys, values = self.key.slice(self.first, n_keys), self.pvalue.slice(self.first, n_keys)
+        if keys.null_count or values.null_count:
             raise _MalformedError("a row of the pointers lacks its key or value; n_keys is wrong")
-        for lower, upper in pairwise(keys):
-            if lower >= upper:
-                raise _MalformedError(f"key {upper!r} does not ascend after {lower!r}")
-        row = bisect_left(keys, " ")
-        if row < len(keys) and keys[row].startswith(" "):
-            raise _MalformedError(f"the pointers have the key {keys[row]!r}, which starts with a space")
-        return keys, values
+        if n_keys > 1 and pc.greater_equal(keys.slice(0, n_keys - 1), keys.slice(1)).true_count:
+            lower, upper = next(pair for pair in pairwise(keys.to_pylist()) if pair[0] >= pair[1])
+            raise _MalformedError(f"key {upper!r} does not ascend after {lower!r}")
+        texts = TextColumn(keys)
+        # They ascend: where the first is above all that start with a space, so are the others.
+        if n_keys and texts[0] < "!" and any(key.startswith(" ") for key in texts):
+            raise _MalformedError("a row of the pointers has a key that starts with a space")
+        return texts, TextColumn(values)
 
-    def _children(self) -> list[str]:
-        children = self.pnode[self.first if self.pointers is None else self.pointers : self.end]
-        present = [child for child in children if child is not None]
-        if present and len(present) != len(children):
+    def _children(self) -> TextColumn:
+        first = self.first if self.pointers is None else self.pointers
+        children = self.pnode.slice(first, self.end - first)
+        if children.null_count == len(children):
+            children = children.slice(0, 0)
+        if children.null_count:
             raise _MalformedError("some of the child pointers are missing")
-        return present
+        return TextColumn(children)
 
     def _buffer(self) -> dict[str, str | None]:
+        tails = [column.slice(self.end) for column in (self.key, self.pvalue, self.pnode)]
+        if all(tail.null_count == len(tail) for tail in tails):
+            return {}  # blank pointer rows alone, as in nearly every leaf
         buffer: dict[str, str | None] = {}
-        for row in range(self.end, len(self.key)):
-            key = self.key[row]
-            if self.pnode[row] is not None:
+        for row, (key, value, child) in enumerate(zip(*(tail.to_pylist() for tail in tails), strict=True), self.end):
+            if child is not None:
                 raise _MalformedError(f"row {row} after the pointers has a child; n_keys is wrong")
             if key is None:
-                if self.pvalue[row] is not None or buffer:
+                if value is not None or buffer:
                     raise _MalformedError(f"row {row} after the pointers has no key")
                 continue
             if key in SYSTEM_KEYS or key.startswith(" "):
                 raise _MalformedError(f"buffer row {row} has the key {key!r}, which no object can have")
             # Re-inserting keeps the order of arrival of the newest message.
             buffer.pop(key, None)
-            buffer[key] = self.pvalue[row]
+            buffer[key] = value
         return buffer
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
+
+import pyarrow as pa
 
 from trinitylake_ops.errors import (
     CorruptFileError,
@@ -26,7 +28,7 @@ from trinitylake_ops.transaction.hint_writer import HintWriter
 from trinitylake_ops.transaction.versions import Roots
 from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.node_store import NodeStore
-from trinitylake_ops.tree.search import get, scan_prefix
+from trinitylake_ops.tree.search import get, prefix_keys
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -70,8 +72,8 @@ class CatalogReader(ABC):
         """Return what a key maps to, or None."""
 
     @abstractmethod
-    def entries(self, prefix: str) -> Sequence[tuple[str, Entry]]:
-        """Return all keys with a prefix and what they map to, ascending."""
+    def prefix_keys(self, prefix: str) -> pa.StringArray:
+        """Return all keys with a prefix, ascending, as a column of text."""
 
     @abstractmethod
     def namespace_at(self, location: str) -> NamespaceDef:
@@ -89,7 +91,7 @@ class CatalogReader(ABC):
 
     def namespaces(self) -> list[str]:
         """Return the names of all namespaces, ascending by UTF-8 bytes of their padded form."""
-        return [self._name(key).namespace for key, _ in self.entries(NAMESPACE_KEY_PREFIX)]
+        return [self._name(key).namespace for key in self.prefix_keys(NAMESPACE_KEY_PREFIX).to_pylist()]
 
     def has_namespace(self, namespace: str) -> bool:
         """Whether a namespace exists. Raises InvalidNameError."""
@@ -106,8 +108,7 @@ class CatalogReader(ABC):
         """Return the names of a namespace's tables, ascending. Raises NamespaceNotFoundError, InvalidNameError."""
         if not self.has_namespace(namespace):
             raise NamespaceNotFoundError(f"there is no namespace {namespace!r}")
-        entries = self.entries(self.keys.tables_prefix(namespace))
-        return self.keys.table_names(namespace, [key for key, _ in entries])
+        return self.keys.table_names(self.prefix_keys(self.keys.tables_prefix(namespace)))
 
     def has_table(self, namespace: str, table: str) -> bool:
         """Whether a table exists. Raises InvalidNameError."""
@@ -188,10 +189,10 @@ class Snapshot(CatalogReader):
         with self.reading():
             return get(self.files.nodes, self.root, key)
 
-    def entries(self, prefix: str) -> list[tuple[str, str]]:
-        """Return all keys with a prefix and their locations, ascending."""
+    def prefix_keys(self, prefix: str) -> pa.StringArray:
+        """Return all keys with a prefix, ascending, as a column of text."""
         with self.reading():
-            return scan_prefix(self.files.nodes, self.root, prefix)
+            return prefix_keys(self.files.nodes, self.root, prefix)
 
     def namespace_at(self, location: str) -> NamespaceDef:
         with self.reading():

@@ -8,6 +8,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+import pyarrow as pa
+
 from trinitylake_ops.errors import (
     CommitConflictError,
     ConflictError,
@@ -84,12 +86,15 @@ class Transaction(CatalogReader):
         self._read_keys.add(key)
         return self._writes[key] if key in self._writes else self.base.entry(key)
 
-    def entries(self, prefix: str) -> list[tuple[str, Entry]]:
-        """Return all keys with a prefix and what they map to, own writes included, ascending."""
+    def prefix_keys(self, prefix: str) -> pa.StringArray:
+        """Return all keys with a prefix, own writes included, ascending, as a column of text."""
         self._read_prefixes.add(prefix)
-        found: dict[str, Entry | None] = dict(self.base.entries(prefix))
-        found.update((key, write) for key, write in self._writes.items() if key.startswith(prefix))
-        return sorted((key, entry) for key, entry in found.items() if entry is not None)
+        keys = self.base.prefix_keys(prefix)
+        own = {key for key in self._writes if key.startswith(prefix)}
+        if not own:
+            return keys
+        live = {key for key in own if self._writes[key] is not None}
+        return pa.array(sorted(set(keys.to_pylist()) - own | live), pa.utf8())
 
     def namespace_at(self, location: str) -> NamespaceDef:
         return self.base.namespace_at(location)

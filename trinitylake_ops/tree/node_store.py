@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from trinitylake_ops.errors import CorruptFileError, InvalidLocationError, StorageError
 from trinitylake_ops.format.locations import is_uri, to_location
-from trinitylake_ops.format.node_file import NodeFile, decode_node
+from trinitylake_ops.format.node_file import NodeFile, decode_node, text_bytes
 from trinitylake_ops.storage.cache import decoded
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.lru import ByteLru
 
 DEFAULT_CACHE_BYTES = 64 * 1024 * 1024
-_MEMORY_PER_FILE_BYTE = 1.5  # a decoded node of 128 rows takes 1.3 to 1.4 times its file
+_MEMORY_PER_NODE_BYTES = 4096  # of a decoded node, beyond the bytes of its file, which it is a view of
 
 
 class NodeStore:
@@ -59,7 +59,8 @@ class NodeStore:
 
     def _decode_and_keep(self, data: bytes, path: str) -> NodeFile:
         node = decode_node(data, path)
-        self._cache.put(path, node, round(len(data) * _MEMORY_PER_FILE_BYTE))
+        buffer_bytes = text_bytes(node.buffer) + text_bytes(node.buffer.values())
+        self._cache.put(path, node, len(data) + buffer_bytes + _MEMORY_PER_NODE_BYTES)
         return node
 
     def _path_or_error(self, location: str) -> str | StorageError:

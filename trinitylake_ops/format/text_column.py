@@ -1,0 +1,50 @@
+"""Text of a node file that is read where it lies, without making Python strings of all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+import pyarrow as pa
+
+
+class TextColumn(Sequence[str]):
+    """An unchanging list of strings: an Arrow array of ``utf8`` without nulls.
+
+    Taking one string makes that one, slices and iterations make theirs anew each time: what is kept
+    is the bytes of the file alone. Equal to a list or column of the same strings.
+    """
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: pa.StringArray):
+        self.array = array
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        found: str | list[str] = (
+            self.array[index].to_pylist() if isinstance(index, slice) else self.array[index].as_py()
+        )
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.array.to_pylist())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (list, TextColumn)) and len(self) == len(other) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
+def text_array(texts: Sequence[str]) -> pa.StringArray:
+    """Return strings as an Arrow array of ``utf8``, those of a column without a copy."""
+    return texts.array if isinstance(texts, TextColumn) else pa.array(texts, pa.utf8())
