@@ -18,7 +18,8 @@ ARGS ?=
 TESTS_ON_RADOSGW := tests/transaction tests/maintenance tests/tables tests/concurrency
 LONG_ON_RADOSGW := tests/transaction/test_find_latest.py tests/transaction/test_root_naming.py \
 	tests/maintenance/test_verify.py
-TESTS_ON_MOTO := tests/transaction/test_transaction.py tests/maintenance/test_rollback.py
+TESTS_ON_MOTO := tests/transaction/test_transaction.py
+LONG_ON_MOTO := tests/maintenance/test_rollback.py
 
 .PHONY: help setup demo ui test lint bench proto constraints soak clean
 
@@ -55,11 +56,12 @@ test: lint ## check everything: lint, all tests, then the engine's tests on S3 s
 		$$pytest --dist worksteal --lakes=moto $(TESTS_ON_MOTO); \
 	fi
 
-soak: setup ## run the races between writers at full length, and all of the engine's tests on radosgw; kept in soak/
+soak: setup ## run the races between writers at full length, and the rest of the engine's tests on S3; kept in soak/
 	@selection=$$(scripts/debian_packages.sh); mkdir -p soak; log="soak/$$(date -u +%Y-%m-%dT%H%M%SZ).log"; \
 	$(BIN)/python -m pytest -v --durations=0 -m "soak$${selection:+ and $$selection}" $(ARGS) 2>&1 | tee "$$log"; \
 	if $(if $(strip $(ARGS)),false,true); then \
 		$(BIN)/python -m pytest -v -n 2 --dist worksteal --lakes=radosgw $(LONG_ON_RADOSGW) 2>&1 | tee -a "$$log"; \
+		$(BIN)/python -m pytest -v -n 2 --dist worksteal --lakes=moto $(LONG_ON_MOTO) 2>&1 | tee -a "$$log"; \
 	fi
 
 lint: setup ## ruff, mypy --strict, import contracts, declared dependencies
