@@ -93,7 +93,7 @@ def assert_error(result: Result, code: int, *parts: str) -> None:
 
 def test_the_commands_are_the_fixed_ones() -> None:
     fixed = "init log ls show diff create-namespace drop-namespace rollback export exports drop-export hint verify"
-    assert sorted([*fixed.split(), "resolve-commit"]) == COMMANDS
+    assert sorted([*fixed.split(), "compact", "tree", "resolve-commit"]) == COMMANDS
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -131,9 +131,13 @@ def test_init(cli: Cli, lakes: Lakes) -> None:
     definition = Lakehouse.open(root).snapshot().definition
     assert (definition.order, definition.properties) == (8, {"k": "v=w"})
     assert shown["definition"]["isolation_level"] == "snapshot"
+    forecast = shown["forecast"]
+    assert [entry["objects"] for entry in forecast] == [10**exponent for exponent in range(3, 10)]
+    assert [entry["height"] for entry in forecast] == sorted(entry["height"] for entry in forecast)
     text = cli("init", "--isolation-level", "serializable", root=f"{root}2")
     assert f"Created a lakehouse at file://{root}2/" in text.out
     assert "serializable" in text.out
+    assert "1,000,000,000" in text.out
     assert_error(cli("init", root=root), 3, "there is a lakehouse")
     assert_error(cli("init", "--order", 2, root=f"{root}3"), 2, "order")
     assert_error(cli("init", "--txn-ttl-millis", 10**30, root=f"{root}3"), 2)
@@ -334,6 +338,28 @@ def test_hint(cli: Cli, lake: Lakehouse) -> None:
     assert cli("hint", "--repair", "--json").json["repaired"] is True
     assert cli("hint", "--json").json["state"] == "right"
     assert "right" in cli("hint", "--repair").out
+
+
+def test_tree_and_compact(cli: Cli, lake: Lakehouse) -> None:
+    create(lake, "many", *(f"t{number:03}" for number in range(300)))
+    with lake.transaction() as txn:
+        for number in range(0, 300, 9):
+            txn.alter_table("many", f"t{number:03}", table(changed="yes"))
+    shown = cli("tree", "--json").json
+    assert (shown["version"], shown["order"]) == (4, 128)
+    root, leaves = shown["levels"]
+    assert (root["depth"], root["nodes"], leaves["depth"]) == (0, 1, 1)
+    assert root["messages"] > 0
+    text = cli("tree").out
+    assert all(name in text for name in ("root", "leaves", "█", f"{leaves['keys']:,}", "of 127"))
+    assert len(cli("tree", "--version", 0, "--json").json["levels"]) == 1
+    assert_error(cli("tree", "--version", 99), 4, "99")
+    report = cli("compact", "--message", "tidy", "--json").json
+    assert (report["base_version"], report["version"]) == (4, 5)
+    assert report["after"]["levels"][0]["messages"] == 0
+    assert cli("log", "--limit", 1, "--json").json[0]["message"] == "tidy"
+    assert "nothing to do, version 5" in cli("compact").out
+    assert cli("diff", 4, 5, "--json").json == []
 
 
 def test_resolve_commit(cli: Cli, lake: Lakehouse) -> None:

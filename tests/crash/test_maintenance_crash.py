@@ -55,6 +55,7 @@ OPERATIONS = [
     Operation("export", lambda lake: export(lake, "new"), done_when=ConflictError),
     Operation("drop_export", lambda lake: maintenance.drop_export(lake, "old"), done_when=ExportNotFoundError),
     Operation("repair_hint", maintenance.repair_hint),
+    Operation("compact", maintenance.compact),
 ]
 
 

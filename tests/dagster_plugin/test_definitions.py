@@ -53,7 +53,7 @@ def maintenance() -> dg.Definitions:
 def test_operations_are_jobs_and_the_lakehouse_is_an_asset() -> None:
     definitions = maintenance()
     names = {job.name for job in definitions.resolve_all_job_defs() if not job.name.startswith("__")}
-    assert names == {"rollback", "export_minimal", "repair_hint", "verify"}
+    assert names == {"rollback", "export_minimal", "repair_hint", "compact", "verify"}
     assert {spec.key for spec in definitions.resolve_all_asset_specs()} == {LAKEHOUSE_KEY}
     assert all(definitions.resolve_job_def(name).tags["dagster/max_retries"] == "0" for name in names)
 

@@ -9,7 +9,7 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame
 
 from tests.dagster_plugin.pipeline import MONTHLY_TABLES, Pipeline
-from tests.lakes import check_lake
+from tests.lakes import check_lake, entries
 from trinitylake_ops import maintenance
 from trinitylake_ops.dagster_plugin.flights import INITIAL_JOB, MONTHLY_JOB, NAMESPACES
 from trinitylake_ops.dagster_plugin.publish import LAKEHOUSE_KEY
@@ -125,6 +125,24 @@ def test_hint_and_verify_jobs(pipeline: Pipeline) -> None:
     pipeline.lake().storage.write("_latest_hint.txt", b"garbage")
     pipeline.must_run("repair_hint")
     assert pipeline.lake().storage.read("_latest_hint.txt") == str(pipeline.lake().latest_version()).encode()
+    pipeline.must_run("verify")
+
+
+def test_compact_job(pipeline: Pipeline) -> None:
+    before = entries(pipeline.lake())
+    result = pipeline.must_run("compact")
+    assert entries(pipeline.lake()) == before
+    latest = next(iter(pipeline.lake().history(1)))
+    event = pipeline.instance.get_latest_materialization_event(LAKEHOUSE_KEY)
+    assert event is not None and event.asset_materialization is not None
+    metadata = event.asset_materialization.metadata
+    if latest.run_id == result.run_id:
+        assert latest.operation == "compact"
+        assert metadata["messages_after"].value == 0
+        assert metadata["lakehouse_version"].value == latest.version
+    version = pipeline.lake().latest_version()
+    pipeline.must_run("compact")
+    assert pipeline.lake().latest_version() == version, "a tree in order is left alone"
     pipeline.must_run("verify")
 
 

@@ -12,6 +12,7 @@ import click
 
 from trinitylake_ops.cli.context import Session, storage_options_of
 from trinitylake_ops.cli.operate import (
+    compact,
     create_namespace,
     drop_export,
     drop_namespace,
@@ -22,7 +23,7 @@ from trinitylake_ops.cli.operate import (
     rollback,
     verify,
 )
-from trinitylake_ops.cli.read import diff, init, log, ls, show
+from trinitylake_ops.cli.read import diff, init, log, ls, show, tree
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.maintenance.report import visible
 from trinitylake_ops.storage.options import StorageOptions, redact_assignments
@@ -86,6 +87,7 @@ for command in (
     ls,
     show,
     diff,
+    tree,
     create_namespace,
     drop_namespace,
     rollback,
@@ -93,6 +95,7 @@ for command in (
     exports,
     drop_export,
     hint,
+    compact,
     resolve_commit,
     verify,
 ):

@@ -203,6 +203,22 @@ def hint(session: Session, repair: bool, as_json: bool) -> None:
     print_shown(maintenance.repair_hint(lake) if repair else maintenance.inspect_hint(lake), as_json)
 
 
+@click.command(short_help="Flush buffers and merge thin nodes.")
+@click.option("--message", help="Why, for the log.")
+@json_option
+@pass_session
+def compact(session: Session, message: str | None, as_json: bool) -> None:
+    """Flush all buffers of the tree down and merge thin nodes, as a version of its own.
+
+    No namespace and no table changes. A tree in order is left alone: then nothing is committed.
+
+    Example: trinitylake compact
+    """
+    with Console(stderr=True).status("reading and packing the tree"):
+        report = maintenance.compact(session.lake(), message)
+    print_shown(report, as_json)
+
+
 @click.command(short_help="Check all versions and their files.")
 @json_option
 @pass_session

@@ -1,12 +1,15 @@
-"""Commands that make a lakehouse and look at it: init, log, ls, show, diff."""
+"""Commands that make a lakehouse and look at it: init, log, ls, show, diff, tree."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
 import click
+from rich.console import Console
+from rich.filesize import decimal
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.cli.context import (
@@ -25,7 +28,11 @@ from trinitylake_ops.maintenance.report import change_rows, new_table
 from trinitylake_ops.transaction.history import VersionInfo
 from trinitylake_ops.transaction.names import resolve_table
 from trinitylake_ops.transaction.snapshot import Snapshot
+from trinitylake_ops.tree.forecast import TreeForecast, forecast_tree
+from trinitylake_ops.tree.shape import measure_tree
 
+_BAR_CHARS = 20
+_FORECAST_OBJECTS = [10**exponent for exponent in range(3, 10)]
 _SETTINGS = (
     ("order", "Children of a node."),
     ("namespace_name_max_size_bytes", "Longest name of a namespace."),
@@ -65,7 +72,8 @@ def init(
 ) -> None:
     """Create a lakehouse at the root, empty, as version 0.
 
-    Sizes and order are fixed for good.
+    Sizes and order are fixed for good. What they mean for the tree at 1,000 to 1,000,000,000 tables
+    is printed: its height, what the root's buffer holds, and what a commit of one table writes.
 
     Example: trinitylake --root /data/lake init --order 64
     """
@@ -77,11 +85,36 @@ def init(
         **settings,
     )
     snapshot = lake.snapshot()
+    forecasts = [forecast_tree(snapshot.definition, objects) for objects in _FORECAST_OBJECTS]
     if as_json:
-        print_json({"root": lake.root, "version": snapshot.version, "definition": snapshot.definition})
+        content = {"root": lake.root, "version": snapshot.version, "definition": snapshot.definition}
+        print_json({**content, "forecast": forecasts})
         return
     print_line(f"Created a lakehouse at {lake.root}")
     print_table(_definition_table(snapshot))
+    print_table(_forecast_table(forecasts))
+
+
+def _forecast_table(forecasts: Sequence[TreeForecast]) -> Any:
+    rows = [
+        (
+            f"{found.objects:,}",
+            found.height + 1,
+            f"{found.nodes:,}",
+            found.buffer_messages,
+            f"{found.nodes_per_commit:.2f}",
+            _size(found.bytes_per_commit),
+            f"{found.write_amplification:,.0f} x",
+        )
+        for found in forecasts
+    ]
+    title = "What this means: trees that grew at random, and what a commit of one table writes on average"
+    columns = ("tables", "levels", "nodes", "messages in a full buffer", "nodes", "bytes", "bytes / bytes changed")
+    return new_table(title, *columns, rows=rows)
+
+
+def _size(size_bytes: float) -> str:
+    return str(decimal(round(size_bytes)))
 
 
 def _definition_table(snapshot: Snapshot) -> Any:
@@ -94,6 +127,45 @@ def _definition_table(snapshot: Snapshot) -> Any:
     return new_table(
         f"Lakehouse at version {snapshot.version}, {_time(snapshot.created_at)}", "setting", "value", rows=rows
     )
+
+
+@click.command(short_help="Draw the tree: levels, fill, buffers, bytes.")
+@at_options
+@json_option
+@pass_session
+def tree(session: Session, version: str | None, timestamp: datetime | int | None, as_json: bool) -> None:
+    """Draw the tree of a version, level by level: nodes, how full they are, what waits in buffers, bytes.
+
+    Reads all of its nodes. Thin nodes and many messages make reads slower; compact mends both.
+
+    Example: trinitylake tree --version 12
+    """
+    snapshot = session.lake().snapshot(version, timestamp)
+    with Console(stderr=True).status("reading the tree"):
+        shape = measure_tree(snapshot.files.nodes, snapshot.root, snapshot.location, snapshot.limits)
+    if as_json:
+        print_json({"version": snapshot.version, "order": snapshot.limits.order, "levels": shape.levels})
+        return
+    rows = [
+        (
+            "root" if level.depth == 0 else "leaves" if level.depth == shape.height else f"level {level.depth}",
+            f"{level.nodes:,}",
+            f"{level.keys:,}",
+            f"{_bar(level.fill)} {level.fill:4.0%}",
+            f"{level.fewest_keys}-{level.most_keys} of {snapshot.limits.max_keys}",
+            f"{level.messages:,}",
+            _size(level.message_bytes),
+            _size(level.file_bytes),
+        )
+        for level in shape.levels
+    ]
+    columns = ("", "nodes", "keys", "fill", "keys of a node", "messages", "text of messages", "bytes")
+    print_table(new_table(f"Tree of version {snapshot.version}", *columns, rows=rows))
+
+
+def _bar(part: float) -> str:
+    """Return a bar of 20 characters."""
+    return f"{'█' * round(min(1.0, part) * _BAR_CHARS):░<{_BAR_CHARS}}"
 
 
 def _time(time: datetime) -> str:

@@ -2,7 +2,13 @@
 
 import dagster as dg
 
-from trinitylake_ops.dagster_plugin.ops import run_export_minimal, run_repair_hint, run_rollback, run_verify
+from trinitylake_ops.dagster_plugin.ops import (
+    run_compact,
+    run_export_minimal,
+    run_repair_hint,
+    run_rollback,
+    run_verify,
+)
 from trinitylake_ops.dagster_plugin.publish import LAKEHOUSE_KEY
 
 # A destructive or one-off operation is never repeated by the instance's retry settings.
@@ -25,6 +31,7 @@ def maintenance_definitions(*, lakehouse_deps: tuple[dg.AssetKey, ...] = ()) -> 
         _job("rollback", run_rollback),
         _job("export_minimal", run_export_minimal),
         _job("repair_hint", run_repair_hint),
+        _job("compact", run_compact),
         _job("verify", run_verify),
     ]
     return dg.Definitions(assets=[lakehouse], jobs=jobs)

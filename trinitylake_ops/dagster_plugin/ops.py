@@ -102,6 +102,21 @@ def run_repair_hint(context: dg.OpExecutionContext, lakehouse: TrinityLakeResour
         context.add_output_metadata(report_metadata(report.to_dict()))
 
 
+@dg.op(description="Flushes the tree's buffers and merges thin nodes, as a version that changes no object.")
+def run_compact(context: dg.OpExecutionContext, lakehouse: TrinityLakeResource) -> None:
+    """Compact the tree."""
+    with operating(context, lakehouse) as lake:
+        report = maintenance.compact(lake)
+        context.log.info("%s", report)
+        shapes = {
+            f"{figure}_{when}": getattr(shape, figure)
+            for when, shape in (("before", report.before), ("after", report.after))
+            for figure in ("nodes", "leaf_fill", "messages", "file_bytes")
+        }
+        if report.has_changed:
+            _log_version(context, lake, "compact", {**report_metadata(report.to_dict()), **figures(shapes)})
+
+
 @dg.op(description="Checks all versions, nodes, definitions, tables and their files; fails when it finds errors.")
 def run_verify(context: dg.OpExecutionContext, lakehouse: TrinityLakeResource) -> None:
     """Verify the lakehouse."""

@@ -63,7 +63,8 @@ class NodeFile:
 
     ``is_flat`` says that the file it was read from had no row without a key: a leaf of the older
     layout, which may hold more keys than the order allows. It is no part of the content. Keys,
-    values and children that were read from a file are views of its bytes (:class:`TextColumn`).
+    values and children that were read from a file are views of its bytes (:class:`TextColumn`);
+    ``file_size_bytes`` is its size, 0 for a node that was not read.
     """
 
     keys: Sequence[str] = field(default_factory=list)
@@ -72,6 +73,7 @@ class NodeFile:
     buffer: dict[str, str | None] = field(default_factory=dict)
     system: dict[str, str] = field(default_factory=dict)
     is_flat: bool = field(default=False, compare=False)
+    file_size_bytes: int = field(default=0, compare=False)
 
     @property
     def is_leaf(self) -> bool:
@@ -157,9 +159,11 @@ def decode_node(data: bytes, path: str) -> NodeFile:
     """
     key, pvalue, pnode = _columns(data, path)
     try:
-        return _Rows(key, pvalue, pnode).node()
+        node = _Rows(key, pvalue, pnode).node()
     except _MalformedError as error:
         raise _corrupt(path, error) from error
+    node.file_size_bytes = len(data)
+    return node
 
 
 def decode_system_rows(data: bytes, path: str) -> dict[str, str]:

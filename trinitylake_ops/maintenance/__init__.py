@@ -1,5 +1,6 @@
 """Operations on a whole lakehouse. Each that destroys or rolls back is a plan first: look, then execute."""
 
+from trinitylake_ops.maintenance.compact import CompactionReport, compact
 from trinitylake_ops.maintenance.drop_namespace import DropNamespacePlan, plan_drop_namespace
 from trinitylake_ops.maintenance.export import (
     ExportInfo,
@@ -14,6 +15,7 @@ from trinitylake_ops.maintenance.rollback import RollbackPlan, plan_rollback, ro
 from trinitylake_ops.maintenance.verify import Finding, VerifyReport, verify
 
 __all__ = [
+    "CompactionReport",
     "DropNamespacePlan",
     "ExportInfo",
     "ExportPlan",
@@ -23,6 +25,7 @@ __all__ = [
     "HintState",
     "RollbackPlan",
     "VerifyReport",
+    "compact",
     "drop_export",
     "inspect_hint",
     "list_exports",

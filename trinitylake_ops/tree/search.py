@@ -61,7 +61,7 @@ def scan_columns(
                 if (lower is None or lower <= key) and (upper is None or key < upper):
                     messages.setdefault(key, location)  # those nearer the root, which came first, are newer
         level = store.load_many(below)
-    return _merged(pa.concat_arrays(keys), pa.concat_arrays(locations), messages)
+    return with_messages(pa.concat_arrays(keys), pa.concat_arrays(locations), messages)
 
 
 def _n_keys_below(node: NodeFile, bound: str) -> int:
@@ -71,7 +71,7 @@ def _n_keys_below(node: NodeFile, bound: str) -> int:
     return len(node.keys) if node.keys[-1] < bound else bisect_left(node.keys, bound)
 
 
-def _merged(
+def with_messages(
     keys: pa.StringArray, locations: pa.StringArray, messages: Mapping[str, str | None]
 ) -> tuple[pa.StringArray, pa.StringArray]:
     """Return keys and their locations, in order, after messages that are newer than them."""

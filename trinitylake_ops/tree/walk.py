@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from trinitylake_ops.format.node_file import NodeFile
 from trinitylake_ops.tree.node_store import NodeStore
 
 _BATCH = 256
+
+#: A node's location and depth, and the keys next to it.
+_Place: TypeAlias = tuple[str, int, str | None, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,23 +29,27 @@ class VisitedNode:
 def walk(store: NodeStore, root: NodeFile, root_location: str, known: Collection[str] = ()) -> Iterator[VisitedNode]:
     """Yield the root and every node below it, level by level, reading in parallel batches.
 
-    Subtrees whose location is in ``known`` are passed over. Raises what reading raises.
+    Subtrees whose location is in ``known`` are passed over. A batch of nodes is held at a time, and
+    the locations of the level below. Raises what reading raises.
     """
-    level = [VisitedNode(root_location, root, 0, None, None)]
-    while level:
-        yield from level
-        places = [place for visited in level for place in _child_places(visited) if place[0] not in known]
-        level = []
+    visited = VisitedNode(root_location, root, 0, None, None)
+    yield visited
+    places = list(_child_places(visited))
+    while places := [place for place in places if place[0] not in known]:
+        below: list[_Place] = []
         for start in range(0, len(places), _BATCH):
             batch = places[start : start + _BATCH]
             nodes = store.load_many([location for location, *_ in batch])
-            level += [
-                VisitedNode(location, node, depth, lower, upper)
-                for (location, depth, lower, upper), node in zip(batch, nodes, strict=True)
-            ]
+            for (location, depth, lower, upper), node in zip(batch, nodes, strict=True):
+                visited = VisitedNode(location, node, depth, lower, upper)
+                yield visited
+                below += _child_places(visited)
+        places = below
 
 
-def _child_places(visited: VisitedNode) -> Iterator[tuple[str, int, str | None, str | None]]:
+def _child_places(visited: VisitedNode) -> Iterator[_Place]:
+    if visited.node.is_leaf:
+        return
     bounds = [visited.lower, *visited.node.keys, visited.upper]
     for position, child in enumerate(visited.node.children):
         yield child, visited.depth + 1, bounds[position], bounds[position + 1]

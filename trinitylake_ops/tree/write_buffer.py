@@ -3,6 +3,7 @@
 A change appends its messages to the root's buffer. When a buffer outgrows its target, the group of
 messages bound for one child, the group with the most bytes, moves down into that child, whose own
 buffer may then do the same. So most changes rewrite the root alone, and a flush rewrites one path.
+A change of more messages than the tree can have keys builds it anew instead.
 """
 
 from __future__ import annotations
@@ -14,12 +15,18 @@ from dataclasses import dataclass
 
 from trinitylake_ops.format.file_names import new_node_path
 from trinitylake_ops.format.node_file import CREATED_AT_MILLIS, NodeFile, encode_node
+from trinitylake_ops.tree.bulk_load import bulk_load
 from trinitylake_ops.tree.node import DirtyNode, TreeLimits, message_bytes
 from trinitylake_ops.tree.node_store import NodeStore
+from trinitylake_ops.tree.search import scan_columns, with_messages
 from trinitylake_ops.tree.split import concatenate, split_evenly
 
 # What any node's system rows may take: a time of 20 digits.
 _NODE_SYSTEM = {CREATED_AT_MILLIS: "9" * 20}
+
+
+# From so many messages on, a tree that cannot hold more keys than they are is built anew: all its leaves would change.
+_BULK_MESSAGES = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +52,25 @@ def apply_messages(
     ``limits.node_file_max_size_bytes``. Reads the nodes it changes, writes nothing. Raises
     CorruptFileError or StorageError from reading nodes.
     """
-    editor = _Editor(store, limits, dict(root_system))
-    new_root = editor.changed_root(DirtyNode.copy_of(root), dict(messages))
     node_files: dict[str, bytes] = {}
-    return EditedTree(_frozen(new_root, limits.order, created_at_ms, node_files), node_files)
+    if len(messages) >= _BULK_MESSAGES and len(messages) >= _most_keys(store, root, limits):
+        keys, locations = with_messages(*scan_columns(store, root), messages)
+        entries = zip(keys.to_pylist(), locations.to_pylist(), strict=True)
+        new = bulk_load(entries, limits, created_at_ms=created_at_ms, write=node_files.update)
+        return EditedTree(new, node_files)
+    editor = TreeEditor(store, limits, dict(root_system))
+    new_root = editor.changed_root(DirtyNode.copy_of(root), dict(messages))
+    return EditedTree(frozen_root(new_root, limits.order, created_at_ms, node_files), node_files)
+
+
+def _most_keys(store: NodeStore, root: NodeFile, limits: TreeLimits) -> int:
+    """Return the most keys that a tree of this height can have; reads one node of each level."""
+    most = limits.order
+    node = root
+    while not node.is_leaf:
+        most *= limits.order
+        node = store.load(node.children[0])
+    return most
 
 
 def carried_tree(
@@ -67,57 +89,63 @@ def carried_tree(
     return apply_messages(store, root, {}, limits, created_at_ms=created_at_ms, root_system=root_system)
 
 
-def _frozen(node: DirtyNode, order: int, created_at_ms: int, node_files: dict[str, bytes]) -> NodeFile:
+def frozen_root(node: DirtyNode, order: int, created_at_ms: int, node_files: dict[str, bytes]) -> NodeFile:
+    """Return a root, without system rows, and add the files of all new nodes below it to ``node_files``."""
     children: list[str] = []
     for child in node.children:
         if isinstance(child, str):
             children.append(child)
             continue
         path = new_node_path()
-        content = _frozen(child, order, created_at_ms, node_files)
+        content = frozen_root(child, order, created_at_ms, node_files)
         content.system[CREATED_AT_MILLIS] = str(created_at_ms)
         node_files[path] = encode_node(content, order)
         children.append(path)
     return NodeFile(node.keys, node.values, children, node.buffer)
 
 
-class _Editor:
+class TreeEditor:
     """One change of one tree.
 
-    Whoever changes a child calls :meth:`_restore_child` on its parent afterwards, so that a node's
+    Whoever changes a child calls :meth:`restore_child` on its parent afterwards, so that a node's
     children keep the limits on their number of keys; the root is restored last.
     """
 
     def __init__(self, store: NodeStore, limits: TreeLimits, root_system: dict[str, str]):
-        self._store = store
-        self._limits = limits
+        self.store = store
+        self.limits = limits
         self._root_system = root_system
 
     def changed_root(self, root: DirtyNode, messages: dict[str, str | None]) -> DirtyNode:
+        """Return the root that ``root`` becomes by messages."""
         root.absorb(messages)
-        self._relieve(root, self._root_system)
+        self.relieve(root, self._root_system)
+        return self.restored_root(root)
+
+    def restored_root(self, root: DirtyNode) -> DirtyNode:
+        """Return a root within all limits in place of one with any number of keys."""
         while True:
             if not root.is_leaf and not root.keys:
                 root = self._collapsed(root)
-            elif len(root.keys) > self._limits.max_keys:
+            elif len(root.keys) > self.limits.max_keys:
                 root = self._raised(root)
             elif self._is_over(root, self._root_system):
-                self._relieve(root, self._root_system)
+                self.relieve(root, self._root_system)
             else:
                 return root
 
     def _collapsed(self, root: DirtyNode) -> DirtyNode:
         """Make the only child of a root without keys the root."""
-        child = self._dirty_child(root, 0)
+        child = self.dirty_child(root, 0)
         child.absorb(root.buffer)
         return child
 
     def _raised(self, root: DirtyNode) -> DirtyNode:
         """Put a new root above one that has too many keys."""
         self._settle_own_messages(root)
-        if len(root.keys) <= self._limits.max_keys:
+        if len(root.keys) <= self.limits.max_keys:
             return root
-        parts, keys, values = split_evenly(root, self._limits.order)
+        parts, keys, values = split_evenly(root, self.limits.order)
         return DirtyNode(keys, values, list(parts))
 
     # Flushing
@@ -125,11 +153,11 @@ class _Editor:
     def _is_over(self, node: DirtyNode, system: dict[str, str]) -> bool:
         if not node.buffer:
             return False
-        if sum(message_bytes(*message) for message in node.buffer.items()) > self._limits.buffer_target_bytes:
+        if sum(message_bytes(*message) for message in node.buffer.items()) > self.limits.buffer_target_bytes:
             return True
-        return node.size_bytes(self._limits.order, system) > self._limits.node_file_max_size_bytes
+        return node.size_bytes(self.limits.order, system) > self.limits.node_file_max_size_bytes
 
-    def _relieve(self, node: DirtyNode, system: dict[str, str]) -> None:
+    def relieve(self, node: DirtyNode, system: dict[str, str]) -> None:
         """Flush the heaviest groups of messages until the buffer fits its target and the file its limit."""
         while self._is_over(node, system):
             self._flush(node, self._heaviest_child(node))
@@ -146,10 +174,10 @@ class _Editor:
         own_key = node.keys[child] if child < len(node.keys) and node.keys[child] in node.buffer else None
         messages = {key: node.buffer.pop(key) for key in group if key != own_key}
         if messages:
-            below = self._dirty_child(node, child)
+            below = self.dirty_child(node, child)
             below.absorb(messages)
-            self._relieve(below, _NODE_SYSTEM)
-            self._restore_child(node, child)
+            self.relieve(below, _NODE_SYSTEM)
+            self.restore_child(node, child)
         if own_key is not None:
             self._settle_own_message(node, own_key)
 
@@ -174,56 +202,56 @@ class _Editor:
 
     def _delete_inner_key(self, node: DirtyNode, row: int) -> None:
         """Delete a key of an inner node by joining the subtrees on its two sides."""
-        left, right = self._dirty_child(node, row), self._dirty_child(node, row + 1)
+        left, right = self.dirty_child(node, row), self.dirty_child(node, row + 1)
         del node.keys[row], node.values[row]
         node.children[row : row + 2] = [self._joined(left, right)]
-        self._restore_child(node, row)
+        self.restore_child(node, row)
 
     def _joined(self, left: DirtyNode, right: DirtyNode) -> DirtyNode:
         """Return one node, of any number of keys, for two neighbours of one level with nothing between them."""
         if left.is_leaf:
             return concatenate(left, right)
         seam = len(left.keys)
-        middle = self._joined(self._dirty_child(left, seam), self._dirty_child(right, 0))
+        middle = self._joined(self.dirty_child(left, seam), self.dirty_child(right, 0))
         joined = DirtyNode(
             left.keys + right.keys,
             left.values + right.values,
             [*left.children[:-1], middle, *right.children[1:]],
             left.buffer | right.buffer,
         )
-        self._restore_child(joined, seam)
-        self._relieve(joined, _NODE_SYSTEM)
+        self.restore_child(joined, seam)
+        self.relieve(joined, _NODE_SYSTEM)
         return joined
 
     # Restoring the number of keys
 
-    def _restore_child(self, parent: DirtyNode, position: int) -> None:
+    def restore_child(self, parent: DirtyNode, position: int) -> None:
         """Split or merge a child that has too many or too few keys. The parent's own number may change."""
         child = parent.children[position]
         if isinstance(child, str):
             return
-        if len(child.keys) > self._limits.max_keys:
+        if len(child.keys) > self.limits.max_keys:
             self._settle_own_messages(child)
-        if len(child.keys) > self._limits.max_keys:
-            parts, keys, values = split_evenly(child, self._limits.order)
+        if len(child.keys) > self.limits.max_keys:
+            parts, keys, values = split_evenly(child, self.limits.order)
             parent.keys[position:position] = keys
             parent.values[position:position] = values
             parent.children[position : position + 1] = parts
-        elif len(child.keys) < self._limits.min_keys and parent.keys:
+        elif len(child.keys) < self.limits.min_keys and parent.keys:
             self._merge_child(parent, position)
 
     def _merge_child(self, parent: DirtyNode, position: int) -> None:
         """Merge a child with a neighbour and the key between them; an overfull result is split again."""
         left_position = self._merge_partner(parent, position)
-        left, right = self._dirty_child(parent, left_position), self._dirty_child(parent, left_position + 1)
+        left, right = self.dirty_child(parent, left_position), self.dirty_child(parent, left_position + 1)
         merged = concatenate(left, right, (parent.keys.pop(left_position), parent.values.pop(left_position)))
         parent.children[left_position : left_position + 2] = [merged]
         # A node that had no keys left may bring along a child that is too small and now has neighbours.
         for below in reversed(range(len(merged.children))):
             if below < len(merged.children):
-                self._restore_child(merged, below)
-        self._relieve(merged, _NODE_SYSTEM)
-        self._restore_child(parent, left_position)
+                self.restore_child(merged, below)
+        self.relieve(merged, _NODE_SYSTEM)
+        self.restore_child(parent, left_position)
 
     @staticmethod
     def _merge_partner(parent: DirtyNode, position: int) -> int:
@@ -234,10 +262,10 @@ class _Editor:
             return position - 1
         return position if isinstance(parent.children[position + 1], DirtyNode) else position - 1
 
-    def _dirty_child(self, parent: DirtyNode, position: int) -> DirtyNode:
+    def dirty_child(self, parent: DirtyNode, position: int) -> DirtyNode:
         child = parent.children[position]
         if isinstance(child, str):
-            child = parent.children[position] = DirtyNode.copy_of(self._store.load(child))
+            child = parent.children[position] = DirtyNode.copy_of(self.store.load(child))
         return child
 
 

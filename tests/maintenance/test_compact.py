@@ -1,0 +1,75 @@
+"""Compaction as an operation: a version of its own that changes no object."""
+
+from __future__ import annotations
+
+import json
+
+from tests.faults import FaultyStorage
+from tests.lakes import Lakes, entries, listed, objects, table
+from tests.maintenance.changes import create, small_sizes
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.tree.walk import walk
+
+
+def untidy(lakes: Lakes) -> Lakehouse:
+    """A lakehouse of several levels with thin nodes and messages in buffers."""
+    lake = lakes.memory(order=4, **small_sizes(4))
+    for namespace in ("a", "b", "c"):
+        create(lake, namespace, *(f"t{number}" for number in range(12)))
+    with lake.transaction() as txn:
+        for number in range(10):
+            txn.drop_table("b", f"t{number}")
+            txn.alter_table("c", f"t{number}", table(changed="yes"))
+    return lake
+
+
+def test_objects_stay_and_the_tree_is_in_order(lakes: Lakes) -> None:
+    lake = untidy(lakes)
+    before, latest = entries(lake), lake.latest_version()
+    ids = objects(lake.snapshot())
+    report = maintenance.compact(lake, "before the night")
+    assert (report.base_version, report.version, report.has_changed) == (latest, latest + 1, True)
+    assert report.before.messages > report.after.messages == 0
+    assert report.after.nodes == len(list(walk(lake.snapshot().files.nodes, lake.snapshot().root, "root")))
+    assert entries(lake) == before
+    assert objects(lake.snapshot()) == ids
+    assert lake.diff(latest, latest + 1) == []
+    info = next(iter(lake.history(1)))
+    assert (info.operation, info.message) == ("compact", "before the night")
+    assert maintenance.verify(lake).is_clean
+    assert json.loads(report.to_json())["after"]["levels"][0]["depth"] == 0
+    assert "messages in buffers" in str(report)
+
+
+def test_a_tree_in_order_is_left_alone(lakes: Lakes) -> None:
+    lake = untidy(lakes)
+    maintenance.compact(lake)
+    files, latest = listed(lake.storage), lake.latest_version()
+    again = maintenance.compact(lake)
+    assert (again.has_changed, again.version, again.nodes_written) == (False, latest, 0)
+    assert again.before == again.after
+    assert listed(lake.storage) == files
+    assert "nothing to do" in str(again)
+
+
+def test_a_new_lakehouse_is_in_order(lakes: Lakes) -> None:
+    assert not maintenance.compact(lakes.memory()).has_changed
+
+
+def test_commits_that_get_in_between_are_kept(lakes: Lakes) -> None:
+    lake = untidy(lakes)
+    latest = lake.latest_version()
+
+    class Interfering(FaultyStorage):
+        """Another commit takes the version just before the first root of the compaction."""
+
+        def create(self, path: str, data: bytes) -> None:
+            if path == lake.files.roots.path(latest + 1):
+                create(Lakehouse(lake.storage), "d", "t")
+            super().create(path, data)
+
+    report = maintenance.compact(Lakehouse(Interfering(lake.storage)))
+    assert (report.base_version, report.version) == (latest + 1, latest + 2)
+    assert report.after.messages == 0
+    assert lake.snapshot().tables("d") == ["t"]
+    assert maintenance.verify(lake).is_clean

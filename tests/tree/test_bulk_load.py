@@ -1,0 +1,86 @@
+"""Building trees from sorted entries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tree.trees import SYSTEM, Tree, filled
+from trinitylake_ops.format.node_file import NodeFile
+from trinitylake_ops.storage import MemoryStorage
+from trinitylake_ops.tree.bulk_load import FILL, bulk_load
+from trinitylake_ops.tree.invariants import check_tree
+from trinitylake_ops.tree.node import TreeLimits
+from trinitylake_ops.tree.node_store import NodeStore
+from trinitylake_ops.tree.search import get, scan
+from trinitylake_ops.tree.walk import walk
+
+ROOT = "memory://bulk-load/"
+
+
+def loaded(n_keys: int, order: int) -> tuple[NodeStore, NodeFile, list[tuple[str, str]], TreeLimits, list[int]]:
+    """Load ``n_keys`` keys; returns what reads them, the root, the entries, the limits and the files of each write."""
+    storage = MemoryStorage(ROOT)
+    limits = TreeLimits(order, 1 << 20)
+    entries = [(f"k{number:07}", f"v{number}") for number in range(n_keys)]
+    written: list[int] = []
+
+    def write(files: Mapping[str, bytes]) -> None:
+        written.append(len(files))
+        storage.create_many(files)
+
+    root = bulk_load(iter(entries), limits, created_at_ms=5, write=write)
+    root.system.update(SYSTEM)
+    return NodeStore(storage), root, entries, limits, written
+
+
+@given(st.integers(0, 700), st.integers(3, 9))
+def test_any_number_of_keys_makes_a_sound_tree(n_keys: int, order: int) -> None:
+    store, root, entries, limits, _ = loaded(n_keys, order)
+    assert check_tree(store, root, "root", limits) == []
+    assert scan(store, root) == entries
+    assert get(store, root, "k0000003") == (entries[3][1] if n_keys > 3 else None)
+
+
+@pytest.mark.parametrize("n_keys", [127, 128, 239, 240, 20_000])
+def test_nodes_are_filled_but_for_the_last_two_of_a_level(n_keys: int) -> None:
+    store, root, entries, limits, written = loaded(n_keys, 128)
+    assert check_tree(store, root, "root", limits) == []
+    assert scan(store, root) == entries
+    leaves = [visited.node for visited in walk(store, root, "root") if visited.node.is_leaf]
+    n_filled = int(limits.max_keys * FILL)
+    assert {len(leaf.keys) for leaf in leaves[:-2]} <= {n_filled}
+    assert all(size <= 256 for size in written), "files are handed on in batches, so that memory stays flat"
+
+
+def test_keys_must_ascend() -> None:
+    for keys in (["b", "a"], ["a", "a"]):
+        with pytest.raises(ValueError, match="does not ascend"):
+            bulk_load([(key, "v") for key in keys], TreeLimits(5, 1 << 20), created_at_ms=1, write=lambda files: None)
+
+
+def test_a_change_of_more_messages_than_the_tree_can_have_keys_builds_it_anew() -> None:
+    tree = filled(32, 900)
+    before = set(tree.root.children)
+    changes: dict[str, str | None] = {f"n{number:05}": f"new{number}" for number in range(1_100)}
+    changes |= dict.fromkeys(list(tree.model)[:50])
+    tree.apply(changes)
+    check(tree)
+    assert before.isdisjoint(tree.root.children)
+    assert not tree.root.buffer
+
+
+def test_a_change_of_fewer_keeps_what_it_does_not_touch() -> None:
+    tree = filled(8, 900)
+    before = set(tree.root.children)
+    tree.apply({f"k0000-{number:05}": "new" for number in range(1_100)})
+    check(tree)
+    assert before & {visited.location for visited in walk(tree.store(), tree.root, "root")}
+
+
+def check(tree: Tree) -> None:
+    assert check_tree(tree.store(), tree.root, "root", tree.limits) == []
+    assert scan(tree.store(), tree.root) == sorted(tree.model.items())

@@ -1,0 +1,91 @@
+"""Compaction: the same keys in fewer nodes, with empty buffers, and nothing rewritten without need."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tree.trees import SYSTEM, Tree, filled, keys
+from trinitylake_ops.tree.compaction import compacted_tree
+from trinitylake_ops.tree.shape import TreeShape, measure_tree
+from trinitylake_ops.tree.walk import walk
+
+
+def compact(tree: Tree) -> bool:
+    """Compact a tree and check it; says whether that changed anything."""
+    edited = compacted_tree(tree.store(), tree.root, tree.limits, created_at_ms=7, root_system=SYSTEM)
+    if edited is None:
+        return False
+    tree.storage.create_many(edited.node_files)
+    tree.root = edited.root
+    tree.root.system = dict(SYSTEM)
+    tree.check()
+    return True
+
+
+def shape(tree: Tree) -> TreeShape:
+    return measure_tree(tree.store(), tree.root, "root", tree.limits)
+
+
+def locations(tree: Tree) -> set[str]:
+    return {visited.location for visited in walk(tree.store(), tree.root, "root")}
+
+
+@pytest.mark.parametrize("order", [3, 4, 5, 16, 128])
+def test_thin_nodes_are_merged_and_buffers_emptied(order: int) -> None:
+    tree = filled(order, 40 * order)
+    tree.limits = type(tree.limits)(order, 10**6, 4000)
+    generator = random.Random(order)
+    for _ in range(3):
+        tree.apply(dict.fromkeys(keys(*generator.sample(range(40 * order), 12 * order))))
+        tree.apply(dict.fromkeys(keys(*generator.sample(range(40 * order), order)), "new"))
+    before = shape(tree)
+    assert before.messages
+    assert compact(tree)
+    after = shape(tree)
+    assert after.messages == 0
+    assert after.nodes < before.nodes
+    assert not compact(tree), "a tree in order stays as it is"
+
+
+def test_a_tree_in_order_is_left_alone() -> None:
+    for tree in (filled(5, 0), filled(5, 3), filled(128, 5_000)):
+        compact(tree)
+        assert not compact(tree)
+
+
+def test_subtrees_in_order_keep_their_files() -> None:
+    tree = filled(8, 2_000)
+    compact(tree)
+    before = locations(tree)
+    tree.apply(dict.fromkeys(keys(*range(0, 300, 2))))
+    assert compact(tree)
+    kept = before & locations(tree)
+    assert len(kept) > 0.7 * len(before)
+
+
+def test_the_shape_counts_what_is_there() -> None:
+    tree = filled(8, 500)
+    found = shape(tree)
+    assert found.height == tree.height()
+    assert found.nodes == len(tree.nodes())
+    assert sum(level.keys for level in found.levels) == 500
+    assert found.file_bytes == sum(len(tree.storage.read(location)) for location in locations(tree) - {"root"})
+    for level in found.levels:
+        assert level.fewest_keys <= level.keys / level.nodes <= level.most_keys
+        assert level.fill == level.keys / (level.nodes * 7)
+
+
+@given(st.integers(3, 9), st.integers(0, 1000), st.integers(0, 400), st.integers(0, 3000))
+def test_any_tree(order: int, seed: int, n_keys: int, buffer_target_bytes: int) -> None:
+    generator = random.Random(seed)
+    tree = filled(order, n_keys, buffer_target_bytes=buffer_target_bytes)
+    for _ in range(4):
+        names = keys(*(generator.randrange(500) for _ in range(60)))
+        tree.apply({name: generator.choice([None, None, "v1", "v2"]) for name in names})
+    compact(tree)
+    assert shape(tree).messages == 0
+    assert not compact(tree)

@@ -1,0 +1,122 @@
+"""Building a tree from its sorted entries, bottom-up: every node is written once, and none is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from trinitylake_ops.format.file_names import new_node_path
+from trinitylake_ops.format.node_file import CREATED_AT_MILLIS, NodeFile, encode_node
+from trinitylake_ops.tree.node import TreeLimits
+
+#: The part of a node's keys that a load fills: full nodes would split at the first entry that follows.
+FILL = 7 / 8
+
+_NODES_PER_WRITE = 256
+
+
+def bulk_load(
+    entries: Iterable[tuple[str, str]],
+    limits: TreeLimits,
+    *,
+    created_at_ms: int,
+    write: Callable[[Mapping[str, bytes]], None],
+) -> NodeFile:
+    """Return the root, without system rows, of a tree of these (key, location), which ascend strictly by key.
+
+    Takes the entries as a stream: a few nodes of each level are held at a time. ``write`` gets the
+    files of all other nodes by path, in batches, those of a subtree before its parent's. Nodes are
+    filled to ``FILL`` but for the last two of a level, and all keep the limits on their number of
+    keys. Raises ValueError for keys that do not ascend, and what ``write`` raises.
+    """
+    nodes = _NodeWriter(limits, created_at_ms, write)
+    leaves = _Level(nodes, 0)
+    last_key: str | None = None
+    for key, location in entries:
+        if last_key is not None and key <= last_key:
+            raise ValueError(f"key {key!r} does not ascend after {last_key!r}")
+        last_key = key
+        leaves.add(key, location)
+    level = leaves
+    while not level.is_root:
+        level = level.finished()
+    nodes.write_pending()
+    return NodeFile(level.keys, level.values, level.children)
+
+
+def n_filled_keys(limits: TreeLimits) -> int:
+    """Return how many keys a load puts into a node."""
+    return max(1, int(limits.max_keys * FILL))
+
+
+class _NodeWriter:
+    """Encodes nodes and hands their files on in batches."""
+
+    def __init__(self, limits: TreeLimits, created_at_ms: int, write: Callable[[Mapping[str, bytes]], None]):
+        self.limits = limits
+        self._system = {CREATED_AT_MILLIS: str(created_at_ms)}
+        self._write = write
+        self._pending: dict[str, bytes] = {}
+
+    def add(self, node: NodeFile) -> str:
+        """Return the path of a node that is written with the next batch."""
+        node.system.update(self._system)
+        path = new_node_path()
+        self._pending[path] = encode_node(node, self.limits.order)
+        if len(self._pending) >= _NODES_PER_WRITE:
+            self.write_pending()
+        return path
+
+    def write_pending(self) -> None:
+        if self._pending:
+            files, self._pending = self._pending, {}
+            self._write(files)
+
+
+@dataclass
+class _Level:
+    """The nodes of one level from left to right: those that are full are written, the rest waits in lists.
+
+    In a level of inner nodes ``children`` has an entry for each key and, once the level below has
+    ended, one more.
+    """
+
+    nodes: _NodeWriter
+    height: int
+    keys: list[str] = field(default_factory=list)
+    values: list[str] = field(default_factory=list)
+    children: list[str] = field(default_factory=list)
+    parent: _Level | None = None
+
+    @property
+    def is_root(self) -> bool:
+        """Whether what waits is the whole level, and fits one node."""
+        return self.parent is None and len(self.keys) <= self.nodes.limits.max_keys
+
+    def add(self, key: str, value: str, child: str | None = None) -> None:
+        """Add the next key, and the child that precedes it."""
+        self.keys.append(key)
+        self.values.append(value)
+        if child is not None:
+            self.children.append(child)
+        n_filled = n_filled_keys(self.nodes.limits)
+        # What stays must be enough for two nodes, whatever follows.
+        if len(self.keys) > n_filled + 1 + self.nodes.limits.max_keys:
+            self._write_first(n_filled)
+
+    def finished(self) -> _Level:
+        """Write what waits as two nodes of nearly the same size; returns the level above."""
+        self._write_first((len(self.keys) - 1) // 2)
+        last = self.nodes.add(NodeFile(self.keys, self.values, self.children))
+        assert self.parent is not None
+        self.parent.children.append(last)
+        return self.parent
+
+    def _write_first(self, n_keys: int) -> None:
+        """Write a node of the first keys; the key after them moves up."""
+        n_children = n_keys + 1 if self.height else 0
+        node = NodeFile(self.keys[:n_keys], self.values[:n_keys], self.children[:n_children])
+        if self.parent is None:
+            self.parent = _Level(self.nodes, self.height + 1)
+        self.parent.add(self.keys[n_keys], self.values[n_keys], self.nodes.add(node))
+        del self.keys[: n_keys + 1], self.values[: n_keys + 1], self.children[:n_children]
