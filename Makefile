@@ -75,7 +75,7 @@ lint: setup ## ruff, mypy --strict, import contracts, declared dependencies
 		|| { cat .venv/deptry.log; exit 1; }
 
 bench: setup ## measure requests, rounds and bytes; results in benchmarks/results/
-	@$(BIN)/python benchmarks/request_counts.py
+	@$(BIN)/python -m benchmarks.request_counts
 	@scripts/debian_packages.sh >/dev/null; $(BIN)/python -m benchmarks.s3
 
 proto: setup ## generate trinitylake_ops/format/generated from proto/definitions.proto

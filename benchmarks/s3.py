@@ -27,7 +27,7 @@ import obstore
 import s3fs
 from obstore.store import S3Store
 
-from benchmarks.request_counts import filled
+from benchmarks.lakes import filled, name
 from tests.servers.keeper import ENDPOINT, start
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, TableDef
@@ -201,15 +201,15 @@ def radosgw() -> Iterator[S3Server]:
 def change_one(lake: Lakehouse) -> None:
     """Commit a change of one random table."""
     with lake.transaction() as txn:
-        name = f"t{random.randrange(N_TABLES):06}"
-        txn.alter_table("ns", name, TableDef(properties={"stamp": str(random.random())}))
+        table = name(random.randrange(N_TABLES))
+        txn.alter_table("ns", table, TableDef(properties={"stamp": str(random.random())}))
 
 
 #: What is measured: the work, and whether it begins with empty caches each time.
 WORKS: Mapping[str, tuple[Work, bool]] = {
     "begin, warm": (lambda lake: lake.snapshot().definition, False),
     "begin, change a table and commit, warm": (change_one, False),
-    "look up a table, cold": (lambda lake: lake.snapshot().table("ns", "t000042"), True),
+    "look up a table, cold": (lambda lake: lake.snapshot().table("ns", name(42)), True),
     "list 10,000 tables, cold": (lambda lake: lake.snapshot().tables("ns"), True),
 }
 
@@ -285,11 +285,11 @@ def report(results: Mapping[str, Mapping[str, Figures]]) -> str:
         shown = [f"{count.total} ({count.rounds})" for count in counts.values()]
         times = [f"{figures[work].engine_ms:.1f}" for figures in results.values()]
         asked.append(f"| {work} | {' | '.join(shown)} | {' | '.join(times)} |")
-        for name, figures in results.items():
+        for storage, figures in results.items():
             found = figures[work]
             if found.bare_ms is not None:
                 cells = f"{found.engine_ms:.1f} | {found.bare_ms:.1f} | {found.engine_ms / found.bare_ms:.2f}"
-                overhead.append(f"| {work} | {name} | {cells} |")
+                overhead.append(f"| {work} | {storage} | {cells} |")
     names = list(results)
     return "\n".join(
         [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -138,6 +139,14 @@ def test_init(cli: Cli, lakes: Lakes) -> None:
     assert f"Created a lakehouse at file://{root}2/" in text.out
     assert "serializable" in text.out
     assert "1,000,000,000" in text.out
+    assert re.search("node_compression +none", text.out)
+    packed = cli("init", "--node-compression", "zstd", "--json", root=f"{root}4").json
+    assert packed["definition"]["node_compression"] == "zstd"
+    assert re.search("node_compression +zstd", cli("show", root=f"{root}4").out)
+    assert cli("init", "--node-compression", "none", "--json", root=f"{root}5").json["definition"] | {
+        "id": ""
+    } == shown["definition"] | {"id": "", "order": 128, "properties": {}}
+    assert_error(cli("init", "--node-compression", "gzip", root=f"{root}3"), 2, "lz4")
     assert_error(cli("init", root=root), 3, "there is a lakehouse")
     assert_error(cli("init", "--order", 2, root=f"{root}3"), 2, "order")
     assert_error(cli("init", "--txn-ttl-millis", 10**30, root=f"{root}3"), 2)

@@ -36,7 +36,13 @@ from trinitylake_ops.format.generated import definitions_pb2 as pb
 from trinitylake_ops.format.keys import KeyCodec, ObjectName, encode_schema_id
 from trinitylake_ops.format.limits import smallest_node_file_limit_bytes, validate_lakehouse_def
 from trinitylake_ops.format.locations import normalize_root_uri, validate_location, validate_path
-from trinitylake_ops.format.node_file import decode_node, decode_system_rows, encode_node
+from trinitylake_ops.format.node_file import (
+    NODE_COMPRESSIONS,
+    check_node_compression,
+    decode_node,
+    decode_system_rows,
+    encode_node,
+)
 
 TEXT = (Path(definitions.__file__).parent / "FORMAT.md").read_text(encoding="utf-8")
 BLOCKS = {
@@ -77,6 +83,16 @@ def test_every_example_has_a_test() -> None:
         "refused, columns key and value",
     }
     assert set(re.findall(r"^### (\w+)$", TEXT, re.M)) == {message.name for message in MESSAGES}
+
+
+def check_node_compressions(meanings: dict[str, str | None]) -> None:
+    for name, codec in meanings.items():
+        if codec == "refused":
+            with pytest.raises(InvalidDefinitionError, match=f"node_compression is '{name}'"):
+                check_node_compression(name)
+        else:
+            check_node_compression(name)
+    assert {name for name, codec in meanings.items() if codec != "refused"} == set(NODE_COMPRESSIONS)
 
 
 def check_roots(roots: dict[str, str]) -> None:
@@ -159,6 +175,7 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "hints": check_hints,
     "refused-names": check_refused_names,
     "schema-ids": check_schema_ids,
+    "node-compressions": check_node_compressions,
     "smallest-limits": check_smallest_limits,
     "data-types": check_data_types,
 }
@@ -202,6 +219,8 @@ def test_node(name: str, order: int) -> None:
     assert node.is_leaf == name.startswith("leaf")
     assert arrow_rows(encode_node(node, order)) == rows
     assert encode_node(node, order) == arrow_file(rows), "byte for byte"
+    for compression in NODE_COMPRESSIONS:
+        assert arrow_rows(encode_node(node, order, compression)) == rows
     codec = KeyCodec(4, 4)
     assert all(codec.decode(key) for key in [*node.keys, *node.buffer])
 

@@ -74,6 +74,21 @@ def test_other_settings_change_within_their_limits() -> None:
         validate_changed_settings(DEFAULT, replace(DEFAULT, minimum_versions_to_keep=0))
 
 
+@pytest.mark.parametrize("name", ["", "lz4", "zstd"])
+def test_node_compression_is_one_that_this_program_writes(name: str) -> None:
+    changed = replace(DEFAULT, node_compression=name)
+    assert validate_lakehouse_def(changed) is changed
+    assert validate_changed_settings(replace(DEFAULT, node_compression="of others"), changed) is changed
+
+
+@pytest.mark.parametrize("name", ["none", "LZ4", "gzip", " "])
+def test_another_node_compression_is_refused_naming_those_there_are(name: str) -> None:
+    changed = replace(DEFAULT, node_compression=name)
+    for validate in (validate_lakehouse_def, lambda after: validate_changed_settings(DEFAULT, after)):
+        with pytest.raises(InvalidDefinitionError, match=f"^node_compression is '{name}', .*'lz4' or 'zstd'"):
+            validate(changed)
+
+
 def _table(*columns: Column, **keys: tuple[int, ...]) -> TableDef:
     return TableDef(schema=Schema(columns=columns), **keys)  # type: ignore[arg-type]
 

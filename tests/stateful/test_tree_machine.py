@@ -12,6 +12,7 @@ from trinitylake_ops.tree.diff import diff_trees
 from trinitylake_ops.tree.invariants import check_tree
 from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.search import get, prefix_keys, scan
+from trinitylake_ops.tree.shape import measure_tree
 
 _letters = st.sampled_from(["a", "b", "é", "航", "🦆", "~", "\uffff"])
 # Few enough names that they meet again, enough for trees of several levels.
@@ -29,7 +30,7 @@ class TreeMachine(RuleBasedStateMachine):
     earlier = Bundle("earlier")
 
     @initialize(
-        order=st.integers(3, 16),
+        order=st.integers(3, 16) | st.sampled_from([32, 128]),
         buffer_target_bytes=st.sampled_from([0, 40, 200, 1_000, 10**6]),
         room_bytes=st.sampled_from([0, 300, 1_500, 10**6]),
     )
@@ -75,6 +76,11 @@ class TreeMachine(RuleBasedStateMachine):
         limits = self.tree.limits
         self.tree.limits = TreeLimits(limits.order, limits.node_file_max_size_bytes, buffer_target_bytes)
         self.tree.root = decode_node(encode_node(self.tree.root, limits.order), "root")
+
+    @rule()
+    def compact(self) -> None:
+        self.tree.compact()
+        assert measure_tree(self.tree.store(), self.tree.root, "root", self.tree.limits).messages == 0
 
     @rule(target=earlier)
     def remember(self) -> State:

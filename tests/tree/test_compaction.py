@@ -8,22 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tree.trees import SYSTEM, Tree, filled, keys
-from trinitylake_ops.tree.compaction import compacted_tree
+from tests.tree.trees import Tree, filled, keys
 from trinitylake_ops.tree.shape import TreeShape, measure_tree
 from trinitylake_ops.tree.walk import walk
-
-
-def compact(tree: Tree) -> bool:
-    """Compact a tree and check it; says whether that changed anything."""
-    edited = compacted_tree(tree.store(), tree.root, tree.limits, created_at_ms=7, root_system=SYSTEM)
-    if edited is None:
-        return False
-    tree.storage.create_many(edited.node_files)
-    tree.root = edited.root
-    tree.root.system = dict(SYSTEM)
-    tree.check()
-    return True
 
 
 def shape(tree: Tree) -> TreeShape:
@@ -44,25 +31,25 @@ def test_thin_nodes_are_merged_and_buffers_emptied(order: int) -> None:
         tree.apply(dict.fromkeys(keys(*generator.sample(range(40 * order), order)), "new"))
     before = shape(tree)
     assert before.messages
-    assert compact(tree)
+    assert tree.compact()
     after = shape(tree)
     assert after.messages == 0
     assert after.nodes < before.nodes
-    assert not compact(tree), "a tree in order stays as it is"
+    assert not tree.compact(), "a tree in order stays as it is"
 
 
 def test_a_tree_in_order_is_left_alone() -> None:
     for tree in (filled(5, 0), filled(5, 3), filled(128, 5_000)):
-        compact(tree)
-        assert not compact(tree)
+        tree.compact()
+        assert not tree.compact()
 
 
 def test_subtrees_in_order_keep_their_files() -> None:
     tree = filled(8, 2_000)
-    compact(tree)
+    tree.compact()
     before = locations(tree)
     tree.apply(dict.fromkeys(keys(*range(0, 300, 2))))
-    assert compact(tree)
+    assert tree.compact()
     kept = before & locations(tree)
     assert len(kept) > 0.7 * len(before)
 
@@ -86,6 +73,6 @@ def test_any_tree(order: int, seed: int, n_keys: int, buffer_target_bytes: int) 
     for _ in range(4):
         names = keys(*(generator.randrange(500) for _ in range(60)))
         tree.apply({name: generator.choice([None, None, "v1", "v2"]) for name in names})
-    compact(tree)
+    tree.compact()
     assert shape(tree).messages == 0
-    assert not compact(tree)
+    assert not tree.compact()

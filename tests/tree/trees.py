@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from trinitylake_ops.format.node_file import NodeFile, encode_node
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, drop_memory_root
+from trinitylake_ops.tree.compaction import compacted_tree
 from trinitylake_ops.tree.invariants import check_tree
 from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.node_store import NodeStore
@@ -49,6 +50,18 @@ class Tree:
             else:
                 self.model[key] = value
         self.check()
+
+    def compact(self) -> bool:
+        """Compact the tree and check it; says whether that changed anything."""
+        edited = compacted_tree(self.store(), self.root, self.limits, created_at_ms=7, root_system=SYSTEM)
+        if edited is None:
+            return False
+        self.storage.create_many(edited.node_files)
+        self.written = edited.node_files
+        self.root = edited.root
+        self.root.system = dict(SYSTEM)
+        self.check()
+        return True
 
     def check(self) -> None:
         assert check_tree(self.store(), self.root, "root", self.limits) == []

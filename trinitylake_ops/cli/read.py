@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import datetime
 from typing import Any
 
@@ -64,16 +64,30 @@ def _setting_options(command: Any) -> Any:
     show_default=True,
     help="Isolation of its transactions.",
 )
+@click.option(
+    "--node-compression",
+    type=click.Choice(["none", "lz4", "zstd"]),
+    default="none",
+    show_default=True,
+    help="Compression of node files; other programs may read only none.",
+)
 @click.option("--property", "properties", multiple=True, metavar="K=V", help="A property of the lakehouse.")
 @json_option
 @pass_session
 def init(
-    session: Session, /, isolation_level: str, properties: tuple[str, ...], as_json: bool, **settings: Any
+    session: Session,
+    /,
+    isolation_level: str,
+    node_compression: str,
+    properties: tuple[str, ...],
+    as_json: bool,
+    **settings: Any,
 ) -> None:
     """Create a lakehouse at the root, empty, as version 0.
 
     Sizes and order are fixed for good. What they mean for the tree at 1,000 to 1,000,000,000 tables
-    is printed: its height, what the root's buffer holds, and what a commit of one table writes.
+    is printed: its height, what the root's buffer holds, and what a commit of one table writes,
+    before compression.
 
     Example: trinitylake --root /data/lake init --order 64
     """
@@ -81,6 +95,7 @@ def init(
         session.root,
         session.storage_options,
         isolation_level=IsolationLevel[isolation_level.upper()],
+        node_compression="" if node_compression == "none" else node_compression,
         properties=key_values(properties, "--property"),
         **settings,
     )
@@ -118,7 +133,8 @@ def _size(size_bytes: float) -> str:
 
 
 def _definition_table(snapshot: Snapshot) -> Any:
-    shown = [(spec.name, getattr(snapshot.definition, spec.name)) for spec in fields(LakehouseDef)]
+    definition = replace(snapshot.definition, node_compression=snapshot.definition.node_compression or "none")
+    shown = [(spec.name, getattr(definition, spec.name)) for spec in fields(LakehouseDef)]
     rows = [
         (name, value.name.lower() if isinstance(value, IsolationLevel) else value)
         for name, value in shown

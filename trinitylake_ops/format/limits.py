@@ -22,6 +22,7 @@ from trinitylake_ops.format.node_file import (
     MAX_COMMIT_INFO_BYTES,
     PREVIOUS_ROOT,
     ROLLBACK_FROM_ROOT,
+    check_node_compression,
     encoded_size_bytes,
 )
 
@@ -90,6 +91,7 @@ def _validate_changeable_settings(definition: LakehouseDef) -> LakehouseDef:
     _at_least("maximum_version_age_millis", definition.maximum_version_age_millis, 0)
     _at_least("minimum_versions_to_keep", definition.minimum_versions_to_keep, 1)
     _at_least("txn_ttl_millis", definition.txn_ttl_millis, 1)
+    check_node_compression(definition.node_compression)
     if definition.table_root:
         try:
             normalize_root_uri(definition.table_root)

@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trinitylake_ops.errors import CorruptFileError, InvalidInputError
+from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError, InvalidInputError
+from trinitylake_ops.format.ipc_body import MAX_DECOMPRESSED_BYTES, check_decompressed_size
 from trinitylake_ops.format.keys import NAMESPACE_KEY_PREFIX, TABLE_KEY_PREFIX, has_schema_id
 from trinitylake_ops.format.text_column import TextColumn
 
@@ -26,9 +27,13 @@ COMMIT_INFO = "commit_info"
 SEALED_AT_MILLIS = "sealed_at_millis"
 
 MAX_COMMIT_INFO_BYTES = 4096
+#: What ``node_compression`` of a lakehouse may be: none, and the codecs that Arrow has for IPC files.
+NODE_COMPRESSIONS = ("", "lz4", "zstd")
+
 MAX_TIME_MS = 253_402_300_799_999  # the end of the year 9999, in milliseconds since the epoch
 
 _SCHEMA = pa.schema([("key", pa.utf8()), ("pvalue", pa.utf8()), ("pnode", pa.utf8())])
+_READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)  # handing nine small buffers to threads takes longer
 _OLD_DEF_KEY = "lakehouse"
 _MAX_ROWS = 2**31 - 1
 _MAX_DIGITS = 20
@@ -63,8 +68,9 @@ class NodeFile:
 
     ``is_flat`` says that the file it was read from had no row without a key: a leaf of the older
     layout, which may hold more keys than the order allows. It is no part of the content. Keys,
-    values and children that were read from a file are views of its bytes (:class:`TextColumn`);
-    ``file_size_bytes`` is its size, 0 for a node that was not read.
+    values and children that were read from a file are views of its bytes, decompressed where need
+    be (:class:`TextColumn`); ``file_size_bytes`` is the size of the file and ``memory_bytes`` what
+    the views hold of memory, both 0 for a node that was not read.
     """
 
     keys: Sequence[str] = field(default_factory=list)
@@ -74,6 +80,7 @@ class NodeFile:
     system: dict[str, str] = field(default_factory=dict)
     is_flat: bool = field(default=False, compare=False)
     file_size_bytes: int = field(default=0, compare=False)
+    memory_bytes: int = field(default=0, compare=False)
 
     @property
     def is_leaf(self) -> bool:
@@ -88,8 +95,14 @@ class NodeFile:
         return int(self.system[CREATED_AT_MILLIS])
 
 
-def encode_node(node: NodeFile, order: int) -> bytes:
-    """Return the bytes of a node file with exactly ``order`` pointer rows."""
+def encode_node(node: NodeFile, order: int, compression: str = "") -> bytes:
+    """Return the bytes of a node file with exactly ``order`` pointer rows.
+
+    With a ``compression`` the body is compressed where that makes the file smaller, so it never takes
+    more than :func:`encoded_size_bytes`. Raises InvalidDefinitionError for one that is not in
+    ``NODE_COMPRESSIONS``.
+    """
+    check_node_compression(compression)
     n_keys = len(node.keys)
     spare = order - 1 - n_keys
     if spare < 0:
@@ -103,10 +116,40 @@ def encode_node(node: NodeFile, order: int) -> bytes:
     batch = pa.record_batch(
         [pa.array(key, pa.utf8()), pa.array(pvalue, pa.utf8()), pa.array(pnode, pa.utf8())], schema=_SCHEMA
     )
+    if compression:
+        batch_bytes = pa.ipc.get_record_batch_size(batch)
+        compressed = _file_of(batch, compression) if batch_bytes <= MAX_DECOMPRESSED_BYTES else None
+        if compressed is not None and len(compressed) < _surrounding_bytes() + batch_bytes:
+            return compressed
+    return _file_of(batch, "")
+
+
+def check_node_compression(compression: str) -> None:
+    """Raise InvalidDefinitionError for a ``node_compression`` that this program cannot write."""
+    if compression not in NODE_COMPRESSIONS:
+        raise InvalidDefinitionError(
+            f"node_compression is {compression!r}, this program writes '' (none), 'lz4' or 'zstd';"
+            " choose one of these, in an existing lakehouse with alter_definition"
+        )
+
+
+def _file_of(batch: pa.RecordBatch, compression: str) -> bytes:
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, _SCHEMA) as writer:
+    with pa.ipc.new_file(sink, _SCHEMA, options=_write_options(compression)) as writer:
         writer.write_batch(batch)
     return bytes(sink.getvalue())
+
+
+@functools.cache
+def _write_options(compression: str) -> pa.ipc.IpcWriteOptions:
+    return pa.ipc.IpcWriteOptions(compression=compression or None, use_threads=False)
+
+
+@functools.cache
+def _surrounding_bytes() -> int:
+    """Return what an uncompressed file of one batch takes beyond the batch."""
+    batch = pa.record_batch([pa.array([], pa.utf8())] * len(_SCHEMA), schema=_SCHEMA)
+    return len(_file_of(batch, "")) - int(pa.ipc.get_record_batch_size(batch))
 
 
 def encoded_size_bytes(
@@ -119,7 +162,8 @@ def encoded_size_bytes(
 ) -> int:
     """Return the size of the file that :func:`encode_node` makes of these rows, to the byte, without making it.
 
-    Arrow pads each of a column's three buffers (validity, offsets, text) to 8 bytes; all else is constant.
+    That is the uncompressed file, whose size all limits count: Arrow pads each of a column's three
+    buffers (validity, offsets, text) to 8 bytes; all else is constant.
     """
     rows = len(system) + 1 + order + len(buffer)
     key_bytes = text_bytes(keys) + text_bytes(buffer) + text_bytes(system) + len(N_KEYS)
@@ -163,6 +207,8 @@ def decode_node(data: bytes, path: str) -> NodeFile:
     except _MalformedError as error:
         raise _corrupt(path, error) from error
     node.file_size_bytes = len(data)
+    # Columns of an uncompressed file are views of its bytes, which they keep as a whole.
+    node.memory_bytes = max(len(data), sum(column.get_total_buffer_size() for column in (key, pvalue, pnode)))
     return node
 
 
@@ -186,7 +232,8 @@ def _corrupt(path: str, error: _MalformedError) -> CorruptFileError:
 def _columns(data: bytes, path: str) -> tuple[pa.StringArray, pa.StringArray, pa.StringArray]:
     """Return key, pvalue and pnode; a file without pnode is one in which they are all null."""
     try:
-        reader = pa.ipc.open_file(data)
+        reader = pa.ipc.open_file(data, options=_READ_OPTIONS)
+        check_decompressed_size(data)
         is_ours = reader.num_record_batches == 1 and reader.schema.equals(_SCHEMA)
         rows = reader.get_batch(0) if is_ours else reader.read_all()
         rows.validate(full=True)

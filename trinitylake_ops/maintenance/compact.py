@@ -98,7 +98,7 @@ class _Compaction:
         if tree is None:
             return None
         self.n_nodes = len(tree.node_files)
-        return Draft(system, tree, {})
+        return Draft(system, tree, {}, base.definition)
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
         """Nothing that others commit stands against it: it holds no object."""

@@ -143,7 +143,7 @@ class _WholeTree:
             created_at_ms=stamp.created_at_ms,
             root_system=system,
         )
-        return Draft(system, tree, {})
+        return Draft(system, tree, {}, base.definition)
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
         if not self.reapply:

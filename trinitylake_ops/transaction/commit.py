@@ -119,12 +119,20 @@ class Draft:
 
     ``root_system`` holds the system rows that :func:`root_system` gave; ``tree`` the root's other
     rows and all new nodes; ``definition_files`` the new definitions by path, which stay the same
-    over rebases.
+    over rebases. ``definition`` is that of the new version: it says how its root is encoded.
     """
 
     root_system: dict[str, str]
     tree: EditedTree
     definition_files: Mapping[str, bytes]
+    definition: LakehouseDef
+
+    def root_file(self) -> bytes:
+        """Return the root. Raises InvalidDefinitionError for a ``node_compression`` that this program cannot write."""
+        root = NodeFile(
+            self.tree.root.keys, self.tree.root.values, self.tree.root.children, self.tree.root.buffer, self.root_system
+        )
+        return encode_node(root, self.definition.order, self.definition.node_compression)
 
 
 class Committable(Protocol):
@@ -220,6 +228,7 @@ def commit(
             if draft is None:
                 discard(files.storage, kept)
                 return base.version
+            root_file = draft.root_file()
             nodes = draft.tree.node_files
             replaced = kept.keys() - draft.definition_files.keys()
             discard(files.storage, replaced)  # a lakehouse definition from before a merge
@@ -228,7 +237,7 @@ def commit(
             kept |= fresh
             create_fresh(files.storage, {**fresh, **nodes})
             in_time = functools.partial(clock.check, base.definition)
-            if _create_next_root(base, draft, stamp.commit_id, in_time):
+            if create_root(base.files.roots, base.version + 1, root_file, stamp.commit_id, in_time):
                 break
             discard(files.storage, nodes)
             nodes = {}
@@ -266,20 +275,6 @@ def check_time(time_ms: int) -> None:
         raise StorageError(
             f"the clock gives {time_ms} ms since 1970, which no version can have; set it right, nothing was committed"
         )
-
-
-def _create_next_root(
-    base: Snapshot,
-    draft: Draft,
-    commit_id: str,
-    before_send: Callable[[], None],
-) -> bool:
-    """Create the root of the version after ``base`` as :func:`create_root` does."""
-    root = draft.tree.root
-    data = encode_node(
-        NodeFile(root.keys, root.values, root.children, root.buffer, draft.root_system), base.definition.order
-    )
-    return create_root(base.files.roots, base.version + 1, data, commit_id, before_send)
 
 
 def create_root(

@@ -51,7 +51,7 @@ def create_lakehouse(files: LakehouseFiles, definition: LakehouseDef) -> None:
     try:
         create_fresh(storage, {path: content})
         _check_storage(storage, path, content)
-        data = encode_node(NodeFile(system=system), definition.order)
+        data = encode_node(NodeFile(system=system), definition.order, definition.node_compression)
         is_ours = create_root(files.roots, 0, data, commit_id)
     except CommitOutcomeUnknownError:
         raise

@@ -96,7 +96,7 @@ class _Fence:
         tree = carried_tree(
             base.files.nodes, base.root, base.limits, created_at_ms=stamp.created_at_ms, root_system=system
         )
-        return Draft(system, tree, {})
+        return Draft(system, tree, {}, base.definition)
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
         raise CommitConflictError(

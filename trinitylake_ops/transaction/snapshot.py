@@ -106,9 +106,10 @@ class CatalogReader(ABC):
 
     def tables(self, namespace: str) -> list[str]:
         """Return the names of a namespace's tables, ascending. Raises NamespaceNotFoundError, InvalidNameError."""
-        if not self.has_namespace(namespace):
+        keys = self.prefix_keys(self.keys.tables_prefix(namespace))
+        if not len(keys) and not self.has_namespace(namespace):  # where there are tables there is their namespace
             raise NamespaceNotFoundError(f"there is no namespace {namespace!r}")
-        return self.keys.table_names(self.prefix_keys(self.keys.tables_prefix(namespace)))
+        return self.keys.table_names(keys)
 
     def has_table(self, namespace: str, table: str) -> bool:
         """Whether a table exists. Raises InvalidNameError."""
@@ -182,7 +183,7 @@ class Snapshot(CatalogReader):
     @cached_property
     def limits(self) -> TreeLimits:
         """The limits of this lakehouse's nodes."""
-        return TreeLimits(self.definition.order, self.definition.node_file_max_size_bytes)
+        return TreeLimits.of(self.definition)
 
     def entry(self, key: str) -> str | None:
         """Return the location of a key's definition, or None."""

@@ -34,7 +34,8 @@ from trinitylake_ops.transaction.conflicts import (
 )
 from trinitylake_ops.transaction.snapshot import CatalogReader, Entry, Snapshot
 from trinitylake_ops.tree.diff import diff_trees
-from trinitylake_ops.tree.write_buffer import EditedTree, apply_messages
+from trinitylake_ops.tree.node import TreeLimits
+from trinitylake_ops.tree.write_buffer import apply_messages
 
 _LISTED_TABLES = 3
 _LONGEST_OPERATION = "alter-definition"
@@ -188,7 +189,10 @@ class Transaction(CatalogReader):
         self._write(key, location)
 
     def alter_definition(self, definition: LakehouseDef) -> None:
-        """Replace the lakehouse definition. Raises InvalidDefinitionError for settings fixed at creation."""
+        """Replace the lakehouse definition; the version that commits it is the first to be written by its settings.
+
+        Raises InvalidDefinitionError for settings fixed at creation, and for those out of their range.
+        """
         self._check_open()
         self._definition = validate_changed_settings(self.base.definition, definition)
 
@@ -271,11 +275,12 @@ class Transaction(CatalogReader):
                 path = self._paths.setdefault(key, self._new_path(key))
                 messages[key] = path
                 files[path] = entry.to_bytes()
-        lakehouse_def = base.definition_location
-        if self._definition is not None and self._definition != base.definition:
+        lakehouse_def, definition = base.definition_location, base.definition
+        if self._definition is not None and self._definition != definition:
+            definition = self._definition
             self._definition_path = self._definition_path or new_lakehouse_def_path()
             lakehouse_def = self._definition_path
-            files[lakehouse_def] = self._definition.to_bytes()
+            files[lakehouse_def] = definition.to_bytes()
         if not messages and lakehouse_def == base.definition_location:
             return None
         counts = {
@@ -285,18 +290,15 @@ class Transaction(CatalogReader):
         operation, message = self._info.operation or self._operation(), self._info.message or self._summary()
         info = replace(self._info, operation=operation, message=message)
         system = stamp.system(base, info, counts, lakehouse_def=lakehouse_def)
-        return Draft(system, self._tree(base, messages, stamp, system), files)
-
-    @staticmethod
-    def _tree(base: Snapshot, messages: dict[str, str | None], stamp: RootStamp, system: dict[str, str]) -> EditedTree:
-        return apply_messages(
+        tree = apply_messages(
             base.files.nodes,
             base.root,
             messages,
-            base.limits,
+            TreeLimits.of(definition),
             created_at_ms=stamp.created_at_ms,
             root_system=system,
         )
+        return Draft(system, tree, files, definition)
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
         """Check what this transaction wrote and relied on against ``latest``; merge the lakehouse definition."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice, pairwise
 
 from trinitylake_ops.format.file_names import new_node_path
 from trinitylake_ops.format.node_file import CREATED_AT_MILLIS, NodeFile, encode_node
@@ -13,6 +14,7 @@ from trinitylake_ops.tree.node import TreeLimits
 FILL = 7 / 8
 
 _NODES_PER_WRITE = 256
+_ENTRIES_PER_BATCH = 1024
 
 
 def bulk_load(
@@ -30,14 +32,16 @@ def bulk_load(
     keys. Raises ValueError for keys that do not ascend, and what ``write`` raises.
     """
     nodes = _NodeWriter(limits, created_at_ms, write)
-    leaves = _Level(nodes, 0)
-    last_key: str | None = None
-    for key, location in entries:
-        if last_key is not None and key <= last_key:
-            raise ValueError(f"key {key!r} does not ascend after {last_key!r}")
-        last_key = key
-        leaves.add(key, location)
-    level = leaves
+    level = _Level(nodes, 0)
+    last_keys: list[str] = []
+    rest = iter(entries)
+    while batch := list(islice(rest, _ENTRIES_PER_BATCH)):
+        keys, locations = zip(*batch, strict=True)
+        for lower, upper in pairwise([*last_keys, *keys]):
+            if lower >= upper:
+                raise ValueError(f"key {upper!r} does not ascend after {lower!r}")
+        last_keys = [keys[-1]]
+        level.extend(keys, locations)
     while not level.is_root:
         level = level.finished()
     nodes.write_pending()
@@ -62,7 +66,7 @@ class _NodeWriter:
         """Return the path of a node that is written with the next batch."""
         node.system.update(self._system)
         path = new_node_path()
-        self._pending[path] = encode_node(node, self.limits.order)
+        self._pending[path] = encode_node(node, self.limits.order, self.limits.compression)
         if len(self._pending) >= _NODES_PER_WRITE:
             self.write_pending()
         return path
@@ -93,15 +97,14 @@ class _Level:
         """Whether what waits is the whole level, and fits one node."""
         return self.parent is None and len(self.keys) <= self.nodes.limits.max_keys
 
-    def add(self, key: str, value: str, child: str | None = None) -> None:
-        """Add the next key, and the child that precedes it."""
-        self.keys.append(key)
-        self.values.append(value)
-        if child is not None:
-            self.children.append(child)
+    def extend(self, keys: Sequence[str], values: Sequence[str], children: Sequence[str] = ()) -> None:
+        """Add the next keys, and the children that precede each."""
+        self.keys += keys
+        self.values += values
+        self.children += children
         n_filled = n_filled_keys(self.nodes.limits)
         # What stays must be enough for two nodes, whatever follows.
-        if len(self.keys) > n_filled + 1 + self.nodes.limits.max_keys:
+        while len(self.keys) > n_filled + 1 + self.nodes.limits.max_keys:
             self._write_first(n_filled)
 
     def finished(self) -> _Level:
@@ -118,5 +121,5 @@ class _Level:
         node = NodeFile(self.keys[:n_keys], self.values[:n_keys], self.children[:n_children])
         if self.parent is None:
             self.parent = _Level(self.nodes, self.height + 1)
-        self.parent.add(self.keys[n_keys], self.values[n_keys], self.nodes.add(node))
+        self.parent.extend([self.keys[n_keys]], [self.values[n_keys]], [self.nodes.add(node)])
         del self.keys[: n_keys + 1], self.values[: n_keys + 1], self.children[:n_children]

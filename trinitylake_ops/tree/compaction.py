@@ -38,7 +38,7 @@ def compacted_tree(
     if not has_changed:
         return None
     node_files: dict[str, bytes] = {}
-    return EditedTree(frozen_root(new_root, limits.order, created_at_ms, node_files), node_files)
+    return EditedTree(frozen_root(new_root, limits, created_at_ms, node_files), node_files)
 
 
 class _Compaction(TreeEditor):

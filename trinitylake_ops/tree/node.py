@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import new_node_path
 from trinitylake_ops.format.node_file import NodeFile, encoded_size_bytes, text_bytes
 
@@ -19,12 +20,19 @@ class TreeLimits:
     """Limits of all nodes of one tree.
 
     ``buffer_target_bytes`` is the text a buffer may gather before it is flushed; it is a choice of
-    the writer, while ``order`` and ``node_file_max_size_bytes`` belong to the lakehouse.
+    the writer, while ``order``, ``node_file_max_size_bytes`` and ``compression`` of new files
+    belong to the lakehouse. All sizes are those of uncompressed files.
     """
 
     order: int
     node_file_max_size_bytes: int
     buffer_target_bytes: int = DEFAULT_BUFFER_TARGET_BYTES
+    compression: str = ""
+
+    @classmethod
+    def of(cls, definition: LakehouseDef) -> TreeLimits:
+        """Return what the settings of a lakehouse say."""
+        return cls(definition.order, definition.node_file_max_size_bytes, compression=definition.node_compression)
 
     @property
     def max_keys(self) -> int:

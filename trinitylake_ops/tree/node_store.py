@@ -12,7 +12,7 @@ from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.lru import ByteLru
 
 DEFAULT_CACHE_BYTES = 64 * 1024 * 1024
-_MEMORY_PER_NODE_BYTES = 4096  # of a decoded node, beyond the bytes of its file, which it is a view of
+_MEMORY_PER_NODE_BYTES = 4096  # of a decoded node, beyond the bytes that its columns are views of
 
 
 class NodeStore:
@@ -60,7 +60,7 @@ class NodeStore:
     def _decode_and_keep(self, data: bytes, path: str) -> NodeFile:
         node = decode_node(data, path)
         buffer_bytes = text_bytes(node.buffer) + text_bytes(node.buffer.values())
-        self._cache.put(path, node, len(data) + buffer_bytes + _MEMORY_PER_NODE_BYTES)
+        self._cache.put(path, node, node.memory_bytes + buffer_bytes + _MEMORY_PER_NODE_BYTES)
         return node
 
     def _path_or_error(self, location: str) -> str | StorageError:

@@ -29,6 +29,11 @@ _NODE_SYSTEM = {CREATED_AT_MILLIS: "9" * 20}
 _BULK_MESSAGES = 1_000
 
 
+# A change flushes so many groups, and one more for each of its messages: a commit that happens to fill several buffers
+# leaves the rest to those that follow.
+_FLUSHES = 10
+
+
 @dataclass(frozen=True, slots=True)
 class EditedTree:
     """A changed tree: its root, without system rows, and the files of all its new nodes by path."""
@@ -58,9 +63,9 @@ def apply_messages(
         entries = zip(keys.to_pylist(), locations.to_pylist(), strict=True)
         new = bulk_load(entries, limits, created_at_ms=created_at_ms, write=node_files.update)
         return EditedTree(new, node_files)
-    editor = TreeEditor(store, limits, dict(root_system))
+    editor = TreeEditor(store, limits, dict(root_system), max_flushes=_FLUSHES + len(messages))
     new_root = editor.changed_root(DirtyNode.copy_of(root), dict(messages))
-    return EditedTree(frozen_root(new_root, limits.order, created_at_ms, node_files), node_files)
+    return EditedTree(frozen_root(new_root, limits, created_at_ms, node_files), node_files)
 
 
 def _most_keys(store: NodeStore, root: NodeFile, limits: TreeLimits) -> int:
@@ -89,7 +94,7 @@ def carried_tree(
     return apply_messages(store, root, {}, limits, created_at_ms=created_at_ms, root_system=root_system)
 
 
-def frozen_root(node: DirtyNode, order: int, created_at_ms: int, node_files: dict[str, bytes]) -> NodeFile:
+def frozen_root(node: DirtyNode, limits: TreeLimits, created_at_ms: int, node_files: dict[str, bytes]) -> NodeFile:
     """Return a root, without system rows, and add the files of all new nodes below it to ``node_files``."""
     children: list[str] = []
     for child in node.children:
@@ -97,9 +102,9 @@ def frozen_root(node: DirtyNode, order: int, created_at_ms: int, node_files: dic
             children.append(child)
             continue
         path = new_node_path()
-        content = frozen_root(child, order, created_at_ms, node_files)
+        content = frozen_root(child, limits, created_at_ms, node_files)
         content.system[CREATED_AT_MILLIS] = str(created_at_ms)
-        node_files[path] = encode_node(content, order)
+        node_files[path] = encode_node(content, limits.order, limits.compression)
         children.append(path)
     return NodeFile(node.keys, node.values, children, node.buffer)
 
@@ -111,10 +116,13 @@ class TreeEditor:
     children keep the limits on their number of keys; the root is restored last.
     """
 
-    def __init__(self, store: NodeStore, limits: TreeLimits, root_system: dict[str, str]):
+    def __init__(
+        self, store: NodeStore, limits: TreeLimits, root_system: dict[str, str], max_flushes: int | None = None
+    ):
         self.store = store
         self.limits = limits
         self._root_system = root_system
+        self._flushes_left = max_flushes
 
     def changed_root(self, root: DirtyNode, messages: dict[str, str | None]) -> DirtyNode:
         """Return the root that ``root`` becomes by messages."""
@@ -153,13 +161,21 @@ class TreeEditor:
     def _is_over(self, node: DirtyNode, system: dict[str, str]) -> bool:
         if not node.buffer:
             return False
-        if sum(message_bytes(*message) for message in node.buffer.items()) > self.limits.buffer_target_bytes:
-            return True
+        if self._flushes_left is None or self._flushes_left > 0:
+            waiting_bytes = sum(message_bytes(*message) for message in node.buffer.items())
+            if waiting_bytes > self.limits.buffer_target_bytes:
+                return True
         return node.size_bytes(self.limits.order, system) > self.limits.node_file_max_size_bytes
 
     def relieve(self, node: DirtyNode, system: dict[str, str]) -> None:
-        """Flush the heaviest groups of messages until the buffer fits its target and the file its limit."""
+        """Flush the heaviest groups of messages until the buffer fits its target and the file its limit.
+
+        When the change has had its share of flushes, only the limit counts: the next change that
+        comes by goes on.
+        """
         while self._is_over(node, system):
+            if self._flushes_left is not None:
+                self._flushes_left -= 1
             self._flush(node, self._heaviest_child(node))
 
     def _heaviest_child(self, node: DirtyNode) -> int:

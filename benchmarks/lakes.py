@@ -1,0 +1,82 @@
+"""Lakehouses for benchmarks: filled by a transaction, or with a tree of any size and definitions that are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trinitylake_ops import Lakehouse, TableDef
+from trinitylake_ops.errors import FileMissingError
+from trinitylake_ops.storage import Storage, StorageWrapper
+from trinitylake_ops.transaction.commit import CommitInfo, Draft, RootStamp, commit
+from trinitylake_ops.transaction.snapshot import Snapshot
+from trinitylake_ops.tree.bulk_load import bulk_load
+from trinitylake_ops.tree.search import scan
+from trinitylake_ops.tree.write_buffer import EditedTree
+
+_DEFINITION = TableDef(id="00000000-0000-4000-8000-000000000000").to_bytes()
+
+
+def filled(storage: Storage, n_tables: int) -> Lakehouse:
+    """Create a lakehouse with default settings and ``n_tables`` tables in one namespace."""
+    lake = Lakehouse.create(storage.root, storage=storage)
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+        for number in range(n_tables):
+            txn.create_table("ns", name(number), TableDef())
+    return lake
+
+
+def name(number: int) -> str:
+    """Return the name of a table."""
+    return f"t{number:09}"
+
+
+class MadeUpDefinitions(StorageWrapper):
+    """Gives every table definition that nobody wrote the same content: a million files are not needed to measure."""
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        try:
+            return self.inner.read(path, offset=offset, length=length)
+        except FileMissingError:
+            if "-table-" in path:
+                return _DEFINITION
+            raise
+
+
+def loaded(storage: Storage, n_tables: int) -> Lakehouse:
+    """Create a lakehouse with default settings whose tree has ``n_tables`` tables, by a bulk load, in one namespace.
+
+    ``storage`` has to make their definitions up.
+    """
+    lake = Lakehouse.create(storage.root, storage=storage)
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+    commit(lake.files, _Load(n_tables), lake.snapshot())
+    return lake
+
+
+@dataclass(frozen=True)
+class _Load:
+    """All tables in one commit."""
+
+    n_tables: int
+
+    def draft(self, base: Snapshot, stamp: RootStamp) -> Draft | None:
+        files: dict[str, bytes] = {}
+        entries = _entries(base, self.n_tables)
+        tree = bulk_load(entries, base.limits, created_at_ms=stamp.created_at_ms, write=files.update)
+        system = stamp.system(base, CommitInfo("load"), {}, lakehouse_def=base.definition_location)
+        return Draft(system, EditedTree(tree, files), {}, base.definition)
+
+    def rebase(self, base: Snapshot, latest: Snapshot) -> None:
+        raise AssertionError("nobody else commits")
+
+
+def _entries(base: Snapshot, n_tables: int) -> Iterator[tuple[str, str]]:
+    yield from scan(base.files.nodes, base.root)
+    for number in range(n_tables):
+        yield (
+            base.keys.table_key("ns", name(number)),
+            f"0101/1100/0011/01010101-table-{name(number)}-ns-{number:032x}.binpb",
+        )
