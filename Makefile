@@ -76,6 +76,7 @@ lint: setup ## ruff, mypy --strict, import contracts, declared dependencies
 
 bench: setup ## measure requests, rounds and bytes; results in benchmarks/results/
 	@$(BIN)/python -m benchmarks.request_counts
+	@$(BIN)/python -m benchmarks.times
 	@scripts/debian_packages.sh >/dev/null; $(BIN)/python -m benchmarks.s3
 
 proto: setup ## generate trinitylake_ops/format/generated from proto/definitions.proto
