@@ -38,6 +38,8 @@ CALLS: dict[str, tuple[str, ...]] = {
     "verify": ("verify",),
     "resolve-commit": ("resolve-commit", "1", "00000000-0000-0000-0000-000000000000"),
     "drop-export": ("drop-export", "kept"),
+    "tree": ("tree",),
+    "compact": ("compact",),
     "rollback": ("rollback", "1", "--yes"),
     "drop-namespace": ("drop-namespace", "ns", "--cascade", "--yes"),
 }

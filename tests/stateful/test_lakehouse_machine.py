@@ -138,7 +138,7 @@ def content(lake: Lakehouse, version: int | None) -> Model:
 
 
 TestLakehouseMachine = LakehouseMachine.TestCase
-TestLakehouseMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestLakehouseMachine.settings = settings(max_examples=15, stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.soak

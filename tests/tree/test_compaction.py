@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tree.trees import Tree, filled, keys
@@ -66,6 +66,7 @@ def test_the_shape_counts_what_is_there() -> None:
         assert level.fill == level.keys / (level.nodes * 7)
 
 
+@settings(max_examples=30)
 @given(st.integers(3, 9), st.integers(0, 1000), st.integers(0, 400), st.integers(0, 3000))
 def test_any_tree(order: int, seed: int, n_keys: int, buffer_target_bytes: int) -> None:
     generator = random.Random(seed)

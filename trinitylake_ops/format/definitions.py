@@ -6,12 +6,15 @@ bytes in ``unknown_fields``.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, EncodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError
 from trinitylake_ops.format.generated import definitions_pb2 as pb
@@ -320,28 +323,55 @@ def _to_message(value: Any, message_type: type[M]) -> M:
     return message
 
 
+class _FieldForm(NamedTuple):
+    """How a field of a message is read; looking it up in the descriptor each time takes most of the reading."""
+
+    name: str
+    is_map: bool
+    is_repeated: bool
+    has_presence: bool
+    part: Callable[..., Any] | None  # of a message or enum in it
+
+
+@functools.cache
+def _field_forms(descriptor: Descriptor) -> tuple[_FieldForm, ...]:
+    return tuple(
+        _FieldForm(
+            field.name,
+            field.message_type is not None and field.message_type.GetOptions().map_entry,
+            field.is_repeated,
+            field.has_presence,
+            _ENUMS[field.enum_type.name] if field.enum_type is not None else _NESTED.get(field.name),
+        )
+        for field in descriptor.fields
+    )
+
+
 def _from_message(build: Callable[..., D], message: Message) -> D:
     """Return a message as the dataclass ``build`` of the same field names; absent optional fields take its defaults."""
     fields: dict[str, Any] = {}
-    for descriptor in message.DESCRIPTOR.fields:
-        content = getattr(message, descriptor.name)
-        if descriptor.message_type is not None and descriptor.message_type.GetOptions().map_entry:
-            fields[descriptor.name] = dict(content)
-        elif descriptor.is_repeated:
-            part = _NESTED.get(descriptor.name)
-            fields[descriptor.name] = tuple(_from_message(part, item) if part else item for item in content)
-        elif descriptor.has_presence and not message.HasField(descriptor.name):
+    for name, is_map, is_repeated, has_presence, part in _field_forms(message.DESCRIPTOR):
+        content = getattr(message, name)
+        if is_map:
+            fields[name] = dict(content)
+        elif is_repeated:
+            fields[name] = tuple(_part_of(part, item) for item in content)
+        elif has_presence and not message.HasField(name):
             continue
-        elif descriptor.message_type is not None:
-            fields[descriptor.name] = _from_message(_NESTED[descriptor.name], content)
-        elif descriptor.enum_type is not None:
-            fields[descriptor.name] = _ENUMS[descriptor.enum_type.name](content)
         else:
-            fields[descriptor.name] = content
+            fields[name] = _part_of(part, content)
     return build(**fields, unknown_fields=_unknown_bytes(message))
 
 
+def _part_of(part: Callable[..., Any] | None, content: Any) -> Any:
+    if part is None:
+        return content
+    return _from_message(part, content) if isinstance(content, Message) else part(content)
+
+
 def _unknown_bytes(message: Message) -> bytes:
+    if not len(UnknownFieldSet(message)):
+        return b""
     rest = type(message)()
     rest.CopyFrom(message)
     for descriptor in message.DESCRIPTOR.fields:
