@@ -13,13 +13,12 @@ DAGSTER_HOME ?= $(CURDIR)/.demo/dagster_home
 PORT ?= 3000
 # Further arguments, of the demo or of pytest.
 ARGS ?=
-# Folders whose lakehouses live on an S3 server when the tests run once more.
-# Every file that uses the fixture `lakes`, but for those with many hundreds of commits: `make soak` runs these, too.
-TESTS_ON_RADOSGW := tests/transaction tests/maintenance tests/tables tests/concurrency
+# Tests whose lakehouses live on an S3 server when they run once more: every file that uses the fixture `lakes`.
+# Those of the longer kind run in `make soak`.
+TESTS_ON_RADOSGW := tests/transaction tests/concurrency
 LONG_ON_RADOSGW := tests/transaction/test_find_latest.py tests/transaction/test_root_naming.py \
-	tests/maintenance/test_verify.py
-TESTS_ON_MOTO := tests/transaction/test_transaction.py
-LONG_ON_MOTO := tests/maintenance/test_rollback.py
+	tests/maintenance tests/tables
+LONG_ON_MOTO := tests/transaction/test_transaction.py tests/maintenance/test_rollback.py
 
 .PHONY: help setup demo ui test lint bench proto constraints soak clean
 
@@ -43,17 +42,13 @@ ui: ## open the Dagster UI on the runs of the demo, http://127.0.0.1:PORT
 	@TRINITYLAKE_ROOT="$(ROOT)" DAGSTER_HOME="$(DAGSTER_HOME)" exec $(BIN)/dagster-webserver \
 		--host 127.0.0.1 --port "$(PORT)" --python-file definitions.py --log-level warning
 
-test: lint ## check everything: lint, all tests, then the engine's tests on S3 servers (not with ARGS)
+test: lint ## check everything: lint, all tests, then transactions and races once more on radosgw (not with ARGS)
 	@selection=$$(scripts/debian_packages.sh); pytest="$(BIN)/python -m pytest -n 3"; \
 	echo "==> pytest"; \
 	$$pytest --dist loadfile --no-loadscope-reorder -m "not soak$${selection:+ and $$selection}" $(ARGS); \
-	if $(if $(strip $(ARGS)),false,true); then \
-		if [ -z "$$selection" ]; then \
-			echo "==> pytest, lakehouses on radosgw"; \
-			$$pytest --dist worksteal --lakes=radosgw $(TESTS_ON_RADOSGW) $(LONG_ON_RADOSGW:%=--ignore=%); \
-		fi; \
-		echo "==> pytest, lakehouses on moto"; \
-		$$pytest --dist worksteal --lakes=moto $(TESTS_ON_MOTO); \
+	if $(if $(strip $(ARGS)),false,true) && [ -z "$$selection" ]; then \
+		echo "==> pytest, lakehouses on radosgw"; \
+		$$pytest --dist worksteal --lakes=radosgw $(TESTS_ON_RADOSGW) $(LONG_ON_RADOSGW:%=--ignore=%); \
 	fi
 
 soak: setup ## run the races between writers at full length, and the rest of the engine's tests on S3; kept in soak/
