@@ -25,7 +25,6 @@ from trinitylake_ops.storage import (
     StorageWrapper,
     drop_memory_root,
 )
-from trinitylake_ops.tree.shape import TreeShape, measure_tree
 
 TABLE_COUNTS = (100, 7_000, 16_000, 50_000, 100_000, 1_000_000)
 N_COMMITS = 2_000
@@ -125,12 +124,6 @@ def find_latest_rounds() -> dict[str, int]:
     return found
 
 
-def shape_of(storage: Storage) -> TreeShape:
-    """Return the shape of the latest version's tree."""
-    snapshot = Lakehouse(storage, cache="off").snapshot()
-    return measure_tree(snapshot.files.nodes, snapshot.root, snapshot.location, snapshot.limits)
-
-
 def p99(values: Sequence[float]) -> float:
     """Return the value that 99 of 100 do not exceed."""
     return statistics.quantiles(values, n=100)[98]
@@ -158,7 +151,7 @@ def main() -> None:
         storage = MadeUpDefinitions(MemoryStorage(f"memory://requests-{n_tables}/"))
         loaded(storage, n_tables)
         figures = commits(storage, n_tables)
-        heights.append(str(shape_of(storage).height))
+        heights.append(str(Lakehouse(storage, cache="off").snapshot().tree_shape().height))
         for work, (call, is_warm) in works.items():
             reading[work].append(asked(measured(storage, call, is_warm=is_warm)))
         diffs.append(str(diff_node_reads(storage)))

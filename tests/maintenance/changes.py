@@ -93,6 +93,16 @@ def truncate(storage: Storage, path: str, size_bytes: int | None = None) -> None
     storage.write(path, data[: len(data) // 2 if size_bytes is None else size_bytes])
 
 
+def make_untidy(lake: Lakehouse) -> None:
+    """Commit enough for a tree of several levels with thin nodes and messages in buffers."""
+    for namespace in ("a", "b", "c"):
+        create(lake, namespace, *(f"t{number}" for number in range(12)))
+    with lake.transaction() as txn:
+        for number in range(10):
+            txn.drop_table("b", f"t{number}")
+            txn.alter_table("c", f"t{number}", table(changed="yes"))
+
+
 def content(lake: Lakehouse) -> dict[str, bytes]:
     """Return every file of a lakehouse."""
     return {info.path: lake.storage.read(info.path) for info in lake.storage.list()}

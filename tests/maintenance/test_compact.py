@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from tests.faults import FaultyStorage
-from tests.lakes import Lakes, entries, listed, objects, table
-from tests.maintenance.changes import create, small_sizes
+from tests.lakes import Lakes, entries, listed, objects
+from tests.maintenance.changes import create, make_untidy, small_sizes
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.tree.walk import walk
 
@@ -14,12 +14,7 @@ from trinitylake_ops.tree.walk import walk
 def untidy(lakes: Lakes) -> Lakehouse:
     """A lakehouse of several levels with thin nodes and messages in buffers."""
     lake = lakes.memory(order=4, **small_sizes(4))
-    for namespace in ("a", "b", "c"):
-        create(lake, namespace, *(f"t{number}" for number in range(12)))
-    with lake.transaction() as txn:
-        for number in range(10):
-            txn.drop_table("b", f"t{number}")
-            txn.alter_table("c", f"t{number}", table(changed="yes"))
+    make_untidy(lake)
     return lake
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.lakes import Lakes, entries, listed, objects, table
-from tests.maintenance.changes import create, drop, small_sizes
+from tests.maintenance.changes import create, drop, make_untidy, small_sizes
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import InvalidDefinitionError
 from trinitylake_ops.format.file_names import root_path
@@ -38,16 +38,6 @@ def assert_written_with(lake: Lakehouse, codec: str, paths: set[str]) -> None:
     assert (n_compressed > 0) == bool(codec)
 
 
-def changed(lake: Lakehouse) -> None:
-    """Commit enough for a tree of several levels with thin nodes and messages in buffers."""
-    for namespace in ("a", "b", "c"):
-        create(lake, namespace, *(f"t{number}" for number in range(12)))
-    with lake.transaction() as txn:
-        for number in range(10):
-            txn.drop_table("b", f"t{number}")
-            txn.alter_table("c", f"t{number}", table(changed="yes"))
-
-
 def with_setting(lake: Lakehouse, codec: str) -> Lakehouse:
     """Return a lakehouse whose latest definition another program wrote."""
     snapshot = Lakehouse(lake.storage).snapshot()
@@ -59,7 +49,7 @@ def with_setting(lake: Lakehouse, codec: str) -> Lakehouse:
 @codecs
 def test_a_compressed_lakehouse_does_all_that_others_do(lakes: Lakes, codec: str) -> None:
     lake = lakes.memory(order=4, node_compression=codec, **small_sizes(4))
-    changed(lake)
+    make_untidy(lake)
     before, ids, latest = entries(lake), objects(lake.snapshot()), lake.latest_version()
     assert maintenance.plan_export(lake, "kept").execute().version == latest
     drop(lake, "a")
@@ -96,7 +86,7 @@ def test_a_bulk_load_is_compressed(lakes: Lakes, codec: str) -> None:
 
 def test_a_change_of_the_setting_counts_from_its_own_version_on(lakes: Lakes) -> None:
     lake = lakes.memory(order=4, **small_sizes(4))
-    changed(lake)
+    make_untidy(lake)
     late = lake.transaction()
     late.create_namespace("late")
     plain = node_paths(lake)
@@ -139,7 +129,7 @@ def test_one_transaction_writes_all_its_nodes_by_the_setting_it_changes(lakes: L
 
 def test_compaction_rewrites_nothing_for_the_setting_alone(lakes: Lakes) -> None:
     lake = lakes.memory(order=4, **small_sizes(4))
-    changed(lake)
+    make_untidy(lake)
     maintenance.compact(lake)
     lake.alter_definition(node_compression="zstd")
     files = listed(lake.storage)
@@ -172,7 +162,7 @@ WRITERS: dict[str, Callable[[Lakehouse], object]] = {
 def foreign(lakes: Lakes) -> Lakehouse:
     """A lakehouse with a codec that this program does not know."""
     lake = lakes.memory(order=4, **small_sizes(4))
-    changed(lake)
+    make_untidy(lake)
     return with_setting(lake, "brotli")
 
 

@@ -11,7 +11,6 @@ from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, drop_memory_root
 from trinitylake_ops.tree.bulk_load import FILL
 from trinitylake_ops.tree.forecast import forecast_tree, mean_flush_messages
-from trinitylake_ops.tree.shape import measure_tree
 
 ROOT = "memory://forecast/"
 
@@ -26,7 +25,7 @@ def test_measured_beside_predicted(n_tables: int) -> None:
             txn.create_table("n" * 10, f"t{number:09}", TableDef())
     snapshot = lake.snapshot()
     forecast = forecast_tree(snapshot.definition, n_tables, fill=FILL)
-    shape = measure_tree(snapshot.files.nodes, snapshot.root, snapshot.location, snapshot.limits)
+    shape = snapshot.tree_shape()
     assert shape.height == forecast.height
     assert shape.nodes == pytest.approx(forecast.nodes, rel=0.1, abs=1)
     generator = random.Random(n_tables)

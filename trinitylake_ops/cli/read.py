@@ -29,7 +29,6 @@ from trinitylake_ops.transaction.history import VersionInfo
 from trinitylake_ops.transaction.names import resolve_table
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.forecast import TreeForecast, forecast_tree
-from trinitylake_ops.tree.shape import measure_tree
 
 _BAR_CHARS = 20
 _FORECAST_OBJECTS = [10**exponent for exponent in range(3, 10)]
@@ -158,7 +157,7 @@ def tree(session: Session, version: str | None, timestamp: datetime | int | None
     """
     snapshot = session.lake().snapshot(version, timestamp)
     with Console(stderr=True).status("reading the tree"):
-        shape = measure_tree(snapshot.files.nodes, snapshot.root, snapshot.location, snapshot.limits)
+        shape = snapshot.tree_shape()
     if as_json:
         print_json({"version": snapshot.version, "order": snapshot.limits.order, "levels": shape.levels})
         return

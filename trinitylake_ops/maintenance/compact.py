@@ -12,7 +12,7 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.transaction.versions import check_no_gap
 from trinitylake_ops.tree.compaction import compacted_tree
-from trinitylake_ops.tree.shape import TreeShape, measure_tree
+from trinitylake_ops.tree.shape import TreeShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,20 +67,17 @@ def compact(lake: Lakehouse, message: str | None = None) -> CompactionReport:
     check_no_gap(metered.lake.files.roots, base.version)
     change = _Compaction(CommitInfo("compact", message))
     version = commit(metered.lake.files, change, base)
-    compacted = metered.lake.snapshot(version)
-    base = base if version == base.version else metered.lake.snapshot(version - 1)
+    if version != base.version:
+        base = metered.lake.snapshot(version - 1)
+    before = base.tree_shape()
     return CompactionReport(
         base_version=base.version,
         version=version,
         nodes_written=change.n_nodes,
-        before=_shape(base),
-        after=_shape(compacted),
+        before=before,
+        after=before if version == base.version else metered.lake.snapshot(version).tree_shape(),
         cost=metered.cost(),
     )
-
-
-def _shape(snapshot: Snapshot) -> TreeShape:
-    return measure_tree(snapshot.files.nodes, snapshot.root, snapshot.location, snapshot.limits)
 
 
 class _Compaction:

@@ -29,6 +29,7 @@ from trinitylake_ops.transaction.versions import Roots
 from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.node_store import NodeStore
 from trinitylake_ops.tree.search import get, prefix_keys
+from trinitylake_ops.tree.shape import TreeShape, measure_tree
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -184,6 +185,11 @@ class Snapshot(CatalogReader):
     def limits(self) -> TreeLimits:
         """The limits of this lakehouse's nodes."""
         return TreeLimits.of(self.definition)
+
+    def tree_shape(self) -> TreeShape:
+        """Return the shape of this version's tree; reads all its nodes."""
+        with self.reading():
+            return measure_tree(self.files.nodes, self.root, self.location, self.limits)
 
     def entry(self, key: str) -> str | None:
         """Return the location of a key's definition, or None."""
