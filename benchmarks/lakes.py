@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from trinitylake_ops import Lakehouse, TableDef
@@ -32,6 +33,18 @@ def name(number: int) -> str:
     return f"t{number:09}"
 
 
+def changed() -> TableDef:
+    """Return a definition of a table that differs from all others."""
+    return TableDef(properties={"stamp": str(random.random())})
+
+
+def change_tables(lake: Lakehouse, tables: Iterable[int]) -> None:
+    """Begin, change tables and commit."""
+    with lake.transaction() as txn:
+        for number in tables:
+            txn.alter_table("ns", name(number), changed())
+
+
 class MadeUpDefinitions(StorageWrapper):
     """Gives every table definition that nobody wrote the same content: a million files are not needed to measure."""
 
@@ -44,12 +57,12 @@ class MadeUpDefinitions(StorageWrapper):
             raise
 
 
-def loaded(storage: Storage, n_tables: int) -> Lakehouse:
-    """Create a lakehouse with default settings whose tree has ``n_tables`` tables, by a bulk load, in one namespace.
+def loaded(storage: Storage, n_tables: int, **settings: str) -> Lakehouse:
+    """Create a lakehouse with ``n_tables`` tables in one namespace, its tree by a bulk load.
 
-    ``storage`` has to make their definitions up.
+    ``storage`` has to make their definitions up; what ``settings`` leave out takes defaults.
     """
-    lake = Lakehouse.create(storage.root, storage=storage)
+    lake = Lakehouse.create(storage.root, storage=storage, **settings)
     with lake.transaction() as txn:
         txn.create_namespace("ns")
     commit(lake.files, _Load(n_tables), lake.snapshot())

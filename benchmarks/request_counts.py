@@ -1,20 +1,21 @@
 """Requests, sequential rounds and bytes of the engine's work at several sizes, which depend on no machine.
 
 Run from the project's root: ``.venv/bin/python -m benchmarks.request_counts``; it writes
-``benchmarks/results/request_counts.md``. *Cold* is a process that has read nothing yet, *warm* one that has just done
-the same. A round is a request, or several in parallel, that others wait for.
+``benchmarks/results/request_counts.md`` and the plots that it shows. *Cold* is a process that has read nothing yet,
+*warm* one that has just done the same. A round is a request, or several in parallel, that others wait for.
 """
 
 from __future__ import annotations
 
 import random
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from benchmarks.lakes import MadeUpDefinitions, loaded, name
-from trinitylake_ops import Lakehouse, TableDef
+from matplotlib.axes import Axes
+
+from benchmarks.lakes import MadeUpDefinitions, change_tables, changed, loaded, name
+from benchmarks.report import Spread, by_tables, plot, table, write_result
+from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, root_path
 from trinitylake_ops.storage import (
@@ -25,12 +26,18 @@ from trinitylake_ops.storage import (
     StorageWrapper,
     drop_memory_root,
 )
+from trinitylake_ops.transaction.lakehouse import diff_snapshots
+from trinitylake_ops.tree.bulk_load import FILL
+from trinitylake_ops.tree.forecast import TreeForecast, forecast_tree
+from trinitylake_ops.tree.shape import TreeShape
 
 TABLE_COUNTS = (100, 7_000, 16_000, 50_000, 100_000, 1_000_000)
 N_COMMITS = 2_000
-N_SETTLING = 500  # commits before those that are measured: until buffers are full
+N_SETTLING = 1_000  # commits before those that are measured, each of several tables, until buffers are full
+N_SETTLING_TABLES = 20
+N_DIFFS = 300
 LATEST = 2_000_000
-RESULTS = Path(__file__).parent / "results" / "request_counts.md"
+MOST_NODES, MOST_NODES_IN_ONE, MOST_KILOBYTES = 0.5, 16, 110
 
 
 class NodeReads(StorageWrapper):
@@ -56,13 +63,38 @@ class ManyVersions(StorageWrapper):
 
 
 @dataclass(frozen=True)
-class CommitFigures:
-    """What single-table commits write, after their begin."""
+class AtSize:
+    """All figures at one number of tables; sequences have an entry for each commit or diff."""
 
-    nodes: Sequence[int]
-    written_bytes: Sequence[int]
-    rounds: Sequence[int]
-    rounds_warm: int
+    shape: TreeShape
+    forecast: TreeForecast
+    works: Mapping[str, RequestCounts]
+    commits: Sequence[RequestCounts]
+    warm_commit: RequestCounts
+    diff_node_reads: Sequence[int]
+    diff_rounds: Sequence[int]
+
+    @property
+    def nodes(self) -> list[int]:
+        """How many nodes each commit wrote: what it created besides the definition and the root."""
+        return [counts.requests["create"] - 2 for counts in self.commits]
+
+    @property
+    def kilobytes(self) -> list[float]:
+        """How much each commit wrote."""
+        return [counts.bytes_written / 1000 for counts in self.commits]
+
+
+#: What is measured at each size: the work, and whether it was done before.
+WORKS: Mapping[str, tuple[Callable[[Lakehouse], object], bool]] = {
+    "begin, cold": (lambda lake: lake.snapshot().definition, False),
+    "begin, warm": (lambda lake: lake.snapshot().definition, True),
+    "look a table up, cold": (lambda lake: lake.snapshot().table("ns", name(42)), False),
+    "list the tables, cold": (lambda lake: lake.snapshot().tables("ns"), False),
+    "open version 1, cold": (lambda lake: lake.snapshot(1), False),
+    "open version 1 and its settings, cold": (lambda lake: lake.snapshot(1).definition, False),
+    "open version 1 and its settings, warm": (lambda lake: lake.snapshot(1).definition, True),
+}
 
 
 def measured(storage: Storage, work: Callable[[Lakehouse], object], *, is_warm: bool) -> RequestCounts:
@@ -76,37 +108,51 @@ def measured(storage: Storage, work: Callable[[Lakehouse], object], *, is_warm: 
     return measurement.counts
 
 
-def commits(storage: Storage, n_tables: int) -> CommitFigures:
-    """Change random tables one by one."""
+def at_size(n_tables: int) -> AtSize:
+    """Measure at one number of tables: a bulk load, commits until buffers are full, then single ones."""
+    storage = MadeUpDefinitions(MemoryStorage(f"memory://requests-{n_tables}/"))
+    loaded(storage, n_tables)
     meter = MeteredStorage(storage)
     lake = Lakehouse(meter, cache="private")
     generator = random.Random(n_tables)
-
-    def change(table: str) -> RequestCounts:
-        with lake.transaction() as txn, meter.measure() as measurement:
-            txn.alter_table("ns", table, TableDef(properties={"stamp": str(generator.random())}))
-            txn.commit()
-        return measurement.counts
-
     for _ in range(N_SETTLING):
-        change(name(generator.randrange(n_tables)))
-    counts = [change(name(generator.randrange(n_tables))) for _ in range(N_COMMITS)]
-    change(name(0))
-    return CommitFigures(
-        nodes=[count.requests["create"] - 2 for count in counts],  # besides the definition and the root
-        written_bytes=[count.bytes_written for count in counts],
-        rounds=[count.rounds for count in counts],
-        rounds_warm=change(name(0)).rounds,
+        change_tables(lake, {generator.randrange(n_tables) for _ in range(N_SETTLING_TABLES)})
+    counts = [committed(lake, meter, generator.randrange(n_tables)) for _ in range(N_COMMITS)]
+    diffs = [diff_reads(storage, lake.latest_version() - number) for number in range(N_DIFFS)]
+    committed(lake, meter, 0)
+    warm_commit = committed(lake, meter, 0)
+    snapshot = lake.snapshot()
+    found = AtSize(
+        shape=snapshot.tree_shape(),
+        forecast=forecast_tree(snapshot.definition, n_tables, fill=FILL),
+        works={work: measured(storage, call, is_warm=is_warm) for work, (call, is_warm) in WORKS.items()},
+        commits=counts,
+        warm_commit=warm_commit,
+        diff_node_reads=[n_reads for n_reads, _ in diffs],
+        diff_rounds=[n_rounds for _, n_rounds in diffs],
     )
+    drop_memory_root(storage.root)
+    return found
 
 
-def diff_node_reads(storage: Storage) -> int:
-    """Return how many nodes a cold diff of the last two versions reads."""
+def committed(lake: Lakehouse, meter: MeteredStorage, table: int) -> RequestCounts:
+    """Change a table in a commit; returns what it takes after its begin."""
+    with lake.transaction() as txn, meter.measure() as measurement:
+        txn.alter_table("ns", name(table), changed())
+        txn.commit()
+    return measurement.counts
+
+
+def diff_reads(storage: Storage, version: int) -> tuple[int, int]:
+    """Return how many nodes, and in how many rounds, a diff of a version and the one before reads, their roots read."""
     nodes = NodeReads(storage)
-    lake = Lakehouse(nodes, cache="off")
-    latest = lake.latest_version()
-    lake.diff(latest - 1, latest)
-    return nodes.n_reads
+    meter = MeteredStorage(nodes)
+    lake = Lakehouse(meter, cache="off")
+    before, after = lake.snapshot(version - 1), lake.snapshot(version)
+    assert before.definition == after.definition  # read before what is measured
+    with meter.measure() as measurement:
+        assert diff_snapshots(before, after)
+    return nodes.n_reads, measurement.counts.rounds
 
 
 def find_latest_rounds() -> dict[str, int]:
@@ -124,75 +170,159 @@ def find_latest_rounds() -> dict[str, int]:
     return found
 
 
-def p99(values: Sequence[float]) -> float:
-    """Return the value that 99 of 100 do not exceed."""
-    return statistics.quantiles(values, n=100)[98]
-
-
 def asked(counts: RequestCounts) -> str:
     """Return a cell: requests, and rounds in parentheses."""
     return f"{counts.total} ({counts.rounds})"
 
 
+def commit_rows(sizes: Mapping[int, AtSize]) -> list[list[object]]:
+    """Return what single-table commits write and wait for."""
+    return [
+        [
+            f"{n_tables:,}",
+            f"{Spread.of(found.nodes).mean:.2f}",
+            max(found.nodes),
+            *Spread.of(found.kilobytes).cells(digits=1),
+            max(counts.rounds for counts in found.commits),
+            found.warm_commit.rounds,
+        ]
+        for n_tables, found in sizes.items()
+    ]
+
+
+def diff_rows(sizes: Mapping[int, AtSize]) -> list[list[object]]:
+    """Return what diffs of neighbours read."""
+    return [
+        [
+            f"{n_tables:,}",
+            found.shape.height + 1,
+            *Spread.of(found.diff_node_reads).cells(digits=1),
+            max(found.diff_node_reads),
+            max(found.diff_rounds),
+        ]
+        for n_tables, found in sizes.items()
+    ]
+
+
+def forecast_rows(sizes: Mapping[int, AtSize]) -> list[list[object]]:
+    """Return what was predicted beside what was measured, in pairs."""
+    rows: list[list[object]] = []
+    for n_tables, found in sizes.items():
+        forecast, shape = found.forecast, found.shape
+        written = Spread.of(found.kilobytes).mean
+        rows.append(
+            [
+                f"{n_tables:,}",
+                f"{forecast.height} / {shape.height}",
+                f"{forecast.nodes:,} / {shape.nodes:,}",
+                f"{forecast.nodes_per_commit:.2f} / {Spread.of(found.nodes).mean:.2f}",
+                f"{forecast.bytes_per_commit / 1000:.1f} / {written:.1f}",
+                f"{forecast.write_amplification:.0f} / {1000 * written / forecast.message_bytes:.0f}",
+            ]
+        )
+    return rows
+
+
+def draw_commits(axes: Sequence[Axes], sizes: Mapping[int, AtSize]) -> None:
+    """Draw what commits write over the number of tables, and how it spreads."""
+    bytes_axes, nodes_axes, spread_axes = axes
+    spreads = {n_tables: Spread.of(found.kilobytes) for n_tables, found in sizes.items()}
+    lines = {
+        "mean": {n_tables: spread.mean for n_tables, spread in spreads.items()},
+        "p99": {n_tables: spread.p99 for n_tables, spread in spreads.items()},
+        "predicted mean": {n_tables: found.forecast.bytes_per_commit / 1000 for n_tables, found in sizes.items()},
+    }
+    by_tables(bytes_axes, "kB written per commit of one table", lines, MOST_KILOBYTES)
+    lines = {
+        "mean": {n_tables: Spread.of(found.nodes).mean for n_tables, found in sizes.items()},
+        "predicted mean": {n_tables: found.forecast.nodes_per_commit for n_tables, found in sizes.items()},
+    }
+    by_tables(nodes_axes, "nodes written per commit of one table", lines, MOST_NODES)
+    for n_tables, found in sizes.items():
+        spread_axes.plot(
+            sorted(found.kilobytes), [100 * k / N_COMMITS for k in range(N_COMMITS)], label=f"{n_tables:,}"
+        )
+    spread_axes.set_xlabel("kB")
+    spread_axes.set_title("% of commits that write at most so much")
+    spread_axes.legend(title="tables")
+
+
+def draw_requests(axes: Sequence[Axes], sizes: Mapping[int, AtSize]) -> None:
+    """Draw rounds, and requests but for lists, over the number of tables."""
+    by_tables(
+        axes[0],
+        "sequential rounds",
+        {work: {n_tables: found.works[work].rounds for n_tables, found in sizes.items()} for work in WORKS}
+        | {"commit, warm": {n_tables: found.warm_commit.rounds for n_tables, found in sizes.items()}},
+    )
+    by_tables(
+        axes[1],
+        "requests",
+        {
+            work: {n_tables: found.works[work].total for n_tables, found in sizes.items()}
+            for work in WORKS
+            if not work.startswith("list")
+        }
+        | {"commit, warm": {n_tables: found.warm_commit.total for n_tables, found in sizes.items()}},
+    )
+
+
 def main() -> None:
     """Measure, print and write the results."""
-    works: dict[str, tuple[Callable[[Lakehouse], object], bool]] = {
-        "begin, cold": (lambda lake: lake.snapshot().definition, False),
-        "begin, warm": (lambda lake: lake.snapshot().definition, True),
-        "look a table up, cold": (lambda lake: lake.snapshot().table("ns", name(42)), False),
-        "list the tables, cold": (lambda lake: lake.snapshot().tables("ns"), False),
-        "list the tables, warm": (lambda lake: lake.snapshot().tables("ns"), True),
-        "open version 1, cold": (lambda lake: lake.snapshot(1).definition, False),
-    }
-    reading = {work: [work] for work in works}
-    diffs, writing = ["nodes that a diff of neighbours reads"], []
-    heights = ["height"]
+    sizes = {}
     for n_tables in TABLE_COUNTS:
-        storage = MadeUpDefinitions(MemoryStorage(f"memory://requests-{n_tables}/"))
-        loaded(storage, n_tables)
-        figures = commits(storage, n_tables)
-        heights.append(str(Lakehouse(storage, cache="off").snapshot().tree_shape().height))
-        for work, (call, is_warm) in works.items():
-            reading[work].append(asked(measured(storage, call, is_warm=is_warm)))
-        diffs.append(str(diff_node_reads(storage)))
-        kilobytes = [size_bytes / 1000 for size_bytes in figures.written_bytes]
-        cells = (
-            f"{n_tables:,}",
-            f"{statistics.mean(figures.nodes):.2f}",
-            max(figures.nodes),
-            *(f"{value:.1f}" for value in (statistics.mean(kilobytes), statistics.median(kilobytes), p99(kilobytes))),
-            f"{statistics.median(figures.rounds):.0f}",
-            figures.rounds_warm,
-        )
-        writing.append(f"| {' | '.join(map(str, cells))} |")
-        drop_memory_root(storage.root)
+        sizes[n_tables] = at_size(n_tables)
         print(f"{n_tables:,} tables done", flush=True)
     latest = find_latest_rounds()
-    text = "\n".join(
+    works = [[work, *(asked(found.works[work]) for found in sizes.values())] for work in WORKS]
+    write_result(
+        "request_counts",
         [
             "# Requests, rounds and bytes",
             "",
             "Made by `benchmarks/request_counts.py`: default settings, storage in memory, trees of a bulk load after"
-            f" {N_SETTLING + N_COMMITS:,} commits of one random table each. Cells are requests, rounds in parentheses.",
+            f" {N_SETTLING:,} commits of {N_SETTLING_TABLES} random tables and {N_COMMITS:,} of one each. Cells are"
+            " requests, rounds in parentheses.",
             "",
-            f"| tables | {' | '.join(f'{n_tables:,}' for n_tables in TABLE_COUNTS)} |",
-            f"|---|{'---:|' * len(TABLE_COUNTS)}",
-            *(f"| {' | '.join(cells)} |" for cells in (heights, *reading.values(), diffs)),
+            *table(["tables", *(f"{n_tables:,}" for n_tables in sizes)], works),
             "",
-            f"{N_COMMITS:,} commits that change one random table each, without their begin. A warm one changes a table"
-            " that the process changed before.",
+            plot("requests", lambda axes: draw_requests(axes, sizes), 2),
             "",
-            "| tables | nodes, mean | most in one | kB written, mean | median | p99 | rounds, median | rounds, warm |",
-            "|---:|---:|---:|---:|---:|---:|---:|---:|",
-            *writing,
+            f"The last {N_COMMITS:,} commits, without their begin. A warm one changes a table that the process changed"
+            " before.",
+            "",
+            *table(
+                [
+                    "tables",
+                    "nodes, mean",
+                    "most in one",
+                    "kB written, median",
+                    "mean",
+                    "p99",
+                    "most rounds",
+                    "rounds, warm",
+                ],
+                commit_rows(sizes),
+            ),
+            "",
+            plot("commits", lambda axes: draw_commits(axes, sizes), 3),
+            "",
+            "Nodes below the roots that a cold diff of two neighbours among the last"
+            f" {N_DIFFS} versions reads; a level is a round trip to a leaf, the root's included.",
+            "",
+            *table(["tables", "levels", "nodes, median", "mean", "p99", "most", "most rounds"], diff_rows(sizes)),
+            "",
+            "Predicted by `tree/forecast.py`, as `trinitylake init` prints it, and measured:",
+            "",
+            *table(
+                ["tables", "height", "nodes", "nodes per commit", "kB per commit", "write amplification"],
+                forecast_rows(sizes),
+            ),
             "",
             f"Find the latest of {LATEST:,} versions, in sequential requests:"
             f" {', '.join(f'hint {case} {rounds}' for case, rounds in latest.items())}.",
-            "",
-        ]
+        ],
     )
-    RESULTS.write_text(text, encoding="utf-8")
-    print(text)
 
 
 if __name__ == "__main__":

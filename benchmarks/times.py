@@ -1,7 +1,7 @@
 """Times of the engine's work as ratios within one run, and with a storage that takes 20 ms a request.
 
-Run from the project's root: ``.venv/bin/python -m benchmarks.times``; it writes ``benchmarks/results/times.md``. Every
-figure is a median of turns, taken in alternation with what it is compared with.
+Run from the project's root: ``.venv/bin/python -m benchmarks.times``; it writes ``benchmarks/results/times.md`` and
+the plots that it shows. What is compared with each other is measured by turns.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import gc
 import os
 import random
 import resource
-import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
+from matplotlib.axes import Axes
 
-from benchmarks.lakes import MadeUpDefinitions, loaded, name
-from trinitylake_ops import Lakehouse, TableDef
+from benchmarks.lakes import MadeUpDefinitions, change_tables, loaded, name
+from benchmarks.report import Spread, cpu_seconds, plot, seconds, table, write_result
+from trinitylake_ops import Lakehouse
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import new_node_path
 from trinitylake_ops.format.keys import KeyCodec
@@ -28,7 +29,6 @@ from trinitylake_ops.tree.bulk_load import bulk_load, n_filled_keys
 from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.walk import walk
 
-RESULTS = Path(__file__).parent / "results" / "times.md"
 N_LISTED = 50_000
 N_LOADED = 1_000_000
 REQUEST_SECONDS = 0.020
@@ -76,12 +76,6 @@ class Recorder(StorageWrapper):
         self.inner.write(path, data)
 
 
-def change_one(lake: Lakehouse, n_tables: int) -> None:
-    """Change a random table and commit."""
-    with lake.transaction() as txn:
-        txn.alter_table("ns", name(random.randrange(n_tables)), TableDef(properties={"stamp": str(random.random())}))
-
-
 def bare_commit(folder: Path, recorder: Recorder, turn: int) -> float:
     """Do what a commit needs at least; returns the seconds of it.
 
@@ -119,58 +113,76 @@ def encoded(key: list[str], pvalue: list[str], pnode: list[str]) -> bytes:
     return bytes(sink.getvalue())
 
 
-def commit_times(folder: Path) -> list[str]:
-    """Compare single-table commits at 100 and 50,000 tables on local disk without fsync, and the bare operations."""
+def commit_times(folder: Path) -> dict[int, tuple[list[float], list[float]]]:
+    """Return seconds of single-table commits at 100 and 50,000 tables on local disk without fsync, and of the bare
+    operations, each time one after the other.
+    """
     lakes = {}
     for n_tables in (100, N_LISTED):
         storage = MadeUpDefinitions(LocalStorage(f"file://{folder}/{n_tables}/", fsync=False))
         loaded(storage, n_tables)
         recorder = Recorder(storage)
         lakes[n_tables] = (Lakehouse(recorder, cache="private"), recorder)
-    times: dict[str, list[float]] = {}
+    times: dict[int, tuple[list[float], list[float]]] = {n_tables: ([], []) for n_tables in lakes}
     for turn in range(400):
         for n_tables, (lake, recorder) in lakes.items():
             recorder.read_paths, recorder.written = [], []
-            spent = seconds(lambda lake=lake, n_tables=n_tables: change_one(lake, n_tables))  # type: ignore[misc]
-            times.setdefault(f"commit at {n_tables:,} tables", []).append(spent)
-            bare = bare_commit(folder / str(n_tables), recorder, turn)
-            times.setdefault(f"bare operations at {n_tables:,} tables", []).append(bare)
-    rows = []
-    for n_tables in lakes:
-        engine, bare_times = times[f"commit at {n_tables:,} tables"], times[f"bare operations at {n_tables:,} tables"]
-        small = times["commit at 100 tables"]
-        cells = (
-            *figures(engine),
-            f"{1000 * statistics.median(bare_times):.2f}",
-            f"{statistics.median(engine) / statistics.median(bare_times):.2f}",
-            f"{statistics.median(engine) / statistics.median(small):.2f}",
-        )
-        rows.append(f"| {n_tables:,} | {' | '.join(cells)} |")
-    return rows
+            table = random.randrange(n_tables)
+            times[n_tables][0].append(seconds(lambda lake=lake, table=table: change_tables(lake, [table])))  # type: ignore[misc]
+            times[n_tables][1].append(bare_commit(folder / str(n_tables), recorder, turn))
+    return times
 
 
-def figures(values: list[float]) -> tuple[str, str, str]:
-    """Return median, mean and p99 in milliseconds."""
-    found = (statistics.median(values), statistics.mean(values), statistics.quantiles(values, n=100)[98])
-    return (f"{1000 * found[0]:.2f}", f"{1000 * found[1]:.2f}", f"{1000 * found[2]:.2f}")
+def commit_rows(times: Mapping[int, tuple[Sequence[float], Sequence[float]]]) -> list[list[object]]:
+    """Return a row for each number of tables, the first one being what all are compared with."""
+    spreads = {n_tables: (Spread.of(engine), Spread.of(bare)) for n_tables, (engine, bare) in times.items()}
+    first, _ = next(iter(spreads.values()))
+    return [
+        [
+            f"{n_tables:,}",
+            *engine.cells(1000),
+            *bare.cells(1000),
+            f"{engine.median / bare.median:.2f}",
+            f"{engine.median / first.median:.2f}",
+        ]
+        for n_tables, (engine, bare) in spreads.items()
+    ]
 
 
-def list_cpu() -> tuple[float, float, float]:
-    """Return CPU seconds of listing cold, of opening the same leaf files with pyarrow, and of making their strings."""
+def draw_commits(axes: Axes, times: Mapping[int, tuple[Sequence[float], Sequence[float]]]) -> None:
+    """Draw how the times of commits and of the bare operations spread."""
+    for n_tables, both in times.items():
+        for values, label, style in zip(both, ("commit", "bare operations"), ("-", ":"), strict=True):
+            percent = [100 * number / len(values) for number in range(len(values))]
+            axes.plot([1000 * value for value in sorted(values)], percent, style, label=f"{label}, {n_tables:,} tables")
+    axes.set_xlim(0, 1000 * 3 * Spread.of(times[N_LISTED][0]).median)
+    axes.set_xlabel("ms")
+    axes.set_title("% of commits that take at most so long")
+    axes.legend()
+
+
+def list_cpu() -> dict[str, Spread]:
+    """Return CPU seconds of listing cold, of decoding the same leaf files into Python strings, and of opening them."""
     storage = MadeUpDefinitions(MemoryStorage("memory://list-cpu/"))
     loaded(storage, N_LISTED)
     snapshot = Lakehouse(storage, cache="off").snapshot()
     nodes = list(walk(snapshot.files.nodes, snapshot.root, snapshot.location))
     leaves = [storage.read(node.location) for node in nodes if node.node.is_leaf]
     del nodes, snapshot
-    listing, opening, strings = [], [], []
-    for _ in range(15):
+    works: dict[str, Callable[[], object]] = {
+        f"list {N_LISTED:,} tables, cold, in memory": lambda: Lakehouse(storage, cache="off").snapshot().tables("ns"),
+        "decode the same leaf files with pyarrow into Python strings": lambda: [
+            pa.ipc.open_file(leaf).read_all().to_pydict() for leaf in leaves
+        ],
+        "open the same leaf files with pyarrow": lambda: [pa.ipc.open_file(leaf).read_all() for leaf in leaves],
+    }
+    times: dict[str, list[float]] = {work: [] for work in works}
+    for _ in range(25):
         gc.collect()
-        listing.append(cpu_seconds(lambda: Lakehouse(storage, cache="off").snapshot().tables("ns")))
-        opening.append(cpu_seconds(lambda: [pa.ipc.open_file(leaf).read_all() for leaf in leaves]))
-        strings.append(cpu_seconds(lambda: [pa.ipc.open_file(leaf).read_all().to_pydict() for leaf in leaves]))
+        for work, call in works.items():
+            times[work].append(cpu_seconds(call))
     drop_memory_root(storage.root)
-    return statistics.median(listing), statistics.median(opening), statistics.median(strings)
+    return {work: Spread.of(values) for work, values in times.items()}
 
 
 def bulk_load_seconds(folder: Path) -> tuple[float, float, float]:
@@ -201,40 +213,41 @@ def bulk_load_seconds(folder: Path) -> tuple[float, float, float]:
     return loading, hashed, seconds(lambda: write_rows(folder / "flat", in_hash_folders=False))
 
 
-def slow_times() -> list[str]:
-    """Return rows of times with 20 ms a request, and the rounds that they amount to."""
-    rows = []
+def slow_times() -> dict[tuple[int, str], Spread]:
+    """Return seconds of works with 20 ms a request, by number of tables and work."""
+    found = {}
     for n_tables in (100, N_LISTED):
         storage = MadeUpDefinitions(MemoryStorage(f"memory://slow-{n_tables}/"))
         loaded(storage, n_tables)
         slow = SlowStorage(storage)
+        lake = Lakehouse(slow, cache="private")
+        lake.snapshot().tables("ns")
         works: dict[str, Callable[[], object]] = {
             "look a table up, cold": lambda slow=slow: Lakehouse(slow, cache="off").snapshot().table("ns", name(42)),  # type: ignore[misc]
             "list all tables, cold": lambda slow=slow: Lakehouse(slow, cache="off").snapshot().tables("ns"),  # type: ignore[misc]
+            "begin, warm": lambda lake=lake: lake.snapshot().definition,  # type: ignore[misc]
+            "begin, change a table and commit": lambda lake=lake, n=n_tables: change_tables(  # type: ignore[misc]
+                lake, [random.randrange(n)]
+            ),
         }
-        lake = Lakehouse(slow, cache="private")
-        lake.snapshot().tables("ns")
-        works["begin, warm"] = lambda lake=lake: lake.snapshot().definition  # type: ignore[misc]
-        works["begin, change a table and commit"] = lambda lake=lake, n=n_tables: change_one(lake, n)  # type: ignore[misc]
         for work, call in works.items():
-            spent = [seconds(call) for _ in range(20)]
-            rows.append(f"| {n_tables:,} | {work} | {' | '.join(figures(spent))} |")
+            found[n_tables, work] = Spread.of([seconds(call) for _ in range(30)])
         drop_memory_root(storage.root)
-    return rows
+    return found
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Return how long a call takes."""
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun
-
-
-def cpu_seconds(work: Callable[[], object]) -> float:
-    """Return the CPU time a call takes in all threads."""
-    begun = time.process_time()
-    work()
-    return time.process_time() - begun
+def draw_slow(axes: Axes, slow: Mapping[tuple[int, str], Spread]) -> None:
+    """Draw medians as bars; the grid is that of the requests."""
+    works = list(dict.fromkeys(work for _, work in slow))
+    for shift, n_tables in enumerate((100, N_LISTED)):
+        places = [number + 0.4 * shift for number in range(len(works))]
+        medians_ms = [1000 * slow[n_tables, work].median for work in works]
+        axes.barh(places, medians_ms, 0.38, label=f"{n_tables:,} tables")
+    axes.set_yticks([number + 0.2 for number in range(len(works))], works)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms")
+    axes.set_title(f"with {1000 * REQUEST_SECONDS:.0f} ms for each request")
+    axes.legend()
 
 
 def main() -> None:
@@ -242,44 +255,51 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as folder:
         commits = commit_times(Path(folder))
         slow = slow_times()
-        listing, opening, strings = list_cpu()
+        cpu = list_cpu()
         before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         loading, hashed, flat = bulk_load_seconds(Path(folder))
         peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    text = "\n".join(
+    listing = next(iter(cpu.values())).median
+    write_result(
+        "times",
         [
             "# Times, as ratios",
             "",
-            "Made by `benchmarks/times.py`: default settings, one run, medians.",
+            "Made by `benchmarks/times.py`: default settings, one run, in milliseconds.",
             "",
             "Begin, change one random table and commit; warm, on local disk without fsync. The bare operations read the"
             " same files, encode the same rows with pyarrow from Python strings, and write, link and unlink as many"
-            " files.",
+            " files. The ratio is that of the medians.",
             "",
-            "| tables | median ms | mean | p99 | bare operations, ms | ratio | beside 100 tables |",
-            "|---:|---:|---:|---:|---:|---:|---:|",
-            *commits,
+            *table(
+                ["tables", "median", "mean", "p99", "bare: median", "mean", "p99", "ratio", "beside 100 tables"],
+                commit_rows(commits),
+            ),
+            "",
+            plot("commit_times", lambda axes: draw_commits(axes[0], commits)),
             "",
             f"With a storage that takes {1000 * REQUEST_SECONDS:.0f} ms for each request:",
             "",
-            "| tables | work | median ms | mean | p99 |",
-            "|---:|---|---:|---:|---:|",
-            *slow,
+            *table(
+                ["work", "tables", "median", "mean", "p99"],
+                ([work, f"{n_tables:,}", *spread.cells(1000, 1)] for (n_tables, work), spread in slow.items()),
+            ),
             "",
-            f"CPU of listing {N_LISTED:,} tables of a namespace, cold, in memory: {1000 * listing:.0f} ms;"
-            f" {listing / strings:.2f} x that of decoding the same leaf files with pyarrow into Python strings"
-            f" ({1000 * strings:.0f} ms), {listing / opening:.1f} x that of opening them alone"
-            f" ({1000 * opening:.0f} ms).",
+            plot("slow_storage", lambda axes: draw_slow(axes[0], slow)),
+            "",
+            "CPU time of a list, and of what it cannot do without:",
+            "",
+            *table(
+                ["work", "median", "mean", "p99", "the list takes"],
+                ([work, *spread.cells(1000, 1), f"{listing / spread.median:.2f} x"] for work, spread in cpu.items()),
+            ),
             "",
             f"Bulk load of {N_LOADED:,} keys to local files: {loading:.1f} s, {loading / hashed:.2f} x the time of"
             f" writing the same rows as Arrow files with pyarrow to folders of the same hashes ({hashed:.1f} s),"
-            f" {loading / flat:.2f} x that of writing them to a flat folder ({flat:.1f} s); memory of the process grew"
+            f" {loading / flat:.2f} x that of writing them to one flat folder ({flat:.1f} s); the process grew"
             f" from {before_kb / 1000:,.0f} to {peak_kb / 1000:,.0f} MB, the list of the keys included.",
-            "",
-        ]
+        ],
     )
-    RESULTS.write_text(text, encoding="utf-8")
-    print(text)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import pytest
 from tests.faults import FaultyStorage, fail
 from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.errors import LakehouseNotFoundError, StoragePermissionError
+from trinitylake_ops.errors import LakehouseNotFoundError, StoragePermissionError, VersionNotFoundError
 from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, root_path
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, drop_memory_root
 from trinitylake_ops.transaction.versions import Roots, find_latest
@@ -29,6 +29,33 @@ def test_a_right_hint_takes_two_rounds_and_three_requests(storage: MeteredStorag
     assert (version, data) == (LATEST, storage.read(root_path(LATEST)))
     assert measured.counts.rounds == 2
     assert measured.counts.requests == {"read": 3}
+
+
+def test_a_version_of_any_age_is_opened_by_four_requests_in_two_rounds(lakes: Lakes) -> None:
+    lake = lakes.memory()
+    for number in range(LATEST):
+        with lake.transaction() as txn:
+            txn.create_namespace(f"ns{number}")
+    storage = MeteredStorage(lake.storage)
+    for version in (0, 1, 20, LATEST - 1):
+        with storage.measure() as measured:
+            snapshot = Lakehouse(storage).snapshot(version)
+        assert snapshot.version == version
+        assert len(snapshot.namespaces()) == version
+        assert (measured.counts.rounds, measured.counts.requests) == (2, {"read": 4})
+    for version, n_requests in ((LATEST, 3), (str(LATEST), 3), (LATEST + 5, 4), (-1, 3), (MAX_VERSION + 1, 3)):
+        with storage.measure() as measured:
+            try:
+                assert Lakehouse(storage).snapshot(version).version == LATEST
+            except VersionNotFoundError as error:
+                assert f"version {version} does not exist; the latest is {LATEST}" in str(error)
+        assert (measured.counts.rounds, measured.counts.requests) == (2, {"read": n_requests})
+
+
+def test_an_old_version_is_looked_up_in_the_settings_that_were_changed_since(storage: MeteredStorage) -> None:
+    with storage.measure() as measured:
+        assert Lakehouse(storage).snapshot(5).definition.properties == {"n": "4"}
+    assert measured.counts.requests == {"read": 6}, "hint, two roots, the version's; the latest settings and its own"
 
 
 @pytest.mark.parametrize(

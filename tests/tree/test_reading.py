@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
+import pyarrow as pa
 import pytest
 
 from tests.tree.trees import Tree, filled, keys
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, StorageError
+from trinitylake_ops.format import text_column
 from trinitylake_ops.format.node_file import NodeFile
 from trinitylake_ops.storage import MemoryStorage
 from trinitylake_ops.tree.diff import diff_trees
 from trinitylake_ops.tree.invariants import Violation, check_tree
 from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.node_store import NodeStore
-from trinitylake_ops.tree.search import get, prefix_end, prefix_keys, scan
+from trinitylake_ops.tree.search import get, prefix_end, prefix_keys, scan, scan_columns, with_messages
 from trinitylake_ops.tree.walk import walk
 
 
@@ -68,6 +70,18 @@ def test_scan_bounds_include_the_lower_and_exclude_the_upper(tree: Tree, lower: 
 def test_prefix_scans(tree: Tree, prefix: str) -> None:
     expected = [key for key in sorted(tree.model) if key.startswith(prefix)]
     assert prefix_keys(tree.store(), tree.root, prefix).to_pylist() == expected
+
+
+def test_more_text_than_32_bit_offsets_can_count(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten million keys of default size are more than 2 GiB of text; the bound is lowered here instead."""
+    monkeypatch.setattr(text_column, "_MAX_UTF8_BYTES", 100)
+    edited = {"k0007": None, "k0150": "newer", "k0150x": "new"}
+    columns = scan_columns(tree.store(), tree.root)
+    assert {column.type for column in columns} == {pa.large_utf8()}
+    keys, locations = with_messages(*columns, edited)
+    expected = {key: location for key, location in {**tree.model, **edited}.items() if location is not None}
+    assert dict(zip(keys.to_pylist(), locations.to_pylist(), strict=True)) == expected
+    assert keys.to_pylist() == sorted(expected)
 
 
 @pytest.mark.parametrize("prefix", ["a", "a\U0010ffff", "\ud7ff", "é", "\x7f", "a\uffff"])

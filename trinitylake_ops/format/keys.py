@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinitylake_ops.errors import CorruptFileError, InvalidNameError
+from trinitylake_ops.format.text_column import is_large_text
 
 NAMESPACE_SCHEMA_ID = 1
 TABLE_SCHEMA_ID = 2
@@ -114,7 +115,8 @@ class KeyCodec:
         first_byte = _SCHEMA_ID_CHARS + self.namespace_name_max_size_bytes
         end_byte = first_byte + self.table_name_max_size_bytes
         if pc.all(pc.equal(pc.binary_length(keys), end_byte)).as_py():
-            padded = pc.binary_slice(keys.cast(pa.binary()), first_byte, end_byte).cast(pa.utf8())
+            binary = pa.large_binary() if is_large_text(keys) else pa.binary()
+            padded = pc.binary_slice(keys.cast(binary), first_byte, end_byte).cast(keys.type)
             names = pc.ascii_rtrim(padded, _PAD)
             if pc.all(pc.match_substring_regex(names, _ASCII_NAME.pattern)).as_py():
                 return list(names.to_pylist())

@@ -7,6 +7,8 @@ from typing import overload
 
 import pyarrow as pa
 
+_MAX_UTF8_BYTES = 2**31 - 1  # offsets of utf8 are 32-bit numbers
+
 
 class TextColumn(Sequence[str]):
     """An unchanging list of strings: an Arrow array of ``utf8`` without nulls.
@@ -48,3 +50,14 @@ class TextColumn(Sequence[str]):
 def text_array(texts: Sequence[str]) -> pa.StringArray:
     """Return strings as an Arrow array of ``utf8``, those of a column without a copy."""
     return texts.array if isinstance(texts, TextColumn) else pa.array(texts, pa.utf8())
+
+
+def joined_texts(arrays: Sequence[pa.StringArray]) -> pa.StringArray:
+    """Return arrays one after the other; as ``large_utf8`` where they hold more text than ``utf8`` can count."""
+    is_large = sum(array.nbytes for array in arrays) > _MAX_UTF8_BYTES or any(is_large_text(array) for array in arrays)
+    return pa.concat_arrays([array.cast(pa.large_utf8()) for array in arrays] if is_large else list(arrays))
+
+
+def is_large_text(array: pa.StringArray) -> bool:
+    """Whether a column of text counts it by 64-bit numbers."""
+    return bool(pa.types.is_large_string(array.type))

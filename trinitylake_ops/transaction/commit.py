@@ -46,7 +46,7 @@ from trinitylake_ops.format.node_file import (
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.write_outcome import create_fresh, create_settled
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
-from trinitylake_ops.transaction.versions import Roots, find_latest_from, read_hint
+from trinitylake_ops.transaction.versions import ProbedRoots, Roots, find_latest_from, read_hint
 from trinitylake_ops.tree.write_buffer import EditedTree
 
 logger = logging.getLogger(__name__)
@@ -192,11 +192,14 @@ class CommitClock:
             )
 
 
-def latest_snapshot(files: LakehouseFiles) -> Snapshot:
-    """Return the latest version. Raises LakehouseNotFoundError, CorruptFileError, StorageError."""
+def latest_snapshot(files: LakehouseFiles, probed: ProbedRoots | None = None) -> Snapshot:
+    """Return the latest version, reading what ``probed`` wants on the way.
+
+    Raises LakehouseNotFoundError, CorruptFileError, StorageError.
+    """
     hinted = read_hint(files.storage)
     read_at_ms = files.storage.now_ms()  # before any root is read; a storage may know it from the hint's answer
-    version, data = find_latest_from(files.roots, hinted)
+    version, data = find_latest_from(files.roots, hinted, probed)
     path = files.roots.path(version)
     return Snapshot(files, version, path, decode_node(data, path), read_at_ms)
 

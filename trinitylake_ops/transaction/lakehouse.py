@@ -11,7 +11,6 @@ from typing import Any, Literal
 from trinitylake_ops.errors import (
     CorruptFileError,
     ExportNotFoundError,
-    FileMissingError,
     InvalidDefinitionError,
     InvalidInputError,
     VersionExpiredError,
@@ -27,6 +26,7 @@ from trinitylake_ops.format.keys import KeyCodec
 from trinitylake_ops.format.limits import validate_lakehouse_def
 from trinitylake_ops.format.locations import normalize_root_uri, to_location
 from trinitylake_ops.format.node_file import (
+    LAKEHOUSE_DEF,
     PREVIOUS_ROOT,
     NodeFile,
     decode_node,
@@ -48,7 +48,7 @@ from trinitylake_ops.transaction.history import VersionInfo, history
 from trinitylake_ops.transaction.resolve import CommitResolution, resolve_commit
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot, epoch_ms
 from trinitylake_ops.transaction.transaction import Transaction
-from trinitylake_ops.transaction.versions import Roots, find_latest, find_version_at, open_roots
+from trinitylake_ops.transaction.versions import ProbedRoots, Roots, find_latest, find_version_at, open_roots
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
 from trinitylake_ops.tree.node_store import NodeStore
 
@@ -158,33 +158,41 @@ class Lakehouse:
             raise InvalidInputError("give a version or a timestamp, not both")
         _check_kind("version", version, (int, str))
         _check_kind("timestamp", timestamp, (int, datetime))
+        if isinstance(version, int) or (isinstance(version, str) and version.isascii() and version.isdecimal()):
+            return self._snapshot_of_number(_number(version))
         latest = latest_snapshot(self.files)
         if timestamp is not None:
             return self._snapshot_of(find_version_at(self.files.roots, _millis(timestamp), latest.version), latest)
-        if version is None:
-            return latest
-        if isinstance(version, str) and not (version.isascii() and version.isdecimal()):
-            return self._snapshot_of_export(version, latest)
-        digits = version.lstrip("0") if isinstance(version, str) else ""
-        if len(digits) > _MAX_VERSION_DIGITS or (isinstance(version, int) and version > 10**_MAX_VERSION_DIGITS):
-            raise VersionNotFoundError(f"a version of that many digits does not exist; the latest is {latest.version}")
-        return self._snapshot_of(int(version), latest)
+        return latest if version is None else self._snapshot_of_export(version, latest)
 
-    def _snapshot_of(self, version: int, latest: Snapshot) -> Snapshot:
+    def _snapshot_of_number(self, version: int) -> Snapshot:
+        """Return a version, whose root is read together with the latest one's, in four requests and two rounds.
+
+        Where the settings of the lakehouse were changed since, or files expired, the latest ones are read, too.
+        """
+        probed = ProbedRoots(self.storage, [version])
+        latest = latest_snapshot(self.files, probed)
+        return self._snapshot_of(version, latest, probed)
+
+    def _snapshot_of(self, version: int, latest: Snapshot, probed: ProbedRoots | None = None) -> Snapshot:
         if version == latest.version:
             return latest
         if not 0 <= version < latest.version:
             raise VersionNotFoundError(
                 f"version {version} does not exist; the latest is {latest.version}", version=version
             )
-        check_not_expired(version, latest.definition)
         path = self.files.roots.path(version)
-        try:
-            root = decode_node(self.storage.read(path), path)
-        except FileMissingError:
+        probed = probed or ProbedRoots(self.storage)
+        probed.read([path])
+        data = probed.contents[path]
+        root = None if data is None else decode_node(data, path)
+        # A definition older than a version cannot say that it expired.
+        if root is None or root.system.get(LAKEHOUSE_DEF) != latest.definition_location:
+            check_not_expired(version, latest.definition)
+        if root is None:
             raise VersionNotFoundError(
                 f"version {version} is gone: its root was deleted by another program", path=path, version=version
-            ) from None
+            )
         if root.is_sealed:
             raise VersionExpiredError(f"version {version} was expired and purged", path=path, version=version)
         return Snapshot(self.files, version, path, root)
@@ -303,6 +311,17 @@ def _replaced(definition: LakehouseDef, fields: Mapping[str, Any]) -> LakehouseD
         raise InvalidDefinitionError(f"these settings do not exist: {error}") from error
     except CorruptFileError as error:
         raise InvalidDefinitionError(f"these settings could not be read again: {error.message}") from error
+
+
+def _number(version: int | str) -> int:
+    """Return the number that a version is given by. Raises VersionNotFoundError for one too long to be shown."""
+    if isinstance(version, str):
+        is_too_long = len(version.lstrip("0")) > _MAX_VERSION_DIGITS
+    else:
+        is_too_long = abs(version) > 10**_MAX_VERSION_DIGITS
+    if is_too_long:
+        raise VersionNotFoundError(f"no version has that many digits; the last possible one is {MAX_VERSION}")
+    return int(version)
 
 
 def _isolation(name: str | None, definition: LakehouseDef) -> IsolationLevel:

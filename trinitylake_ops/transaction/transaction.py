@@ -95,7 +95,7 @@ class Transaction(CatalogReader):
         if not own:
             return keys
         live = {key for key in own if self._writes[key] is not None}
-        return pa.array(sorted(set(keys.to_pylist()) - own | live), pa.utf8())
+        return pa.array(sorted(set(keys.to_pylist()) - own | live), keys.type)
 
     def namespace_at(self, location: str) -> NamespaceDef:
         return self.base.namespace_at(location)

@@ -67,12 +67,15 @@ def find_latest(roots: Roots) -> tuple[int, bytes]:
     return find_latest_from(roots, read_hint(roots.storage))
 
 
-def find_latest_from(roots: Roots, hinted: int | None) -> tuple[int, bytes]:
-    """Return the latest version and the bytes of its root as :func:`find_latest`, which reads the hint first."""
+def find_latest_from(roots: Roots, hinted: int | None, probed: ProbedRoots | None = None) -> tuple[int, bytes]:
+    """Return the latest version and the bytes of its root as :func:`find_latest`, which reads the hint first.
+
+    What ``probed`` wants is read in the same round as the root that the hint names.
+    """
     start = hinted or 0
     naming = roots.known_naming or ROOT_NAMING
-    probed = _Probed(roots.storage)
-    probed.read(_pair(naming, start))
+    probed = probed or ProbedRoots(roots.storage)
+    probed.read([*_pair(naming, start), *map(naming.path, probed.wanted)])
     return _latest_from(roots, naming, start, probed)
 
 
@@ -82,7 +85,7 @@ def open_roots(roots: Roots) -> tuple[int, bytes]:
     All names that version 0 and the hint's version can have are probed: roots of several namings
     raise CorruptFileError.
     """
-    probed = _Probed(roots.storage)
+    probed = ProbedRoots(roots.storage)
     start = _probe_oldest(probed) or 0
     naming = next((naming for naming in ROOT_NAMINGS if naming.path(0) in probed.standing), ROOT_NAMING)
     probed.read([*_pair(naming, start), *(other.path(start) for other in ROOT_NAMINGS)])
@@ -90,11 +93,15 @@ def open_roots(roots: Roots) -> tuple[int, bytes]:
     return _latest_from(roots, naming, start, probed)
 
 
-class _Probed:
-    """Roots that were looked for: those that stand, and the content of those that were read."""
+class ProbedRoots:
+    """Roots that were looked for: those that stand, and the content of those that were read (None: absent).
 
-    def __init__(self, storage: Storage):
+    ``wanted`` are versions that somebody will ask for besides the latest.
+    """
+
+    def __init__(self, storage: Storage, wanted: Iterable[int] = ()):
         self.storage = storage
+        self.wanted = [version for version in wanted if 0 <= version <= MAX_VERSION]
         self.standing: set[str] = set()
         self.contents: dict[str, bytes | None] = {}
 
@@ -111,7 +118,7 @@ class _Probed:
                 raise data
 
 
-def _probe_oldest(probed: _Probed) -> int | None:
+def _probe_oldest(probed: ProbedRoots) -> int | None:
     """Return the hint; in the same round, see which names of version 0 stand."""
     storage = probed.storage
     hinted: list[int | None] = []
@@ -135,7 +142,7 @@ def _pair(naming: RootNaming, version: int) -> list[str]:
     return [naming.path(version), naming.path(min(version + 1, MAX_VERSION))]
 
 
-def _latest_from(roots: Roots, naming: RootNaming, start: int, probed: _Probed) -> tuple[int, bytes]:
+def _latest_from(roots: Roots, naming: RootNaming, start: int, probed: ProbedRoots) -> tuple[int, bytes]:
     """Go on from what was read: ``start`` and its successor, in the naming that is most likely."""
     if probed.contents[naming.path(start)] is None:
         candidates = ROOT_NAMINGS if roots.known_naming is None else (naming,)

@@ -47,7 +47,7 @@ class _Compaction(TreeEditor):
         if node.is_leaf:
             return False
         changed = bool(node.buffer)
-        self.relieve(node, {})
+        self.relieve(node, {}, None)
         self._children(node)  # read together, then one by one from the cache
         for position in reversed(range(len(node.children))):
             if position < len(node.children):  # it may have been merged with its left neighbour

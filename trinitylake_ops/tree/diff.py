@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trinitylake_ops.format.node_file import NodeFile
 from trinitylake_ops.tree.node_store import NodeStore
-from trinitylake_ops.tree.search import get
+from trinitylake_ops.tree.search import Below, Found, get_many, look
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +27,21 @@ def diff_trees(store: NodeStore, before: NodeFile, after: NodeFile) -> list[KeyC
     """
     old, new = _Side(store, before), _Side(store, after)
     shared = _expand_differences(old, new)
-    changes: list[KeyChange] = []
-    for key in sorted(old.candidates() | new.candidates()):
-        old_end, new_end = old.resolve(key, shared), new.resolve(key, shared)
-        if old_end == new_end:
-            continue  # the same location, or the same shared subtree
-        value_before, value_after = old.value(key, old_end), new.value(key, new_end)
-        if value_before != value_after:
-            changes.append(KeyChange(key, value_before, value_after))
-    return changes
+    keys = sorted(old.candidates() | new.candidates())
+    ends = {key: (old.resolve(key, shared), new.resolve(key, shared)) for key in keys}
+    differing = {key: both for key, both in ends.items() if both[0] != both[1]}
+    values_before = _values(store, {key: end for key, (end, _) in differing.items()})
+    values_after = _values(store, {key: end for key, (_, end) in differing.items()})
+    return [
+        KeyChange(key, values_before[key], values_after[key])
+        for key in differing
+        if values_before[key] != values_after[key]
+    ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
-    location: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Subtree:
-    location: str
+def _values(store: NodeStore, ends: Mapping[str, Found | Below]) -> dict[str, str | None]:
+    found = {key: end.location for key, end in ends.items() if isinstance(end, Found)}
+    return found | get_many(store, {key: end for key, end in ends.items() if isinstance(end, Below)})
 
 
 class _Side:
@@ -76,24 +72,12 @@ class _Side:
             keys.update(node.keys, node.buffer)
         return keys
 
-    def resolve(self, key: str, shared: set[str]) -> _Value | _Subtree:
+    def resolve(self, key: str, shared: set[str]) -> Found | Below:
         """Return the location of a key, or the shared subtree that would tell."""
-        node = self.root
-        while True:
-            if key in node.buffer:
-                return _Value(node.buffer[key])
-            row = bisect_left(node.keys, key)
-            if row < len(node.keys) and node.keys[row] == key:
-                return _Value(node.values[row])
-            if node.is_leaf:
-                return _Value(None)
-            child = node.children[row]
-            if child in shared:
-                return _Subtree(child)
-            node = self.nodes[child]
-
-    def value(self, key: str, end: _Value | _Subtree) -> str | None:
-        return end.location if isinstance(end, _Value) else get(self.store, self.store.load(end.location), key)
+        end = look(self.root, key)
+        while isinstance(end, Below) and end.location not in shared:
+            end = look(self.nodes[end.location], key)
+        return end
 
 
 def _expand_differences(old: _Side, new: _Side) -> set[str]:

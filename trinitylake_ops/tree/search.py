@@ -4,30 +4,59 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinitylake_ops.format.node_file import NodeFile
-from trinitylake_ops.format.text_column import text_array
+from trinitylake_ops.format.text_column import joined_texts, text_array
 from trinitylake_ops.tree.node_store import NodeStore
 
 
-def get(store: NodeStore, root: NodeFile, key: str) -> str | None:
-    """Return the location of a key's value, or None; reads at most one node per level below the root.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The location of a key's value; None where there is no such key."""
 
-    A message nearer the root is newer than everything below it.
+    location: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """The location of the child that tells about a key."""
+
+    location: str
+
+
+def look(node: NodeFile, key: str) -> Found | Below:
+    """Return what one node tells about a key. A message nearer the root is newer than everything below it."""
+    if key in node.buffer:
+        return Found(node.buffer[key])
+    row = bisect_left(node.keys, key)
+    if row < len(node.keys) and node.keys[row] == key:
+        return Found(node.values[row])
+    return Found(None) if node.is_leaf else Below(node.children[row])
+
+
+def get(store: NodeStore, root: NodeFile, key: str) -> str | None:
+    """Return the location of a key's value, or None; reads at most one node per level below the root."""
+    told = look(root, key)
+    return told.location if isinstance(told, Found) else get_many(store, {key: told})[key]
+
+
+def get_many(store: NodeStore, places: Mapping[str, Below]) -> dict[str, str | None]:
+    """Return the locations of keys' values, or None, each from the subtree that tells about it.
+
+    Reads one level of nodes after the other, each level in parallel and each node once.
     """
-    node = root
-    while True:
-        if key in node.buffer:
-            return node.buffer[key]
-        row = bisect_left(node.keys, key)
-        if row < len(node.keys) and node.keys[row] == key:
-            return node.values[row]
-        if node.is_leaf:
-            return None
-        node = store.load(node.children[row])
+    found: dict[str, str | None] = {}
+    while places:
+        locations = list(dict.fromkeys(place.location for place in places.values()))
+        nodes = dict(zip(locations, store.load_many(locations), strict=True))
+        told = {key: look(nodes[place.location], key) for key, place in places.items()}
+        found |= {key: place.location for key, place in told.items() if isinstance(place, Found)}
+        places = {key: place for key, place in told.items() if isinstance(place, Below)}
+    return found
 
 
 def scan(store: NodeStore, root: NodeFile, lower: str | None = None, upper: str | None = None) -> list[tuple[str, str]]:
@@ -61,7 +90,7 @@ def scan_columns(
                 if (lower is None or lower <= key) and (upper is None or key < upper):
                     messages.setdefault(key, location)  # those nearer the root, which came first, are newer
         level = store.load_many(below)
-    return with_messages(pa.concat_arrays(keys), pa.concat_arrays(locations), messages)
+    return with_messages(joined_texts(keys), joined_texts(locations), messages)
 
 
 def _n_keys_below(node: NodeFile, bound: str) -> int:
@@ -76,10 +105,10 @@ def with_messages(
 ) -> tuple[pa.StringArray, pa.StringArray]:
     """Return keys and their locations, in order, after messages that are newer than them."""
     if messages:
-        is_older = pc.invert(pc.is_in(keys, pa.array(list(messages), pa.utf8())))
+        is_older = pc.invert(pc.is_in(keys, pa.array(list(messages), keys.type)))
         live = {key: location for key, location in messages.items() if location is not None}
-        keys = pa.concat_arrays([keys.filter(is_older), pa.array(list(live), pa.utf8())])
-        locations = pa.concat_arrays([locations.filter(is_older), pa.array(list(live.values()), pa.utf8())])
+        keys = joined_texts([keys.filter(is_older), pa.array(list(live), pa.utf8())])
+        locations = joined_texts([locations.filter(is_older), pa.array(list(live.values()), pa.utf8())])
     order = pc.sort_indices(keys)
     return keys.take(order), locations.take(order)
 

@@ -2,8 +2,8 @@
 
 A change appends its messages to the root's buffer. When a buffer outgrows its target, the group of
 messages bound for one child, the group with the most bytes, moves down into that child, whose own
-buffer may then do the same. So most changes rewrite the root alone, and a flush rewrites one path.
-A change of more messages than the tree can have keys builds it anew instead.
+buffer may then do the same, once. So most changes rewrite the root alone, and one of a single message never more
+than one path. A change of more messages than the tree can have keys builds it anew instead.
 """
 
 from __future__ import annotations
@@ -27,11 +27,6 @@ _NODE_SYSTEM = {CREATED_AT_MILLIS: "9" * 20}
 
 # From so many messages on, a tree that cannot hold more keys than they are is built anew: all its leaves would change.
 _BULK_MESSAGES = 1_000
-
-
-# A change flushes so many groups, and one more for each of its messages: a commit that happens to fill several buffers
-# leaves the rest to those that follow.
-_FLUSHES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +58,7 @@ def apply_messages(
         entries = zip(keys.to_pylist(), locations.to_pylist(), strict=True)
         new = bulk_load(entries, limits, created_at_ms=created_at_ms, write=node_files.update)
         return EditedTree(new, node_files)
-    editor = TreeEditor(store, limits, dict(root_system), max_flushes=_FLUSHES + len(messages))
+    editor = TreeEditor(store, limits, dict(root_system), max_flushes=len(messages))
     new_root = editor.changed_root(DirtyNode.copy_of(root), dict(messages))
     return EditedTree(frozen_root(new_root, limits, created_at_ms, node_files), node_files)
 
@@ -112,6 +107,10 @@ def frozen_root(node: DirtyNode, limits: TreeLimits, created_at_ms: int, node_fi
 class TreeEditor:
     """One change of one tree.
 
+    A node flushes at most ``max_flushes`` groups, None for any number, each time that it gets messages:
+    what its target would still ask for waits for the change that comes by next. So a change of one
+    message writes one path, however many buffers are full. The limit on a file's size always counts.
+
     Whoever changes a child calls :meth:`restore_child` on its parent afterwards, so that a node's
     children keep the limits on their number of keys; the root is restored last.
     """
@@ -122,12 +121,13 @@ class TreeEditor:
         self.store = store
         self.limits = limits
         self._root_system = root_system
-        self._flushes_left = max_flushes
+        self._max_flushes = max_flushes
+        self._no_more_flushes = None if max_flushes is None else 0
 
     def changed_root(self, root: DirtyNode, messages: dict[str, str | None]) -> DirtyNode:
         """Return the root that ``root`` becomes by messages."""
         root.absorb(messages)
-        self.relieve(root, self._root_system)
+        self.relieve(root, self._root_system, self._max_flushes)
         return self.restored_root(root)
 
     def restored_root(self, root: DirtyNode) -> DirtyNode:
@@ -137,8 +137,8 @@ class TreeEditor:
                 root = self._collapsed(root)
             elif len(root.keys) > self.limits.max_keys:
                 root = self._raised(root)
-            elif self._is_over(root, self._root_system):
-                self.relieve(root, self._root_system)
+            elif self._is_over(root, self._root_system, self._no_more_flushes):
+                self.relieve(root, self._root_system, self._no_more_flushes)
             else:
                 return root
 
@@ -158,24 +158,23 @@ class TreeEditor:
 
     # Flushing
 
-    def _is_over(self, node: DirtyNode, system: dict[str, str]) -> bool:
+    def _is_over(self, node: DirtyNode, system: dict[str, str], max_flushes: int | None) -> bool:
         if not node.buffer:
             return False
-        if self._flushes_left is None or self._flushes_left > 0:
+        if max_flushes is None or max_flushes > 0:
             waiting_bytes = sum(message_bytes(*message) for message in node.buffer.items())
             if waiting_bytes > self.limits.buffer_target_bytes:
                 return True
         return node.size_bytes(self.limits.order, system) > self.limits.node_file_max_size_bytes
 
-    def relieve(self, node: DirtyNode, system: dict[str, str]) -> None:
+    def relieve(self, node: DirtyNode, system: dict[str, str], max_flushes: int | None) -> None:
         """Flush the heaviest groups of messages until the buffer fits its target and the file its limit.
 
-        When the change has had its share of flushes, only the limit counts: the next change that
-        comes by goes on.
+        After ``max_flushes``, None for any number, the limit alone counts.
         """
-        while self._is_over(node, system):
-            if self._flushes_left is not None:
-                self._flushes_left -= 1
+        while self._is_over(node, system, max_flushes):
+            if max_flushes is not None:
+                max_flushes -= 1
             self._flush(node, self._heaviest_child(node))
 
     def _heaviest_child(self, node: DirtyNode) -> int:
@@ -192,7 +191,7 @@ class TreeEditor:
         if messages:
             below = self.dirty_child(node, child)
             below.absorb(messages)
-            self.relieve(below, _NODE_SYSTEM)
+            self.relieve(below, _NODE_SYSTEM, self._max_flushes)
             self.restore_child(node, child)
         if own_key is not None:
             self._settle_own_message(node, own_key)
@@ -236,7 +235,7 @@ class TreeEditor:
             left.buffer | right.buffer,
         )
         self.restore_child(joined, seam)
-        self.relieve(joined, _NODE_SYSTEM)
+        self.relieve(joined, _NODE_SYSTEM, self._no_more_flushes)
         return joined
 
     # Restoring the number of keys
@@ -266,7 +265,7 @@ class TreeEditor:
         for below in reversed(range(len(merged.children))):
             if below < len(merged.children):
                 self.restore_child(merged, below)
-        self.relieve(merged, _NODE_SYSTEM)
+        self.relieve(merged, _NODE_SYSTEM, self._no_more_flushes)
         self.restore_child(parent, left_position)
 
     @staticmethod
