@@ -33,7 +33,8 @@ from trinitylake_ops.tree.shape import TreeShape
 
 TABLE_COUNTS = (100, 7_000, 16_000, 50_000, 100_000, 1_000_000)
 N_COMMITS = 2_000
-N_SETTLING = 1_000  # commits before those that are measured, each of several tables, until buffers are full
+# Before those that are measured, until buffers are as full as they get: commits of several tables, then of one.
+N_SETTLING = 1_000
 N_SETTLING_TABLES = 20
 N_DIFFS = 300
 LATEST = 2_000_000
@@ -117,6 +118,8 @@ def at_size(n_tables: int) -> AtSize:
     generator = random.Random(n_tables)
     for _ in range(N_SETTLING):
         change_tables(lake, {generator.randrange(n_tables) for _ in range(N_SETTLING_TABLES)})
+    for _ in range(N_SETTLING):
+        change_tables(lake, [generator.randrange(n_tables)])
     counts = [committed(lake, meter, generator.randrange(n_tables)) for _ in range(N_COMMITS)]
     diffs = [diff_reads(storage, lake.latest_version() - number) for number in range(N_DIFFS)]
     committed(lake, meter, 0)
@@ -247,24 +250,11 @@ def draw_commits(axes: Sequence[Axes], sizes: Mapping[int, AtSize]) -> None:
     spread_axes.legend(title="tables")
 
 
-def draw_requests(axes: Sequence[Axes], sizes: Mapping[int, AtSize]) -> None:
-    """Draw rounds, and requests but for lists, over the number of tables."""
-    by_tables(
-        axes[0],
-        "sequential rounds",
-        {work: {n_tables: found.works[work].rounds for n_tables, found in sizes.items()} for work in WORKS}
-        | {"commit, warm": {n_tables: found.warm_commit.rounds for n_tables, found in sizes.items()}},
-    )
-    by_tables(
-        axes[1],
-        "requests",
-        {
-            work: {n_tables: found.works[work].total for n_tables, found in sizes.items()}
-            for work in WORKS
-            if not work.startswith("list")
-        }
-        | {"commit, warm": {n_tables: found.warm_commit.total for n_tables, found in sizes.items()}},
-    )
+def draw_rounds(axes: Axes, sizes: Mapping[int, AtSize]) -> None:
+    """Draw sequential rounds over the number of tables."""
+    lines = {work: {n_tables: float(found.works[work].rounds) for n_tables, found in sizes.items()} for work in WORKS}
+    lines["commit, warm"] = {n_tables: float(found.warm_commit.rounds) for n_tables, found in sizes.items()}
+    by_tables(axes, "sequential rounds", lines)
 
 
 def main() -> None:
@@ -281,12 +271,12 @@ def main() -> None:
             "# Requests, rounds and bytes",
             "",
             "Made by `benchmarks/request_counts.py`: default settings, storage in memory, trees of a bulk load after"
-            f" {N_SETTLING:,} commits of {N_SETTLING_TABLES} random tables and {N_COMMITS:,} of one each. Cells are"
-            " requests, rounds in parentheses.",
+            f" {N_SETTLING:,} commits of {N_SETTLING_TABLES} random tables and {N_SETTLING + N_COMMITS:,} of one."
+            " Cells are requests, rounds in parentheses.",
             "",
             *table(["tables", *(f"{n_tables:,}" for n_tables in sizes)], works),
             "",
-            plot("requests", lambda axes: draw_requests(axes, sizes), 2),
+            plot("rounds", lambda axes: draw_rounds(axes[0], sizes), width=8),
             "",
             f"The last {N_COMMITS:,} commits, without their begin. A warm one changes a table that the process changed"
             " before.",

@@ -356,6 +356,21 @@ class _Rows:
         tails = [column.slice(self.end) for column in (self.key, self.pvalue, self.pnode)]
         if all(tail.null_count == len(tail) for tail in tails):
             return {}  # blank pointer rows alone, as in nearly every leaf
+        return self._plain_buffer(*tails) or self._any_buffer(tails)
+
+    @staticmethod
+    def _plain_buffer(keys: pa.StringArray, values: pa.StringArray, children: pa.StringArray) -> dict[str, str | None]:
+        """Return the messages where all rows are as we write them, else none."""
+        n_blank = keys.null_count
+        if keys.slice(n_blank).null_count or values.slice(0, n_blank).null_count < n_blank:
+            return {}
+        buffer = dict(zip(keys.slice(n_blank).to_pylist(), values.slice(n_blank).to_pylist(), strict=True))
+        is_plain = (
+            len(buffer) == len(keys) - n_blank and SYSTEM_KEYS.isdisjoint(buffer) and min(buffer, default="") >= "!"
+        )
+        return buffer if is_plain and children.null_count == len(children) else {}
+
+    def _any_buffer(self, tails: Sequence[pa.StringArray]) -> dict[str, str | None]:
         buffer: dict[str, str | None] = {}
         for row, (key, value, child) in enumerate(zip(*(tail.to_pylist() for tail in tails), strict=True), self.end):
             if child is not None:

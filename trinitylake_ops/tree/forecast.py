@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import new_node_path, new_table_path
@@ -61,8 +63,10 @@ def forecast_tree(
     until one node holds the rest. In a steady state every message passes every level once. A flush
     moves the largest group of a full buffer, of :func:`mean_flush_messages` messages, and writes one
     node of the level below. So a commit writes the root and, for each level below it, one node per
-    so many messages, with buffers that are as good as full. Keys take their full padded size,
-    locations that of short names.
+    so many messages. A node flushes once for each group that it gets: where its own groups are
+    smaller than those, its buffer outgrows the target, up to twice, and then it takes no larger ones.
+    Between two flushes a buffer fills up again, so half a group of it is missing on average. Keys
+    take their full padded size, locations that of short names.
     """
     names_bytes = definition.namespace_name_max_size_bytes + definition.table_name_max_size_bytes
     key_bytes = len(TABLE_KEY_PREFIX) + names_bytes
@@ -85,16 +89,18 @@ def forecast_tree(
             system,
         )
 
-    n_root_keys = levels[1] - 1 if height else objects
-    root_bytes = node_bytes(n_root_keys, buffer_messages, not height, _ROOT_SYSTEM)
     leaf_bytes = node_bytes(min(keys_per_node, objects), 0, True, _NODE_SYSTEM)
-    inner_bytes = node_bytes(keys_per_node, buffer_messages, False, _NODE_SYSTEM) if height > 1 else 0
-    nodes_per_commit = below_bytes = 0.0
-    for depth in range(1, height + 1):
-        n_children = levels[1] if depth == 1 else keys_per_node + 1
-        written = 1 / mean_flush_messages(buffer_messages, n_children)
+    root_bytes = node_bytes(levels[1] - 1 if height else objects, buffer_messages, not height, _ROOT_SYSTEM)
+    buffers = _steady_buffers(buffer_messages, [round(below / above) for above, below in pairwise(levels)])
+    nodes_per_commit = bytes_per_commit = 0.0
+    written = 1.0  # nodes of a level per commit
+    for depth, buffer in enumerate(buffers):
+        n_messages = round(buffer.messages - buffer.flushed / 2)
+        system = _NODE_SYSTEM if depth else _ROOT_SYSTEM
+        bytes_per_commit += written * node_bytes(buffer.n_children - 1, n_messages, False, system)
+        written = 1 / buffer.flushed
         nodes_per_commit += written
-        below_bytes += written * (leaf_bytes if depth == height else inner_bytes)
+    bytes_per_commit += written * (leaf_bytes if height else root_bytes)
     return TreeForecast(
         objects=objects,
         height=height,
@@ -104,7 +110,7 @@ def forecast_tree(
         buffer_messages=buffer_messages,
         message_bytes=message_bytes,
         nodes_per_commit=nodes_per_commit,
-        bytes_per_commit=round(root_bytes + below_bytes),
+        bytes_per_commit=round(bytes_per_commit),
     )
 
 
@@ -117,6 +123,32 @@ def _nodes_by_level(objects: int, keys_per_node: int, order: int) -> list[int]:
         levels.append(n_nodes)
         rest = n_nodes - 1
     return [1, *reversed(levels)]
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """How many messages the nodes of a level hold when they flush, and how many a flush moves."""
+
+    n_children: int
+    messages: int
+    flushed: float
+
+
+def _steady_buffers(buffer_messages: int, fan_outs: Sequence[int]) -> list[_Buffer]:
+    """Return the buffers of each level that has children, the root's first, from a target and numbers of children."""
+    buffers: list[_Buffer] = []
+    incoming = coming = 0.0  # messages: that a flush brings, and that wait above for one node
+    for depth, n_children in enumerate(fan_outs):
+        messages, most = buffer_messages, 2 * buffer_messages if depth else buffer_messages
+        while mean_flush_messages(messages, n_children) < incoming and messages < most:
+            messages = min(most, messages + max(1, messages // 16))
+        # A full node takes those first that are bound for the child it will flush to.
+        incoming = mean_flush_messages(messages + round(coming if messages == most else 0), n_children)
+        coming = messages / n_children
+        buffers.append(_Buffer(n_children, messages, incoming))
+    for above, below in reversed(list(pairwise(buffers))):
+        above.flushed = min(above.flushed, below.flushed)
+    return buffers
 
 
 @functools.cache

@@ -29,7 +29,8 @@ class NodeStore:
 
     def load(self, location: str) -> NodeFile:
         """Return the node at a location. Raises FileMissingError, CorruptFileError, StorageError."""
-        return self.load_many([location])[0]
+        known = self._cache.get(self._path(location))
+        return self.load_many([location])[0] if known is None else known
 
     def load_many(self, locations: Sequence[str]) -> list[NodeFile]:
         """Return nodes in the order of their locations, reading the uncached ones in parallel."""

@@ -41,7 +41,9 @@ def look(node: NodeFile, key: str) -> Found | Below:
 def get(store: NodeStore, root: NodeFile, key: str) -> str | None:
     """Return the location of a key's value, or None; reads at most one node per level below the root."""
     told = look(root, key)
-    return told.location if isinstance(told, Found) else get_many(store, {key: told})[key]
+    while isinstance(told, Below):
+        told = look(store.load(told.location), key)
+    return told.location
 
 
 def get_many(store: NodeStore, places: Mapping[str, Below]) -> dict[str, str | None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trinitylake_ops.format.file_names import new_node_path
@@ -123,6 +123,7 @@ class TreeEditor:
         self._root_system = root_system
         self._max_flushes = max_flushes
         self._no_more_flushes = None if max_flushes is None else 0
+        self._most_waiting_bytes = 2 * limits.buffer_target_bytes
 
     def changed_root(self, root: DirtyNode, messages: dict[str, str | None]) -> DirtyNode:
         """Return the root that ``root`` becomes by messages."""
@@ -161,10 +162,9 @@ class TreeEditor:
     def _is_over(self, node: DirtyNode, system: dict[str, str], max_flushes: int | None) -> bool:
         if not node.buffer:
             return False
-        if max_flushes is None or max_flushes > 0:
-            waiting_bytes = sum(message_bytes(*message) for message in node.buffer.items())
-            if waiting_bytes > self.limits.buffer_target_bytes:
-                return True
+        may_flush = max_flushes is None or max_flushes > 0
+        if may_flush and _text_bytes(node.buffer) > self.limits.buffer_target_bytes:
+            return True
         return node.size_bytes(self.limits.order, system) > self.limits.node_file_max_size_bytes
 
     def relieve(self, node: DirtyNode, system: dict[str, str], max_flushes: int | None) -> None:
@@ -175,26 +175,43 @@ class TreeEditor:
         while self._is_over(node, system, max_flushes):
             if max_flushes is not None:
                 max_flushes -= 1
-            self._flush(node, self._heaviest_child(node))
-
-    def _heaviest_child(self, node: DirtyNode) -> int:
-        weights: dict[int, int] = defaultdict(int)
-        for key, value in node.buffer.items():
-            weights[bisect_left(node.keys, key)] += message_bytes(key, value)
-        return max(weights, key=lambda child: (weights[child], -child))
+            self._flush(node, _heaviest_child(node.keys, node.buffer))
 
     def _flush(self, node: DirtyNode, child: int) -> None:
         """Move the messages bound for one child down; then delete the own key after it, if that is asked for."""
         group = [key for key in node.buffer if bisect_left(node.keys, key) == child]
         own_key = node.keys[child] if child < len(node.keys) and node.keys[child] in node.buffer else None
-        messages = {key: node.buffer.pop(key) for key in group if key != own_key}
+        messages = {key: node.buffer[key] for key in group if key != own_key}
         if messages:
-            below = self.dirty_child(node, child)
-            below.absorb(messages)
-            self.relieve(below, _NODE_SYSTEM, self._max_flushes)
+            for key in self._absorbed(self.dirty_child(node, child), messages):
+                del node.buffer[key]
             self.restore_child(node, child)
         if own_key is not None:
             self._settle_own_message(node, own_key)
+
+    def _absorbed(self, below: DirtyNode, messages: dict[str, str | None]) -> Iterable[str]:
+        """Hand messages to a child and let it flush; returns those it took, at least one.
+
+        A buffer that must not flush any number of groups takes no more than twice its target: what is bound
+        for the grandchild that then gets most, and as many others as that makes room for.
+        """
+        waiting = below.buffer | messages
+        if below.is_leaf or self._max_flushes is None or _text_bytes(waiting) <= self._most_waiting_bytes:
+            below.absorb(messages)
+            self.relieve(below, _NODE_SYSTEM, self._max_flushes)
+            return messages
+        heaviest = _heaviest_child(below.keys, waiting)
+        first = {key: messages[key] for key in messages if bisect_left(below.keys, key) == heaviest}
+        below.absorb(first)
+        self._flush(below, heaviest)
+        room_bytes = self._most_waiting_bytes - _text_bytes(below.buffer)
+        for key, value in messages.items():
+            room_bytes -= message_bytes(key, value)
+            if key not in first and (room_bytes >= 0 or not first):
+                first[key] = value
+                below.absorb({key: value})
+        self.relieve(below, _NODE_SYSTEM, self._max_flushes - 1)
+        return first
 
     def _settle_own_messages(self, node: DirtyNode) -> None:
         """Apply all messages for the node's own keys, so that any of them can move to another node."""
@@ -282,6 +299,18 @@ class TreeEditor:
         if isinstance(child, str):
             child = parent.children[position] = DirtyNode.copy_of(self.store.load(child))
         return child
+
+
+def _text_bytes(messages: Mapping[str, str | None]) -> int:
+    return sum(map(len, messages)) + sum(map(len, filter(None, messages.values())))
+
+
+def _heaviest_child(keys: Sequence[str], messages: Mapping[str, str | None]) -> int:
+    """Return the position of the child that most bytes of messages are bound for."""
+    weights: dict[int, int] = defaultdict(int)
+    for key, value in messages.items():
+        weights[bisect_left(keys, key)] += message_bytes(key, value)
+    return max(weights, key=lambda child: (weights[child], -child))
 
 
 def _row_of(node: DirtyNode, key: str) -> int | None:

@@ -1,0 +1,166 @@
+"""What the compression of node files saves and costs.
+
+Run from the project's root: ``.venv/bin/python -m benchmarks.compression``; it writes
+``benchmarks/results/compression.md`` and the plot that it shows. Times are medians, codecs by turns.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+
+from benchmarks.lakes import MadeUpDefinitions, change_tables, loaded
+from benchmarks.report import Spread, cpu_seconds, plot, seconds, table, write_result
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.format.node_file import NODE_COMPRESSIONS, NodeFile, decode_node, encode_node
+from trinitylake_ops.storage import MemoryStorage, MeteredStorage
+from trinitylake_ops.tree.walk import walk
+
+N_TABLES = 16_000
+N_COMMITS = 500
+N_TURNS = 400
+N_LISTS = 30
+
+
+@dataclass(frozen=True)
+class Codec:
+    """A lakehouse whose node files are compressed by one codec, and what was measured on it."""
+
+    name: str
+    lake: Lakehouse
+    nodes: Mapping[str, NodeFile]
+    tree_bytes: int
+    commit_kilobytes: Spread
+    encode_s: Mapping[str, list[float]]
+    decode_s: Mapping[str, list[float]]
+    list_s: list[float]
+
+
+def made(name: str) -> Codec:
+    """Make a lakehouse, commit until the root's buffer is full, and measure commits."""
+    storage = MadeUpDefinitions(MemoryStorage(f"memory://compression-{name or 'none'}/"))
+    meter = MeteredStorage(storage)
+    loaded(meter, N_TABLES, node_compression=name)
+    lake = Lakehouse(meter, cache="private")
+    generator = random.Random(N_TABLES)
+    kilobytes = []
+    for _ in range(2 * N_COMMITS):
+        with meter.measure() as measurement:
+            change_tables(lake, [generator.randrange(N_TABLES)])
+        kilobytes.append(measurement.counts.bytes_written / 1000)
+    snapshot = lake.snapshot()
+    visited = list(walk(snapshot.files.nodes, snapshot.root, snapshot.location))
+    leaf = next(place.node for place in visited if place.node.is_leaf)
+    kinds = {"root": snapshot.root, "leaf": leaf}
+    return Codec(
+        name or "none",
+        lake,
+        kinds,
+        sum(place.node.file_size_bytes for place in visited),
+        Spread.of(kilobytes[N_COMMITS:]),
+        {kind: [] for kind in kinds},
+        {kind: [] for kind in kinds},
+        [],
+    )
+
+
+def measure_times(codecs: Sequence[Codec]) -> None:
+    """Encode and decode nodes, and list all tables cold, by turns."""
+    for turn in range(N_TURNS):
+        for codec in codecs:
+            name = "" if codec.name == "none" else codec.name
+            order = codec.lake.snapshot().definition.order
+            for kind, node in codec.nodes.items():
+                data = encode_node(node, order, name)
+                codec.encode_s[kind].append(seconds(lambda n=node, o=order, c=name: encode_node(n, o, c)))  # type: ignore[misc]
+                codec.decode_s[kind].append(seconds(lambda d=data: decode_node(d, "node")))  # type: ignore[misc]
+            if turn < N_LISTS:
+                gc.collect()
+                storage = codec.lake.storage
+                codec.list_s.append(cpu_seconds(lambda s=storage: Lakehouse(s, cache="off").snapshot().tables("ns")))  # type: ignore[misc]
+
+
+def rows(codecs: Sequence[Codec]) -> list[list[object]]:
+    """Return a row for each codec; times are relative to no compression."""
+    plain = codecs[0]
+
+    def ratio(values: Sequence[float], base: Sequence[float]) -> str:
+        return f"{statistics.median(values) / statistics.median(base):.2f}"
+
+    found: list[list[object]] = []
+    for codec in codecs:
+        sizes = [f"{codec.nodes[kind].file_size_bytes / 1000:.1f}" for kind in ("leaf", "root")]
+        times = [
+            ratio(getattr(codec, what)[kind], getattr(plain, what)[kind])
+            for what in ("encode_s", "decode_s")
+            for kind in ("leaf", "root")
+        ]
+        found.append(
+            [
+                codec.name,
+                *sizes,
+                f"{codec.tree_bytes / 1e6:.2f}",
+                *codec.commit_kilobytes.cells(digits=1),
+                *times,
+                ratio(codec.list_s, plain.list_s),
+            ]
+        )
+    return found
+
+
+def draw(axes: Sequence[Axes], codecs: Sequence[Codec]) -> None:
+    """Draw what is saved, and what it costs."""
+    names = [codec.name for codec in codecs]
+    axes[0].bar(names, [codec.commit_kilobytes.mean for codec in codecs])
+    axes[0].set_title(f"kB written per commit, {N_TABLES:,} tables")
+    for shift, (what, label) in enumerate((("encode_s", "encode"), ("decode_s", "decode"))):
+        times_us = [1e6 * statistics.median(getattr(codec, what)["leaf"]) for codec in codecs]
+        axes[1].bar([number + 0.4 * shift for number in range(len(codecs))], times_us, 0.38, label=label)
+    axes[1].set_xticks([number + 0.2 for number in range(len(codecs))], names)
+    axes[1].set_title("µs for a leaf")
+    axes[1].legend()
+
+
+def main() -> None:
+    """Measure, print and write the results."""
+    codecs = [made(name) for name in NODE_COMPRESSIONS]
+    measure_times(codecs)
+    write_result(
+        "compression",
+        [
+            "# Compression of node files",
+            "",
+            f"Made by `benchmarks/compression.py`: {N_TABLES:,} tables, default settings, storage in memory; kB of"
+            f" {N_COMMITS} commits of one random table each when buffers are full. Times are CPU, relative to no"
+            " compression; a list is cold and reads every leaf.",
+            "",
+            *table(
+                [
+                    "codec",
+                    "leaf kB",
+                    "root kB",
+                    "tree MB",
+                    "kB per commit, median",
+                    "mean",
+                    "p99",
+                    "encode leaf",
+                    "root",
+                    "decode leaf",
+                    "root",
+                    "list",
+                ],
+                rows(codecs),
+            ),
+            "",
+            plot("compression", lambda axes: draw(axes, codecs), 2),
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()

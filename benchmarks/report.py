@@ -1,0 +1,84 @@
+"""What all benchmarks share: medians with mean and p99, tables in Markdown, and plots."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+RESULTS = Path(__file__).parent / "results"
+
+mpl.rcParams.update({"font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "axes.axisbelow": True})
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median, mean and p99, the value that 99 of 100 do not exceed."""
+
+    median: float
+    mean: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Return the spread of at least two values."""
+        return cls(statistics.median(values), statistics.mean(values), statistics.quantiles(values, n=100)[98])
+
+    def cells(self, scale: float = 1, digits: int = 2) -> list[str]:
+        """Return the three as cells of a table."""
+        return [f"{value * scale:.{digits}f}" for value in (self.median, self.mean, self.p99)]
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Return the lines of a Markdown table, its first column to the left and the others to the right."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return [f"| {' | '.join(map(str, cells))} |" for cells in lines]
+
+
+def write_result(name: str, lines: Iterable[str]) -> None:
+    """Print a result and write it to ``results/NAME.md``."""
+    text = "\n".join([*lines, ""])
+    (RESULTS / f"{name}.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+def plot(name: str, draw: Callable[[Sequence[Axes]], None], n_axes: int = 1, width: float = 5.2) -> str:
+    """Draw charts side by side, each so many inches wide, to ``results/NAME.png``; returns the line that shows them."""
+    figure = Figure(figsize=(width * n_axes, 3.4), layout="constrained")
+    draw([figure.add_subplot(1, n_axes, number + 1) for number in range(n_axes)])
+    figure.savefig(RESULTS / f"{name}.png", dpi=110, metadata={"Software": None})
+    return f"![{name.replace('_', ' ')}]({name}.png)"
+
+
+def by_tables(axes: Axes, title: str, lines: Mapping[str, Mapping[int, float]], bound: float | None = None) -> None:
+    """Draw lines over the number of tables, and a bound to keep below; names of many lines stand beside them."""
+    for label, points in lines.items():
+        style = "o--" if label.startswith("predicted") else "o-"
+        axes.plot(list(points), list(points.values()), style, label=label, markersize=3.5)
+    if bound is not None:
+        axes.axhline(bound, color="black", linestyle=":", label=f"bound {bound:g}")
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("tables")
+    axes.set_title(title)
+    axes.legend(**({"loc": "upper left", "bbox_to_anchor": (1, 1)} if len(lines) > 4 else {}))
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Return how long a call takes."""
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    """Return the CPU time a call takes in all threads."""
+    begun = time.process_time()
+    work()
+    return time.process_time() - begun
