@@ -69,9 +69,8 @@ lint: setup ## ruff, mypy --strict, import contracts, declared dependencies
 	@echo "==> declared dependencies"; $(BIN)/deptry . > .venv/deptry.log 2>&1 \
 		|| { cat .venv/deptry.log; exit 1; }
 
-bench: setup ## measure requests, rounds and bytes; results in benchmarks/results/
-	@$(BIN)/python -m benchmarks.request_counts
-	@$(BIN)/python -m benchmarks.times
+bench: setup ## measure requests, rounds, bytes and ratios of times: tables and plots in benchmarks/results/ (about 10 minutes)
+	@for benchmark in request_counts times compression scale; do $(BIN)/python -m benchmarks.$$benchmark; done
 	@scripts/debian_packages.sh >/dev/null; $(BIN)/python -m benchmarks.s3
 
 proto: setup ## generate trinitylake_ops/format/generated from proto/definitions.proto

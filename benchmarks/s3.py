@@ -4,16 +4,16 @@ Run from the project's root: ``.venv/bin/python -m benchmarks.s3``; it starts a 
 ``deploy/debian-packages.txt``) and writes ``benchmarks/results/s3.md``. Requests and rounds depend on no machine;
 times are only worth as ratios within the run. For the overhead every piece of work runs once in the engine and once
 as the same requests, with the same bytes and in the same rounds, sent through the same client library alone; the two
-take turns.
+take turns. A third turn sends these requests and then opens and decodes with pyarrow alone the node files that were
+read, as any reader has to.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
-import statistics
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,10 +24,12 @@ from typing import Any, Protocol
 
 import fsspec.asyn
 import obstore
+import pyarrow as pa
 import s3fs
 from obstore.store import S3Store
 
 from benchmarks.lakes import filled, name
+from benchmarks.report import Spread, seconds, table, write_result
 from tests.servers.keeper import ENDPOINT, start
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, TableDef
@@ -36,7 +38,6 @@ from trinitylake_ops.storage.parallel import Round, current_round
 
 N_TABLES = 10_000
 N_TURNS = 60
-RESULTS = Path(__file__).parent / "results" / "s3.md"
 
 Work = Callable[[Lakehouse], object]
 
@@ -87,7 +88,8 @@ class Recorder(StorageWrapper):
 class BareClient(Protocol):
     """A client library alone: no typed errors, no retries, no interface."""
 
-    def send(self, request: Request) -> None: ...
+    def send(self, request: Request) -> bytes | None:
+        """Send a request; returns what it read."""
 
 
 class BareS3fs:
@@ -112,17 +114,18 @@ class BareS3fs:
         self._file_system.retries = 1
         self._file_system.connect()
 
-    def send(self, request: Request) -> None:
-        fsspec.asyn.sync(self._file_system.loop, self._send, request)
+    def send(self, request: Request) -> bytes | None:
+        found: bytes | None = fsspec.asyn.sync(self._file_system.loop, self._send, request)
+        return found
 
-    async def _send(self, request: Request) -> None:
+    async def _send(self, request: Request) -> bytes | None:
         call: Callable[..., Any] = self._file_system._call_s3
         where = {"Bucket": self._bucket, "Key": self._prefix + request.path}
         try:
             if request.kind == "read":
                 answer = await call("get_object", **where, **_byte_range(request))
                 async with answer["Body"] as body:
-                    await body.read()
+                    return bytes(await body.read())
             elif request.kind == "stat":
                 await call("head_object", **where)
             elif request.kind == "create":
@@ -130,7 +133,8 @@ class BareS3fs:
             else:
                 await call("put_object", **where, Body=request.data)
         except FileNotFoundError:
-            return  # as for the engine: the next version is not there yet
+            pass  # as for the engine: the next version is not there yet
+        return None
 
 
 class BareObstore:
@@ -148,20 +152,21 @@ class BareObstore:
             retry_config={"max_retries": 0},
         )
 
-    def send(self, request: Request) -> None:
+    def send(self, request: Request) -> bytes | None:
         key = self._prefix + request.path
         try:
             if request.kind == "read" and request.length is None:
-                obstore.get(self._store, key).bytes()
-            elif request.kind == "read":
-                obstore.get_range(self._store, key, start=request.offset, length=request.length)
-            elif request.kind == "stat":
+                return bytes(obstore.get(self._store, key).bytes())
+            if request.kind == "read":
+                return bytes(obstore.get_range(self._store, key, start=request.offset, length=request.length))
+            if request.kind == "stat":
                 obstore.head(self._store, key)
             else:
                 mode = "create" if request.kind == "create" else "overwrite"
                 obstore.put(self._store, key, request.data, mode=mode, use_multipart=False)
         except FileNotFoundError:
-            return
+            pass
+        return None
 
 
 def _byte_range(request: Request) -> dict[str, str]:
@@ -170,17 +175,19 @@ def _byte_range(request: Request) -> dict[str, str]:
     return {"Range": f"bytes={request.offset}-{request.offset + request.length - 1}"}
 
 
-def replay(client: BareClient, rounds: Sequence[Sequence[Request]], pool: ThreadPoolExecutor, turn: int) -> None:
+def replay(
+    client: BareClient, rounds: Sequence[Sequence[Request]], pool: ThreadPoolExecutor, turn: str, *, decodes: bool
+) -> None:
     """Send recorded requests; what was created gets a name of its own."""
     for together in rounds:
         own = [_renamed(request, turn) for request in together]
-        if len(own) == 1:
-            client.send(own[0])
-        else:
-            list(pool.map(client.send, own))
+        answers = [client.send(own[0])] if len(own) == 1 else list(pool.map(client.send, own))
+        for request, answer in zip(own, answers, strict=True):
+            if decodes and answer is not None and request.path.endswith(".arrow"):
+                pa.ipc.open_file(answer).read_all().to_pydict()
 
 
-def _renamed(request: Request, turn: int) -> Request:
+def _renamed(request: Request, turn: str) -> Request:
     if request.kind in ("create", "write"):
         return Request(request.kind, f"{request.path}-replayed-{turn}", request.data)
     return request
@@ -216,11 +223,12 @@ WORKS: Mapping[str, tuple[Work, bool]] = {
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one piece of work on one storage: what it asks, and medians in milliseconds."""
+    """Of one piece of work on one storage: what it asks, and seconds; without a bare client only the engine's."""
 
     counts: RequestCounts
-    engine_ms: float
-    bare_ms: float | None
+    engine: Spread
+    bare: Spread | None = None
+    decoding: Spread | None = None
 
 
 def measure(storage: Storage, work: Work, *, is_cold: bool, bare: BareClient | None) -> Figures:
@@ -234,22 +242,19 @@ def measure(storage: Storage, work: Work, *, is_cold: bool, bare: BareClient | N
     recorder = Recorder(storage)
     warm = Lakehouse(recorder)
     warm.snapshot().tables("ns")
-    engine, replayed = [], []
+    engine, replayed, decoding = [], [], []
     with ThreadPoolExecutor(storage.concurrency) as pool:
         for turn in range(N_TURNS):
             recorder.requests = []
             lake = Lakehouse(recorder) if is_cold else warm
-            engine.append(_milliseconds(lambda lake=lake: work(lake)))  # type: ignore[misc]
+            engine.append(seconds(lambda lake=lake: work(lake)))  # type: ignore[misc]
             if bare is not None:
                 rounds = recorder.rounds()
-                replayed.append(_milliseconds(lambda rounds=rounds, turn=turn: replay(bare, rounds, pool, turn)))  # type: ignore[misc]
-    return Figures(measurement.counts, statistics.median(engine), statistics.median(replayed) if replayed else None)
-
-
-def _milliseconds(work: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    work()
-    return 1000 * (time.perf_counter() - begun)
+                for times, decodes in ((replayed, False), (decoding, True)):
+                    name = f"{turn}-{decodes}"
+                    work_again = functools.partial(replay, bare, rounds, pool, name, decodes=decodes)
+                    times.append(seconds(work_again))
+    return Figures(measurement.counts, *(Spread.of(times) for times in (engine, replayed, decoding) if times))
 
 
 def main() -> None:
@@ -272,45 +277,48 @@ def main() -> None:
                 work: measure(storage, call, is_cold=is_cold, bare=bare) for work, (call, is_cold) in WORKS.items()
             }
             print(name, "done", flush=True)
-    text = report(results)
-    RESULTS.write_text(text, encoding="utf-8")
-    print(text)
+    write_result("s3", report(results))
 
 
-def report(results: Mapping[str, Mapping[str, Figures]]) -> str:
-    """Return both tables as Markdown."""
+def report(results: Mapping[str, Mapping[str, Figures]]) -> list[str]:
+    """Return both tables as lines of Markdown."""
+    names = list(results)
     asked, overhead = [], []
     for work in WORKS:
-        counts = {name: figures[work].counts for name, figures in results.items()}
-        shown = [f"{count.total} ({count.rounds})" for count in counts.values()]
-        times = [f"{figures[work].engine_ms:.1f}" for figures in results.values()]
-        asked.append(f"| {work} | {' | '.join(shown)} | {' | '.join(times)} |")
+        counts = [figures[work].counts for figures in results.values()]
+        medians = [f"{1000 * figures[work].engine.median:.1f}" for figures in results.values()]
+        asked.append([work, *(f"{count.total} ({count.rounds})" for count in counts), *medians])
         for storage, figures in results.items():
             found = figures[work]
-            if found.bare_ms is not None:
-                cells = f"{found.engine_ms:.1f} | {found.bare_ms:.1f} | {found.engine_ms / found.bare_ms:.2f}"
-                overhead.append(f"| {work} | {storage} | {cells} |")
-    names = list(results)
-    return "\n".join(
-        [
-            "# The engine on S3",
-            "",
-            f"Made by `benchmarks/s3.py`: {N_TABLES:,} tables, default settings, medians of {N_TURNS} turns; S3 is a"
-            " radosgw on loopback, local disk syncs.",
-            "",
-            f"| work | {' | '.join(f'{name}: requests (rounds)' for name in names)} |"
-            f" {' | '.join(f'{name}: ms' for name in names)} |",
-            f"|---|{'---:|' * (2 * len(names))}",
-            *asked,
-            "",
-            "The engine beside the same requests sent through the client library alone, in one run, by turns:",
-            "",
-            "| work | client | engine ms | bare client ms | ratio |",
-            "|---|---|---:|---:|---:|",
-            *overhead,
-            "",
-        ]
-    )
+            if found.bare is not None and found.decoding is not None:
+                spreads = (found.engine, found.bare, found.decoding)
+                cells = [cell for spread in spreads for cell in spread.cells(1000, 1)]
+                ratios = (spread.median / found.bare.median for spread in (found.engine, found.decoding))
+                overhead.append([work, storage, *cells, *(f"{ratio:.2f}" for ratio in ratios)])
+    return [
+        "# The engine on S3",
+        "",
+        f"Made by `benchmarks/s3.py`: {N_TABLES:,} tables, default settings, {N_TURNS} turns; S3 is a radosgw on"
+        " loopback, which shares the processors with its client; local disk syncs.",
+        "",
+        *table(["work", *(f"{name}: requests (rounds)" for name in names), *(f"{name}: ms" for name in names)], asked),
+        "",
+        "The engine beside the same requests sent through the client library alone, in one run, by turns, in"
+        " milliseconds; and beside these requests with node files decoded by pyarrow alone. Ratios are of medians.",
+        "",
+        *table(
+            [
+                "work",
+                "client",
+                *("engine: median", "mean", "p99"),
+                *("bare client: median", "mean", "p99"),
+                *("and pyarrow: median", "mean", "p99"),
+                "engine / bare",
+                "and pyarrow / bare",
+            ],
+            overhead,
+        ),
+    ]
 
 
 if __name__ == "__main__":

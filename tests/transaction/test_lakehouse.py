@@ -195,7 +195,9 @@ def test_by_version_digits_and_time(timed: Lakehouse, version: int) -> None:
 
 @pytest.mark.parametrize("version", [6, 7, -1, 2**32, 2**70, "6", "9" * 5000, 10**200])
 def test_versions_that_never_were(timed: Lakehouse, version: int | str) -> None:
-    with pytest.raises(VersionNotFoundError, match=r"the latest is 5|that many digits; the last possible one") as caught:
+    with pytest.raises(
+        VersionNotFoundError, match=r"the latest is 5|that many digits; the last possible one"
+    ) as caught:
         timed.snapshot(version)
     assert len(str(caught.value)) < 200
 
