@@ -37,6 +37,7 @@ _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)  # handing nine small b
 _OLD_DEF_KEY = "lakehouse"
 _MAX_ROWS = 2**31 - 1
 _MAX_DIGITS = 20
+_FEW_ROWS = 16  # more than our system rows
 _VALUE_COLUMNS = ("pvalue", "value")  # the second is the name in the older layout
 _TRANSACTION_COLUMN = "txn"  # of the older layout; nothing in it is needed
 _OBJECT_KEY_PREFIXES = (NAMESPACE_KEY_PREFIX, TABLE_KEY_PREFIX)
@@ -294,7 +295,8 @@ class _Rows:
     def _n_system_rows(self) -> int:
         """Return the number of system rows: up to the row without a key; where there is none, all that we know."""
         if self.key.null_count:
-            self.pointers = next(row for row, name in enumerate(self.key) if not name.is_valid)
+            head = self.key.slice(0, _FEW_ROWS).to_pylist()
+            self.pointers = (head if None in head else self.key.to_pylist()).index(None)
             return self.pointers
         names = self.key.to_pylist()
         if SEALED_AT_MILLIS in names:
@@ -302,9 +304,10 @@ class _Rows:
         return next((row for row, name in enumerate(names) if name not in SYSTEM_KEYS), len(names))
 
     def _add_system_rows(self, n_rows: int) -> None:
-        columns = (column.slice(0, n_rows).to_pylist() for column in (self.key, self.pvalue, self.pnode))
-        for name, value, child in zip(*columns, strict=True):
-            if value is None or child is not None:
+        names, values = self.key.slice(0, n_rows).to_pylist(), self.pvalue.slice(0, n_rows).to_pylist()
+        has_children = self.pnode.slice(0, n_rows).null_count < n_rows
+        for name, value in zip(names, values, strict=True):
+            if value is None or has_children:
                 raise _MalformedError(f"system row {name!r} lacks its value or has a child")
             if name.startswith(_OBJECT_KEY_PREFIXES):
                 raise _MalformedError(f"object key {name!r} stands among the system rows")
