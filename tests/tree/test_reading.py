@@ -135,6 +135,18 @@ def test_a_buffered_message_costs_one_lookup() -> None:
     tree.close()
 
 
+def test_old_values_of_many_messages_are_looked_up_level_by_level() -> None:
+    tree = filled(5, 300, buffer_target_bytes=10**6)
+    before = tree.root
+    tree.apply(dict.fromkeys(keys(*range(0, 300, 7)), "new"))
+    assert tree.written == {}, "all of them wait in the root"
+    n_reads, rounds = reads(tree, lambda store: diff_trees(store, before, tree.root))
+    assert rounds <= tree.height()
+    assert n_reads <= len(tree.nodes()) - 1
+    assert changes(tree, before, tree.root) == {key: ("v", "new") for key in keys(*range(0, 300, 7))}
+    tree.close()
+
+
 def test_growth_of_the_root_does_not_make_all_nodes_new() -> None:
     tree = filled(4, 0)
     number = 0

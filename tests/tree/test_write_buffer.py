@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.tree.trees import ROOMY, Tree, filled, keys
-from trinitylake_ops.format.node_file import NodeFile, encode_node
+from trinitylake_ops.format.node_file import NodeFile, encode_node, text_bytes
 from trinitylake_ops.tree.node import DirtyNode, TreeLimits
 from trinitylake_ops.tree.search import get
 from trinitylake_ops.tree.split import split_evenly
@@ -142,16 +142,34 @@ def test_messages_wait_in_the_root_and_shadow_what_is_below(fill: Fill) -> None:
     assert get(tree.store(), tree.root, inner) == "again"
 
 
-def test_a_flush_rewrites_one_path_only(fill: Fill) -> None:
-    tree = fill(8, 500, buffer_target_bytes=600)
-    height, n_nodes = tree.height(), len(tree.nodes())
+@pytest.mark.parametrize(("order", "target_bytes"), [(4, 400), (8, 100)])
+def test_a_change_of_one_key_rewrites_one_path_however_full_buffers_are(
+    fill: Fill, order: int, target_bytes: int
+) -> None:
+    tree = fill(order, 200, buffer_target_bytes=target_bytes)
+    height = tree.height()
     assert height >= 2
-    most_written = 0
-    rng = random.Random(3)
-    for _ in range(150):
-        tree.apply({keys(rng.randrange(500))[0]: "w" * 20})
-        most_written = max(most_written, len(tree.written))
-    assert 0 < most_written <= 3 * height < n_nodes / 4
+    rng = random.Random(order)
+    written, inner_bytes = [], []
+    tree.apply({keys(rng.randrange(200))[0]: "x" * 20 for _ in range(60)})
+    for step in range(100):
+        tree.apply({keys(rng.randrange(200))[0]: f"{step:020}"})
+        written.append(len(tree.written))
+        inner_bytes += [text_bytes(node.buffer) + text_bytes(node.buffer.values()) for node in tree.nodes()[1:]]
+    assert 0 < max(written) <= height, "a node of each level below the root, in a tree that keeps its keys"
+    assert 0 in written
+    message_bytes = 25
+    assert 0 < max(inner_bytes) <= 2 * target_bytes + message_bytes, "a buffer below the root is bounded, too"
+
+
+def test_a_node_that_others_gave_too_many_messages_takes_at_least_one(fill: Fill) -> None:
+    tree = fill(4, 120, buffer_target_bytes=10**6)
+    tree.apply(dict.fromkeys(keys(*range(0, 120, 2)), "w" * 30))
+    tree.limits = TreeLimits(4, ROOMY, 10**3)
+    for number in range(1, 120, 4):
+        waiting = len(tree.root.buffer)
+        tree.apply({keys(number)[0]: "u"})
+        assert tree.written == {} or len(tree.root.buffer) <= waiting
 
 
 def test_messages_of_inner_buffers_are_older_than_those_above(fill: Fill) -> None:
