@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from trinitylake_ops import Lakehouse, TableDef
 from trinitylake_ops.errors import FileMissingError
+from trinitylake_ops.format.file_names import new_table_path
 from trinitylake_ops.storage import Storage, StorageWrapper
 from trinitylake_ops.transaction.commit import CommitInfo, Draft, RootStamp, commit
 from trinitylake_ops.transaction.snapshot import Snapshot
@@ -91,5 +92,5 @@ def _entries(base: Snapshot, n_tables: int) -> Iterator[tuple[str, str]]:
     for number in range(n_tables):
         yield (
             base.keys.table_key("ns", name(number)),
-            f"0101/1100/0011/01010101-table-{name(number)}-ns-{number:032x}.binpb",
+            new_table_path("ns", name(number), base.definition.file_path_max_size_bytes),
         )

@@ -28,7 +28,11 @@ class Spread:
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
         """Return the spread of at least two values."""
-        return cls(statistics.median(values), statistics.mean(values), statistics.quantiles(values, n=100)[98])
+        return cls(
+            statistics.median(values),
+            statistics.mean(values),
+            statistics.quantiles(values, n=100, method="inclusive")[98],
+        )
 
     def cells(self, scale: float = 1, digits: int = 2) -> list[str]:
         """Return the three as cells of a table."""

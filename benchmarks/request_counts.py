@@ -8,7 +8,7 @@ Run from the project's root: ``.venv/bin/python -m benchmarks.request_counts``; 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -19,6 +19,7 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, root_path
 from trinitylake_ops.storage import (
+    FileInfo,
     MemoryStorage,
     MeteredStorage,
     RequestCounts,
@@ -27,6 +28,7 @@ from trinitylake_ops.storage import (
     drop_memory_root,
 )
 from trinitylake_ops.transaction.lakehouse import diff_snapshots
+from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.tree.bulk_load import FILL
 from trinitylake_ops.tree.forecast import TreeForecast, forecast_tree
 from trinitylake_ops.tree.shape import TreeShape
@@ -37,30 +39,45 @@ N_COMMITS = 2_000
 N_SETTLING = 1_000
 N_SETTLING_TABLES = 20
 N_DIFFS = 300
+N_WARM = 300
+N_WARM_TABLES = 20
 LATEST = 2_000_000
 MOST_NODES, MOST_NODES_IN_ONE, MOST_KILOBYTES = 0.5, 16, 110
 
 
-class NodeReads(StorageWrapper):
-    """Counts reads of nodes."""
+class NodeRequests(StorageWrapper):
+    """Notes the nodes below roots that are read and created."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
-        self.n_reads = 0
+        self.read_paths: list[str] = []
+        self.created_paths: list[str] = []
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        self.n_reads += "-node-" in path
+        if "-node-" in path:
+            self.read_paths.append(path)
         return self.inner.read(path, offset=offset, length=length)
+
+    def create(self, path: str, data: bytes) -> None:
+        if "-node-" in path:
+            self.created_paths.append(path)
+        self.inner.create(path, data)
 
 
 class ManyVersions(StorageWrapper):
     """Shows the one root there is under all versions up to ``LATEST``."""
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        return self.inner.read(self._shown(path), offset=offset, length=length)
+
+    def stat(self, path: str) -> FileInfo:
+        return self.inner.stat(self._shown(path))
+
+    def _shown(self, path: str) -> str:
         version = parse_root_path(path)
         if version is not None and version > LATEST:
             raise FileMissingError("there is no such version", path=path)
-        return self.inner.read(path if version is None else root_path(0), offset=offset, length=length)
+        return path if version is None else root_path(0)
 
 
 @dataclass(frozen=True)
@@ -70,24 +87,43 @@ class AtSize:
     shape: TreeShape
     forecast: TreeForecast
     works: Mapping[str, RequestCounts]
-    commits: Sequence[RequestCounts]
-    warm_commit: RequestCounts
+    changes: Commits
+    creations_and_drops: Commits
+    warm: Commits
+    opened_after_new_settings: RequestCounts
     diff_node_reads: Sequence[int]
     diff_rounds: Sequence[int]
 
-    @property
-    def nodes(self) -> list[int]:
-        """How many nodes each commit wrote: what it created besides the definition and the root."""
-        return [counts.requests["create"] - 2 for counts in self.commits]
+
+@dataclass(frozen=True)
+class Commits:
+    """What commits of one table took after their begin."""
+
+    counts: Sequence[RequestCounts]
+    nodes: Sequence[int]
 
     @property
     def kilobytes(self) -> list[float]:
         """How much each commit wrote."""
-        return [counts.bytes_written / 1000 for counts in self.commits]
+        return [counts.bytes_written / 1000 for counts in self.counts]
 
+    @property
+    def rounds(self) -> list[int]:
+        """The sequential rounds of each commit."""
+        return [counts.rounds for counts in self.counts]
+
+
+COMMIT_COLUMNS = (
+    *("tables", "nodes: median", "mean", "p99", "most", "kB: median", "mean", "p99"),
+    *("rounds: median", "mean", "p99", "most"),
+)
 
 #: What is measured at each size: the work, and whether it was done before.
 WORKS: Mapping[str, tuple[Callable[[Lakehouse], object], bool]] = {
+    "open by Lakehouse.open and begin, cold": (
+        lambda lake: Lakehouse.open(lake.root, storage=lake.storage).snapshot().definition,
+        False,
+    ),
     "begin, cold": (lambda lake: lake.snapshot().definition, False),
     "begin, warm": (lambda lake: lake.snapshot().definition, True),
     "look a table up, cold": (lambda lake: lake.snapshot().table("ns", name(42)), False),
@@ -95,6 +131,7 @@ WORKS: Mapping[str, tuple[Callable[[Lakehouse], object], bool]] = {
     "open version 1, cold": (lambda lake: lake.snapshot(1), False),
     "open version 1 and its settings, cold": (lambda lake: lake.snapshot(1).definition, False),
     "open version 1 and its settings, warm": (lambda lake: lake.snapshot(1).definition, True),
+    "open version 1,000, cold": (lambda lake: lake.snapshot(1_000), False),
 }
 
 
@@ -113,24 +150,32 @@ def at_size(n_tables: int) -> AtSize:
     """Measure at one number of tables: a bulk load, commits until buffers are full, then single ones."""
     storage = MadeUpDefinitions(MemoryStorage(f"memory://requests-{n_tables}/"))
     loaded(storage, n_tables)
-    meter = MeteredStorage(storage)
+    written = NodeRequests(storage)
+    meter = MeteredStorage(written)
     lake = Lakehouse(meter, cache="private")
     generator = random.Random(n_tables)
     for _ in range(N_SETTLING):
         change_tables(lake, {generator.randrange(n_tables) for _ in range(N_SETTLING_TABLES)})
     for _ in range(N_SETTLING):
         change_tables(lake, [generator.randrange(n_tables)])
-    counts = [committed(lake, meter, generator.randrange(n_tables)) for _ in range(N_COMMITS)]
+    changes = commits(lake, meter, written, [change(generator.randrange(n_tables)) for _ in range(N_COMMITS)])
     diffs = [diff_reads(storage, lake.latest_version() - number) for number in range(N_DIFFS)]
-    committed(lake, meter, 0)
-    warm_commit = committed(lake, meter, 0)
+    works = {work: measured(storage, call, is_warm=is_warm) for work, (call, is_warm) in WORKS.items()}
+    few = [generator.randrange(n_tables) for _ in range(N_WARM_TABLES)]
+    commits(lake, meter, written, [change(table) for table in few])
+    warm = commits(lake, meter, written, [change(generator.choice(few)) for _ in range(N_WARM)])
+    both = [create_or_drop(number, generator.randrange(n_tables)) for number in range(N_COMMITS)]
+    creations_and_drops = commits(lake, meter, written, both)
     snapshot = lake.snapshot()
+    lake.alter_definition(properties={"stamp": "new"})
     found = AtSize(
         shape=snapshot.tree_shape(),
         forecast=forecast_tree(snapshot.definition, n_tables, fill=FILL),
-        works={work: measured(storage, call, is_warm=is_warm) for work, (call, is_warm) in WORKS.items()},
-        commits=counts,
-        warm_commit=warm_commit,
+        works=works,
+        changes=changes,
+        creations_and_drops=creations_and_drops,
+        warm=warm,
+        opened_after_new_settings=measured(storage, lambda lake: lake.snapshot(1), is_warm=False),
         diff_node_reads=[n_reads for n_reads, _ in diffs],
         diff_rounds=[n_rounds for _, n_rounds in diffs],
     )
@@ -138,24 +183,48 @@ def at_size(n_tables: int) -> AtSize:
     return found
 
 
-def committed(lake: Lakehouse, meter: MeteredStorage, table: int) -> RequestCounts:
-    """Change a table in a commit; returns what it takes after its begin."""
-    with lake.transaction() as txn, meter.measure() as measurement:
-        txn.alter_table("ns", name(table), changed())
-        txn.commit()
-    return measurement.counts
+def change(table: int) -> Callable[[Transaction], object]:
+    """Return the change of a table."""
+    return lambda txn: txn.alter_table("ns", name(table), changed())
+
+
+def create_or_drop(number: int, table: int) -> Callable[[Transaction], object]:
+    """Return the creation of a table between others, or by turns the drop of a random one, if it is there still."""
+
+    def work(txn: Transaction) -> None:
+        if number % 2 or not txn.has_table("ns", name(table)):
+            txn.create_table("ns", f"{name(table)}-{number}", changed())
+        else:
+            txn.drop_table("ns", name(table))
+
+    return work
+
+
+def commits(
+    lake: Lakehouse, meter: MeteredStorage, written: NodeRequests, works: Iterable[Callable[[Transaction], object]]
+) -> Commits:
+    """Do pieces of work in a commit each; returns what they take after their begin."""
+    counts, nodes = [], []
+    for work in works:
+        with lake.transaction() as txn, meter.measure() as measurement:
+            work(txn)
+            n_before = len(written.created_paths)
+            txn.commit()
+        counts.append(measurement.counts)
+        nodes.append(len(written.created_paths) - n_before)
+    return Commits(counts, nodes)
 
 
 def diff_reads(storage: Storage, version: int) -> tuple[int, int]:
     """Return how many nodes, and in how many rounds, a diff of a version and the one before reads, their roots read."""
-    nodes = NodeReads(storage)
+    nodes = NodeRequests(storage)
     meter = MeteredStorage(nodes)
     lake = Lakehouse(meter, cache="off")
     before, after = lake.snapshot(version - 1), lake.snapshot(version)
     assert before.definition == after.definition  # read before what is measured
     with meter.measure() as measurement:
         assert diff_snapshots(before, after)
-    return nodes.n_reads, measurement.counts.rounds
+    return len(nodes.read_paths), measurement.counts.rounds
 
 
 def find_latest_rounds() -> dict[str, int]:
@@ -168,6 +237,7 @@ def find_latest_rounds() -> dict[str, int]:
         storage.delete(HINT_PATH)
         if hint is not None:
             storage.write(HINT_PATH, str(hint).encode())
+        assert Lakehouse(many).latest_version() == LATEST
         found[case] = measured(many, lambda lake: lake.latest_version(), is_warm=False).rounds
     drop_memory_root(storage.root)
     return found
@@ -178,16 +248,16 @@ def asked(counts: RequestCounts) -> str:
     return f"{counts.total} ({counts.rounds})"
 
 
-def commit_rows(sizes: Mapping[int, AtSize]) -> list[list[object]]:
+def commit_rows(sizes: Mapping[int, AtSize], chosen: Callable[[AtSize], Commits]) -> list[list[object]]:
     """Return what single-table commits write and wait for."""
     return [
         [
             f"{n_tables:,}",
-            f"{Spread.of(found.nodes).mean:.2f}",
-            max(found.nodes),
-            *Spread.of(found.kilobytes).cells(digits=1),
-            max(counts.rounds for counts in found.commits),
-            found.warm_commit.rounds,
+            *Spread.of(chosen(found).nodes).cells(),
+            max(chosen(found).nodes),
+            *Spread.of(chosen(found).kilobytes).cells(digits=1),
+            *Spread.of(chosen(found).rounds).cells(digits=1),
+            max(chosen(found).rounds),
         ]
         for n_tables, found in sizes.items()
     ]
@@ -212,13 +282,13 @@ def forecast_rows(sizes: Mapping[int, AtSize]) -> list[list[object]]:
     rows: list[list[object]] = []
     for n_tables, found in sizes.items():
         forecast, shape = found.forecast, found.shape
-        written = Spread.of(found.kilobytes).mean
+        written = Spread.of(found.changes.kilobytes).mean
         rows.append(
             [
                 f"{n_tables:,}",
                 f"{forecast.height} / {shape.height}",
                 f"{forecast.nodes:,} / {shape.nodes:,}",
-                f"{forecast.nodes_per_commit:.2f} / {Spread.of(found.nodes).mean:.2f}",
+                f"{forecast.nodes_per_commit:.2f} / {Spread.of(found.changes.nodes).mean:.2f}",
                 f"{forecast.bytes_per_commit / 1000:.1f} / {written:.1f}",
                 f"{forecast.write_amplification:.0f} / {1000 * written / forecast.message_bytes:.0f}",
             ]
@@ -229,7 +299,7 @@ def forecast_rows(sizes: Mapping[int, AtSize]) -> list[list[object]]:
 def draw_commits(axes: Sequence[Axes], sizes: Mapping[int, AtSize]) -> None:
     """Draw what commits write over the number of tables, and how it spreads."""
     bytes_axes, nodes_axes, spread_axes = axes
-    spreads = {n_tables: Spread.of(found.kilobytes) for n_tables, found in sizes.items()}
+    spreads = {n_tables: Spread.of(found.changes.kilobytes) for n_tables, found in sizes.items()}
     lines = {
         "mean": {n_tables: spread.mean for n_tables, spread in spreads.items()},
         "p99": {n_tables: spread.p99 for n_tables, spread in spreads.items()},
@@ -237,13 +307,13 @@ def draw_commits(axes: Sequence[Axes], sizes: Mapping[int, AtSize]) -> None:
     }
     by_tables(bytes_axes, "kB written per commit of one table", lines, MOST_KILOBYTES)
     lines = {
-        "mean": {n_tables: Spread.of(found.nodes).mean for n_tables, found in sizes.items()},
+        "mean": {n_tables: Spread.of(found.changes.nodes).mean for n_tables, found in sizes.items()},
         "predicted mean": {n_tables: found.forecast.nodes_per_commit for n_tables, found in sizes.items()},
     }
     by_tables(nodes_axes, "nodes written per commit of one table", lines, MOST_NODES)
     for n_tables, found in sizes.items():
         spread_axes.plot(
-            sorted(found.kilobytes), [100 * k / N_COMMITS for k in range(N_COMMITS)], label=f"{n_tables:,}"
+            sorted(found.changes.kilobytes), [100 * k / N_COMMITS for k in range(N_COMMITS)], label=f"{n_tables:,}"
         )
     spread_axes.set_xlabel("kB")
     spread_axes.set_title("% of commits that write at most so much")
@@ -253,7 +323,7 @@ def draw_commits(axes: Sequence[Axes], sizes: Mapping[int, AtSize]) -> None:
 def draw_rounds(axes: Axes, sizes: Mapping[int, AtSize]) -> None:
     """Draw sequential rounds over the number of tables."""
     lines = {work: {n_tables: float(found.works[work].rounds) for n_tables, found in sizes.items()} for work in WORKS}
-    lines["commit, warm"] = {n_tables: float(found.warm_commit.rounds) for n_tables, found in sizes.items()}
+    lines["commit, warm"] = {n_tables: Spread.of(found.warm.rounds).median for n_tables, found in sizes.items()}
     by_tables(axes, "sequential rounds", lines)
 
 
@@ -265,6 +335,8 @@ def main() -> None:
         print(f"{n_tables:,} tables done", flush=True)
     latest = find_latest_rounds()
     works = [[work, *(asked(found.works[work]) for found in sizes.values())] for work in WORKS]
+    after_new_settings = [asked(found.opened_after_new_settings) for found in sizes.values()]
+    works.append(["open version 1, cold, after the settings were changed", *after_new_settings])
     write_result(
         "request_counts",
         [
@@ -278,38 +350,43 @@ def main() -> None:
             "",
             plot("rounds", lambda axes: draw_rounds(axes[0], sizes), width=8),
             "",
-            f"The last {N_COMMITS:,} commits, without their begin. A warm one changes a table that the process changed"
-            " before.",
+            f"{N_COMMITS:,} commits that change one random table each, without their begin; bounds: {MOST_NODES} nodes"
+            f" and {MOST_KILOBYTES} kB on average, {MOST_NODES_IN_ONE} nodes in one commit.",
             "",
-            *table(
-                [
-                    "tables",
-                    "nodes, mean",
-                    "most in one",
-                    "kB written, median",
-                    "mean",
-                    "p99",
-                    "most rounds",
-                    "rounds, warm",
-                ],
-                commit_rows(sizes),
-            ),
+            *table(COMMIT_COLUMNS, commit_rows(sizes, lambda found: found.changes)),
+            "",
+            f"{N_WARM} commits that change one of {N_WARM_TABLES} tables that the process changed before; bound: 3"
+            " rounds. A node that a flush reads and that is not cached is a round more.",
+            "",
+            *table(COMMIT_COLUMNS, commit_rows(sizes, lambda found: found.warm)),
+            "",
+            f"{N_COMMITS:,} commits that create a table between others, or drop a random one, by turns:",
+            "",
+            *table(COMMIT_COLUMNS, commit_rows(sizes, lambda found: found.creations_and_drops)),
             "",
             plot("commits", lambda axes: draw_commits(axes, sizes), 3),
             "",
             "Nodes below the roots that a cold diff of two neighbours among the last"
-            f" {N_DIFFS} versions reads; a level is a round trip to a leaf, the root's included.",
+            f" {N_DIFFS} versions reads; bound: twice the levels, of which the root is one. A flush is two paths, and"
+            " the old value of the changed key a third.",
             "",
             *table(["tables", "levels", "nodes, median", "mean", "p99", "most", "most rounds"], diff_rows(sizes)),
             "",
             "Predicted by `tree/forecast.py`, as `trinitylake init` prints it, and measured:",
             "",
             *table(
-                ["tables", "height", "nodes", "nodes per commit", "kB per commit", "write amplification"],
+                [
+                    "tables",
+                    "levels below the root",
+                    "nodes",
+                    "nodes per commit",
+                    "kB per commit",
+                    "write amplification",
+                ],
                 forecast_rows(sizes),
             ),
             "",
-            f"Find the latest of {LATEST:,} versions, in sequential requests:"
+            f"Find the latest of {LATEST:,} versions, in sequential requests (bounds 2, 45, 45):"
             f" {', '.join(f'hint {case} {rounds}' for case, rounds in latest.items())}.",
         ],
     )

@@ -22,7 +22,7 @@ from benchmarks.lakes import MadeUpDefinitions, change_tables, loaded, name
 from benchmarks.report import Spread, cpu_seconds, plot, seconds, table, write_result
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.format.definitions import LakehouseDef
-from trinitylake_ops.format.file_names import new_node_path
+from trinitylake_ops.format.file_names import new_node_path, new_table_path
 from trinitylake_ops.format.keys import KeyCodec
 from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, StorageWrapper, drop_memory_root
 from trinitylake_ops.tree.bulk_load import bulk_load, n_filled_keys
@@ -193,7 +193,10 @@ def bulk_load_seconds(folder: Path) -> tuple[float, float, float]:
     keys = KeyCodec(100, 100)
     limits = TreeLimits(LakehouseDef(id="").order, LakehouseDef(id="").node_file_max_size_bytes)
     entries = [
-        (keys.table_key("ns", name(number)), f"0101/1100/0011/01010101-table-{name(number)}-ns-{number:032x}.binpb")
+        (
+            keys.table_key("ns", name(number)),
+            new_table_path("ns", name(number), LakehouseDef(id="").file_path_max_size_bytes),
+        )
         for number in range(N_LOADED)
     ]
     storage = LocalStorage(f"file://{folder}/bulk/", fsync=False)

@@ -13,6 +13,7 @@ from tests.lakes import check_version
 from tests.maintenance.changes import small_sizes
 from trinitylake_ops import Lakehouse, TableDef, maintenance
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
+from trinitylake_ops.tree import node
 
 _roots = itertools.count()
 _letters = st.sampled_from(["a", "b", "é", "航", "🦆", "~", "."])
@@ -28,8 +29,12 @@ Model = dict[str, dict[str, str]]
 class LakehouseMachine(RuleBasedStateMachine):
     """Commits changes and keeps a dict of every version; every version stays readable."""
 
-    @initialize(order=st.sampled_from([3, 4, 5, 8, 16, 128]))
-    def start(self, order: int) -> None:
+    @initialize(
+        order=st.sampled_from([3, 4, 5, 8, 16, 128]), buffer_target_bytes=st.sampled_from([0, 200, 1_000, 48 * 1024])
+    )
+    def start(self, order: int, buffer_target_bytes: int) -> None:
+        self.default_target_bytes = node.DEFAULT_BUFFER_TARGET_BYTES
+        node.DEFAULT_BUFFER_TARGET_BYTES = buffer_target_bytes
         self.storage = MemoryStorage(f"memory://machine-{next(_roots)}/")
         self.lake = Lakehouse.create(self.storage.root, storage=self.storage, order=order, **small_sizes(order))
         self.versions: list[Model] = [{}]
@@ -116,6 +121,8 @@ class LakehouseMachine(RuleBasedStateMachine):
             assert content(self.lake, None) == self.model
 
     def teardown(self) -> None:
+        if hasattr(self, "default_target_bytes"):
+            node.DEFAULT_BUFFER_TARGET_BYTES = self.default_target_bytes
         if hasattr(self, "lake"):
             report = maintenance.verify(self.lake)
             assert report.is_clean, report

@@ -193,6 +193,11 @@ def test_by_version_digits_and_time(timed: Lakehouse, version: int) -> None:
         assert timed.snapshot(timestamp=snapshot.created_at).version == version
 
 
+def test_leading_zeros_of_a_version_say_nothing(timed: Lakehouse) -> None:
+    assert timed.snapshot("0" * 5_000).version == 0
+    assert timed.snapshot("0" * 5_000 + "3").version == 3
+
+
 @pytest.mark.parametrize("version", [6, 7, -1, 2**32, 2**70, "6", "9" * 5000, 10**200])
 def test_versions_that_never_were(timed: Lakehouse, version: int | str) -> None:
     with pytest.raises(

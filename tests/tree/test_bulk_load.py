@@ -74,7 +74,7 @@ def test_a_change_of_more_messages_than_the_tree_can_have_keys_builds_it_anew() 
 
 
 def test_a_change_of_fewer_keeps_what_it_does_not_touch() -> None:
-    tree = filled(8, 900)
+    tree = filled(8, 1_500)
     before = set(tree.root.children)
     tree.apply({f"k0000-{number:05}": "new" for number in range(1_100)})
     check(tree)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tree.trees import Tree, filled, keys
+from tests.tree.trees import SYSTEM, Tree, filled, keys
+from trinitylake_ops.format.node_file import NodeFile
 from trinitylake_ops.tree.shape import TreeShape, measure_tree
 from trinitylake_ops.tree.walk import walk
 
@@ -52,6 +53,18 @@ def test_subtrees_in_order_keep_their_files() -> None:
     assert tree.compact()
     kept = before & locations(tree)
     assert len(kept) > 0.7 * len(before)
+
+
+@pytest.mark.parametrize("n_keys", [3, 7, 30])
+@pytest.mark.parametrize("n_messages", [0, 1, 10])
+def test_a_root_leaf_of_another_writer_is_put_in_order(n_keys: int, n_messages: int) -> None:
+    tree = Tree(8)
+    names, added = keys(*range(n_keys)), keys(*range(100, 100 + n_messages))
+    tree.root = NodeFile(names, ["v"] * n_keys, [], dict.fromkeys(added, "m"), dict(SYSTEM))
+    tree.model = dict.fromkeys(names, "v") | dict.fromkeys(added, "m")
+    assert tree.compact() == (n_messages > 0 or n_keys > 7)
+    assert not tree.compact()
+    tree.close()
 
 
 def test_the_shape_counts_what_is_there() -> None:

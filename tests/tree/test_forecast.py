@@ -9,6 +9,7 @@ import pytest
 from trinitylake_ops import Lakehouse, TableDef
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, drop_memory_root
+from trinitylake_ops.tree import node
 from trinitylake_ops.tree.bulk_load import FILL
 from trinitylake_ops.tree.forecast import forecast_tree, mean_flush_messages
 
@@ -45,6 +46,34 @@ def test_measured_beside_predicted(n_tables: int) -> None:
     definition_bytes = 120
     written = measurement.counts.bytes_written / 200 - definition_bytes
     assert written == pytest.approx(forecast.bytes_per_commit, rel=0.15)
+
+
+def test_measured_beside_predicted_where_buffers_below_the_root_fill_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two levels below the root, at a target that makes a buffer of 16 messages."""
+    target_bytes = 5_000
+    monkeypatch.setattr(node, "DEFAULT_BUFFER_TARGET_BYTES", target_bytes)
+    meter = MeteredStorage(MemoryStorage(ROOT))
+    lake = Lakehouse.create(ROOT, storage=meter, order=16)
+    with lake.transaction() as txn:
+        txn.create_namespace("n" * 10)
+        for number in range(1_500):
+            txn.create_table("n" * 10, f"t{number:09}", TableDef())
+    forecast = forecast_tree(lake.snapshot().definition, 1_500, fill=FILL, buffer_target_bytes=target_bytes)
+    assert lake.snapshot().tree_shape().height == forecast.height == 2
+    generator = random.Random(1)
+
+    def change_tables(n_commits: int) -> None:
+        for _ in range(n_commits):
+            with lake.transaction() as txn:
+                name = f"t{generator.randrange(1_500):09}"
+                txn.alter_table("n" * 10, name, TableDef(properties={"at": str(generator.random())}))
+
+    change_tables(600)
+    with meter.measure() as measurement:
+        change_tables(400)
+    drop_memory_root(ROOT)
+    nodes = measurement.counts.requests["create"] / 400 - 2  # besides the root and the definition
+    assert nodes == pytest.approx(forecast.nodes_per_commit, rel=0.2)
 
 
 def test_more_objects_make_higher_trees() -> None:

@@ -94,7 +94,8 @@ def test_a_split_gives_the_fewest_parts_of_almost_equal_size(order: int) -> None
     for n_keys in range(order, 5 * order + 3):
         names = keys(*range(n_keys))
         node = DirtyNode(names, names, [f"c{number}" for number in range(n_keys + 1)])
-        parts, middle, values = split_evenly(node, order)
+        split = split_evenly(node, order)
+        parts, middle, values = split.parts, split.keys, split.values
         assert len(parts) == -(-(n_keys + 1) // order)
         assert middle == values
         sizes = [len(part.keys) for part in parts if isinstance(part, DirtyNode)]
@@ -116,11 +117,14 @@ def test_a_split_gives_the_fewest_parts_of_almost_equal_size(order: int) -> None
 def test_a_split_hands_each_message_to_the_part_it_is_bound_for() -> None:
     names = keys(*range(0, 70, 10))
     buffer = dict.fromkeys(keys(*(number for number in range(70) if number % 10)))
-    parts, middle, _ = split_evenly(DirtyNode(names, names, ["c"] * 8, buffer), 4)
+    own = {names[1]: None, names[4]: None}
+    split = split_evenly(DirtyNode(names, names, ["c"] * 8, buffer | own), 4)
+    parts, middle = split.parts, split.keys
+    assert split.messages == {key: None for key in own if key in middle}
     bounds = ["", *middle, "z"]
     for part, lower, upper in zip(parts, bounds, bounds[1:], strict=False):
         assert isinstance(part, DirtyNode)
-        assert list(part.buffer) == [key for key in buffer if lower < key < upper]
+        assert list(part.buffer) == [key for key in buffer | own if lower < key < upper]
 
 
 # Messages
@@ -160,6 +164,22 @@ def test_a_change_of_one_key_rewrites_one_path_however_full_buffers_are(
     assert 0 in written
     message_bytes = 25
     assert 0 < max(inner_bytes) <= 2 * target_bytes + message_bytes, "a buffer below the root is bounded, too"
+
+
+def test_deletions_of_own_keys_wait_when_their_node_splits(fill: Fill) -> None:
+    tree = fill(8, 400, buffer_target_bytes=10**6)
+    own = list(tree.root.keys)
+    assert len(own) >= 5
+    for key in own:
+        tree.apply({key: None})
+        assert tree.written == {}
+    height, number, most_written = tree.height(), 0, 0
+    tree.limits = TreeLimits(8, ROOMY, 150)
+    while tree.height() == height:
+        tree.apply({f"k0001-{number:05}": "v"})
+        most_written = max(most_written, len(tree.written))
+        number += 1
+    assert most_written <= 4 * height, "a path, what splits beside it, and the joined halves of one own key"
 
 
 def test_a_node_that_others_gave_too_many_messages_takes_at_least_one(fill: Fill) -> None:

@@ -210,7 +210,8 @@ def hint(session: Session, repair: bool, as_json: bool) -> None:
 def compact(session: Session, message: str | None, as_json: bool) -> None:
     """Flush all buffers of the tree down and merge thin nodes, as a version of its own.
 
-    No namespace and no table changes. A tree in order is left alone: then nothing is committed.
+    No namespace and no table changes. A tree in order is left alone: then nothing is committed. Reads all
+    nodes, before and after; worth it when tree shows thin nodes or many messages.
 
     Example: trinitylake compact
     """

@@ -24,6 +24,7 @@ from trinitylake_ops.cli.context import (
 )
 from trinitylake_ops.errors import InvalidNameError
 from trinitylake_ops.format.definitions import IsolationLevel, LakehouseDef
+from trinitylake_ops.format.limits import MAX_NODE_FILE_BYTES, MAX_ORDER, MIN_ORDER
 from trinitylake_ops.maintenance.report import change_rows, new_table
 from trinitylake_ops.transaction.history import VersionInfo
 from trinitylake_ops.transaction.names import resolve_table
@@ -31,26 +32,27 @@ from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.forecast import TreeForecast, forecast_tree
 
 _BAR_CHARS = 20
+_MOST_SHOWN = 20  # tables of a namespace
 _FORECAST_OBJECTS = [10**exponent for exponent in range(3, 10)]
+_SIZE = click.IntRange(1, MAX_NODE_FILE_BYTES)
 _SETTINGS = (
-    ("order", "Children of a node."),
-    ("namespace_name_max_size_bytes", "Longest name of a namespace."),
-    ("table_name_max_size_bytes", "Longest name of a table."),
-    ("file_path_max_size_bytes", "Longest path of a file."),
-    ("node_file_max_size_bytes", "Largest node file."),
-    ("maximum_version_age_millis", "Age at which a version may expire."),
-    ("minimum_versions_to_keep", "Versions that never expire by age."),
-    ("txn_ttl_millis", "Longest life of a transaction."),
+    ("order", click.IntRange(MIN_ORDER, MAX_ORDER), "Most children of a node."),
+    ("namespace_name_max_size_bytes", _SIZE, "Longest name of a namespace."),
+    ("table_name_max_size_bytes", _SIZE, "Longest name of a table."),
+    ("file_path_max_size_bytes", _SIZE, "Longest path of a file."),
+    ("node_file_max_size_bytes", _SIZE, "Largest node file."),
+    ("maximum_version_age_millis", click.IntRange(0, 2**63 - 1), "Age at which a version may expire."),
+    ("minimum_versions_to_keep", click.IntRange(1, 2**31 - 1), "Versions that never expire by age."),
+    ("txn_ttl_millis", click.IntRange(1, 2**63 - 1), "Longest life of a transaction."),
 )
 
 
 def _setting_options(command: Any) -> Any:
     defaults = LakehouseDef(id="")
-    for name, what in reversed(_SETTINGS):
+    for name, kind, what in reversed(_SETTINGS):
         flag = "--" + name.replace("_", "-")
-        command = click.option(flag, name, type=int, default=getattr(defaults, name), show_default=True, help=what)(
-            command
-        )
+        option = click.option(flag, name, type=kind, default=getattr(defaults, name), show_default=True, help=what)
+        command = option(command)
     return command
 
 
@@ -122,8 +124,11 @@ def _forecast_table(forecasts: Sequence[TreeForecast]) -> Any:
         )
         for found in forecasts
     ]
-    title = "What this means: trees that grew at random, and what a commit of one table writes on average"
-    columns = ("tables", "levels", "nodes", "messages in a full buffer", "nodes", "bytes", "bytes / bytes changed")
+    title = "What this means: trees that grew at random, and what a commit that changes one table writes on average"
+    columns = (
+        *("tables", "levels", "nodes", "messages in a full buffer"),
+        *("nodes / commit", "bytes / commit", "bytes written / changed"),
+    )
     return new_table(title, *columns, rows=rows)
 
 
@@ -280,7 +285,8 @@ def _show_namespace(snapshot: Snapshot, namespace: str, as_json: bool) -> None:
     if as_json:
         print_json({"version": snapshot.version, "namespace": namespace, "definition": definition, "tables": tables})
         return
-    rows = [("id", definition.id), ("tables", ", ".join(tables) or "none"), *sorted(definition.properties.items())]
+    listed = ", ".join(tables) if len(tables) <= _MOST_SHOWN else f"{len(tables):,}; list them with: ls {namespace}"
+    rows = [("id", definition.id), ("tables", listed or "none"), *sorted(definition.properties.items())]
     print_table(new_table(f"Namespace {namespace} at version {snapshot.version}", "property", "value", rows=rows))
 
 
@@ -308,8 +314,8 @@ def _show_table(snapshot: Snapshot, namespace: str, table: str, as_json: bool) -
 
 
 @click.command(short_help="List what differs between two versions.")
-@click.argument("before", metavar="A")
-@click.argument("after", metavar="B")
+@click.argument("before", metavar="N|NAME")
+@click.argument("after", metavar="N|NAME")
 @json_option
 @pass_session
 def diff(session: Session, before: str, after: str, as_json: bool) -> None:

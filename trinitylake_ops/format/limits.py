@@ -20,14 +20,17 @@ from trinitylake_ops.format.node_file import (
     CREATED_AT_MILLIS,
     LAKEHOUSE_DEF,
     MAX_COMMIT_INFO_BYTES,
+    N_KEYS,
     PREVIOUS_ROOT,
     ROLLBACK_FROM_ROOT,
     check_node_compression,
-    encoded_size_bytes,
+    size_of_rows_bytes,
+    text_bytes,
 )
 
 MIN_ORDER = 3
 MAX_ORDER = 65_536
+MAX_NODE_FILE_BYTES = 2**31 - 1  # what the offsets of a column of text in one batch can count
 
 #: What is fixed when a lakehouse is created.
 IMMUTABLE_SETTINGS = (
@@ -58,32 +61,29 @@ def smallest_node_file_limit_bytes(definition: LakehouseDef) -> int:
         COMMIT_ID: "0" * 36,
         COMMIT_INFO: "0" * MAX_COMMIT_INFO_BYTES,
     }
-    key, value = "k" * key_bytes, "v" * definition.file_path_max_size_bytes
-    return encoded_size_bytes(
-        definition.order,
-        [key] * n_keys,
-        [value] * n_keys,
+    return size_of_rows_bytes(
+        len(system) + 1 + definition.order + 1,
+        (n_keys + 1) * key_bytes + text_bytes(system) + len(N_KEYS),
+        (n_keys + 1) * definition.file_path_max_size_bytes + text_bytes(system.values()) + len(str(n_keys)),
         definition.order * len(new_node_path()),
-        {key: value},
-        system,
     )
 
 
 def validate_lakehouse_def(definition: LakehouseDef) -> LakehouseDef:
-    """Return a definition unchanged, or raise InvalidDefinitionError naming the smallest value that works."""
+    """Return a definition unchanged, or raise InvalidDefinitionError naming the nearest value that works."""
     if definition.major_version != MAJOR_VERSION:
         raise InvalidDefinitionError(
             f"major_version is {definition.major_version}, this program writes {MAJOR_VERSION}; leave it out"
         )
     _at_least("order", definition.order, MIN_ORDER)
-    if definition.order > MAX_ORDER:
-        raise InvalidDefinitionError(f"order is {definition.order}, it must be at most {MAX_ORDER}")
+    _at_most("order", definition.order, MAX_ORDER)
     _at_least("namespace_name_max_size_bytes", definition.namespace_name_max_size_bytes, 1)
     _at_least("table_name_max_size_bytes", definition.table_name_max_size_bytes, 1)
     _at_least("file_path_max_size_bytes", definition.file_path_max_size_bytes, shortest_path_limit_bytes())
     _at_least(
         "node_file_max_size_bytes", definition.node_file_max_size_bytes, smallest_node_file_limit_bytes(definition)
     )
+    _at_most("node_file_max_size_bytes", definition.node_file_max_size_bytes, MAX_NODE_FILE_BYTES)
     return _validate_changeable_settings(definition)
 
 
@@ -116,6 +116,11 @@ def validate_changed_settings(before: LakehouseDef, after: LakehouseDef) -> Lake
 def _at_least(name: str, value: int, minimum: int) -> None:
     if value < minimum:
         raise InvalidDefinitionError(f"{name} is {value}, it must be at least {minimum}")
+
+
+def _at_most(name: str, value: int, maximum: int) -> None:
+    if value > maximum:
+        raise InvalidDefinitionError(f"{name} is {value}, it must be at most {maximum}")
 
 
 def validate_table_def(definition: TableDef) -> TableDef:

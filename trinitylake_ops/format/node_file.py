@@ -166,15 +166,22 @@ def encoded_size_bytes(
     That is the uncompressed file, whose size all limits count: Arrow pads each of a column's three
     buffers (validity, offsets, text) to 8 bytes; all else is constant.
     """
-    rows = len(system) + 1 + order + len(buffer)
-    key_bytes = text_bytes(keys) + text_bytes(buffer) + text_bytes(system) + len(N_KEYS)
-    pvalue_bytes = text_bytes(values) + text_bytes(buffer.values()) + text_bytes(system.values()) + len(str(len(keys)))
+    return size_of_rows_bytes(
+        len(system) + 1 + order + len(buffer),
+        text_bytes(keys) + text_bytes(buffer) + text_bytes(system) + len(N_KEYS),
+        text_bytes(values) + text_bytes(buffer.values()) + text_bytes(system.values()) + len(str(len(keys))),
+        children_bytes,
+    )
+
+
+def size_of_rows_bytes(rows: int, key_bytes: int, pvalue_bytes: int, pnode_bytes: int) -> int:
+    """Return the size of an uncompressed node file from the number of its rows and the text in each column."""
     return (
         _framing_bytes()
         + 3 * (_pad8((rows + 7) // 8) + _pad8(4 * (rows + 1)))
         + _pad8(key_bytes)
         + _pad8(pvalue_bytes)
-        + _pad8(children_bytes)
+        + _pad8(pnode_bytes)
     )
 
 

@@ -44,13 +44,14 @@ class CompactionReport(Document):
             ("fill of the leaves", f"{before.leaf_fill:.0%}", f"{after.leaf_fill:.0%}"),
             ("messages in buffers", f"{before.messages:,}", f"{after.messages:,}"),
             ("bytes", f"{before.file_bytes:,}", f"{after.file_bytes:,}"),
-            ("nodes written", "", f"{self.nodes_written:,}"),
+            ("nodes written, the root apart", "", f"{self.nodes_written:,}"),
         ]
         title = (
             f"Compaction of version {self.base_version}, committed as version {self.version}"
             if self.has_changed
             else f"Compaction: nothing to do, version {self.version} is in order"
         )
+        title += f"; {self.cost.total_requests:,} requests, {self.cost.duration_ms / 1000:.1f} s"
         return new_table(title, "", "before", "after", rows=rows)
 
 
@@ -58,7 +59,8 @@ def compact(lake: Lakehouse, message: str | None = None) -> CompactionReport:
     """Flush all buffers down and merge thin nodes, as a commit of its own.
 
     No object changes, so it conflicts with nobody: commits that get in between are kept, and the
-    tree they leave is compacted instead. Reads the whole tree. Raises
+    tree they leave is compacted instead. Reads every node to compact it, and once more before and
+    after for the report, as far as they are not cached. Raises
     CommitAttemptsExhaustedError, TransactionExpiredError, CommitOutcomeUnknownError,
     LakehouseNotFoundError, CorruptFileError, StorageError.
     """

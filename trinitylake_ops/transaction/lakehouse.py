@@ -316,7 +316,8 @@ def _replaced(definition: LakehouseDef, fields: Mapping[str, Any]) -> LakehouseD
 def _number(version: int | str) -> int:
     """Return the number that a version is given by. Raises VersionNotFoundError for one too long to be shown."""
     if isinstance(version, str):
-        is_too_long = len(version.lstrip("0")) > _MAX_VERSION_DIGITS
+        version = version.lstrip("0") or "0"
+        is_too_long = len(version) > _MAX_VERSION_DIGITS
     else:
         is_too_long = abs(version) > 10**_MAX_VERSION_DIGITS
     if is_too_long:

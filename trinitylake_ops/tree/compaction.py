@@ -31,7 +31,9 @@ def compacted_tree(
     """
     compaction = _Compaction(store, replace(limits, buffer_target_bytes=0), dict(root_system))
     new_root = DirtyNode.copy_of(root)
-    has_changed = root.is_leaf and bool(root.buffer)
+    has_changed = (root.is_leaf and bool(root.buffer)) or len(root.keys) > limits.max_keys
+    if has_changed:  # what others left there
+        new_root = compaction.restored_root(new_root)
     while compaction.compact(new_root):  # packing a level may leave the one above thin
         new_root = compaction.restored_root(new_root)
         has_changed = True
@@ -84,7 +86,8 @@ class _Compaction(TreeEditor):
         whole = first
         for key, value, child in zip(node.keys, node.values, others, strict=True):
             whole = concatenate(whole, child, (key, value))
-        node.children, node.keys, node.values = split_evenly(whole, capacity)
+        split = split_evenly(whole, capacity)
+        node.children, node.keys, node.values = split.parts, split.keys, split.values
         return True
 
     def _children(self, node: DirtyNode) -> list[DirtyNode | NodeFile]:

@@ -12,14 +12,14 @@ from itertools import pairwise
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import new_node_path, new_table_path
 from trinitylake_ops.format.keys import TABLE_KEY_PREFIX
-from trinitylake_ops.format.node_file import encoded_size_bytes
+from trinitylake_ops.format.node_file import size_of_rows_bytes, text_bytes
 from trinitylake_ops.tree.node import DEFAULT_BUFFER_TARGET_BYTES
 
 #: Part of the places for keys that random insertions leave taken in a B-tree: ln 2.
 RANDOM_FILL = math.log(2)
 
 _ROOT_SYSTEM = {"system rows": "x" * 700}  # what they take with a short message, about
-_NODE_SYSTEM = {"created_at_millis": "1" * 13}
+_NODE_SYSTEM = {"created_at_millis": "1" * 13, "n_keys": "100"}
 _NAME_CHARS = 10  # of names in file paths; keys are padded to their full size
 _SIMULATED_MESSAGES = 4_000
 
@@ -79,14 +79,12 @@ def forecast_tree(
     buffer_messages = limit_bytes // message_bytes if height else 0
 
     def node_bytes(n_keys: int, n_messages: int, is_leaf: bool, system: dict[str, str]) -> int:
-        entry = "x" * key_bytes, "x" * location_bytes
-        return encoded_size_bytes(
-            definition.order,
-            [entry[0]] * n_keys,
-            [entry[1]] * n_keys,
+        n_entries = n_keys + n_messages
+        return size_of_rows_bytes(
+            len(system) + 1 + definition.order + n_messages,
+            n_entries * key_bytes + text_bytes(system),
+            n_entries * location_bytes + text_bytes(system.values()),
             0 if is_leaf else len(new_node_path()) * (n_keys + 1),
-            {f"{number:0{key_bytes}}": entry[1] for number in range(n_messages)},
-            system,
         )
 
     leaf_bytes = node_bytes(min(keys_per_node, objects), 0, True, _NODE_SYSTEM)

@@ -32,7 +32,12 @@ class TreeLimits:
     @classmethod
     def of(cls, definition: LakehouseDef) -> TreeLimits:
         """Return what the settings of a lakehouse say."""
-        return cls(definition.order, definition.node_file_max_size_bytes, compression=definition.node_compression)
+        return cls(
+            definition.order,
+            definition.node_file_max_size_bytes,
+            DEFAULT_BUFFER_TARGET_BYTES,
+            definition.node_compression,
+        )
 
     @property
     def max_keys(self) -> int:
@@ -102,5 +107,5 @@ class DirtyNode:
 
 
 def message_bytes(key: str, value: str | None) -> int:
-    """Return the text of one buffered message, in bytes of UTF-8 (close enough where names are not ASCII)."""
-    return len(key) + len(value or "")
+    """Return the text of one buffered message, in bytes of UTF-8."""
+    return text_bytes((key, value))

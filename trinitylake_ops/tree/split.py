@@ -2,39 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from trinitylake_ops.tree.node import DirtyNode
 
 
-def split_evenly(node: DirtyNode, order: int) -> tuple[list[str | DirtyNode], list[str], list[str]]:
+@dataclass(slots=True)
+class Split:
+    """The parts of a node, and what moves up between them: keys with their values, and the messages for these keys."""
+
+    parts: list[str | DirtyNode] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    values: list[str] = field(default_factory=list)
+    messages: dict[str, str | None] = field(default_factory=dict)
+
+
+def split_evenly(node: DirtyNode, order: int) -> Split:
     """Split a node of more than ``order - 1`` keys into the fewest nodes that fit, evenly.
 
-    Returns the parts and the keys and values that move up between them. For orders of at least 3
-    every part gets at least ceil(order / 2) - 1 keys. The node's buffer must hold no message for
-    its own keys.
+    For orders of at least 3 every part gets at least ceil(order / 2) - 1 keys.
     """
     n_keys = len(node.keys)
     n_parts = -(-(n_keys + 1) // order)
     smallest, larger_parts = divmod(n_keys - (n_parts - 1), n_parts)
-    parts: list[str | DirtyNode] = []
-    keys: list[str] = []
-    values: list[str] = []
+    split = Split()
     start = 0
     for number in range(n_parts):
         end = start + smallest + (1 if number < larger_parts else 0)
         part = DirtyNode(node.keys[start:end], node.values[start:end], node.children[start : end + 1])
-        lower = keys[-1] if keys else None
+        lower = split.keys[-1] if split.keys else None
         upper = node.keys[end] if end < n_keys else None
         part.buffer = {
             key: value
             for key, value in node.buffer.items()
             if (lower is None or key > lower) and (upper is None or key < upper)
         }
-        parts.append(part)
+        split.parts.append(part)
         if upper is not None:
-            keys.append(upper)
-            values.append(node.values[end])
+            split.keys.append(upper)
+            split.values.append(node.values[end])
         start = end + 1
-    return parts, keys, values
+    split.messages = {key: node.buffer[key] for key in split.keys if key in node.buffer}
+    return split
 
 
 def concatenate(left: DirtyNode, right: DirtyNode, between: tuple[str, str] | None = None) -> DirtyNode:

@@ -2,19 +2,20 @@
 
 A change appends its messages to the root's buffer. When a buffer outgrows its target, the group of
 messages bound for one child, the group with the most bytes, moves down into that child, whose own
-buffer may then do the same, once. So most changes rewrite the root alone, and one of a single message never more
-than one path. A change of more messages than the tree can have keys builds it anew instead.
+buffer may then do the same, once. So most changes rewrite the root alone, and one of a single
+message rewrites one path, but for the neighbours of nodes that split or merge. A change of as many
+messages as the tree has keys builds it anew instead.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trinitylake_ops.format.file_names import new_node_path
-from trinitylake_ops.format.node_file import CREATED_AT_MILLIS, NodeFile, encode_node
+from trinitylake_ops.format.node_file import CREATED_AT_MILLIS, NodeFile, encode_node, text_bytes
 from trinitylake_ops.tree.bulk_load import bulk_load
 from trinitylake_ops.tree.node import DirtyNode, TreeLimits, message_bytes
 from trinitylake_ops.tree.node_store import NodeStore
@@ -25,8 +26,9 @@ from trinitylake_ops.tree.split import concatenate, split_evenly
 _NODE_SYSTEM = {CREATED_AT_MILLIS: "9" * 20}
 
 
-# From so many messages on, a tree that cannot hold more keys than they are is built anew: all its leaves would change.
+# From so many messages on, a tree of no more keys is built anew: nearly all its leaves would change.
 _BULK_MESSAGES = 1_000
+_ENTRIES_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,8 @@ def apply_messages(
     CorruptFileError or StorageError from reading nodes.
     """
     node_files: dict[str, bytes] = {}
-    if len(messages) >= _BULK_MESSAGES and len(messages) >= _most_keys(store, root, limits):
-        keys, locations = with_messages(*scan_columns(store, root), messages)
-        entries = zip(keys.to_pylist(), locations.to_pylist(), strict=True)
+    if len(messages) >= _BULK_MESSAGES and len(messages) >= _estimated_keys(store, root):
+        entries = _entries_after(store, root, messages)
         new = bulk_load(entries, limits, created_at_ms=created_at_ms, write=node_files.update)
         return EditedTree(new, node_files)
     editor = TreeEditor(store, limits, dict(root_system), max_flushes=len(messages))
@@ -63,14 +64,23 @@ def apply_messages(
     return EditedTree(frozen_root(new_root, limits, created_at_ms, node_files), node_files)
 
 
-def _most_keys(store: NodeStore, root: NodeFile, limits: TreeLimits) -> int:
-    """Return the most keys that a tree of this height can have; reads one node of each level."""
-    most = limits.order
+def _estimated_keys(store: NodeStore, root: NodeFile) -> int:
+    """Return about how many keys a tree has, from one node of each level."""
+    estimate, n_nodes = 0, 1
     node = root
     while not node.is_leaf:
-        most *= limits.order
-        node = store.load(node.children[0])
-    return most
+        estimate += n_nodes * len(node.keys)
+        n_nodes *= len(node.children)
+        node = store.load(node.children[len(node.children) // 2])
+    return estimate + n_nodes * len(node.keys)
+
+
+def _entries_after(store: NodeStore, root: NodeFile, messages: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
+    """Yield all (key, location) of a tree after messages, ascending, with Python strings for a few at a time."""
+    keys, locations = with_messages(*scan_columns(store, root), messages)
+    for start in range(0, len(keys), _ENTRIES_AT_ONCE):
+        piece = (column.slice(start, _ENTRIES_AT_ONCE).to_pylist() for column in (keys, locations))
+        yield from zip(*piece, strict=True)
 
 
 def carried_tree(
@@ -151,11 +161,8 @@ class TreeEditor:
 
     def _raised(self, root: DirtyNode) -> DirtyNode:
         """Put a new root above one that has too many keys."""
-        self._settle_own_messages(root)
-        if len(root.keys) <= self.limits.max_keys:
-            return root
-        parts, keys, values = split_evenly(root, self.limits.order)
-        return DirtyNode(keys, values, list(parts))
+        split = split_evenly(root, self.limits.order)
+        return DirtyNode(split.keys, split.values, split.parts, split.messages)
 
     # Flushing
 
@@ -213,13 +220,6 @@ class TreeEditor:
         self.relieve(below, _NODE_SYSTEM, self._max_flushes - 1)
         return first
 
-    def _settle_own_messages(self, node: DirtyNode) -> None:
-        """Apply all messages for the node's own keys, so that any of them can move to another node."""
-        # Restoring a child moves keys up, and some of them may have messages here.
-        while own_keys := [key for key in node.buffer if _row_of(node, key) is not None]:
-            for key in own_keys:
-                self._settle_own_message(node, key)
-
     def _settle_own_message(self, node: DirtyNode, key: str) -> None:
         row = _row_of(node, key)
         if row is None or key not in node.buffer:
@@ -263,12 +263,11 @@ class TreeEditor:
         if isinstance(child, str):
             return
         if len(child.keys) > self.limits.max_keys:
-            self._settle_own_messages(child)
-        if len(child.keys) > self.limits.max_keys:
-            parts, keys, values = split_evenly(child, self.limits.order)
-            parent.keys[position:position] = keys
-            parent.values[position:position] = values
-            parent.children[position : position + 1] = parts
+            split = split_evenly(child, self.limits.order)
+            parent.keys[position:position] = split.keys
+            parent.values[position:position] = split.values
+            parent.children[position : position + 1] = split.parts
+            parent.absorb({key: value for key, value in split.messages.items() if key not in parent.buffer})
         elif len(child.keys) < self.limits.min_keys and parent.keys:
             self._merge_child(parent, position)
 
@@ -302,7 +301,7 @@ class TreeEditor:
 
 
 def _text_bytes(messages: Mapping[str, str | None]) -> int:
-    return sum(map(len, messages)) + sum(map(len, filter(None, messages.values())))
+    return text_bytes(messages) + text_bytes(messages.values())
 
 
 def _heaviest_child(keys: Sequence[str], messages: Mapping[str, str | None]) -> int:
