@@ -69,8 +69,8 @@ lint: setup ## ruff, mypy --strict, import contracts, declared dependencies
 	@echo "==> declared dependencies"; $(BIN)/deptry . > .venv/deptry.log 2>&1 \
 		|| { cat .venv/deptry.log; exit 1; }
 
-bench: setup ## measure requests, rounds, bytes and ratios of times: tables and plots in benchmarks/results/ (about 10 minutes)
-	@for benchmark in request_counts times compression scale; do $(BIN)/python -m benchmarks.$$benchmark; done
+bench: setup ## measure requests, rounds, bytes and ratios of times: tables and plots in benchmarks/results/ (about 20 minutes)
+	@for benchmark in request_counts buffer_targets times compression scale; do $(BIN)/python -m benchmarks.$$benchmark; done
 	@for work in commit list lookup; do $(BIN)/py-spy record --rate 500 --output "benchmarks/results/flame_$$work.svg" -- \
 		$(BIN)/python -m benchmarks.workload "$$work" 15; done
 	@scripts/debian_packages.sh >/dev/null; $(BIN)/python -m benchmarks.s3

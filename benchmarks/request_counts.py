@@ -159,6 +159,8 @@ def at_size(n_tables: int) -> AtSize:
     for _ in range(N_SETTLING):
         change_tables(lake, [generator.randrange(n_tables)])
     changes = commits(lake, meter, written, [change(generator.randrange(n_tables)) for _ in range(N_COMMITS)])
+    snapshot = lake.snapshot()
+    shape = snapshot.tree_shape()
     diffs = [diff_reads(storage, lake.latest_version() - number) for number in range(N_DIFFS)]
     works = {work: measured(storage, call, is_warm=is_warm) for work, (call, is_warm) in WORKS.items()}
     few = [generator.randrange(n_tables) for _ in range(N_WARM_TABLES)]
@@ -166,10 +168,9 @@ def at_size(n_tables: int) -> AtSize:
     warm = commits(lake, meter, written, [change(generator.choice(few)) for _ in range(N_WARM)])
     both = [create_or_drop(number, generator.randrange(n_tables)) for number in range(N_COMMITS)]
     creations_and_drops = commits(lake, meter, written, both)
-    snapshot = lake.snapshot()
     lake.alter_definition(properties={"stamp": "new"})
     found = AtSize(
-        shape=snapshot.tree_shape(),
+        shape=shape,
         forecast=forecast_tree(snapshot.definition, n_tables, fill=FILL),
         works=works,
         changes=changes,
