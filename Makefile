@@ -15,7 +15,7 @@ PORT ?= 3000
 ARGS ?=
 # Tests whose lakehouses live on an S3 server when they run once more: every file that uses the fixture `lakes`.
 # Those of the longer kind run in `make soak`.
-TESTS_ON_RADOSGW := tests/transaction tests/concurrency
+TESTS_ON_RADOSGW := tests/concurrency tests/transaction
 LONG_ON_RADOSGW := tests/transaction/test_find_latest.py tests/transaction/test_root_naming.py \
 	tests/maintenance tests/tables
 LONG_ON_MOTO := tests/transaction/test_transaction.py tests/maintenance/test_rollback.py

@@ -75,8 +75,8 @@ def main() -> None:
             "# How full a buffer gets",
             "",
             f"Made by `benchmarks/buffer_targets.py`: default settings but for the target, {N_COMMITS:,} commits of one"
-            " random table each when buffers are as full as they get. Cells are nodes and kB written per commit, means; p99 in"
-            " parentheses.",
+            " random table each when buffers are as full as they get. Cells are nodes and kB written per commit,"
+            " means; p99 in parentheses.",
             "",
             *table(
                 ["target", *(f"{n_tables:,} tables" for n_tables in TABLE_COUNTS)],

@@ -77,6 +77,10 @@ def _estimated_keys(store: NodeStore, root: NodeFile) -> int:
 
 def _entries_after(store: NodeStore, root: NodeFile, messages: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
     """Yield all (key, location) of a tree after messages, ascending, with Python strings for a few at a time."""
+    if root.is_leaf:  # so that messages are nearly all there is, and most come in order
+        entries = {**dict(zip(root.keys, root.values, strict=True)), **root.buffer, **messages}
+        yield from ((key, location) for key in sorted(entries) if (location := entries[key]) is not None)
+        return
     keys, locations = with_messages(*scan_columns(store, root), messages)
     for start in range(0, len(keys), _ENTRIES_AT_ONCE):
         piece = (column.slice(start, _ENTRIES_AT_ONCE).to_pylist() for column in (keys, locations))
