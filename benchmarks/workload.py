@@ -1,7 +1,7 @@
 """One piece of work over and over, for profilers.
 
-Run from the project's root, for some seconds: ``.venv/bin/python -m benchmarks.workload WORK SECONDS``. Under py-spy:
-``.venv/bin/py-spy record -o flame.svg -- .venv/bin/python -m benchmarks.workload commit 20``, as ``make bench`` does.
+Run from the project's root, for some seconds: ``.venv/bin/python -m benchmarks.workload WORK SECONDS``. ``profiles.py``
+runs it under py-spy; for a flame graph put ``.venv/bin/py-spy record -o flame.svg --`` before it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,20 @@ def commit(storage: Storage) -> Callable[[], object]:
     return lambda: change_tables(lake, [random.randrange(N_TABLES)])
 
 
+def list_tables(storage: Storage) -> Callable[[], object]:
+    """List all tables, cold."""
+    return lambda: Lakehouse(storage, cache="off").snapshot().tables("ns")
+
+
+def lookup(storage: Storage) -> Callable[[], object]:
+    """Look a table up, cold."""
+    return lambda: Lakehouse(storage, cache="off").snapshot().table("ns", name(42))
+
+
 WORKS: Mapping[str, Callable[[Storage], Callable[[], object]]] = {
     "commit": commit,
-    "list": lambda storage: lambda: Lakehouse(storage, cache="off").snapshot().tables("ns"),
-    "lookup": lambda storage: lambda: Lakehouse(storage, cache="off").snapshot().table("ns", name(42)),
+    "list": list_tables,
+    "lookup": lookup,
 }
 
 
