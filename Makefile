@@ -45,7 +45,7 @@ ui: ## open the Dagster UI on the runs of the demo, http://127.0.0.1:PORT
 test: lint ## check everything: lint, all tests, then transactions and races once more on radosgw (not with ARGS)
 	@selection=$$(scripts/debian_packages.sh); pytest="$(BIN)/python -m pytest -n 3"; \
 	echo "==> pytest"; \
-	$$pytest --dist loadfile --no-loadscope-reorder -m "not soak$${selection:+ and $$selection}" $(ARGS); \
+	$$pytest --durations=25 --dist loadfile --no-loadscope-reorder -m "not soak$${selection:+ and $$selection}" $(ARGS); \
 	if $(if $(strip $(ARGS)),false,true) && [ -z "$$selection" ]; then \
 		echo "==> pytest, lakehouses on radosgw"; \
 		$$pytest --dist worksteal --lakes=radosgw $(TESTS_ON_RADOSGW) $(LONG_ON_RADOSGW:%=--ignore=%); \

@@ -212,17 +212,20 @@ class TreeEditor:
             self.relieve(below, _NODE_SYSTEM, self._max_flushes)
             return messages
         heaviest = _heaviest_child(below.keys, waiting)
-        first = {key: messages[key] for key in messages if bisect_left(below.keys, key) == heaviest}
-        below.absorb(first)
+        taken = {key: messages[key] for key in messages if bisect_left(below.keys, key) == heaviest}
+        below.absorb(taken)
         self._flush(below, heaviest)
         room_bytes = self._most_waiting_bytes - _text_bytes(below.buffer)
         for key, value in messages.items():
+            if key in taken:
+                continue
             room_bytes -= message_bytes(key, value)
-            if key not in first and (room_bytes >= 0 or not first):
-                first[key] = value
-                below.absorb({key: value})
+            if room_bytes < 0 and taken:
+                break
+            taken[key] = value
+            below.absorb({key: value})
         self.relieve(below, _NODE_SYSTEM, self._max_flushes - 1)
-        return first
+        return taken
 
     def _settle_own_message(self, node: DirtyNode, key: str) -> None:
         row = _row_of(node, key)
