@@ -16,7 +16,7 @@ from benchmarks.report import table, write_result
 from benchmarks.workload import N_TABLES, WORKS
 
 N_SECONDS = 15
-_LOOP = "main (workload.py"
+_LOOP = "repeated (workload.py"
 _FRAME = re.compile(r"(.*) \((.*?)(?::\d+)?\)")
 
 

@@ -49,13 +49,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as folder:
         storage = MadeUpDefinitions(LocalStorage(Path(folder).as_uri() + "/lake/", fsync=False))
         loaded(storage, N_TABLES)
-        work = WORKS[work_name](storage)
-        end = time.monotonic() + limit_seconds
-        n_done = 0
-        while time.monotonic() < end:
-            work()
-            n_done += 1
+        n_done = repeated(WORKS[work_name](storage), limit_seconds)
     print(f"{work_name}: {n_done} times in {limit_seconds:g} s")
+
+
+def repeated(work: Callable[[], object], limit_seconds: float) -> int:
+    """Work until the time is over; returns how often."""
+    end = time.monotonic() + limit_seconds
+    n_done = 0
+    while time.monotonic() < end:
+        work()
+        n_done += 1
+    return n_done
 
 
 if __name__ == "__main__":
