@@ -106,6 +106,11 @@ class DirtyNode:
         return encoded_size_bytes(rows, self.keys, self.values, children_bytes, self.buffer, system)
 
 
+def messages_bytes(messages: Mapping[str, str | None]) -> int:
+    """Return the text of buffered messages, in bytes of UTF-8."""
+    return text_bytes(messages) + text_bytes(messages.values())
+
+
 def message_bytes(key: str, value: str | None) -> int:
     """Return the text of one buffered message, in bytes of UTF-8."""
     return text_bytes((key, value))

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from trinitylake_ops.errors import CorruptFileError, InvalidLocationError, StorageError
 from trinitylake_ops.format.locations import is_uri, to_location
-from trinitylake_ops.format.node_file import NodeFile, decode_node, text_bytes
+from trinitylake_ops.format.node_file import NodeFile, decode_node
 from trinitylake_ops.storage.cache import decoded
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.lru import ByteLru
+from trinitylake_ops.tree.node import messages_bytes
 
 DEFAULT_CACHE_BYTES = 64 * 1024 * 1024
 _MEMORY_PER_NODE_BYTES = 4096  # of a decoded node, beyond the bytes that its columns are views of
@@ -60,8 +61,7 @@ class NodeStore:
 
     def _decode_and_keep(self, data: bytes, path: str) -> NodeFile:
         node = decode_node(data, path)
-        buffer_bytes = text_bytes(node.buffer) + text_bytes(node.buffer.values())
-        self._cache.put(path, node, node.memory_bytes + buffer_bytes + _MEMORY_PER_NODE_BYTES)
+        self._cache.put(path, node, node.memory_bytes + messages_bytes(node.buffer) + _MEMORY_PER_NODE_BYTES)
         return node
 
     def _path_or_error(self, location: str) -> str | StorageError:

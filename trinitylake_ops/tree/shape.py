@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trinitylake_ops.format.node_file import NodeFile, text_bytes
-from trinitylake_ops.tree.node import TreeLimits
+from trinitylake_ops.format.node_file import NodeFile
+from trinitylake_ops.tree.node import TreeLimits, messages_bytes
 from trinitylake_ops.tree.node_store import NodeStore
 from trinitylake_ops.tree.walk import walk
 
@@ -83,7 +83,7 @@ class _LevelSums:
         self.most_keys = max(self.most_keys, n_keys)
         self.fewest_keys = n_keys if self.fewest_keys is None else min(self.fewest_keys, n_keys)
         self.messages += len(node.buffer)
-        self.message_bytes += text_bytes(node.buffer) + text_bytes(node.buffer.values())
+        self.message_bytes += messages_bytes(node.buffer)
         self.file_bytes += node.file_size_bytes
 
     def shape(self, depth: int, limits: TreeLimits) -> LevelShape:

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trinitylake_ops.format.file_names import new_node_path
-from trinitylake_ops.format.node_file import CREATED_AT_MILLIS, NodeFile, encode_node, text_bytes
+from trinitylake_ops.format.node_file import CREATED_AT_MILLIS, NodeFile, encode_node
 from trinitylake_ops.tree.bulk_load import bulk_load
-from trinitylake_ops.tree.node import DirtyNode, TreeLimits, message_bytes
+from trinitylake_ops.tree.node import DirtyNode, TreeLimits, message_bytes, messages_bytes
 from trinitylake_ops.tree.node_store import NodeStore
 from trinitylake_ops.tree.search import scan_columns, with_messages
 from trinitylake_ops.tree.split import concatenate, split_evenly
@@ -174,7 +174,7 @@ class TreeEditor:
         if not node.buffer:
             return False
         may_flush = max_flushes is None or max_flushes > 0
-        if may_flush and _text_bytes(node.buffer) > self.limits.buffer_target_bytes:
+        if may_flush and messages_bytes(node.buffer) > self.limits.buffer_target_bytes:
             return True
         return node.size_bytes(self.limits.order, system) > self.limits.node_file_max_size_bytes
 
@@ -207,7 +207,7 @@ class TreeEditor:
         for the grandchild that then gets most, and as many others as that makes room for.
         """
         waiting = below.buffer | messages
-        if below.is_leaf or self._max_flushes is None or _text_bytes(waiting) <= self._most_waiting_bytes:
+        if below.is_leaf or self._max_flushes is None or messages_bytes(waiting) <= self._most_waiting_bytes:
             below.absorb(messages)
             self.relieve(below, _NODE_SYSTEM, self._max_flushes)
             return messages
@@ -215,7 +215,7 @@ class TreeEditor:
         taken = {key: messages[key] for key in messages if bisect_left(below.keys, key) == heaviest}
         below.absorb(taken)
         self._flush(below, heaviest)
-        room_bytes = self._most_waiting_bytes - _text_bytes(below.buffer)
+        room_bytes = self._most_waiting_bytes - messages_bytes(below.buffer)
         for key, value in messages.items():
             if key in taken:
                 continue
@@ -305,10 +305,6 @@ class TreeEditor:
         if isinstance(child, str):
             child = parent.children[position] = DirtyNode.copy_of(self.store.load(child))
         return child
-
-
-def _text_bytes(messages: Mapping[str, str | None]) -> int:
-    return text_bytes(messages) + text_bytes(messages.values())
 
 
 def _heaviest_child(keys: Sequence[str], messages: Mapping[str, str | None]) -> int:
