@@ -13,6 +13,10 @@ def test_settings(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.conf.get("spark.ui.enabled") == "false"
     assert spark.sparkContext.master == "local[2]"
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    options = list(jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments())
+    assert "-XX:ReservedCodeCacheSize=256m" in options, "a process of many jobs would run out of it"
     warehouse = spark.conf.get("spark.sql.warehouse.dir") or ""
     assert not Path(warehouse.removeprefix("file:")).is_relative_to(Path.cwd())
 

@@ -6,9 +6,12 @@ import json
 import pickle
 import subprocess
 import sys
+import time
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.expressions.visitors import _ManifestEvalVisitor
 from pyiceberg.table.snapshots import Operation
 
 from tests.lakes import Lakes
@@ -110,6 +113,22 @@ def test_many_partitions_at_once(lake: Lakehouse) -> None:
     publish_all(lake, stage(lake, flights(*everything)))
     publish_all(lake, stage(lake, flights(*everything, *everything), replacing=Replace.PARTITIONS))
     assert months(lake) == dict.fromkeys(everything, 2)
+
+
+def test_manifests_are_filtered_by_one_thread_each(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pyiceberg looks for the files to delete in several threads, whose filters must not share what they look at."""
+    for month in range(1, 13):
+        publish_all(lake, stage(lake, flights(month)))
+    evaluate = _ManifestEvalVisitor.visit_equal
+
+    def visit_equal(self: Any, **arguments: Any) -> bool:
+        time.sleep(0.002)  # so that the threads meet
+        return evaluate(self, **arguments)
+
+    monkeypatch.setattr(_ManifestEvalVisitor, "visit_equal", visit_equal)
+    publish_all(lake, stage(lake, flights(5, 5, 5), replacing=Replace.PARTITIONS))
+    monkeypatch.undo()
+    assert months(lake) == {month: 3 if month == 5 else 1 for month in range(1, 13)}
 
 
 def test_everything_or_a_filter_is_replaced(lake: Lakehouse) -> None:

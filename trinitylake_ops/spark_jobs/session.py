@@ -20,6 +20,8 @@ DEFAULT_MASTER = "local[2]"
 
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+# With one tier the code cache is small by default; a process of many jobs fills it, and is interpreted from then on.
+_JAVA_SWITCHES = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC"
 _SETTINGS = {
     "spark.driver.memory": "1g",
     "spark.ui.enabled": "false",
@@ -103,7 +105,7 @@ def _running_session() -> SparkSession | None:
 
 def _settings(master: str | None, conf: Mapping[str, str | float | bool]) -> dict[str, str]:
     given = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in conf.items()}
-    java_options = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}"
+    java_options = f"{_JAVA_SWITCHES} -Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}"
     if _JAVA_OPTIONS in given:
         java_options += f" {given.pop(_JAVA_OPTIONS)}"
     local = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"} if _is_local(master) else {}

@@ -17,14 +17,14 @@ same for writers that use pyiceberg's own ``append``, ``overwrite`` and ``delete
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
 
 import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
-from pyiceberg.manifest import DataFile
+from pyiceberg.manifest import DataFile, ManifestFile
 from pyiceberg.partitioning import (
     PARTITION_FIELD_ID_START,
     UNPARTITIONED_PARTITION_SPEC,
@@ -37,6 +37,7 @@ from pyiceberg.table import StagedTable as UncommittedTable
 from pyiceberg.table.metadata import TableMetadata, new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 from pyiceberg.table.update import TableRequirement, TableUpdate
+from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
 
@@ -350,7 +351,7 @@ def _add_snapshot(
             for data_file in added:
                 append.append_data_file(data_file)
         return
-    with snapshot.overwrite() as overwrite:
+    with _filtering_by_itself(snapshot.overwrite()) as overwrite:
         if change.table_metadata.spec().is_unpartitioned():
             # Without it pyiceberg looks for the files to delete in no manifest of such a table.
             overwrite.delete_by_predicate(AlwaysTrue())
@@ -358,6 +359,21 @@ def _add_snapshot(
             overwrite.delete_data_file(data_file)
         for data_file in added:
             overwrite.append_data_file(data_file)
+
+
+def _filtering_by_itself(overwrite: _OverwriteFiles) -> _OverwriteFiles:
+    """Let each look at a manifest have a filter of its own.
+
+    pyiceberg looks for the files to delete in several threads by one filter object, which holds the
+    manifest it looks at: sometimes it passes over the one that it needs, and refuses to commit.
+    """
+    build = overwrite._build_manifest_evaluator
+
+    def build_for_each(spec_id: int) -> Callable[[ManifestFile], bool]:
+        return lambda manifest: build(spec_id)(manifest)
+
+    overwrite._build_manifest_evaluator = build_for_each  # type: ignore[method-assign]
+    return overwrite
 
 
 def _check_unmoved(
