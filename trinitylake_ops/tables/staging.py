@@ -370,7 +370,10 @@ def _filtering_by_itself(overwrite: _OverwriteFiles) -> _OverwriteFiles:
     build = overwrite._build_manifest_evaluator
 
     def build_for_each(spec_id: int) -> Callable[[ManifestFile], bool]:
-        return lambda manifest: build(spec_id)(manifest)
+        def evaluate(manifest: ManifestFile) -> bool:
+            return build(spec_id)(manifest)
+
+        return evaluate
 
     overwrite._build_manifest_evaluator = build_for_each  # type: ignore[method-assign]
     return overwrite
