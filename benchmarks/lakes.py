@@ -80,8 +80,9 @@ class _Load:
         files: dict[str, bytes] = {}
         entries = _entries(base, self.n_tables)
         tree = bulk_load(entries, base.limits, created_at_ms=stamp.created_at_ms, write=files.update)
-        system = stamp.system(base, CommitInfo("load"), {}, lakehouse_def=base.definition_location)
-        return Draft(system, EditedTree(tree, files), {}, base.definition)
+        info = CommitInfo("load")
+        system = stamp.system(base, info, lakehouse_def=base.definition_location)
+        return Draft(system, info, EditedTree(tree, files), {}, base.definition)
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
         raise AssertionError("nobody else commits")

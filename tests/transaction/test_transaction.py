@@ -371,9 +371,9 @@ def test_threads_on_one_lakehouse_lose_nothing(lakes: Lakes) -> None:
 
     run_threads([lambda worker=worker: work(worker) for worker in range(4)])  # type: ignore[misc]
     assert len(lake.snapshot().tables("ns")) == 48
-    assert lake.latest_version() == 49
     members = [member for info in lake.history() for member in info.members]
     assert len(members) == len(set(members)) == 49
+    assert 1 + 48 / 4 <= lake.latest_version() <= 49, "those who waited together went together"
     assert left_over_paths(lake) == set()
 
 

@@ -90,14 +90,14 @@ class _Compaction:
         self.n_nodes = 0
 
     def draft(self, base: Snapshot, stamp: RootStamp) -> Draft | None:
-        system = stamp.system(base, self._info, {}, lakehouse_def=base.definition_location)
+        system = stamp.system(base, self._info, lakehouse_def=base.definition_location)
         tree = compacted_tree(
             base.files.nodes, base.root, base.limits, created_at_ms=stamp.created_at_ms, root_system=system
         )
         if tree is None:
             return None
         self.n_nodes = len(tree.node_files)
-        return Draft(system, tree, {}, base.definition)
+        return Draft(system, self._info, tree, {}, base.definition)
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
         """Nothing that others commit stands against it: it holds no object."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from rich.table import Table
@@ -133,9 +133,8 @@ class _WholeTree:
         n_changes = len(_differences(base, self.target.snapshot, ()))
         if not n_changes:
             return None
-        system = stamp.system(
-            base, self.info, {"changed": n_changes}, lakehouse_def=base.definition_location, is_rollback=True
-        )
+        info = replace(self.info, counts={"changed": n_changes})
+        system = stamp.system(base, info, lakehouse_def=base.definition_location, is_rollback=True)
         tree = carried_tree(
             base.files.nodes,
             self.target.snapshot.root,
@@ -143,7 +142,7 @@ class _WholeTree:
             created_at_ms=stamp.created_at_ms,
             root_system=system,
         )
-        return Draft(system, tree, {}, base.definition)
+        return Draft(system, info, tree, {}, base.definition)
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
         if not self.reapply:

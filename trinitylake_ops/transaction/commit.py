@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version as package_version
 from typing import Any, Protocol
 
@@ -47,13 +47,13 @@ from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.write_outcome import create_fresh, create_settled
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
 from trinitylake_ops.transaction.versions import ProbedRoots, Roots, find_latest_from, read_hint
-from trinitylake_ops.tree.write_buffer import EditedTree
+from trinitylake_ops.tree.node import TreeLimits
+from trinitylake_ops.tree.write_buffer import EditedTree, apply_messages
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_ATTEMPTS = 100
 _LONGEST_USER_CHARS = 64
-_FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 1.0
 
 
@@ -70,34 +70,66 @@ def acting_for_run(run_id: str) -> Iterator[None]:
         _acting_run.reset(token)
 
 
+def acting_run() -> str | None:
+    """The run for which this thread acts now."""
+    return _acting_run.get()
+
+
+@dataclass(frozen=True, slots=True)
+class CommitCost:
+    """What a commit wrote: ``requests`` that create its files, lost attempts and the hint included.
+
+    ``bytes`` are those of its new definitions and nodes; the root's own size comes on top.
+    """
+
+    attempts: int
+    requests: int
+    bytes: int
+
+
+#: Room that a root keeps for the cost, which is known only once its nodes are.
+LARGEST_COST = CommitCost(10**6, 10**9, 10**15)
+
+
 @dataclass(frozen=True, slots=True)
 class CommitInfo:
     """Who commits what, for people: stored in the root as ``commit_info``.
 
     ``counts`` are numbers an operation wants in the log; ``members`` the ids of the transactions
-    that the root commits.
+    that the root commits. Where those are several, ``transactions`` says of each, in their order, what
+    else would stand here for one. A run that was made known by ``acting_for_run`` is taken over.
     """
 
     operation: str
     message: str | None = None
-    run_id: str | None = None
+    run_id: str | None = field(default_factory=acting_run)
     properties: Mapping[str, str] = field(default_factory=dict)
     members: tuple[str, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+    transactions: tuple[CommitInfo, ...] = ()
 
-    def encode(self, counts: Mapping[str, int]) -> str:
+    def encode(self, cost: CommitCost) -> str:
         """Return the JSON text. Raises InvalidInputError above 4 KiB."""
-        info: dict[str, Any] = {
-            "operation": self.operation,
-            "message": self.message,
-            "run_id": self.run_id or _acting_run.get(),
+        info = {
             "user": _user(),
             "host": socket.gethostname(),
             "engine": _engine(),
-            "counts": dict(counts),
-            "properties": dict(self.properties),
+            "cost": asdict(cost),
+            **self._own(),
             "members": list(self.members),
+            "transactions": [info._own() for info in self.transactions],
         }
         return encode_commit_info({name: value for name, value in info.items() if value})
+
+    def _own(self) -> dict[str, Any]:
+        info = {
+            "operation": self.operation,
+            "message": self.message,
+            "run_id": self.run_id,
+            "counts": dict(self.counts),
+            "properties": dict(self.properties),
+        }
+        return {name: value for name, value in info.items() if value}
 
 
 @functools.cache
@@ -117,22 +149,50 @@ def _user() -> str:
 class Draft:
     """What a commit on a base would write, before its root has a name.
 
-    ``root_system`` holds the system rows that :func:`root_system` gave; ``tree`` the root's other
-    rows and all new nodes; ``definition_files`` the new definitions by path, which stay the same
-    over rebases. ``definition`` is that of the new version: it says how its root is encoded.
+    ``root_system`` holds the system rows that :meth:`RootStamp.system` made of ``info``; ``tree`` the
+    root's other rows and all new nodes; ``definition_files`` the new definitions by path, which stay
+    the same over rebases. ``definition`` is that of the new version: it says how its root is encoded.
     """
 
     root_system: dict[str, str]
+    info: CommitInfo
     tree: EditedTree
     definition_files: Mapping[str, bytes]
     definition: LakehouseDef
 
-    def root_file(self) -> bytes:
+    def root_file(self, cost: CommitCost) -> bytes:
         """Return the root. Raises InvalidDefinitionError for a ``node_compression`` that this program cannot write."""
-        root = NodeFile(
-            self.tree.root.keys, self.tree.root.values, self.tree.root.children, self.tree.root.buffer, self.root_system
-        )
+        tree, system = self.tree.root, {**self.root_system, COMMIT_INFO: self.info.encode(cost)}
+        root = NodeFile(tree.keys, tree.values, tree.children, tree.buffer, system)
         return encode_node(root, self.definition.order, self.definition.node_compression)
+
+
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """What transactions write on a base: messages by key, and new files by path.
+
+    ``lakehouse_def`` and ``definition`` are those of a changed lakehouse definition, else None.
+    """
+
+    messages: Mapping[str, str | None]
+    files: Mapping[str, bytes]
+    info: CommitInfo
+    lakehouse_def: str | None = None
+    definition: LakehouseDef | None = None
+
+    def draft(self, base: Snapshot, stamp: RootStamp) -> Draft:
+        """Return the draft of a version that holds them."""
+        system = stamp.system(base, self.info, lakehouse_def=self.lakehouse_def or base.definition_location)
+        definition = self.definition or base.definition
+        tree = apply_messages(
+            base.files.nodes,
+            base.root,
+            self.messages,
+            TreeLimits.of(definition),
+            created_at_ms=stamp.created_at_ms,
+            root_system=system,
+        )
+        return Draft(system, self.info, tree, self.files, definition)
 
 
 class Committable(Protocol):
@@ -156,12 +216,14 @@ class RootStamp:
         self,
         base: Snapshot,
         info: CommitInfo,
-        counts: Mapping[str, int],
         *,
         lakehouse_def: str,
         is_rollback: bool = False,
     ) -> dict[str, str]:
-        """Return the system rows of the root that follows ``base``; unknown ones of ``base`` are carried on."""
+        """Return the system rows of the root that follows ``base``, with room for its cost.
+
+        Unknown ones of ``base`` are carried on.
+        """
         previous = base.files.roots.path(base.version)
         unknown = {name: value for name, value in base.root.system.items() if name not in SYSTEM_KEYS}
         return {
@@ -171,8 +233,15 @@ class RootStamp:
             **({ROLLBACK_FROM_ROOT: previous} if is_rollback else {}),
             CREATED_AT_MILLIS: str(self.created_at_ms),
             COMMIT_ID: self.commit_id,
-            COMMIT_INFO: info.encode(counts),
+            COMMIT_INFO: info.encode(LARGEST_COST),
         }
+
+
+class Clock(Protocol):
+    """Tells whether a change may still be committed."""
+
+    def check(self, definition: LakehouseDef) -> None:
+        """Raise TransactionExpiredError or DraftOutdatedError when that is not so, by the newest definition read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +253,16 @@ class CommitClock:
 
     def check(self, definition: LakehouseDef) -> None:
         """Raise TransactionExpiredError when the transaction is older than its time to live."""
-        age_ms = self.storage.now_ms() - self.begun_at_ms
-        if age_ms > definition.txn_ttl_millis:
-            raise TransactionExpiredError(
-                f"the transaction began {age_ms} ms ago, more than txn_ttl_millis ({definition.txn_ttl_millis});"
-                " begin a new one"
-            )
+        check_age(self.storage.now_ms() - self.begun_at_ms, definition)
+
+
+def check_age(age_ms: int, definition: LakehouseDef) -> None:
+    """Raise TransactionExpiredError for a transaction that is older than its time to live."""
+    if age_ms > definition.txn_ttl_millis:
+        raise TransactionExpiredError(
+            f"the transaction began {age_ms} ms ago, more than txn_ttl_millis ({definition.txn_ttl_millis});"
+            " begin a new one"
+        )
 
 
 def latest_snapshot(files: LakehouseFiles, probed: ProbedRoots | None = None) -> Snapshot:
@@ -205,11 +278,7 @@ def latest_snapshot(files: LakehouseFiles, probed: ProbedRoots | None = None) ->
 
 
 def commit(
-    files: LakehouseFiles,
-    change: Committable,
-    base: Snapshot,
-    *,
-    max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+    files: LakehouseFiles, change: Committable, base: Snapshot, *, max_attempts: int = DEFAULT_MAX_ATTEMPTS
 ) -> int:
     """Commit a change and return its version, or ``base.version`` when nothing would change.
 
@@ -218,51 +287,124 @@ def commit(
     a failed commit remains, best effort.
     """
     clock = CommitClock(files.storage, base.read_at_ms)
-    kept: dict[str, bytes] = {}
-    for attempt in range(max_attempts):
-        nodes: dict[str, bytes] = {}
+    return Commit(files, change, clock, max_attempts).run(base).version
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The version that holds a change, and the bytes of its root; None where nothing had to be committed."""
+
+    version: int
+    root_file: bytes | None
+
+
+class DraftOutdatedError(TrinityLakeError):
+    """Raised before a root is sent by a change that became another one: it is drafted again on the same base."""
+
+
+class Commit:
+    """One change on its way to become a version, over as many attempts as that takes."""
+
+    def __init__(self, files: LakehouseFiles, change: Committable, clock: Clock, max_attempts: int):
+        self._files = files
+        self._change = change
+        self._clock = clock
+        self._max_attempts = max_attempts
+        self._kept: dict[str, bytes] = {}  # definitions, which stay over attempts
+        self._nodes: dict[str, bytes] = {}  # of this attempt
+        self._n_lost = 0
+        self._n_requests = 0
+        #: The last attempt: what its root carries, and the version it would be. None before it is sent.
+        self.sent: tuple[int, str] | None = None
+
+    def run(self, base: Snapshot) -> Committed:
+        """Commit on ``base`` or a later version. Raises what :func:`commit` raises."""
         try:
-            if base.version == MAX_VERSION:
-                raise VersionNotFoundError(
-                    f"version {MAX_VERSION} is the last one a lakehouse can have; nothing was committed"
-                )
-            stamp = RootStamp(_creation_time_ms(files.storage, base), str(uuid.uuid4()))
-            draft = change.draft(base, stamp)
-            if draft is None:
-                discard(files.storage, kept)
-                return base.version
-            root_file = draft.root_file()
-            nodes = draft.tree.node_files
-            replaced = kept.keys() - draft.definition_files.keys()
-            discard(files.storage, replaced)  # a lakehouse definition from before a merge
-            kept = {path: data for path, data in kept.items() if path not in replaced}
-            fresh = {path: data for path, data in draft.definition_files.items() if path not in kept}
-            kept |= fresh
-            create_fresh(files.storage, {**fresh, **nodes})
-            in_time = functools.partial(clock.check, base.definition)
-            if create_root(base.files.roots, base.version + 1, root_file, stamp.commit_id, in_time):
-                break
-            discard(files.storage, nodes)
-            nodes = {}
-            time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(attempt, 20))))
-            latest = latest_snapshot(files)
-            change.rebase(base, latest)
-            base = latest
+            while True:
+                began_s = time.monotonic()
+                committed = self._attempt(base)
+                if committed is not None:
+                    break
+                self._n_lost += 1
+                if self._n_lost >= self._max_attempts:
+                    raise attempts_exhausted(self._max_attempts, base.version + 1)
+                pause_after_loss(self._n_lost, time.monotonic() - began_s)
+                latest = latest_snapshot(self._files)
+                self._change.rebase(base, latest)
+                base = latest
         except CommitOutcomeUnknownError:
             raise
         except TrinityLakeError:
             # Typed errors say that no root was created. After any other exception, an interrupt for
             # one, a root may stand: its files must stay, at worst as orphans.
-            discard(files.storage, {**kept, **nodes})
+            discard(self._files.storage, [*self._kept, *self._nodes])
             raise
-    else:
-        discard(files.storage, kept)
-        raise CommitAttemptsExhaustedError(
-            f"{max_attempts} attempts met other commits each time; nothing was committed, retry later",
-            version=base.version,
-        )
-    files.hint.write(base.version + 1)
-    return base.version + 1
+        if committed.root_file is None:
+            discard(self._files.storage, self._kept)
+        else:
+            self._files.hint.write(committed.version)
+        return committed
+
+    def _attempt(self, base: Snapshot) -> Committed | None:
+        """Draft the change on ``base`` and send it; None where another commit was first."""
+        version = base.version + 1
+        if version > MAX_VERSION:
+            raise VersionNotFoundError(
+                f"version {MAX_VERSION} is the last one a lakehouse can have; nothing was committed"
+            )
+        while True:
+            stamp = RootStamp(_creation_time_ms(self._files.storage, base), str(uuid.uuid4()))
+            draft = self._change.draft(base, stamp)
+            if draft is None:
+                return Committed(base.version, None)
+            root_file = self._write_files(draft)
+            in_time = functools.partial(self._clock.check, base.definition)
+            self.sent = (version, stamp.commit_id)
+            try:
+                is_ours = create_root(base.files.roots, version, root_file, stamp.commit_id, in_time)
+            except DraftOutdatedError:
+                self._discard_nodes()
+                continue
+            if is_ours:
+                return Committed(version, root_file)
+            self._discard_nodes()
+            return None
+
+    def _write_files(self, draft: Draft) -> bytes:
+        """Write all files of an attempt but the root, and return that."""
+        # A definition of the lakehouse from before a merge, or those of a transaction that left a group.
+        replaced = sorted(self._kept.keys() - draft.definition_files.keys())
+        discard(self._files.storage, replaced)
+        for path in replaced:
+            del self._kept[path]
+        fresh = {path: data for path, data in draft.definition_files.items() if path not in self._kept}
+        self._kept |= fresh
+        nodes = draft.tree.node_files
+        self._n_requests += len(fresh) + len(nodes) + 1
+        n_bytes = sum(map(len, self._kept.values())) + sum(map(len, nodes.values()))
+        root_file = draft.root_file(CommitCost(self._n_lost + 1, self._n_requests + 1, n_bytes))
+        self._nodes = nodes
+        create_fresh(self._files.storage, {**fresh, **nodes})
+        return root_file
+
+    def _discard_nodes(self) -> None:
+        discard(self._files.storage, self._nodes)
+        self._nodes = {}
+
+
+def attempts_exhausted(n_attempts: int, version: int) -> CommitAttemptsExhaustedError:
+    """Return the error of a change that met another commit each time, at last version ``version``."""
+    return CommitAttemptsExhaustedError(
+        f"{n_attempts} attempts met other commits each time; nothing was committed, retry later", version=version
+    )
+
+
+def pause_after_loss(n_lost: int, attempt_seconds: float) -> None:
+    """Wait a random time before the next attempt: the shorter, the more were lost, so that nobody starves.
+
+    One of all who try wins in any case. Those who lost most wait least, and win most.
+    """
+    time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, attempt_seconds) / n_lost))
 
 
 def _creation_time_ms(storage: Storage, base: Snapshot) -> int:
@@ -300,15 +442,20 @@ def create_root(
             before_send=before_send,
         )
     except AmbiguousWriteError as error:
-        advice = f"ask later with: trinitylake resolve-commit {version} {commit_id}"
-        if version == 0:
-            advice = "run init again: it succeeds, or says that the lakehouse is there"
-        raise CommitOutcomeUnknownError(
-            f"version {version} may or may not have been committed ({error.message}); nothing was deleted; {advice}",
-            commit_id=commit_id,
-            path=path,
-            version=version,
-        ) from error
+        raise outcome_unknown(roots, version, commit_id, error.message) from error
+
+
+def outcome_unknown(roots: Roots, version: int, commit_id: str, reason: str) -> CommitOutcomeUnknownError:
+    """Return the error of a commit whose root may stand now, or later."""
+    advice = f"ask later with: trinitylake resolve-commit {version} {commit_id}"
+    if version == 0:
+        advice = "run init again: it succeeds, or says that the lakehouse is there"
+    return CommitOutcomeUnknownError(
+        f"version {version} may or may not have been committed ({reason}); nothing was deleted; {advice}",
+        commit_id=commit_id,
+        path=roots.path(version),
+        version=version,
+    )
 
 
 def discard(storage: Storage, paths: Iterable[str]) -> None:

@@ -23,7 +23,7 @@ from trinitylake_ops.format.node_file import (
 )
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.write_outcome import create_fresh
-from trinitylake_ops.transaction.commit import CommitInfo, check_time, create_root, discard
+from trinitylake_ops.transaction.commit import CommitCost, CommitInfo, check_time, create_root, discard
 from trinitylake_ops.transaction.snapshot import LakehouseFiles
 
 
@@ -44,7 +44,7 @@ def create_lakehouse(files: LakehouseFiles, definition: LakehouseDef) -> None:
         LAKEHOUSE_DEF: path,
         CREATED_AT_MILLIS: str(created_at_ms),
         COMMIT_ID: commit_id,
-        COMMIT_INFO: CommitInfo("init", "create the lakehouse").encode({}),
+        COMMIT_INFO: CommitInfo("init", "create the lakehouse").encode(CommitCost(1, 3, len(definition.to_bytes()))),
     }
     files.roots.known_naming = ROOT_NAMING
     content = definition.to_bytes()

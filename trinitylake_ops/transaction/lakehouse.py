@@ -33,16 +33,19 @@ from trinitylake_ops.format.node_file import (
 )
 from trinitylake_ops.storage import Storage, open_storage
 from trinitylake_ops.storage.cache import private_cache_view, shared_cache_view
+from trinitylake_ops.storage.cache_options import storage_identity
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.transaction.commit import (
     DEFAULT_MAX_ATTEMPTS,
     CommitInfo,
     Committable,
+    acting_run,
     commit,
     latest_snapshot,
 )
 from trinitylake_ops.transaction.creation import create_lakehouse
 from trinitylake_ops.transaction.definition_store import DefinitionStore
+from trinitylake_ops.transaction.group_commit import CommitQueue, shared_queue
 from trinitylake_ops.transaction.hint_writer import HintWriter
 from trinitylake_ops.transaction.history import VersionInfo, history
 from trinitylake_ops.transaction.resolve import CommitResolution, resolve_commit
@@ -91,6 +94,8 @@ class Lakehouse:
         self.files = LakehouseFiles(
             files, NodeStore(files), DefinitionStore(files), HintWriter(storage), Roots(storage)
         )
+        is_shared = cache == "shared"
+        self._queue = shared_queue(storage_identity(self.root, self.storage_options)) if is_shared else CommitQueue()
 
     def __repr__(self) -> str:
         return f"Lakehouse({self.root!r})"
@@ -238,8 +243,8 @@ class Lakehouse:
         InvalidInputError for another isolation, or when all that takes more than 4 KiB.
         """
         base = latest_snapshot(self.files)
-        info = CommitInfo(operation, message, run_id, dict(properties or {}))
-        return Transaction(base, _isolation(isolation, base.definition), info)
+        info = CommitInfo(operation, message, run_id or acting_run(), dict(properties or {}))
+        return Transaction(base, _isolation(isolation, base.definition), info, self._queue)
 
     def alter_definition(self, message: str | None = None, **fields: Any) -> int:
         """Change settings of the lakehouse in a commit of its own; returns the version.

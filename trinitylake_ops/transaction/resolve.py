@@ -92,11 +92,12 @@ class _Fence:
 
     def draft(self, base: Snapshot, stamp: RootStamp) -> Draft:
         message = f"takes version {base.version + 1}, so that commit {self.fenced_commit_id} can no longer land"
-        system = stamp.system(base, CommitInfo("fence", message), {}, lakehouse_def=base.definition_location)
+        info = CommitInfo("fence", message)
+        system = stamp.system(base, info, lakehouse_def=base.definition_location)
         tree = carried_tree(
             base.files.nodes, base.root, base.limits, created_at_ms=stamp.created_at_ms, root_system=system
         )
-        return Draft(system, tree, {}, base.definition)
+        return Draft(system, info, tree, {}, base.definition)
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
         raise CommitConflictError(

@@ -24,7 +24,7 @@ from trinitylake_ops.format.definitions import IsolationLevel, LakehouseDef, Nam
 from trinitylake_ops.format.file_names import new_lakehouse_def_path, new_namespace_path, new_table_path, table_prefix
 from trinitylake_ops.format.keys import NAMESPACE_KEY_PREFIX, ObjectName
 from trinitylake_ops.format.limits import validate_changed_settings, validate_table_def
-from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS, CommitInfo, Draft, RootStamp, commit
+from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS, LARGEST_COST, CommitInfo, Writes
 from trinitylake_ops.transaction.conflicts import (
     describe_key,
     merge_lakehouse_defs,
@@ -32,10 +32,9 @@ from trinitylake_ops.transaction.conflicts import (
     read_conflicts,
     written_key_conflicts,
 )
+from trinitylake_ops.transaction.group_commit import CommitQueue, Footprint
 from trinitylake_ops.transaction.snapshot import CatalogReader, Entry, Snapshot
-from trinitylake_ops.tree.diff import diff_trees
-from trinitylake_ops.tree.node import TreeLimits
-from trinitylake_ops.tree.write_buffer import apply_messages
+from trinitylake_ops.tree.diff import KeyChange
 
 _LISTED_TABLES = 3
 _LONGEST_OPERATION = "alter-definition"
@@ -51,19 +50,15 @@ class Transaction(CatalogReader):
     were none; None before the commit.
     """
 
-    def __init__(self, base: Snapshot, isolation: IsolationLevel, info: CommitInfo):
+    def __init__(self, base: Snapshot, isolation: IsolationLevel, info: CommitInfo, queue: CommitQueue):
         self.base = base
+        self._queue = queue
         self.id = str(uuid.uuid4())
         self.isolation = isolation
         self.committed_version: int | None = None
         self._info = replace(info, members=(self.id,))
         # Refused here, not at the commit: a message that leaves no room for what the commit adds.
-        largest = replace(
-            self._info,
-            operation=info.operation or _LONGEST_OPERATION,
-            message=info.message or "\N{LARGE BLUE CIRCLE}" * _LONGEST_SUMMARY_CHARS,
-        )
-        largest.encode(_LARGEST_COUNTS)
+        self.largest_info().encode(LARGEST_COST)
         self._definition: LakehouseDef | None = None
         self._writes: dict[str, Entry | None] = {}
         self._paths: dict[str, str] = {}
@@ -233,7 +228,7 @@ class Transaction(CatalogReader):
         if max_attempts < 1:
             raise InvalidInputError(f"max_attempts is {max_attempts}, it must be at least 1")
         self._is_open = False
-        self.committed_version = commit(self.base.files, self, self.base, max_attempts=max_attempts)
+        self.committed_version = self._queue.commit(self, self.base, max_attempts)
         return self.committed_version
 
     def rollback(self) -> None:
@@ -259,10 +254,29 @@ class Transaction(CatalogReader):
         if not self._is_open:
             raise ConflictError("the transaction has ended; begin a new one")
 
-    # Committing (transaction.commit.Committable)
+    # Committing (transaction.group_commit.Groupable)
 
-    def draft(self, base: Snapshot, stamp: RootStamp) -> Draft | None:
-        """Return what this transaction would write on ``base``."""
+    def footprint(self) -> Footprint:
+        """Return what this transaction touches; one that changes the lakehouse definition goes alone."""
+        keys = {self.keys.namespace_key(namespace) for namespace in self._relied_namespaces}
+        prefixes = {self.keys.tables_prefix(namespace) for namespace in self._replaced_namespaces}
+        if self.isolation != IsolationLevel.SNAPSHOT:
+            keys |= self._read_keys
+            prefixes |= self._read_prefixes
+        is_alone = self._definition is not None or bool(self._preconditions)
+        return Footprint(self._writes.keys(), keys, tuple(sorted(prefixes)), is_alone)
+
+    def largest_info(self) -> CommitInfo:
+        """Return what this transaction will say about itself, with the most that it may take."""
+        return replace(
+            self._info,
+            operation=self._info.operation or _LONGEST_OPERATION,
+            message=self._info.message or "\N{LARGE BLUE CIRCLE}" * _LONGEST_SUMMARY_CHARS,
+            counts=_LARGEST_COUNTS,
+        )
+
+    def writes_on(self, base: Snapshot) -> Writes | None:
+        """Return what this transaction would write on ``base``, or None when nothing would change."""
         messages: dict[str, str | None] = {}
         files: dict[str, bytes] = {}
         for key, entry in self._writes.items():
@@ -275,34 +289,26 @@ class Transaction(CatalogReader):
                 path = self._paths.setdefault(key, self._new_path(key))
                 messages[key] = path
                 files[path] = entry.to_bytes()
-        lakehouse_def, definition = base.definition_location, base.definition
-        if self._definition is not None and self._definition != definition:
+        lakehouse_def, definition = None, None
+        if self._definition is not None and self._definition != base.definition:
             definition = self._definition
-            self._definition_path = self._definition_path or new_lakehouse_def_path()
-            lakehouse_def = self._definition_path
+            lakehouse_def = self._definition_path = self._definition_path or new_lakehouse_def_path()
             files[lakehouse_def] = definition.to_bytes()
-        if not messages and lakehouse_def == base.definition_location:
+        if not messages and lakehouse_def is None:
             return None
         counts = {
             "set": sum(1 for value in messages.values() if value is not None),
             "deleted": sum(1 for value in messages.values() if value is None),
         }
         operation, message = self._info.operation or self._operation(), self._info.message or self._summary()
-        info = replace(self._info, operation=operation, message=message)
-        system = stamp.system(base, info, counts, lakehouse_def=lakehouse_def)
-        tree = apply_messages(
-            base.files.nodes,
-            base.root,
-            messages,
-            TreeLimits.of(definition),
-            created_at_ms=stamp.created_at_ms,
-            root_system=system,
-        )
-        return Draft(system, tree, files, definition)
+        info = replace(self._info, operation=operation, message=message, counts=counts)
+        return Writes(messages, files, info, lakehouse_def, definition)
 
-    def rebase(self, base: Snapshot, latest: Snapshot) -> None:
-        """Check what this transaction wrote and relied on against ``latest``; merge the lakehouse definition."""
-        changes = {change.key: change for change in diff_trees(base.files.nodes, base.root, latest.root)}
+    def check(self, base: Snapshot, latest: Snapshot, changes: Mapping[str, KeyChange]) -> None:
+        """Check what this transaction wrote and relied on against ``latest``; merge the lakehouse definition.
+
+        Raises CommitConflictError, and what its preconditions raise.
+        """
         conflicts = written_key_conflicts(self.keys, changes, self._writes)
         for namespace in sorted(self._relied_namespaces):
             conflicts += self._namespace_conflicts(namespace, base, latest)

@@ -1,0 +1,174 @@
+"""What simulated clients saw, and whether any serial history explains it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tests.simulator.model import Key, Operation, State, replay, tree_of
+from trinitylake_ops.transaction.history import VersionInfo
+
+
+@dataclass
+class TransactionRecord:
+    """A transaction as its client saw it; ``learnt[i]`` is what ``operations[i]`` told."""
+
+    id: str
+    isolation: str
+    base_version: int
+    operations: list[Operation] = field(default_factory=list)
+    learnt: list[Any] = field(default_factory=list)
+    #: What the client was told; "crashed" when its process died first.
+    outcome: Literal["crashed", "committed", "failed", "unknown", "resolved as committed", "resolved as lost"] = (
+        "crashed"
+    )
+    version: int | None = None
+
+
+@dataclass(frozen=True)
+class ReadRecord:
+    """A version that a reader got, and what it held; steps are those of the world."""
+
+    version: int
+    contents: State
+    newest_acknowledged_before: int
+    asked_for: int | None
+    created_at_ms: int
+
+
+@dataclass
+class History:
+    """All that was seen in a run."""
+
+    transactions: list[TransactionRecord] = field(default_factory=list)
+    reads: list[ReadRecord] = field(default_factory=list)
+    rollbacks: list[tuple[int, int]] = field(default_factory=list)  # acknowledged: version, and what it went back to
+    newest_acknowledged: int = 0
+    late_roots: list[str] = field(default_factory=list)  # roots that were sent after the time to live
+
+    def acknowledge(self, version: int) -> None:
+        self.newest_acknowledged = max(self.newest_acknowledged, version)
+
+
+def check(history: History, infos: Sequence[VersionInfo], states: Sequence[State]) -> list[str]:
+    """Return what is wrong with a run: nothing where versions, in their order, explain all that was seen.
+
+    ``infos`` and ``states`` are those of all versions, oldest first, read when everything had ended.
+    """
+    return [
+        *_wrong_times(infos),
+        *_wrong_outcomes(history, infos),
+        *_wrong_contents(history, infos, states),
+        *_wrong_reads(history, states),
+        *(f"root sent by a transaction past its time to live: {root}" for root in history.late_roots),
+    ]
+
+
+def _wrong_times(infos: Sequence[VersionInfo]) -> list[str]:
+    times = [info.created_at for info in infos]
+    return [
+        f"version {version} was not created after version {version - 1}"
+        for version in range(1, len(times))
+        if times[version] <= times[version - 1]
+    ]
+
+
+def _wrong_outcomes(history: History, infos: Sequence[VersionInfo]) -> list[str]:
+    """Every transaction that was acknowledged is there once, in its version; those that failed are not."""
+    wrong = []
+    places: dict[str, list[int]] = {}
+    for info in infos:
+        for member in info.members:
+            places.setdefault(member, []).append(info.version)
+    for record in history.transactions:
+        found = places.get(record.id, [])
+        if len(found) > 1:
+            wrong.append(f"transaction {record.id} was committed as versions {found}")
+        if record.outcome == "committed" and record.version != record.base_version and found != [record.version]:
+            wrong.append(f"transaction {record.id} was acknowledged as version {record.version}, but is in {found}")
+        if record.outcome == "resolved as committed" and not found:
+            wrong.append(f"transaction {record.id} was resolved as committed, but is in no version")
+        if record.outcome in ("failed", "resolved as lost") and found:
+            wrong.append(f"transaction {record.id} {record.outcome}, but is in {found}")
+    for version, target in history.rollbacks:
+        if version >= len(infos) or infos[version].operation != "rollback":
+            wrong.append(f"the rollback to {target} was acknowledged as version {version}, which is another")
+    return wrong
+
+
+def _wrong_contents(history: History, infos: Sequence[VersionInfo], states: Sequence[State]) -> list[str]:
+    """Each version holds what its transactions, one after the other, made of the version before."""
+    wrong = []
+    records = {record.id: record for record in history.transactions}
+    serial: State = dict(states[0])
+    for info in infos[1:]:
+        if info.operation == "rollback":
+            target = int((info.message or "").split()[-1])
+            serial = {**{key: token for key, token in serial.items() if key[0] == "setting"}, **tree_of(states[target])}
+        for member in info.members:
+            if member in records:
+                wrong += _explained(records[member], states, serial)
+            else:
+                wrong.append(f"version {info.version} holds a transaction {member} that nobody began")
+        if differing := _differing(serial, states[info.version]):
+            wrong.append(f"version {info.version} ({info.operation}) is not what its transactions made: {differing}")
+            serial = dict(states[info.version])
+    return wrong
+
+
+def _explained(record: TransactionRecord, states: Sequence[State], serial: State) -> list[str]:
+    """Apply a transaction to ``serial``; returns what it saw or did that its isolation does not allow."""
+    before = states[record.base_version]
+    after = dict(before)
+    wrong = [f"in the version that it began on: {line}" for line in _told_otherwise(record, after)]
+    if record.isolation == "serializable":
+        wrong += [f"in the order of commits: {line}" for line in _told_otherwise(record, dict(serial))]
+    written = _differing(before, after)
+    wrong += [
+        f"overwrote {key}, which it had not seen: a lost update"
+        for key in written
+        if serial.get(key) != before.get(key) and not (key[0] == "setting" and serial.get(key) == after.get(key))
+    ]
+    for key in written:
+        if key in after:
+            serial[key] = after[key]
+        else:
+            serial.pop(key, None)
+    for key in serial:
+        if key[0] == "table" and ("namespace", key[1]) not in serial:
+            wrong.append(f"left {key} without its namespace")
+        elif key[0] == "table" and key in written and after["namespace", key[1]] != serial["namespace", key[1]]:
+            wrong.append(f"wrote {key} into another namespace of that name")
+    return [f"transaction {record.id} ({record.isolation}) {line}" for line in wrong]
+
+
+def _told_otherwise(record: TransactionRecord, state: State) -> list[str]:
+    """Do a transaction's steps on ``state``; returns where it learnt something else."""
+    wrong = []
+    for operation, learnt in zip(record.operations, record.learnt, strict=True):
+        told = replay(operation, state)
+        if told != learnt:
+            wrong.append(f"{operation} tells {told}, but it learnt {learnt}")
+    return wrong
+
+
+def _differing(one: State, other: State) -> list[Key]:
+    return sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
+
+
+def _wrong_reads(history: History, states: Sequence[State]) -> list[str]:
+    wrong = []
+    for read in history.reads:
+        if read.version >= len(states):
+            wrong.append(f"a reader saw version {read.version}, which was never committed")
+        elif read.contents != states[read.version]:
+            wrong.append(f"a reader saw version {read.version} otherwise than it is")
+        if read.asked_for is None and read.version < read.newest_acknowledged_before:
+            wrong.append(
+                f"a reader got version {read.version} as the latest, when {read.newest_acknowledged_before}"
+                " had been acknowledged"
+            )
+        if read.asked_for is not None and read.asked_for != read.version:
+            wrong.append(f"a reader asked for version {read.asked_for} and got {read.version}")
+    return wrong

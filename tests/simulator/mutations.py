@@ -1,0 +1,165 @@
+"""Wrong versions of the engine, each by one change of its code: the simulator must catch every one of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from trinitylake_ops.errors import AmbiguousWriteError, CommitOutcomeUnknownError, FileExistsAlreadyError, StorageError
+from trinitylake_ops.storage import write_outcome
+from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.transaction import commit, group_commit, transaction, versions
+from trinitylake_ops.transaction.snapshot import Snapshot
+
+Mutation = Callable[[], AbstractContextManager[Any]]
+
+
+def _answer_for_lost(is_ours: bool) -> Mutation:
+    def create_root(roots: Any, version: int, data: bytes, commit_id: str, before_send: Any = lambda: None) -> bool:
+        before_send()
+        try:
+            roots.storage.create(roots.path(version), data)
+        except FileExistsAlreadyError:
+            return False
+        except AmbiguousWriteError:
+            return is_ours
+        return True
+
+    return lambda: mock.patch.object(commit, "create_root", create_root)
+
+
+def _overwrite_roots() -> AbstractContextManager[Any]:
+    def create_root(roots: Any, version: int, data: bytes, commit_id: str, before_send: Any = lambda: None) -> bool:
+        if roots.storage.exists(roots.path(version)):
+            return False
+        before_send()
+        roots.storage.write(roots.path(version), data)
+        return True
+
+    return mock.patch.object(commit, "create_root", create_root)
+
+
+def _take_any_root_for_ours() -> AbstractContextManager[Any]:
+    settled = write_outcome.create_settled
+
+    def create_settled(storage: Storage, path: str, data: bytes, **options: Any) -> bool:
+        return settled(storage, path, data, **{**options, "is_ours": lambda found: True})
+
+    return mock.patch.object(commit, "create_settled", create_settled)
+
+
+def _trust_the_hint() -> AbstractContextManager[Any]:
+    find = versions.find_latest_from
+
+    def find_latest_from(roots: Any, hinted: int | None, probed: Any = None) -> tuple[int, bytes]:
+        path = versions.ROOT_NAMING.path(hinted or 0)
+        if hinted is None or not roots.storage.exists(path):
+            return find(roots, hinted, probed)
+        return hinted, roots.storage.read(path)
+
+    return mock.patch.object(commit, "find_latest_from", find_latest_from)
+
+
+def _keep_the_tree_of_the_base() -> AbstractContextManager[Any]:
+    """Rebase the number of the version, not its pointers."""
+    bring = group_commit._Group.bring_to
+
+    def bring_to(self: Any, base: Snapshot) -> None:
+        bring(self, base)
+        self.stale = getattr(self, "stale", base.root)
+
+    draft_of = group_commit._Group.draft
+
+    def draft(self: Any, base: Snapshot, stamp: Any) -> Any:
+        system = {**self.stale.system, "created_at_millis": base.root.system["created_at_millis"]}
+        stale = replace(self.stale, system={**system, "lakehouse_def": base.definition_location})
+        return draft_of(self, Snapshot(base.files, base.version, base.location, stale, base.read_at_ms), stamp)
+
+    return _both(
+        mock.patch.object(group_commit._Group, "bring_to", bring_to),
+        mock.patch.object(group_commit._Group, "draft", draft),
+    )
+
+
+def _forget_files_of_unknown_outcomes() -> AbstractContextManager[Any]:
+    run = commit.Commit.run
+
+    def run_and_discard(self: Any, base: Snapshot) -> Any:
+        try:
+            return run(self, base)
+        except CommitOutcomeUnknownError:
+            commit.discard(self._files.storage, [*self._kept, *self._nodes])
+            raise
+
+    return mock.patch.object(commit.Commit, "run", run_and_discard)
+
+
+def _expire_after_a_lost_answer() -> AbstractContextManager[Any]:
+    """Say that a transaction is too old although an earlier send of its root may have landed."""
+
+    def create_root(roots: Any, version: int, data: bytes, commit_id: str, before_send: Any = lambda: None) -> bool:
+        for _ in range(5):
+            before_send()
+            try:
+                roots.storage.create(roots.path(version), data)
+                return True
+            except FileExistsAlreadyError:
+                found = commit.decode_system_rows(roots.storage.read(roots.path(version)), "")
+                return found.get(commit.COMMIT_ID) == commit_id
+            except AmbiguousWriteError:
+                continue
+        raise StorageError("no answer")
+
+    return mock.patch.object(commit, "create_root", create_root)
+
+
+def _overwrite_definitions() -> AbstractContextManager[Any]:
+    return mock.patch.object(transaction, "merge_lakehouse_defs", lambda base, ours, theirs: (ours, []))
+
+
+@contextmanager
+def _both(*changes: AbstractContextManager[Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for change in changes:
+            stack.enter_context(change)
+        yield
+
+
+def _returning(place: object, name: str, value: Any) -> Mutation:
+    return lambda: mock.patch.object(place, name, side_effect=lambda *_, **__: copy.copy(value))
+
+
+#: What each mutation does wrong.
+MUTATIONS: Mapping[str, Mutation] = {
+    "skip the read-back: a lost answer counts as lost": _answer_for_lost(False),
+    "skip the read-back: a lost answer counts as committed": _answer_for_lost(True),
+    "take whatever root stands there for ours": _take_any_root_for_ours,
+    "overwrite roots instead of creating them": _overwrite_roots,
+    "trust the hint": _trust_the_hint,
+    "carry stale pointers in a rebase": _keep_the_tree_of_the_base,
+    "skip the check of written keys": _returning(transaction, "written_key_conflicts", []),
+    "skip the check of read keys and ranges": _returning(transaction, "read_conflicts", []),
+    "skip the check of ranges": lambda: mock.patch.object(
+        transaction, "read_conflicts",
+        lambda keys, changes, points, prefixes, check=transaction.read_conflicts: check(keys, changes, points, ()),
+    ),
+    "skip the check of single keys": lambda: mock.patch.object(
+        transaction, "read_conflicts",
+        lambda keys, changes, points, prefixes, check=transaction.read_conflicts: check(keys, changes, (), prefixes),
+    ),
+    "skip the check that the namespace is there": _returning(transaction.Transaction, "_namespace_conflicts", []),
+    "skip the check of new tables in a dropped namespace": _returning(transaction, "new_table_conflicts", []),
+    "overwrite the settings that others changed": _overwrite_definitions,
+    "skip the time to live": _returning(group_commit, "check_age", None),
+    "take the clock's time, also when it jumped back": lambda: mock.patch.object(
+        commit, "_creation_time_ms", lambda storage, base: storage.now_ms()
+    ),
+    "put transactions together that touch each other": _returning(group_commit.Footprint, "is_touched_by", False),
+    "delete the files of a commit with an unknown outcome": _forget_files_of_unknown_outcomes,
+    "give up an old transaction whose root was sent": _expire_after_a_lost_answer,
+    "keep a transaction that conflicts in its group": _returning(group_commit._Group, "_fail", None),
+}  # fmt: skip

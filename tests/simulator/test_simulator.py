@@ -1,0 +1,88 @@
+"""The engine in a simulated world: a thousand seeds, and every mutation of the engine caught."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import SHOWN
+from tests.simulator.mutations import MUTATIONS
+from tests.simulator.scenario import Outcome, simulate
+from tests.simulator.world import empty_cells, matrix
+
+N_SEEDS = 1_000
+N_SOAK_SEEDS = 20_000
+_MOST_SEEDS_TO_CATCH = 150
+REPLAY = "replay it with: python -m tests.simulator.replay"
+
+
+def _run(seeds: range) -> tuple[Counter[tuple[str, str]], Counter[str]]:
+    """Simulate seeds, which must all be explained; returns what was injected and what happened."""
+    injected: Counter[tuple[str, str]] = Counter()
+    happened: Counter[str] = Counter()
+    for seed in seeds:
+        outcome = simulate(seed)
+        assert outcome.wrong == [], f"seed {seed}; {REPLAY} {seed}"
+        injected += outcome.injected
+        happened += outcome.happened
+    return injected, happened
+
+
+def _summary(injected: Counter[tuple[str, str]], happened: Counter[str]) -> str:
+    return matrix(injected) + "\n\n" + "\n".join(f"{count:>9,}  {what}" for what, count in happened.most_common())
+
+
+@pytest.mark.timeout(900)
+def test_every_seed_is_explained_by_the_order_of_commits(record_property: Callable[[str, object], None]) -> None:
+    injected, happened = _run(range(N_SEEDS))
+    record_property(SHOWN, _summary(injected, happened))
+    assert empty_cells(injected) == []
+    assert happened["committed"] > 20 * N_SEEDS
+    for what in (
+        "unknown",
+        "resolved as committed",
+        "resolved as lost",
+        "groups",
+        "rolled back",
+        "CommitConflictError",
+    ):
+        assert happened[what], what
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(6 * 3600)
+def test_many_more_seeds_are_explained(record_property: Callable[[str, object], None]) -> None:
+    injected, happened = _run(range(N_SEEDS, N_SEEDS + N_SOAK_SEEDS))
+    record_property(SHOWN, _summary(injected, happened))
+    assert empty_cells(injected) == []
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_mutations_are_caught(name: str) -> None:
+    assert any(simulate(seed, MUTATIONS[name]).wrong for seed in range(_MOST_SEEDS_TO_CATCH))
+
+
+def _digest(outcome: Outcome) -> str:
+    return hashlib.sha256(repr((outcome.log, outcome.wrong)).encode()).hexdigest()
+
+
+def test_a_seed_replays_exactly() -> None:
+    """Also in another process, where sets of text have another order."""
+    here = _digest(simulate(7))
+    assert here == _digest(simulate(7))
+    program = "from tests.simulator.test_simulator import _digest; from tests.simulator.scenario import simulate; "
+    program += "print(_digest(simulate(7)))"
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        folder = Path(__file__).parents[2]
+        ran = subprocess.run(
+            [sys.executable, "-c", program], env=environment, cwd=folder, capture_output=True, text=True, check=True
+        )
+        assert ran.stdout.strip() == here
