@@ -14,6 +14,7 @@ import pytest
 
 from tests.lakes import Lakes, lakes, table
 from tests.maintenance.changes import append_rows, content, create, drop, expire
+from tests.transaction.groups import commit_together
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.cli import main
 from trinitylake_ops.cli.app import trinitylake
@@ -170,6 +171,30 @@ def test_log(cli: Cli, lake: Lakehouse) -> None:
     assert "rollback (from 2)" in text
     assert "expired" in text
     assert_error(cli("log", "--limit", 0), 2, "--limit")
+
+
+def test_log_stat(cli: Cli, lake: Lakehouse) -> None:
+    version = cli("log", "--limit", 1, "--json").json[0]
+    assert version["counts"] == {"set": 1, "deleted": 0}
+    assert version["cost"]["attempts"] == 1
+    assert version["cost"]["requests"] == 3, "a definition, the root, the hint"
+    assert version["root_bytes"] == lake.storage.stat(lake.snapshot().location).size_bytes
+    lines = cli("log", "--stat").out.splitlines()
+    header = next(line for line in lines if "attempts" in line)
+    assert all(column in header for column in ("version", "operation", "set", "deleted", "requests", "bytes"))
+    assert any("alter-table" in line and " kB" in line for line in lines)
+
+
+def test_log_shows_each_transaction_of_a_group(cli: Cli, lake: Lakehouse) -> None:
+    commit_together(lake, [lambda txn: txn.create_table("ns", "p", table()), lambda txn: txn.drop_table("ns", "t")])
+    (version,) = cli("log", "--limit", 1, "--json").json
+    assert (version["operation"], version["counts"]) == ("group", {"set": 1, "deleted": 1})
+    assert [one["operation"] for one in version["transactions"]] == ["create-table", "drop-table"]
+    assert [one["id"] for one in version["transactions"]] == version["members"]
+    for options in ((), ("--stat",)):
+        out = cli("log", *options).out
+        assert "- create-table" in out
+        assert "- drop-table" in out
 
 
 def test_ls(cli: Cli, lake: Lakehouse) -> None:

@@ -33,7 +33,8 @@ from trinitylake_ops.format.limits import smallest_node_file_limit_bytes
 from trinitylake_ops.format.node_file import decode_node
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, drop_memory_root
 from trinitylake_ops.transaction.resolve import CommitResolution
-from trinitylake_ops.transaction.versions import Roots, find_latest, find_version_at
+from trinitylake_ops.transaction.time_travel import find_version_at
+from trinitylake_ops.transaction.versions import ProbedRoots, Roots, find_latest
 
 LATEST = 9
 OTHERS = [naming for naming in ROOT_NAMINGS if naming != ROOT_NAMING]
@@ -140,7 +141,7 @@ def test_the_naming_is_found_after_others_removed_the_oldest_versions(
         assert lake.snapshot(timestamp=times_ms[5]).location == naming.path(5)
         with pytest.raises(VersionNotFoundError, match="version 4 was created at"):
             lake.snapshot(timestamp=times_ms[4] - 1)
-    assert find_version_at(Roots(storage), times_ms[7], LATEST) == 7
+    assert find_version_at(Roots(storage), times_ms[7], LATEST, ProbedRoots(storage)) == 7
     with Lakehouse(storage).transaction() as txn:
         txn.create_namespace("after")
     assert storage.exists(naming.path(LATEST + 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
 from typing import Any
@@ -194,27 +194,56 @@ def _time(time: datetime) -> str:
 
 @click.command(short_help="List versions, newest first.")
 @click.option("--limit", type=click.IntRange(min=1), help="At most so many versions.")
+@click.option("--stat", is_flag=True, help="How much each commit changed, sent and wrote.")
 @json_option
 @pass_session
-def log(session: Session, limit: int | None, as_json: bool) -> None:
+def log(session: Session, limit: int | None, stat: bool, as_json: bool) -> None:
     """List versions, newest first: what was done, by whom, in which run.
 
-    Example: trinitylake log --limit 10
+    Transactions that were committed together, as one version, follow it one by one.
+
+    Example: trinitylake log --limit 10 --stat
     """
     history = list(session.lake().history(limit))
     if as_json:
         print_json(history)
-        return
-    columns = ("version", "created (UTC)", "operation", "message", "by", "run", "state")
-    print_table(new_table("", *columns, rows=[_log_row(info) for info in history]))
+    elif stat:
+        columns: tuple[str, ...] = (
+            "version",
+            "created (UTC)",
+            "operation",
+            "message",
+            *_COUNTED,
+            "attempts",
+            "requests",
+            "bytes",
+        )
+        print_table(new_table("", *columns, rows=[row for info in history for row in _stat_rows(info)]))
+    else:
+        columns = ("version", "created (UTC)", "operation", "message", "by", "run", "state")
+        print_table(new_table("", *columns, rows=[row for info in history for row in _log_rows(info)]))
 
 
-def _log_row(info: VersionInfo) -> tuple[object, ...]:
-    operation = info.operation or "-"
-    if info.rollback_from is not None:
-        operation = f"{operation} (from {info.rollback_from})"
+_COUNTED = ("set", "deleted")
+
+
+def _log_rows(info: VersionInfo) -> Iterator[tuple[object, ...]]:
     by = f"{info.user}@{info.host}" if info.user else ""
-    return info.version, info.created_at, operation, info.message, by, info.run_id, info.state
+    yield info.version, info.created_at, _operation(info), info.message, by, info.run_id, info.state
+    for each in info.transactions:
+        yield "", "", f"- {each.operation}", each.message, "", each.run_id, ""
+
+
+def _stat_rows(info: VersionInfo) -> Iterator[tuple[object, ...]]:
+    cost = (info.cost.get("attempts"), info.cost.get("requests"), _size(info.bytes_written))
+    yield info.version, info.created_at, _operation(info), info.message, *map(info.counts.get, _COUNTED), *cost
+    for one in info.transactions:
+        yield "", "", f"- {one.operation}", one.message, *map(one.counts.get, _COUNTED), "", "", ""
+
+
+def _operation(info: VersionInfo) -> str:
+    operation = info.operation or "-"
+    return operation if info.rollback_from is None else f"{operation} (from {info.rollback_from})"
 
 
 @click.command(short_help="List namespaces, or the tables of one.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.format.definitions import LakehouseDef
@@ -28,7 +28,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class VersionInfo:
-    """One version as ``history`` lists it; fields that its writer did not record are None or empty."""
+    """One version as ``history`` lists it; fields that its writer did not record are None or empty.
+
+    ``members`` are the ids of the transactions in it, and ``transactions`` says more of each where they
+    are several. ``cost`` is what the commit took: ``attempts``, ``requests`` that created its files,
+    ``bytes`` of its definitions and nodes; ``root_bytes`` is the size of its root.
+    """
 
     version: int
     created_at: datetime
@@ -44,6 +49,26 @@ class VersionInfo:
     counts: Mapping[str, int] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=dict)
     members: tuple[str, ...] = ()
+    cost: Mapping[str, int] = field(default_factory=dict)
+    root_bytes: int = 0
+    transactions: tuple[TransactionInfo, ...] = ()
+
+    @property
+    def bytes_written(self) -> int:
+        """The bytes of all files that the commit added: definitions, nodes and its root."""
+        return self.cost.get("bytes", 0) + self.root_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionInfo:
+    """One of several transactions that a version holds."""
+
+    id: str
+    operation: str | None
+    message: str | None
+    run_id: str | None
+    counts: Mapping[str, int]
+    properties: Mapping[str, str]
 
 
 def history(files: LakehouseFiles, limit: int | None = None) -> Iterator[VersionInfo]:
@@ -61,7 +86,7 @@ def history(files: LakehouseFiles, limit: int | None = None) -> Iterator[Version
                 continue
             if not isinstance(data, bytes):
                 raise data
-            yield _version_info(version, decode_system_rows(data, path), latest.definition)
+            yield _version_info(version, decode_system_rows(data, path), len(data), latest.definition)
 
 
 def _of_type(kind: type[T], value: object) -> T:
@@ -69,7 +94,7 @@ def _of_type(kind: type[T], value: object) -> T:
     return value if isinstance(value, kind) else kind()
 
 
-def _version_info(version: int, system: dict[str, str], definition: LakehouseDef) -> VersionInfo:
+def _version_info(version: int, system: dict[str, str], root_bytes: int, definition: LakehouseDef) -> VersionInfo:
     info = decode_commit_info(system)
     is_expired = any(batch.contains(version) for batch in definition.expirations)
     rollback_from = system.get(ROLLBACK_FROM_ROOT)
@@ -88,4 +113,25 @@ def _version_info(version: int, system: dict[str, str], definition: LakehouseDef
         counts=_of_type(dict, info.get("counts")),
         properties=_of_type(dict, info.get("properties")),
         members=tuple(_of_type(list, info.get("members"))),
+        cost=_of_type(dict, info.get("cost")),
+        root_bytes=root_bytes,
+        transactions=_transactions(info),
+    )
+
+
+def _transactions(info: Mapping[str, Any]) -> tuple[TransactionInfo, ...]:
+    """Return what ``commit_info`` says of each of its transactions; nothing where it does not fit ``members``."""
+    members, infos = _of_type(list, info.get("members")), _of_type(list, info.get("transactions"))
+    if len(members) != len(infos):
+        return ()
+    return tuple(
+        TransactionInfo(
+            str(member),
+            own.get("operation"),
+            own.get("message"),
+            own.get("run_id"),
+            _of_type(dict, own.get("counts")),
+            _of_type(dict, own.get("properties")),
+        )
+        for member, own in zip(members, (_of_type(dict, one) for one in infos), strict=True)
     )

@@ -50,8 +50,9 @@ from trinitylake_ops.transaction.hint_writer import HintWriter
 from trinitylake_ops.transaction.history import VersionInfo, history
 from trinitylake_ops.transaction.resolve import CommitResolution, resolve_commit
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot, epoch_ms
+from trinitylake_ops.transaction.time_travel import find_version_at
 from trinitylake_ops.transaction.transaction import Transaction
-from trinitylake_ops.transaction.versions import ProbedRoots, Roots, find_latest, find_version_at, open_roots
+from trinitylake_ops.transaction.versions import ProbedRoots, Roots, find_latest, open_roots
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
 from trinitylake_ops.tree.node_store import NodeStore
 
@@ -165,9 +166,11 @@ class Lakehouse:
         _check_kind("timestamp", timestamp, (int, datetime))
         if isinstance(version, int) or (isinstance(version, str) and version.isascii() and version.isdecimal()):
             return self._snapshot_of_number(_number(version))
-        latest = latest_snapshot(self.files)
+        probed = ProbedRoots(self.storage)
+        latest = latest_snapshot(self.files, probed)
         if timestamp is not None:
-            return self._snapshot_of(find_version_at(self.files.roots, _millis(timestamp), latest.version), latest)
+            found = find_version_at(self.files.roots, _millis(timestamp), latest.version, probed)
+            return self._snapshot_of(found, latest, probed)
         return latest if version is None else self._snapshot_of_export(version, latest)
 
     def _snapshot_of_number(self, version: int) -> Snapshot:

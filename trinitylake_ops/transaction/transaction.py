@@ -58,7 +58,7 @@ class Transaction(CatalogReader):
         self.committed_version: int | None = None
         self._info = replace(info, members=(self.id,))
         # Refused here, not at the commit: a message that leaves no room for what the commit adds.
-        self.largest_info().encode(LARGEST_COST)
+        self._largest_info("\N{LARGE BLUE CIRCLE}" * _LONGEST_SUMMARY_CHARS).encode(LARGEST_COST)
         self._definition: LakehouseDef | None = None
         self._writes: dict[str, Entry | None] = {}
         self._paths: dict[str, str] = {}
@@ -267,13 +267,12 @@ class Transaction(CatalogReader):
         return Footprint(self._writes.keys(), keys, tuple(sorted(prefixes)), is_alone)
 
     def largest_info(self) -> CommitInfo:
-        """Return what this transaction will say about itself, with the most that it may take."""
-        return replace(
-            self._info,
-            operation=self._info.operation or _LONGEST_OPERATION,
-            message=self._info.message or "\N{LARGE BLUE CIRCLE}" * _LONGEST_SUMMARY_CHARS,
-            counts=_LARGEST_COUNTS,
-        )
+        """Return what this transaction will say about itself, with the most that its numbers may take."""
+        return self._largest_info(self._summary())
+
+    def _largest_info(self, summary: str | None) -> CommitInfo:
+        operation, message = self._info.operation or _LONGEST_OPERATION, self._info.message or summary
+        return replace(self._info, operation=operation, message=message, counts=_LARGEST_COUNTS)
 
     def writes_on(self, base: Snapshot) -> Writes | None:
         """Return what this transaction would write on ``base``, or None when nothing would change."""

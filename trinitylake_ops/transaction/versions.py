@@ -1,17 +1,15 @@
-"""Finding versions: how their roots are named, the latest, and the one of a time (docs/protocol.md, F, time travel)."""
+"""Finding versions: how their roots are named, and which is the latest (docs/protocol.md, F)."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from itertools import pairwise
+from collections.abc import Iterable
 
 from trinitylake_ops.errors import (
     CorruptFileError,
     FileMissingError,
     LakehouseNotFoundError,
     StorageError,
-    VersionNotFoundError,
 )
 from trinitylake_ops.format.file_names import (
     HINT_PATH,
@@ -24,7 +22,6 @@ from trinitylake_ops.format.file_names import (
     parse_root_path,
     root_naming,
 )
-from trinitylake_ops.format.node_file import CREATED_AT_MILLIS, decode_system_rows
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 
@@ -253,58 +250,3 @@ def check_no_gap(roots: Roots, latest: int) -> None:
             path=roots.path(latest + 1),
             version=latest + 1,
         )
-
-
-def find_version_at(roots: Roots, timestamp_ms: int, latest: int) -> int:
-    """Return the newest version created at or before a time.
-
-    Creation times rise strictly in what we write, so bisection finds it. Where the probes show
-    that they do not rise, which only others write, every version is read and the running maximum
-    decides. Raises VersionNotFoundError for a time before the oldest version.
-    """
-    created_at_ms = _creation_times(roots)
-    oldest = _oldest(roots)
-    known, after = oldest, latest + 1
-    oldest_ms = created_at_ms(oldest)
-    if timestamp_ms < oldest_ms:
-        raise VersionNotFoundError(
-            f"no version is as old as {timestamp_ms} ms; version {oldest} was created at {oldest_ms} ms", version=oldest
-        )
-    probes = {oldest: oldest_ms, latest: created_at_ms(latest)}
-    while after - known > 1:
-        middle = (known + after) // 2
-        probes[middle] = created_at_ms(middle)
-        if probes[middle] <= timestamp_ms:
-            known = middle
-        else:
-            after = middle
-    times = [probes[version] for version in sorted(probes)]
-    if all(earlier < later for earlier, later in pairwise(times)):
-        return known
-    return _newest_by_running_maximum(created_at_ms, timestamp_ms, range(oldest, latest + 1))
-
-
-def _oldest(roots: Roots) -> int:
-    """Return the oldest version that is there: 0, unless others removed it."""
-    return 0 if _stands(roots, 0) else min(listed_versions(roots.storage), default=0)
-
-
-def _newest_by_running_maximum(created_at_ms: Callable[[int], int], timestamp_ms: int, versions: range) -> int:
-    newest = versions.start
-    for version in versions:
-        if created_at_ms(version) > timestamp_ms:
-            return newest
-        newest = version
-    return newest
-
-
-def _creation_times(roots: Roots) -> Callable[[int], int]:
-    known: dict[int, int] = {}
-
-    def created_at_ms(version: int) -> int:
-        if version not in known:
-            path = roots.path(version)
-            known[version] = int(decode_system_rows(roots.storage.read(path), path)[CREATED_AT_MILLIS])
-        return known[version]
-
-    return created_at_ms

@@ -1,0 +1,310 @@
+"""Transactions of one process that wait at the same moment go into one root."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.clock import ClockStorage
+from tests.faults import FaultyStorage, fail
+from tests.lakes import Lakes, left_over_paths, table
+from tests.transaction.groups import commit_together, commit_waiting
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import (
+    AmbiguousWriteError,
+    CommitAttemptsExhaustedError,
+    CommitConflictError,
+    CommitOutcomeUnknownError,
+    ConflictError,
+    StoragePermissionError,
+    TransactionExpiredError,
+)
+from trinitylake_ops.storage import MeteredStorage
+from trinitylake_ops.transaction.commit import Commit, acting_for_run
+from trinitylake_ops.transaction.transaction import Transaction
+
+
+def creates(name: str) -> Any:
+    return lambda txn: txn.create_table("ns", name, table(made="yes"))
+
+
+def alters(name: str, **properties: str) -> Any:
+    return lambda txn: txn.alter_table("ns", name, table(**properties))
+
+
+@pytest.fixture
+def filled(lakes: Lakes) -> Lakehouse:
+    """Version 1: a namespace of three tables."""
+    lake = lakes.memory(order=4)
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+        for name in ("a", "b", "c"):
+            txn.create_table("ns", name, table())
+    return lake
+
+
+def test_those_who_wait_go_into_one_version(filled: Lakehouse) -> None:
+    works = [creates("d"), alters("a", x="1"), lambda txn: txn.drop_table("ns", "b")]
+    assert commit_together(filled, works) == [2, 2, 2]
+    assert filled.snapshot().tables("ns") == ["a", "c", "d"]
+    assert filled.snapshot().table("ns", "a").properties == {"x": "1"}
+    info = next(filled.history())
+    assert (info.operation, info.message) == ("group", "3 transactions")
+    assert info.counts == {"set": 2, "deleted": 1}
+    assert [(one.operation, one.message) for one in info.transactions] == [
+        ("create-table", "ns.d"), ("alter-table", "ns.a"), ("drop-table", "ns.b"),
+    ]  # fmt: skip
+    assert [one.id for one in info.transactions] == list(info.members)
+    assert left_over_paths(filled) == set()
+
+
+def test_a_group_costs_the_requests_of_one_commit(lakes: Lakes) -> None:
+    storage = MeteredStorage(lakes.storage())
+    lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+    transactions = [lake.transaction() for _ in range(16)]
+    for number, txn in enumerate(transactions):
+        txn.create_table("ns", f"t{number}", table())
+    with storage.measure() as measured:
+        assert commit_waiting(lake, transactions) == [2] * 16
+    assert measured.counts.requests == {"create": 16 + 1, "write": 1}
+
+
+def test_what_each_says_about_itself_is_kept(filled: Lakehouse) -> None:
+    with acting_for_run("run-a"):
+        first = filled.transaction(message="first", properties={"k": "v"})
+    second = filled.transaction(operation="publish", run_id="run-b")
+    creates("d")(first)
+    creates("e")(second)
+    assert commit_waiting(filled, [first, second]) == [2, 2]
+    one, other = next(filled.history()).transactions
+    assert (one.id, one.message, one.run_id, one.properties) == (first.id, "first", "run-a", {"k": "v"})
+    assert (other.id, other.operation, other.run_id, other.counts) == (
+        second.id, "publish", "run-b", {"set": 1, "deleted": 0},
+    )  # fmt: skip
+
+
+def test_a_member_that_conflicts_fails_alone(filled: Lakehouse) -> None:
+    """All began on version 1; another process commits version 2 before they do."""
+
+    def intrude() -> None:
+        with Lakehouse(filled.storage).transaction() as other:
+            other.alter_table("ns", "a", table(other="yes"))
+
+    works = [alters("b", x="1"), alters("a", x="1"), creates("d")]
+    first, second, third = commit_together(filled, works, meanwhile=intrude)
+    assert (first, third) == (3, 3)
+    assert isinstance(second, CommitConflictError)
+    assert (second.base_version, second.latest_version) == (1, 2)
+    assert "table ns.a: we wrote it, a concurrent commit changed it" in second.conflicts
+    assert filled.snapshot().table("ns", "a").properties == {"other": "yes"}
+    assert left_over_paths(filled) == set()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (creates("d"), creates("d")),
+        (alters("a", x="1"), alters("a", x="2")),
+        (lambda txn: txn.drop_table("ns", "a"), alters("a", x="2")),
+        (creates("d"), lambda txn: txn.drop_namespace("ns", cascade=True)),
+        (lambda txn: txn.drop_namespace("ns", cascade=True), creates("d")),
+    ],
+)
+def test_of_two_that_conflict_the_first_wins(filled: Lakehouse, one: Any, other: Any) -> None:
+    first, second = commit_together(filled, [one, other])
+    assert first == 2
+    assert isinstance(second, CommitConflictError)
+    assert (second.base_version, second.latest_version) == (1, 2)
+    assert filled.latest_version() == 2
+    assert left_over_paths(filled) == set()
+
+
+def test_serializable_members_do_not_share_a_version_with_what_they_read(filled: Lakehouse) -> None:
+    """Write skew: each reads what the other writes."""
+
+    def skewed(read: str, written: str, value: str) -> Any:
+        def work(txn: Transaction) -> None:
+            txn.table("ns", read)
+            alters(written, x=value)(txn)
+
+        return work
+
+    works = [skewed("a", "b", "1"), skewed("b", "a", "1")]
+    first, second = commit_together(filled, works, isolation="serializable")
+    assert first == 2
+    assert isinstance(second, CommitConflictError)
+    works = [skewed("a", "b", "2"), skewed("b", "a", "2")]
+    assert commit_together(filled, works, isolation="snapshot") == [3, 3]
+
+
+def test_changes_of_the_settings_and_preconditions_go_alone(filled: Lakehouse) -> None:
+    def settings(txn: Transaction) -> None:
+        txn.alter_definition(replace(txn.definition, properties={"x": "1"}))
+
+    def checked(txn: Transaction) -> None:
+        txn.require(lambda base: None)
+        creates("e")(txn)
+
+    assert commit_together(filled, [creates("d"), settings, checked, creates("f")]) == [2, 3, 4, 2]
+    assert filled.snapshot().definition.properties == {"x": "1"}
+
+
+def test_what_changes_nothing_is_done_at_once(filled: Lakehouse) -> None:
+    assert commit_together(filled, [creates("d"), lambda txn: None, creates("e")]) == [2, 1, 2]
+    assert len(next(filled.history()).members) == 2
+    assert commit_together(filled, [lambda txn: None, lambda txn: None]) == [2, 2]
+
+
+def test_a_root_has_room_for_what_its_members_say(filled: Lakehouse) -> None:
+    transactions = [filled.transaction(message="m" * 1_000) for _ in range(8)]
+    for number, txn in enumerate(transactions):
+        creates(f"t{number}")(txn)
+    versions = commit_waiting(filled, transactions)
+    assert sorted(set(versions)) == list(range(2, filled.latest_version() + 1))  # type: ignore[type-var]
+    assert 2 < len(set(versions)) < 8
+    assert [txn.committed_version for txn in transactions] == versions
+
+
+def test_large_transactions_go_alone(filled: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trinitylake_ops.transaction.group_commit.MAX_GROUP_CHANGES", 2)
+
+    def many(txn: Transaction) -> None:
+        for number in range(3):
+            creates(f"many{number}")(txn)
+
+    assert commit_together(filled, [creates("d"), many, creates("e"), creates("f")]) == [2, 3, 2, 4]
+
+
+def test_a_member_that_outlived_its_time_fails_alone(lakes: Lakes) -> None:
+    storage = ClockStorage(lakes.storage(), 1_000)
+    lake = lakes.watch(Lakehouse.create(storage.root, storage=storage, txn_ttl_millis=100))
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+    old = lake.transaction()
+    storage.time_ms += 80
+    young, younger = lake.transaction(), lake.transaction()
+    for name, txn in (("a", young), ("b", old), ("c", younger)):
+        creates(name)(txn)
+
+    def pass_time() -> None:
+        storage.time_ms += 80
+
+    first, second, third = commit_waiting(lake, [young, old, younger], pass_time)
+    assert (first, third) == (2, 2)
+    assert isinstance(second, TransactionExpiredError)
+    assert "began 160 ms ago" in str(second)
+    assert lake.snapshot().tables("ns") == ["a", "c"]
+    assert left_over_paths(lake) == set()
+
+
+def test_all_that_are_too_old_fail(lakes: Lakes) -> None:
+    storage = ClockStorage(lakes.storage(), 1_000)
+    lake = lakes.watch(Lakehouse.create(storage.root, storage=storage, txn_ttl_millis=100))
+
+    def pass_time() -> None:
+        storage.time_ms += 101
+
+    works = [lambda txn: txn.create_namespace("a"), lambda txn: txn.create_namespace("b")]
+    outcomes = commit_together(lake, works, meanwhile=pass_time)
+    assert [type(outcome) for outcome in outcomes] == [TransactionExpiredError] * 2
+    assert lake.latest_version() == 0
+    assert left_over_paths(lake) == set()
+
+
+def test_each_learns_that_the_outcome_is_unknown(lakes: Lakes) -> None:
+    inner = lakes.storage()
+    lakes.watch(Lakehouse.create(inner.root, storage=inner))
+    faults = [
+        fail(1, AmbiguousWriteError, "after", kind="create", path_part="_1000"),
+        fail(3, StoragePermissionError, kind="read", path_part="_1000"),
+    ]
+    lake = Lakehouse(FaultyStorage(inner, faults))
+    works = [lambda txn: txn.create_namespace("a"), lambda txn: txn.create_namespace("b")]
+    first, second = commit_together(lake, works)
+    assert isinstance(first, CommitOutcomeUnknownError)
+    assert isinstance(second, CommitOutcomeUnknownError)
+    assert first is not second
+    assert (first.version, first.commit_id) == (second.version, second.commit_id) == (1, first.commit_id)
+    for error in (first, second):
+        assert lake.resolve_commit(1, error.commit_id) == "committed"
+    assert lake.snapshot().namespaces() == ["a", "b"]
+
+
+def test_attempts_are_counted_for_each_member(filled: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process is always first."""
+    numbers = iter(range(100))
+    attempt = Commit._attempt
+
+    def intruded(self: Commit, base: Any) -> Any:
+        if not is_intruding.is_set():
+            is_intruding.set()
+            with Lakehouse(filled.storage).transaction() as other:
+                other.create_table("ns", f"other{next(numbers)}", table())
+            is_intruding.clear()
+        return attempt(self, base)
+
+    is_intruding = threading.Event()
+    monkeypatch.setattr(Commit, "_attempt", intruded)
+    patient, hasty = filled.transaction(), filled.transaction()
+    creates("d")(patient)
+    creates("e")(hasty)
+    commits = {patient: 5, hasty: 2}
+    for txn, attempts in commits.items():
+        monkeypatch.setattr(txn, "commit", lambda txn=txn, attempts=attempts: Transaction.commit(txn, attempts))
+    first, second = commit_waiting(filled, [patient, hasty])
+    assert [type(outcome) for outcome in (first, second)] == [CommitAttemptsExhaustedError] * 2
+    assert str(first).startswith("5 attempts")
+    assert str(second).startswith("2 attempts")
+
+
+def test_who_led_and_was_interrupted_leaves_the_others_an_answer(
+    filled: Lakehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(BaseException):
+        pass
+
+    def interrupt(self: Commit, draft: Any) -> bytes:
+        monkeypatch.undo()
+        raise Interrupted
+
+    monkeypatch.setattr(Commit, "_write_files", interrupt)
+    first, second = filled.transaction(), filled.transaction()
+    creates("d")(first)
+    creates("e")(second)
+    outcomes = commit_waiting(filled, [first, second])
+    assert [type(outcome) for outcome in outcomes] == [Interrupted, ConflictError]
+    assert "nothing was committed" in str(outcomes[1])
+    assert second.committed_version is None
+    assert filled.latest_version() == 1
+    third = filled.transaction()
+    creates("f")(third)
+    assert third.commit() == 2, "the queue goes on"
+
+
+def test_a_precondition_may_commit(filled: Lakehouse) -> None:
+    """It runs while its own transaction is being committed."""
+
+    def commit_another(base: Any) -> None:
+        if base.version > 1 and not filled.snapshot().has_table("ns", "nested"):
+            with filled.transaction() as other:
+                other.create_table("ns", "nested", table())
+
+    txn = filled.transaction()
+    txn.require(commit_another)
+    creates("d")(txn)
+    with Lakehouse(filled.storage).transaction() as other:
+        other.create_table("ns", "e", table())
+    assert txn.commit() == 4
+    assert filled.snapshot().tables("ns") == ["a", "b", "c", "d", "e", "nested"]
+
+
+def test_lakehouses_that_were_opened_alike_share_the_queue(lakes: Lakes) -> None:
+    root = lakes.local().root
+    one, other = Lakehouse.open(root), Lakehouse.open(root)
+    assert one._queue is other._queue
+    assert Lakehouse(one.storage)._queue is not one._queue

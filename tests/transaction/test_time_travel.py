@@ -1,0 +1,97 @@
+"""The version of a time: few reads among many versions, and the right one where other programs wrote, too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import FileMissingError, VersionNotFoundError
+from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, root_path
+from trinitylake_ops.format.node_file import COMMIT_ID, CREATED_AT_MILLIS, NodeFile, decode_node, encode_node
+from trinitylake_ops.storage import MemoryStorage, MeteredStorage, StorageWrapper, drop_memory_root
+
+pytestmark = pytest.mark.local_only("looks at roots that no server holds")
+
+ORDER = 3
+ROOT = "memory://times/"
+Times = Sequence[tuple[int, bool]]  # of each version: when it was created, and whether we wrote it
+
+
+class Versions(StorageWrapper):
+    """Shows an empty lakehouse that has a version for each time."""
+
+    def __init__(self, times: Times):
+        super().__init__(MemoryStorage(ROOT))
+        self.times = times
+        Lakehouse.create(ROOT, storage=self.inner, order=ORDER)
+        self._system = decode_node(self.inner.read(root_path(0)), "root").system
+        self.inner.write(HINT_PATH, str(len(times) - 1).encode())
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        version = parse_root_path(path)
+        if version is None:
+            return self.inner.read(path, offset=offset, length=length)
+        if version >= len(self.times):
+            raise FileMissingError("there is no such version", path=path)
+        time_ms, is_ours = self.times[version]
+        system = {**self._system, CREATED_AT_MILLIS: str(time_ms)}
+        if not is_ours:
+            del system[COMMIT_ID]
+        return encode_node(NodeFile(system=system), ORDER)
+
+
+def version_at(times: Times, time_ms: int) -> int | None:
+    """Return the newest version up to which none was created later."""
+    for version, (created_at_ms, _) in enumerate(times):
+        if created_at_ms > time_ms:
+            return version - 1 if version else None
+    return len(times) - 1
+
+
+def found_at(times: Times, time_ms: int) -> int | None:
+    try:
+        return Lakehouse(Versions(times)).snapshot(timestamp=time_ms).version
+    except VersionNotFoundError:
+        return None
+    finally:
+        drop_memory_root(ROOT)
+
+
+@pytest.mark.parametrize("version", [0, 1, 2, 31_007, 65_535, 65_536, 99_998, 99_999])
+def test_at_most_twenty_reads_among_100_000_versions(version: int) -> None:
+    storage = MeteredStorage(Versions([(10 + 10 * number, True) for number in range(100_000)]))
+    try:
+        with storage.measure() as measured:
+            assert Lakehouse(storage).snapshot(timestamp=10 + 10 * version + 9).version == version
+        assert measured.counts.requests.keys() == {"read"}
+        assert measured.counts.total <= 20
+    finally:
+        drop_memory_root(ROOT)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> Times:
+    """Times as programs of all kinds leave them: ours are later than all before, others may be anything."""
+    times: list[tuple[int, bool]] = []
+    for _ in range(draw(st.integers(1, 40))):
+        if draw(st.booleans()):
+            times.append((max((time_ms for time_ms, _ in times), default=0) + draw(st.integers(1, 9)), True))
+        else:
+            times.append((draw(st.integers(1, 200)), False))
+    return times
+
+
+@given(histories(), st.integers(0, 210))
+def test_the_newest_version_up_to_which_none_is_younger(times: Times, time_ms: int) -> None:
+    assert found_at(times, time_ms) == version_at(times, time_ms)
+
+
+def test_a_foreign_version_between_others_is_noticed() -> None:
+    """None of the probes of a bisection shows that version 2 is too young."""
+    times = [(1, False), (2, False), (90, False), (4, False), (5, False), (6, False), (7, False), (8, False)]
+    assert found_at(times, 5) == 1
+    assert found_at(times, 90) == 7
