@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from trinitylake_ops import Lakehouse, TableDef
 from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.format.file_names import new_table_path
-from trinitylake_ops.storage import Storage, StorageWrapper
+from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper
 from trinitylake_ops.transaction.commit import CommitInfo, Draft, RootStamp, commit
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.bulk_load import bulk_load
 from trinitylake_ops.tree.search import scan
 from trinitylake_ops.tree.write_buffer import EditedTree
+
+#: What a request takes, of a storage with waits like a server's.
+REQUEST_SECONDS = 0.020
 
 _DEFINITION = TableDef(id="00000000-0000-4000-8000-000000000000").to_bytes()
 
@@ -56,6 +60,34 @@ class MadeUpDefinitions(StorageWrapper):
             if "-table-" in path:
                 return _DEFINITION
             raise
+
+
+class SlowStorage(StorageWrapper):
+    """Every request takes 20 ms more; 32 are sent at once, as to a server."""
+
+    def __init__(self, inner: Storage):
+        super().__init__(inner)
+        self.concurrency = 32
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        time.sleep(REQUEST_SECONDS)
+        return self.inner.read(path, offset=offset, length=length)
+
+    def create(self, path: str, data: bytes) -> None:
+        time.sleep(REQUEST_SECONDS)
+        self.inner.create(path, data)
+
+    def write(self, path: str, data: bytes) -> None:
+        time.sleep(REQUEST_SECONDS)
+        self.inner.write(path, data)
+
+    def stat(self, path: str) -> FileInfo:
+        time.sleep(REQUEST_SECONDS)
+        return self.inner.stat(path)
+
+    def delete(self, path: str) -> None:
+        time.sleep(REQUEST_SECONDS)
+        self.inner.delete(path)
 
 
 def loaded(storage: Storage, n_tables: int, **settings: str) -> Lakehouse:

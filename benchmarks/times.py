@@ -12,14 +12,13 @@ import os
 import random
 import resource
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 from matplotlib.axes import Axes
 
-from benchmarks.lakes import MadeUpDefinitions, change_tables, loaded, name
+from benchmarks.lakes import REQUEST_SECONDS, MadeUpDefinitions, SlowStorage, change_tables, loaded, name
 from benchmarks.report import Spread, cpu_seconds, plot, seconds, table, write_result
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.format.definitions import LakehouseDef
@@ -37,28 +36,7 @@ N_LISTED = 50_000
 N_LOADED = 1_000_000
 N_LOADS = 3
 N_SETTLING = 1_000  # commits until buffers are full
-REQUEST_SECONDS = 0.020
 _SCHEMA = pa.schema([("key", pa.utf8()), ("pvalue", pa.utf8()), ("pnode", pa.utf8())])
-
-
-class SlowStorage(StorageWrapper):
-    """Every request takes 20 ms more; 32 are sent at once, as to a server."""
-
-    def __init__(self, inner: Storage):
-        super().__init__(inner)
-        self.concurrency = 32
-
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        time.sleep(REQUEST_SECONDS)
-        return self.inner.read(path, offset=offset, length=length)
-
-    def create(self, path: str, data: bytes) -> None:
-        time.sleep(REQUEST_SECONDS)
-        self.inner.create(path, data)
-
-    def write(self, path: str, data: bytes) -> None:
-        time.sleep(REQUEST_SECONDS)
-        self.inner.write(path, data)
 
 
 class Recorder(StorageWrapper):

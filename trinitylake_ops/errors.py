@@ -25,6 +25,7 @@
     │   ├── NamespaceNotFoundError
     │   ├── TableNotFoundError
     │   ├── ExportNotFoundError
+    │   ├── TransactionNotFoundError      no transaction is saved under that id
     │   └── JavaNotFoundError             no Java that Spark can run on; install one
     ├── JobFailedError             [1]    a Spark job failed; the message names the root cause
     └── StorageError               [5]    the storage refused or failed
@@ -196,6 +197,10 @@ class TableNotFoundError(NotFoundError):
 
 class ExportNotFoundError(NotFoundError):
     """No export of that name."""
+
+
+class TransactionNotFoundError(NotFoundError):
+    """No transaction is saved under that id: it was committed, dropped, or never saved."""
 
 
 class JavaNotFoundError(NotFoundError):

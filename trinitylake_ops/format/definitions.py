@@ -257,6 +257,47 @@ class TableDef:
         return _from_message(cls, _parse(data, pb.TableDef, path))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedWrite:
+    """What a saved transaction would write to a key: a definition, a location, or nothing, which deletes it."""
+
+    key: str
+    definition: bytes | None = None
+    location: str | None = None
+    unknown_fields: bytes = field(default=b"", compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedTransaction:
+    """A transaction between two processes: what it was based on, read and would write."""
+
+    id: str
+    base_version: int
+    base_commit_id: str
+    begun_at_millis: int
+    isolation_level: IsolationLevel
+    operation: str = ""
+    message: str | None = None
+    run_id: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    writes: tuple[SavedWrite, ...] = ()
+    lakehouse_def: bytes | None = None
+    relied_namespaces: tuple[str, ...] = ()
+    replaced_namespaces: tuple[str, ...] = ()
+    read_keys: tuple[str, ...] = ()
+    read_prefixes: tuple[str, ...] = ()
+    unknown_fields: bytes = field(default=b"", compare=False, repr=False)
+
+    def to_bytes(self) -> bytes:
+        """Return the protobuf file."""
+        return _to_file(self, pb.SavedTransaction)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, path: str) -> SavedTransaction:
+        """Read a saved transaction. Raises CorruptFileError."""
+        return _from_message(cls, _parse(data, pb.SavedTransaction, path))
+
+
 M = TypeVar("M", bound=Message)
 D = TypeVar("D")
 
@@ -270,6 +311,7 @@ _NESTED: dict[str, Callable[..., Any]] = {
     "map_key": Column,
     "map_value": Column,
     "list_element": Column,
+    "writes": SavedWrite,
 }
 _ENUMS: dict[str, type[_OpenEnum]] = {
     "IsolationLevel": IsolationLevel,
@@ -287,7 +329,7 @@ def _parse(data: bytes, message_type: type[M], path: str) -> M:
         raise CorruptFileError(f"{path!r} is no {message_type.__name__} in protobuf", path=path) from error
 
 
-def _to_file(value: LakehouseDef | NamespaceDef | TableDef, message_type: type[Message]) -> bytes:
+def _to_file(value: LakehouseDef | NamespaceDef | TableDef | SavedTransaction, message_type: type[Message]) -> bytes:
     try:
         data = _to_message(value, message_type).SerializeToString(deterministic=True)
         message_type.FromString(data)  # protobuf writes deeper nesting than it reads

@@ -164,6 +164,11 @@ def new_manifest_path() -> str:
     return f"{OPERATIONS_PREFIX}export-{uuid.uuid4()}.json"
 
 
+def saved_transaction_path(transaction_id: str) -> str:
+    """Return where a transaction of this id is saved."""
+    return f"{OPERATIONS_PREFIX}txn-{transaction_id}.binpb"
+
+
 def table_prefix(table_id: str) -> str:
     """Return the prefix under which all files of a MANAGED table lie.
 

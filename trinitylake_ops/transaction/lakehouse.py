@@ -16,7 +16,7 @@ from trinitylake_ops.errors import (
     VersionExpiredError,
     VersionNotFoundError,
 )
-from trinitylake_ops.format.definitions import ExpirationState, IsolationLevel, LakehouseDef
+from trinitylake_ops.format.definitions import ExpirationState, IsolationLevel, LakehouseDef, TableDef
 from trinitylake_ops.format.file_names import (
     MAX_VERSION,
     is_immutable_path,
@@ -40,6 +40,7 @@ from trinitylake_ops.transaction.commit import (
     CommitInfo,
     Committable,
     acting_run,
+    check_age,
     commit,
     latest_snapshot,
 )
@@ -49,6 +50,7 @@ from trinitylake_ops.transaction.group_commit import CommitQueue, shared_queue
 from trinitylake_ops.transaction.hint_writer import HintWriter
 from trinitylake_ops.transaction.history import VersionInfo, history
 from trinitylake_ops.transaction.resolve import CommitResolution, resolve_commit
+from trinitylake_ops.transaction.saved import StagedDefinition, read_saved, stage_definition
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot, epoch_ms
 from trinitylake_ops.transaction.time_travel import find_version_at
 from trinitylake_ops.transaction.transaction import Transaction
@@ -248,6 +250,25 @@ class Lakehouse:
         base = latest_snapshot(self.files)
         info = CommitInfo(operation, message, run_id or acting_run(), dict(properties or {}))
         return Transaction(base, _isolation(isolation, base.definition), info, self._queue)
+
+    def resume_transaction(self, transaction_id: str) -> Transaction:
+        """Return a transaction that a process saved, to go on with it and commit it.
+
+        It is committed once, however often it is resumed. Raises InvalidInputError, TransactionNotFoundError,
+        TransactionExpiredError when it outlived its time, VersionExpiredError when the version that it began on
+        did, CorruptFileError, StorageError.
+        """
+        saved = read_saved(self.storage, transaction_id)
+        base = self.snapshot(saved.base_version)
+        check_age(self.storage.now_ms() - saved.begun_at_millis, base.definition)
+        return Transaction.resumed(saved, base, self._queue)
+
+    def stage_definition(self, namespace: str, table: str, definition: TableDef) -> StagedDefinition:
+        """Write a table's definition for a transaction of another process, which takes it by ``put_staged``.
+
+        One that is never taken is an orphan. Raises InvalidNameError, InvalidDefinitionError, StorageError.
+        """
+        return stage_definition(self.snapshot(), namespace, table, definition)
 
     def alter_definition(self, message: str | None = None, **fields: Any) -> int:
         """Change settings of the lakehouse in a commit of its own; returns the version.

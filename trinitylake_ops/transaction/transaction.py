@@ -13,6 +13,7 @@ import pyarrow as pa
 from trinitylake_ops.errors import (
     CommitConflictError,
     ConflictError,
+    CorruptFileError,
     InvalidDefinitionError,
     InvalidInputError,
     NamespaceNotEmptyError,
@@ -20,11 +21,25 @@ from trinitylake_ops.errors import (
     ObjectExistsError,
     TableNotFoundError,
 )
-from trinitylake_ops.format.definitions import IsolationLevel, LakehouseDef, NamespaceDef, TableDef
-from trinitylake_ops.format.file_names import new_lakehouse_def_path, new_namespace_path, new_table_path, table_prefix
+from trinitylake_ops.format.definitions import (
+    IsolationLevel,
+    LakehouseDef,
+    NamespaceDef,
+    SavedTransaction,
+    SavedWrite,
+    TableDef,
+)
+from trinitylake_ops.format.file_names import (
+    new_lakehouse_def_path,
+    new_namespace_path,
+    new_table_path,
+    saved_transaction_path,
+    table_prefix,
+)
 from trinitylake_ops.format.keys import NAMESPACE_KEY_PREFIX, ObjectName
 from trinitylake_ops.format.limits import validate_changed_settings, validate_table_def
-from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS, LARGEST_COST, CommitInfo, Writes
+from trinitylake_ops.format.node_file import COMMIT_ID
+from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS, LARGEST_COST, CommitInfo, Writes, latest_snapshot
 from trinitylake_ops.transaction.conflicts import (
     describe_key,
     merge_lakehouse_defs,
@@ -33,12 +48,14 @@ from trinitylake_ops.transaction.conflicts import (
     written_key_conflicts,
 )
 from trinitylake_ops.transaction.group_commit import CommitQueue, Footprint
+from trinitylake_ops.transaction.saved import StagedDefinition, forget_saved, version_of, write_saved
 from trinitylake_ops.transaction.snapshot import CatalogReader, Entry, Snapshot
 from trinitylake_ops.tree.diff import KeyChange
 
 _LISTED_TABLES = 3
 _LONGEST_OPERATION = "alter-definition"
 _LONGEST_SUMMARY_CHARS = 200
+_CLOCK_MARGIN_MS = 5 * 60 * 1000
 _LARGEST_COUNTS = {"set": 10**9, "deleted": 10**9}
 
 
@@ -69,6 +86,35 @@ class Transaction(CatalogReader):
         self._read_keys: set[str] = set()
         self._read_prefixes: set[str] = set()
         self._is_open = True
+        self._is_saved = False
+
+    @classmethod
+    def resumed(cls, saved: SavedTransaction, base: Snapshot, queue: CommitQueue) -> Self:
+        """Return a transaction as it was when it was saved; ``base`` is the version that it began on.
+
+        Raises CorruptFileError, TransactionExpiredError.
+        """
+        path = saved_transaction_path(saved.id)
+        if base.root.system.get(COMMIT_ID, "") != saved.base_commit_id:
+            raise CorruptFileError(
+                f"transaction {saved.id} began on another version {base.version} than there is now", path=path
+            )
+        info = CommitInfo(saved.operation, saved.message, saved.run_id, dict(saved.properties))
+        begun = Snapshot(base.files, base.version, base.location, base.root, saved.begun_at_millis)
+        txn = cls(begun, saved.isolation_level, info, queue)
+        txn.id = saved.id
+        txn._info = replace(info, members=(saved.id,))
+        txn._is_saved = True
+        for write in saved.writes:
+            kind = NamespaceDef if write.key.startswith(NAMESPACE_KEY_PREFIX) else TableDef
+            content = write.definition
+            txn._writes[write.key] = write.location if content is None else kind.from_bytes(content, path)
+        if saved.lakehouse_def is not None:
+            txn._definition = LakehouseDef.from_bytes(saved.lakehouse_def, path)
+        txn._relied_namespaces = set(saved.relied_namespaces)
+        txn._replaced_namespaces = set(saved.replaced_namespaces)
+        txn._read_keys, txn._read_prefixes = set(saved.read_keys), set(saved.read_prefixes)
+        return txn
 
     # Reading, own writes included
 
@@ -191,6 +237,28 @@ class Transaction(CatalogReader):
         self._check_open()
         self._definition = validate_changed_settings(self.base.definition, definition)
 
+    def put_staged(self, staged: StagedDefinition) -> TableDef:
+        """Create or replace a table by a definition that another process staged since this transaction began.
+
+        Raises NamespaceNotFoundError, InvalidNameError, InvalidDefinitionError where a table of that name has
+        another id, InvalidInputError for one that was staged before, FileMissingError, CorruptFileError.
+        """
+        key = self._table_key_in_namespace(staged.namespace, staged.table)
+        written_at_ms = self.base.files.storage.stat(staged.location).last_modified_ms
+        if written_at_ms < self.base.read_at_ms - _CLOCK_MARGIN_MS:
+            raise InvalidInputError(
+                f"table {staged.namespace}.{staged.table} was staged before this transaction began; its file may be"
+                " removed as an orphan, stage it again"
+            )
+        definition = self.table_at(staged.location)
+        if self.entry(key) is not None and self.table(staged.namespace, staged.table).id != definition.id:
+            raise InvalidDefinitionError(
+                f"table {staged.namespace}.{staged.table} has another id than the staged definition; stage it with"
+                " the id that the table has"
+            )
+        self._write(key, staged.location)
+        return definition
+
     def require(self, precondition: Callable[[Snapshot], None]) -> None:
         """Check something on the base now, and again on every newer version the commit is rebased on.
 
@@ -228,13 +296,63 @@ class Transaction(CatalogReader):
         if max_attempts < 1:
             raise InvalidInputError(f"max_attempts is {max_attempts}, it must be at least 1")
         self._is_open = False
-        self.committed_version = self._queue.commit(self, self.base, max_attempts)
+        self.committed_version = self._commit_once(max_attempts)
+        if self._is_saved:
+            forget_saved(self.base.files.storage, self.id)
         return self.committed_version
 
+    def _commit_once(self, max_attempts: int) -> int:
+        """Commit, unless this transaction was saved and another process has resumed and committed it."""
+        if self._is_saved and (version := self._committed_elsewhere()) is not None:
+            return version
+        try:
+            return self._queue.commit(self, self.base, max_attempts)
+        except CommitConflictError:
+            if self._is_saved and (version := self._committed_elsewhere()) is not None:
+                return version
+            raise
+
+    def _committed_elsewhere(self) -> int | None:
+        files = self.base.files
+        return version_of(files, self.id, self.base.version, latest_snapshot(files).version)
+
+    def save(self) -> str:
+        """Save the transaction for another process, which resumes it by the id that this returns; it ends here.
+
+        It keeps its age: it has to be committed within the lakehouse's ``txn_ttl_millis`` of its begin.
+        Raises InvalidInputError for one with preconditions of an operation, StorageError.
+        """
+        self._check_open()
+        if self._preconditions:
+            raise InvalidInputError("a transaction with preconditions of an operation cannot be saved")
+        definition = None if self._definition is None else self._definition.to_bytes()
+        saved = SavedTransaction(
+            id=self.id,
+            base_version=self.base.version,
+            base_commit_id=self.base.root.system.get(COMMIT_ID, ""),
+            begun_at_millis=self.base.read_at_ms,
+            isolation_level=self.isolation,
+            operation=self._info.operation,
+            message=self._info.message,
+            run_id=self._info.run_id,
+            properties=self._info.properties,
+            writes=tuple(_saved_write(key, entry) for key, entry in self._writes.items()),
+            lakehouse_def=definition,
+            relied_namespaces=tuple(sorted(self._relied_namespaces)),
+            replaced_namespaces=tuple(sorted(self._replaced_namespaces)),
+            read_keys=tuple(sorted(self._read_keys)),
+            read_prefixes=tuple(sorted(self._read_prefixes)),
+        )
+        write_saved(self.base.files.storage, saved)
+        self._is_open = False
+        return self.id
+
     def rollback(self) -> None:
-        """Drop all changes and end the transaction."""
+        """Drop all changes and end the transaction, also one that was saved."""
         self._is_open = False
         self._writes.clear()
+        if self._is_saved:
+            forget_saved(self.base.files.storage, self.id)
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -372,3 +490,9 @@ class Transaction(CatalogReader):
 
     def _named(self, key: str) -> ObjectName:
         return self._name(key)
+
+
+def _saved_write(key: str, entry: Entry | None) -> SavedWrite:
+    if entry is None or isinstance(entry, str):
+        return SavedWrite(key=key, location=entry)
+    return SavedWrite(key=key, definition=entry.to_bytes())

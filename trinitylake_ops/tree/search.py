@@ -74,25 +74,49 @@ def scan_columns(
     store: NodeStore, root: NodeFile, lower: str | None = None, upper: str | None = None
 ) -> tuple[pa.StringArray, pa.StringArray]:
     """Return what :func:`scan` does as two columns of text, keys and locations, without a Python string for each."""
-    keys: list[pa.StringArray] = []
-    locations: list[pa.StringArray] = []
+    parts, messages = _parts(store, root, lower, upper)
+    keys, locations = joined_texts([part[0] for part in parts]), joined_texts([part[1] for part in parts])
+    return with_messages(keys, locations, messages)
+
+
+_Part = tuple[pa.StringArray, pa.StringArray]  # keys that stand beside each other in a node, and their locations
+
+
+def _parts(
+    store: NodeStore, root: NodeFile, lower: str | None, upper: str | None
+) -> tuple[list[_Part], dict[str, str | None]]:
+    """Return the keys of nodes from ``lower`` on and before ``upper``, in order, and the messages newer than them."""
     messages: dict[str, str | None] = {}
-    level = [root]
-    while level:
-        below: list[str] = []
-        for node in level:
-            first = 0 if lower is None else _n_keys_below(node, lower)
-            end = len(node.keys) if upper is None else _n_keys_below(node, upper)
-            keys.append(text_array(node.keys).slice(first, max(0, end - first)))
-            locations.append(text_array(node.values).slice(first, max(0, end - first)))
-            if node.children:
-                is_own_key = lower is not None and first < len(node.keys) and node.keys[first] == lower
-                below += node.children[first + is_own_key : end + 1]
-            for key, location in node.buffer.items():
-                if (lower is None or lower <= key) and (upper is None or key < upper):
-                    messages.setdefault(key, location)  # those nearer the root, which came first, are newer
-        level = store.load_many(below)
-    return with_messages(joined_texts(keys), joined_texts(locations), messages)
+    parts: list[_Part | str] = _expanded(root, lower, upper, messages)
+    while below := [part for part in parts if isinstance(part, str)]:
+        nodes = iter(store.load_many(below))
+        parts = [
+            inner
+            for part in parts
+            for inner in (_expanded(next(nodes), lower, upper, messages) if isinstance(part, str) else (part,))
+        ]
+    return [part for part in parts if not isinstance(part, str)], messages
+
+
+def _expanded(
+    node: NodeFile, lower: str | None, upper: str | None, messages: dict[str, str | None]
+) -> list[_Part | str]:
+    """Return the keys of a node within bounds and, among them, the children that hold others; collect its messages."""
+    for key, location in node.buffer.items():
+        if (lower is None or lower <= key) and (upper is None or key < upper):
+            messages.setdefault(key, location)  # those nearer the root, which came first, are newer
+    first = 0 if lower is None else _n_keys_below(node, lower)
+    end = len(node.keys) if upper is None else max(first, _n_keys_below(node, upper))
+    keys, locations = text_array(node.keys), text_array(node.values)
+    if not node.children:
+        return [(keys.slice(first, end - first), locations.slice(first, end - first))]
+    parts: list[_Part | str] = []
+    for row, child in enumerate(node.children[first : end + 1], first):
+        if lower is None or row >= end or row > first or node.keys[row] != lower:
+            parts.append(child)
+        if row < end:
+            parts.append((keys.slice(row, 1), locations.slice(row, 1)))
+    return parts
 
 
 def _n_keys_below(node: NodeFile, bound: str) -> int:
@@ -105,19 +129,27 @@ def _n_keys_below(node: NodeFile, bound: str) -> int:
 def with_messages(
     keys: pa.StringArray, locations: pa.StringArray, messages: Mapping[str, str | None]
 ) -> tuple[pa.StringArray, pa.StringArray]:
-    """Return keys and their locations, in order, after messages that are newer than them."""
-    if messages:
-        is_older = pc.invert(pc.is_in(keys, pa.array(list(messages), keys.type)))
-        live = {key: location for key, location in messages.items() if location is not None}
-        keys = joined_texts([keys.filter(is_older), pa.array(list(live), pa.utf8())])
-        locations = joined_texts([locations.filter(is_older), pa.array(list(live.values()), pa.utf8())])
+    """Return ascending keys and their locations after messages that are newer than them."""
+    if not messages:
+        return keys, locations
+    is_older = pc.invert(pc.is_in(keys, pa.array(list(messages), keys.type)))
+    live = {key: location for key, location in messages.items() if location is not None}
+    keys = joined_texts([keys.filter(is_older), pa.array(list(live), pa.utf8())])
+    locations = joined_texts([locations.filter(is_older), pa.array(list(live.values()), pa.utf8())])
     order = pc.sort_indices(keys)
     return keys.take(order), locations.take(order)
 
 
 def prefix_keys(store: NodeStore, root: NodeFile, prefix: str) -> pa.StringArray:
     """Return all keys that start with a prefix, ascending."""
-    keys, _ = scan_columns(store, root, prefix, prefix_end(prefix))
+    parts, messages = _parts(store, root, prefix, prefix_end(prefix))
+    keys = joined_texts([part[0] for part in parts])
+    if messages:
+        texts = pa.array(list(messages), keys.type)
+        is_known = pc.is_in(texts, keys)
+        is_live = pa.array([location is not None for location in messages.values()])
+        if pc.equal(is_known, is_live).false_count:  # some were created or dropped, others set anew at most
+            keys, _ = with_messages(keys, pa.nulls(len(keys), pa.utf8()), messages)
     return keys
 
 

@@ -649,3 +649,137 @@ class TableDef(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TableDef: _TypeAlias = TableDef  # noqa: Y015
+
+@_typing.final
+class SavedWrite(_message.Message):
+    """What a transaction that was saved would write to a key; neither field: it deletes the key."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    DEFINITION_FIELD_NUMBER: _builtins.int
+    LOCATION_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    definition: _builtins.bytes
+    location: _builtins.str
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        definition: _builtins.bytes | None = ...,
+        location: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_definition", b"_definition", "_location", b"_location", "definition", b"definition", "location", b"location"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_definition", b"_definition", "_location", b"_location", "definition", b"definition", "key", b"key", "location", b"location"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__definition: _TypeAlias = _typing.Literal["definition"]  # noqa: Y015
+    _WhichOneofArgType__definition: _TypeAlias = _typing.Literal["_definition", b"_definition"]  # noqa: Y015
+    _WhichOneofReturnType__location: _TypeAlias = _typing.Literal["location"]  # noqa: Y015
+    _WhichOneofArgType__location: _TypeAlias = _typing.Literal["_location", b"_location"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__definition) -> _WhichOneofReturnType__definition | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__location) -> _WhichOneofReturnType__location | None: ...
+
+Global___SavedWrite: _TypeAlias = SavedWrite  # noqa: Y015
+
+@_typing.final
+class SavedTransaction(_message.Message):
+    """A transaction between two processes: _ops/txn-<id>.binpb."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class PropertiesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ID_FIELD_NUMBER: _builtins.int
+    BASE_VERSION_FIELD_NUMBER: _builtins.int
+    BASE_COMMIT_ID_FIELD_NUMBER: _builtins.int
+    BEGUN_AT_MILLIS_FIELD_NUMBER: _builtins.int
+    ISOLATION_LEVEL_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    PROPERTIES_FIELD_NUMBER: _builtins.int
+    WRITES_FIELD_NUMBER: _builtins.int
+    LAKEHOUSE_DEF_FIELD_NUMBER: _builtins.int
+    RELIED_NAMESPACES_FIELD_NUMBER: _builtins.int
+    REPLACED_NAMESPACES_FIELD_NUMBER: _builtins.int
+    READ_KEYS_FIELD_NUMBER: _builtins.int
+    READ_PREFIXES_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    base_version: _builtins.int
+    base_commit_id: _builtins.str
+    begun_at_millis: _builtins.int
+    isolation_level: Global___IsolationLevel.ValueType
+    operation: _builtins.str
+    message: _builtins.str
+    run_id: _builtins.str
+    lakehouse_def: _builtins.bytes
+    @_builtins.property
+    def properties(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def writes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SavedWrite]: ...
+    @_builtins.property
+    def relied_namespaces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def replaced_namespaces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def read_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def read_prefixes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        base_version: _builtins.int = ...,
+        base_commit_id: _builtins.str = ...,
+        begun_at_millis: _builtins.int = ...,
+        isolation_level: Global___IsolationLevel.ValueType = ...,
+        operation: _builtins.str = ...,
+        message: _builtins.str | None = ...,
+        run_id: _builtins.str | None = ...,
+        properties: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        writes: _abc.Iterable[Global___SavedWrite] | None = ...,
+        lakehouse_def: _builtins.bytes | None = ...,
+        relied_namespaces: _abc.Iterable[_builtins.str] | None = ...,
+        replaced_namespaces: _abc.Iterable[_builtins.str] | None = ...,
+        read_keys: _abc.Iterable[_builtins.str] | None = ...,
+        read_prefixes: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_lakehouse_def", b"_lakehouse_def", "_message", b"_message", "_run_id", b"_run_id", "lakehouse_def", b"lakehouse_def", "message", b"message", "run_id", b"run_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lakehouse_def", b"_lakehouse_def", "_message", b"_message", "_run_id", b"_run_id", "base_commit_id", b"base_commit_id", "base_version", b"base_version", "begun_at_millis", b"begun_at_millis", "id", b"id", "isolation_level", b"isolation_level", "lakehouse_def", b"lakehouse_def", "message", b"message", "operation", b"operation", "properties", b"properties", "read_keys", b"read_keys", "read_prefixes", b"read_prefixes", "relied_namespaces", b"relied_namespaces", "replaced_namespaces", b"replaced_namespaces", "run_id", b"run_id", "writes", b"writes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__lakehouse_def: _TypeAlias = _typing.Literal["lakehouse_def"]  # noqa: Y015
+    _WhichOneofArgType__lakehouse_def: _TypeAlias = _typing.Literal["_lakehouse_def", b"_lakehouse_def"]  # noqa: Y015
+    _WhichOneofReturnType__message: _TypeAlias = _typing.Literal["message"]  # noqa: Y015
+    _WhichOneofArgType__message: _TypeAlias = _typing.Literal["_message", b"_message"]  # noqa: Y015
+    _WhichOneofReturnType__run_id: _TypeAlias = _typing.Literal["run_id"]  # noqa: Y015
+    _WhichOneofArgType__run_id: _TypeAlias = _typing.Literal["_run_id", b"_run_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lakehouse_def) -> _WhichOneofReturnType__lakehouse_def | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__message) -> _WhichOneofReturnType__message | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__run_id) -> _WhichOneofReturnType__run_id | None: ...
+
+Global___SavedTransaction: _TypeAlias = SavedTransaction  # noqa: Y015

@@ -1,0 +1,170 @@
+"""Commits per second of many writers in one process, with and without group commit.
+
+Run from the project's root: ``.venv/bin/python -m benchmarks.writers``; it writes ``benchmarks/results/writers.md``
+and a plot. Writers are threads; every request to the storage, in memory, takes 20 ms. With group commit they share
+one ``Lakehouse``, as all who open the same root do; without it each has one of its own, as in processes of their own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from matplotlib.axes import Axes
+
+from benchmarks.lakes import SlowStorage
+from benchmarks.report import plot, table, write_result
+from trinitylake_ops import Lakehouse, TableDef
+from trinitylake_ops.errors import CommitAttemptsExhaustedError, CommitConflictError
+from trinitylake_ops.storage import MemoryStorage, Storage, drop_memory_root
+
+WRITERS = (1, 2, 4, 8, 16, 32)
+N_SHARED_TABLES = 4
+SECONDS = 5.0
+_WARM_UP_SECONDS = 1.0
+ROOT = "memory://writers/"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What writers reached: commits and aborts per second, and what fewest and most of them committed."""
+
+    commits: float
+    aborts: float
+    fewest: int
+    most: int
+    versions: float
+
+    @property
+    def aborted(self) -> float:
+        """Of all transactions that ended."""
+        return self.aborts / max(1e-9, self.commits + self.aborts)
+
+
+def measure(n_writers: int, *, is_contended: bool, in_groups: bool) -> Figures:
+    """Let writers commit for a while."""
+    storage = MemoryStorage(ROOT)
+    try:
+        lake = Lakehouse.create(ROOT, storage=storage)
+        with lake.transaction() as txn:
+            txn.create_namespace("ns")
+            for number in range(max(n_writers, N_SHARED_TABLES)):
+                txn.create_table("ns", f"t{number}", TableDef())
+        return _measure(SlowStorage(storage), n_writers, is_contended, in_groups)
+    finally:
+        drop_memory_root(ROOT)
+
+
+def _measure(storage: Storage, n_writers: int, is_contended: bool, in_groups: bool) -> Figures:
+    shared = Lakehouse(storage)
+    begin = time.monotonic() + _WARM_UP_SECONDS
+    end = begin + SECONDS
+    commits, aborts = [0] * n_writers, [0] * n_writers
+    versions: set[int] = set()
+
+    def work(writer: int) -> None:
+        chance = random.Random(writer)
+        lake = shared if in_groups else Lakehouse(storage)
+        for number in itertools.count():
+            name = f"t{chance.randrange(N_SHARED_TABLES) if is_contended else writer}"
+            txn = lake.transaction()
+            txn.alter_table("ns", name, TableDef(properties={"by": f"{writer} {number}"}))
+            try:
+                version, is_committed = txn.commit(), True
+            except (CommitConflictError, CommitAttemptsExhaustedError):
+                version, is_committed = 0, False
+            now = time.monotonic()
+            if now > end:
+                return
+            if now > begin:
+                commits[writer] += is_committed
+                aborts[writer] += not is_committed
+                versions.add(version)
+
+    threads = [threading.Thread(target=work, args=(writer,)) for writer in range(n_writers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return Figures(
+        sum(commits) / SECONDS, sum(aborts) / SECONDS, min(commits), max(commits), len(versions - {0}) / SECONDS
+    )
+
+
+CASES: Mapping[str, Callable[[int], Figures]] = {
+    "disjoint, in groups": partial(measure, is_contended=False, in_groups=True),
+    "disjoint, each alone": partial(measure, is_contended=False, in_groups=False),
+    "contended, in groups": partial(measure, is_contended=True, in_groups=True),
+    "contended, each alone": partial(measure, is_contended=True, in_groups=False),
+}
+
+
+def main() -> None:
+    """Measure, print and write the results."""
+    results: dict[str, dict[int, Figures]] = {}
+    for case, run in CASES.items():
+        results[case] = {n_writers: run(n_writers) for n_writers in WRITERS}
+        print(case, "done", flush=True)
+    write_result("writers", report(results))
+
+
+def report(results: Mapping[str, Mapping[int, Figures]]) -> Sequence[str]:
+    """Return the lines of Markdown, with the plot."""
+    single = results["disjoint, in groups"][1].commits
+    rows = [
+        [
+            case,
+            n_writers,
+            f"{found.commits:.1f}",
+            f"{found.commits / single:.1f}",
+            f"{found.aborted:.0%}",
+            f"{found.versions:.1f}",
+            f"{found.fewest} to {found.most}",
+        ]
+        for case, figures in results.items()
+        for n_writers, found in figures.items()
+    ]
+
+    def draw(axes: Sequence[Axes]) -> None:
+        for case, figures in results.items():
+            axes[0].plot(list(figures), [found.commits for found in figures.values()], "o-", label=case, markersize=3.5)
+            axes[1].plot(list(figures), [found.aborted for found in figures.values()], "o-", label=case, markersize=3.5)
+        axes[0].axhline(8 * single, color="black", linestyle=":", label="8 x one writer")
+        for each, title in zip(axes, ("commits per second", "aborted transactions"), strict=True):
+            each.set_xscale("log", base=2)
+            each.set_ylim(bottom=0)
+            each.set_xlabel("writers")
+            each.set_title(title)
+        axes[0].legend()
+
+    return [
+        "# Many writers in one process",
+        "",
+        f"Made by `benchmarks/writers.py`: threads for {SECONDS:.0f} s each, 20 ms a request. Disjoint: each changes"
+        f" a table of its own; contended: one of {N_SHARED_TABLES}. A transaction that conflicts is aborted, and the"
+        " writer begins the next one.",
+        "",
+        plot("writers", draw, n_axes=2),
+        "",
+        *table(
+            [
+                "case",
+                "writers",
+                "commits / s",
+                "x one writer",
+                "aborted",
+                "versions / s",
+                "commits of one writer, fewest to most",
+            ],
+            rows,
+        ),
+    ]
+
+
+if __name__ == "__main__":
+    main()

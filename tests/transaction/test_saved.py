@@ -1,0 +1,239 @@
+"""Transactions that one process saves and another resumes, and definitions that other processes stage for them."""
+
+from __future__ import annotations
+
+import pickle
+import uuid
+from dataclasses import replace
+
+import pytest
+
+from tests.clock import ClockStorage
+from tests.faults import FaultyStorage, fail, lose_response
+from tests.lakes import Lakes, left_over_paths, table
+from tests.processes import fork
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import (
+    CommitConflictError,
+    CommitOutcomeUnknownError,
+    ConflictError,
+    CorruptFileError,
+    InvalidDefinitionError,
+    InvalidInputError,
+    NamespaceNotFoundError,
+    StoragePermissionError,
+    TransactionExpiredError,
+    TransactionNotFoundError,
+)
+from trinitylake_ops.format.file_names import saved_transaction_path
+from trinitylake_ops.transaction.saved import StagedDefinition
+
+
+@pytest.fixture
+def filled(lakes: Lakes) -> Lakehouse:
+    """Version 1: a namespace of two tables."""
+    lake = lakes.local(order=4)
+    with lake.transaction() as txn:
+        txn.create_namespace("ns", {"a": "b"})
+        txn.create_table("ns", "t", table())
+        txn.create_table("ns", "u", table())
+    return lake
+
+
+def elsewhere(lake: Lakehouse) -> Lakehouse:
+    """The lakehouse as another process opens it."""
+    return Lakehouse(lake.storage)
+
+
+def everything(lake: Lakehouse) -> str:
+    """Save a transaction that does all a transaction can do."""
+    txn = lake.transaction("serializable", "all of it", {"k": "v"}, operation="publish", run_id="run-1")
+    txn.create_namespace("new", {"x": "y"})
+    txn.create_table("new", "made", table(n="1"))
+    txn.alter_table("ns", "t", table(n="2"))
+    txn.drop_table("ns", "u")
+    txn.alter_namespace("ns", {"c": "d"})
+    txn.alter_definition(replace(txn.definition, properties={"p": "q"}))
+    return txn.save()
+
+
+def test_a_saved_transaction_is_resumed_in_another_process(filled: Lakehouse) -> None:
+    transaction_id = everything(filled)
+    assert filled.latest_version() == 1, "nothing is committed by saving"
+
+    def commit(report: object) -> None:
+        txn = elsewhere(filled).resume_transaction(transaction_id)
+        assert txn.table("new", "made").properties == {"n": "1"}
+        assert txn.namespaces() == ["new", "ns"]
+        txn.create_table("new", "added", table())
+        assert txn.commit() == 2
+
+    assert fork(commit).finish() == (0, [])
+    snapshot = filled.snapshot()
+    assert (snapshot.tables("new"), snapshot.tables("ns")) == (["added", "made"], ["t"])
+    assert snapshot.namespace("ns").properties == {"c": "d"}
+    assert snapshot.definition.properties == {"p": "q"}
+    info = next(filled.history())
+    assert (info.operation, info.message, info.run_id) == ("publish", "all of it", "run-1")
+    assert (info.members, info.properties) == ((transaction_id,), {"k": "v"})
+    assert left_over_paths(filled) == set(), "its file is gone, too"
+
+
+def test_what_was_read_before_it_was_saved_counts(filled: Lakehouse) -> None:
+    txn = filled.transaction("serializable")
+    assert txn.tables("ns") == ["t", "u"]
+    txn.create_namespace("other")
+    transaction_id = txn.save()
+    with elsewhere(filled).transaction() as intruder:
+        intruder.create_table("ns", "v", table())
+    with pytest.raises(CommitConflictError, match=r"table ns\.v: we read it or the range it is in") as caught:
+        filled.resume_transaction(transaction_id).commit()
+    assert (caught.value.base_version, caught.value.latest_version) == (1, 2)
+
+
+def test_it_ends_where_it_was_saved(filled: Lakehouse) -> None:
+    with filled.transaction() as txn:
+        txn.create_table("ns", "v", table())
+        txn.save()
+    assert filled.latest_version() == 1
+    with pytest.raises(ConflictError, match="has ended"):
+        txn.commit()
+
+
+def test_it_may_be_saved_again_and_dropped(filled: Lakehouse) -> None:
+    first = filled.resume_transaction(everything(filled))
+    first.drop_table("ns", "t")
+    second = filled.resume_transaction(first.save())
+    assert second.tables("ns") == []
+    second.rollback()
+    with pytest.raises(TransactionNotFoundError, match="there is no saved transaction"):
+        filled.resume_transaction(second.id)
+    assert filled.latest_version() == 1
+    assert left_over_paths(filled) == set()
+
+
+def test_resumed_twice_it_is_committed_once(filled: Lakehouse) -> None:
+    transaction_id = everything(filled)
+    one, other = (elsewhere(filled).resume_transaction(transaction_id) for _ in range(2))
+    assert one.commit() == 2
+    with elsewhere(filled).transaction() as intruder:
+        intruder.alter_table("new", "made", table(n="changed since"))
+    assert other.commit() == 2, "its own version"
+    assert filled.latest_version() == 3
+    assert filled.snapshot().table("new", "made").properties == {"n": "changed since"}
+    assert left_over_paths(filled) == set()
+
+
+def test_two_who_resume_it_at_the_same_moment(filled: Lakehouse) -> None:
+    """The second one looks whether it was committed just before it is."""
+    transaction_id = everything(filled)
+    one, other = (elsewhere(filled).resume_transaction(transaction_id) for _ in range(2))
+    commit = one._queue.commit
+    one._queue.commit = lambda *rest: (other.commit(), commit(*rest))[1]  # type: ignore[method-assign]
+    assert one.commit() == other.committed_version == 2
+    assert filled.latest_version() == 2
+    assert left_over_paths(filled) == set()
+
+
+def test_after_an_unknown_outcome_it_is_resumed_and_not_doubled(lakes: Lakes) -> None:
+    inner = lakes.storage()
+    lake = lakes.watch(Lakehouse.create(inner.root, storage=inner))
+    txn = lake.transaction()
+    txn.create_namespace("ns")
+    transaction_id = txn.save()
+    faults = [
+        lose_response(1, kind="create", path_part="_1000"),
+        fail(3, StoragePermissionError, kind="read", path_part="_1000", times=9),
+    ]
+    with pytest.raises(CommitOutcomeUnknownError):
+        Lakehouse(FaultyStorage(inner, faults)).resume_transaction(transaction_id).commit()
+    assert lake.resume_transaction(transaction_id).commit() == 1
+    assert lake.latest_version() == 1
+
+
+def test_it_keeps_its_age(lakes: Lakes) -> None:
+    storage = ClockStorage(lakes.storage(), 1_000_000)
+    lake = lakes.watch(Lakehouse.create(storage.root, storage=storage, txn_ttl_millis=1_000))
+    txn = lake.transaction()
+    txn.create_namespace("ns")
+    transaction_id = txn.save()
+    storage.time_ms += 1_000
+    resumed = lake.resume_transaction(transaction_id)
+    storage.time_ms += 1
+    with pytest.raises(TransactionExpiredError, match="began 1001 ms ago"):
+        resumed.commit()
+    with pytest.raises(TransactionExpiredError, match="began 1001 ms ago"):
+        lake.resume_transaction(transaction_id)
+    assert lake.latest_version() == 0
+
+
+@pytest.mark.parametrize("transaction_id", ["", "x", "../../etc/passwd", None, 5, "0" * 5_000])
+def test_ids_that_none_has(filled: Lakehouse, transaction_id: str) -> None:
+    with pytest.raises(InvalidInputError, match="no id of a transaction") as caught:
+        filled.resume_transaction(transaction_id)
+    assert len(str(caught.value)) < 200
+
+
+def test_files_that_are_no_saved_transaction(filled: Lakehouse) -> None:
+    transaction_id = everything(filled)
+    saved = filled.storage.read(saved_transaction_path(transaction_id))
+    unknown = str(uuid.uuid4())
+    with pytest.raises(TransactionNotFoundError):
+        filled.resume_transaction(unknown)
+    filled.storage.write(saved_transaction_path(unknown), saved)
+    with pytest.raises(CorruptFileError, match="holds another one"):
+        filled.resume_transaction(unknown)
+    filled.storage.write(saved_transaction_path(unknown), b"\xff garbage")
+    with pytest.raises(CorruptFileError, match=r"no SavedTransaction in protobuf"):
+        filled.resume_transaction(unknown)
+    assert filled.resume_transaction(transaction_id).commit() == 2
+    filled.storage.delete(saved_transaction_path(unknown))
+
+
+def test_preconditions_of_an_operation_cannot_be_saved(filled: Lakehouse) -> None:
+    txn = filled.transaction()
+    txn.require(lambda base: None)
+    with pytest.raises(InvalidInputError, match="preconditions"):
+        txn.save()
+    txn.rollback()
+
+
+def test_other_processes_stage_definitions(filled: Lakehouse) -> None:
+    txn = filled.transaction()
+    current = txn.table("ns", "t")
+
+    def stage(report: object) -> None:
+        lake = elsewhere(filled)
+        staged = [
+            lake.stage_definition("ns", "t", replace(current, properties={"by": "executor"})),
+            lake.stage_definition("ns", "fresh", table(by="executor")),
+        ]
+        report(pickle.dumps(staged).hex())  # type: ignore[operator]
+
+    code, (line,) = fork(stage).finish()
+    assert code == 0
+    assert filled.latest_version() == 1
+    staged: list[StagedDefinition] = pickle.loads(bytes.fromhex(line))
+    resumed = elsewhere(filled).resume_transaction(txn.save())
+    assert [resumed.put_staged(one).properties for one in staged] == [{"by": "executor"}] * 2
+    assert resumed.table("ns", "fresh").properties == {"by": "executor"}
+    assert resumed.commit() == 2
+    assert filled.snapshot().table("ns", "t").id == current.id
+    assert filled.snapshot().table("ns", "fresh").properties == {"by": "executor"}
+    assert left_over_paths(filled) == set()
+
+
+def test_staged_definitions_that_cannot_be_taken(lakes: Lakes) -> None:
+    storage = ClockStorage(lakes.storage(), 1_700_000_000_000)
+    lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+        txn.create_table("ns", "t", table())
+    with pytest.raises(InvalidDefinitionError, match="another id"):
+        lake.transaction().put_staged(lake.stage_definition("ns", "t", table(other="one")))
+    with pytest.raises(NamespaceNotFoundError):
+        lake.transaction().put_staged(lake.stage_definition("nowhere", "t", table()))
+    staged = lake.stage_definition("ns", "new", table())
+    storage.time_ms = lake.storage.stat(staged.location).last_modified_ms + 10 * 60 * 1000
+    with pytest.raises(InvalidInputError, match="staged before this transaction began"):
+        lake.transaction().put_staged(staged)

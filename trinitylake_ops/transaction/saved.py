@@ -1,0 +1,100 @@
+"""Transactions between processes: saved under their id, and definitions that other processes stage for them.
+
+The file of a saved transaction belongs to nobody's tree: it is deleted when the transaction is committed, and where
+that fails, or nobody resumes it, it is left to orphan removal.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from dataclasses import dataclass, replace
+
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    FileMissingError,
+    InvalidInputError,
+    StorageError,
+    TransactionNotFoundError,
+)
+from trinitylake_ops.format.definitions import SavedTransaction, TableDef
+from trinitylake_ops.format.file_names import new_table_path, saved_transaction_path
+from trinitylake_ops.format.limits import validate_table_def
+from trinitylake_ops.format.node_file import decode_commit_info, decode_system_rows
+from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.storage.write_outcome import create_fresh
+from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
+
+logger = logging.getLogger(__name__)
+
+_BATCH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class StagedDefinition:
+    """A table's definition that is written and that no version holds; it travels between processes."""
+
+    namespace: str
+    table: str
+    location: str
+
+
+def stage_definition(snapshot: Snapshot, namespace: str, table: str, definition: TableDef) -> StagedDefinition:
+    """Write a table's definition for a transaction of another process.
+
+    Raises InvalidNameError, InvalidDefinitionError, StorageError.
+    """
+    snapshot.keys.table_key(namespace, table)
+    if not definition.id:
+        definition = replace(definition, id=str(uuid.uuid4()))
+    path = new_table_path(namespace, table, snapshot.definition.file_path_max_size_bytes)
+    create_fresh(snapshot.files.storage, {path: validate_table_def(definition).to_bytes()})
+    return StagedDefinition(namespace, table, path)
+
+
+def write_saved(storage: Storage, saved: SavedTransaction) -> None:
+    """Save a transaction, in place of what was saved of it before. Raises StorageError."""
+    storage.write(saved_transaction_path(saved.id), saved.to_bytes())
+
+
+def read_saved(storage: Storage, transaction_id: str) -> SavedTransaction:
+    """Return a saved transaction.
+
+    Raises InvalidInputError, TransactionNotFoundError, CorruptFileError, StorageError.
+    """
+    try:
+        known_id = str(uuid.UUID(transaction_id))
+    except (ValueError, AttributeError, TypeError):
+        raise InvalidInputError(
+            f"{str(transaction_id)[:64]!r} is no id of a transaction: give the one that save() returned"
+        ) from None
+    path = saved_transaction_path(known_id)
+    try:
+        saved = SavedTransaction.from_bytes(storage.read(path), path)
+    except FileMissingError:
+        raise TransactionNotFoundError(
+            f"there is no saved transaction {known_id}: it was committed, dropped, or never saved", path=path
+        ) from None
+    if saved.id != known_id:
+        raise CorruptFileError(f"the file of transaction {known_id} holds another one", path=path)
+    return saved
+
+
+def forget_saved(storage: Storage, transaction_id: str) -> None:
+    """Delete the file of a transaction that has ended, best effort."""
+    path = saved_transaction_path(transaction_id)
+    try:
+        storage.delete(path)
+    except StorageError as error:
+        logger.warning("transaction %s has ended, but its file could not be deleted: %s", transaction_id, error)
+
+
+def version_of(files: LakehouseFiles, transaction_id: str, after: int, latest: int) -> int | None:
+    """Return the version above ``after`` that holds a transaction, None where none up to ``latest`` does."""
+    for first in range(after + 1, latest + 1, _BATCH):
+        versions = range(first, min(latest + 1, first + _BATCH))
+        paths = [files.roots.path(version) for version in versions]
+        for version, path, data in zip(versions, paths, files.storage.read_many(paths), strict=True):
+            if transaction_id in decode_commit_info(decode_system_rows(data, path)).get("members", ()):
+                return version
+    return None
