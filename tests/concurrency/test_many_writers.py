@@ -81,7 +81,7 @@ def _count_up(made: Lakehouse, writer: int, incarnation: int, seconds: float) ->
     return work
 
 
-@pytest.mark.parametrize(("place", "seconds"), places())
+@pytest.mark.parametrize(("place", "seconds"), list(places()))
 def test_nothing_is_lost_or_doubled(made: Lakehouse, place: str, seconds: int) -> None:
     """Every third writer is killed once and starts again, every other third is stopped now and then."""
     chance = random.Random(place)

@@ -1,4 +1,4 @@
-"""The demo, run as a user runs it, on all the real data; and the Dagster UI on the runs it leaves."""
+"""The demo, run as a user runs it, on real data, in ``make soak`` on all of it; and the Dagster UI on its runs."""
 
 import contextlib
 import csv
@@ -31,17 +31,19 @@ from trinitylake_ops.dagster_plugin.flights import INITIAL_JOB, MONTHLY_JOB
 pytestmark = pytest.mark.timeout(900)
 
 REPOSITORY = Path(__file__).parents[2]
-RUNS = 1 + 12 + 2 + 4
+OTHER_RUNS = 1 + 2 + 4  # beside one for each month
 
 
 class FinishedDemo:
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, months: int):
+        self.months = months
+        self.runs = months + OTHER_RUNS
         self.root = str(folder / "lakehouse")
         self.home = folder / "dagster_home"
         self.home.mkdir()
         shutil.copy(REPOSITORY / "deploy" / "dagster.yaml", self.home)
         self.environment = {**os.environ, "DAGSTER_HOME": str(self.home), "TRINITYLAKE_ROOT": self.root}
-        command = [sys.executable, "-m", "trinitylake_ops.dagster_plugin.demo"]
+        command = [sys.executable, "-m", "trinitylake_ops.dagster_plugin.demo", "--months", str(months)]
         done = subprocess.run(
             command, cwd=REPOSITORY, env=self.environment, capture_output=True, text=True, timeout=900, check=False
         )
@@ -52,9 +54,9 @@ class FinishedDemo:
         return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> FinishedDemo:
-    return FinishedDemo(tmp_path_factory.mktemp("demo"))
+@pytest.fixture(scope="module", params=[3, pytest.param(12, marks=pytest.mark.soak)])
+def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FinishedDemo:
+    return FinishedDemo(tmp_path_factory.mktemp("demo"), request.param)
 
 
 def test_it_ends_well_and_counts_what_the_source_has(demo: FinishedDemo, flights_csv: Path) -> None:
@@ -62,9 +64,10 @@ def test_it_ends_well_and_counts_what_the_source_has(demo: FinishedDemo, flights
     with open(flights_csv, newline="") as file:
         months = Counter(row["month"] for row in csv.DictReader(file))
     assert months.total() == 336_776
-    assert "336,776 flights in the lakehouse, 336,776 in the source." in demo.output
+    rows = sum(months[str(month)] for month in range(1, demo.months + 1))
+    assert f"{rows:,} flights in the lakehouse, {rows:,} in the source" in demo.output
     early, late = (row_counts(demo.output, column) for column in (1, 2))
-    assert (early["facts.flights"], late["facts.flights"]) == (months["1"], months.total())
+    assert (early["facts.flights"], late["facts.flights"]) == (months["1"], rows)
     assert early["reference.airlines"] == late["reference.airlines"] == 16
     files = [path for path in Path(demo.root).rglob("*") if path.is_file()]
     assert f"{len(files):,} files, {decimal(sum(path.stat().st_size for path in files))}, at" in demo.output
@@ -78,20 +81,26 @@ def row_counts(output: str, column: int) -> dict[str, int]:
 
 def test_the_bad_month_is_stopped_and_makes_no_version(demo: FinishedDemo) -> None:
     lines = {int(match[1]): line for line in demo.output.splitlines() if (match := re.match(r"\[ ?(\d+)/", line))}
-    assert lines[14].endswith("stopped by known_carriers, positive_distance; nothing published")
-    assert "version 13:" in lines[13]
-    assert "version 14:" in lines[15]
+    last = 1 + demo.months
+    assert lines[last + 1].endswith("stopped by known_carriers, positive_distance; nothing published")
+    assert f"version {last}:" in lines[last]
+    assert f"version {last + 1}:" in lines[last + 2]
 
 
 def test_every_version_names_the_run_that_made_it(demo: FinishedDemo) -> None:
     with dg.DagsterInstance.from_config(str(demo.home)) as instance:
         runs = {run.run_id: run for run in instance.get_runs()}
-    assert len(runs) == RUNS
+    assert len(runs) == demo.runs
     log = demo.trinitylake("log")
     assert [entry["operation"] for entry in log[-2:]] == ["publish", "init"]
     assert all(entry["operation"] and entry["message"] for entry in log)
     made_by = {entry["version"]: runs[entry["run_id"]].job_name for entry in log}
-    assert [made_by[version] for version in (0, 1, 2, 13)] == [INITIAL_JOB, INITIAL_JOB, MONTHLY_JOB, MONTHLY_JOB]
+    assert [made_by[version] for version in (0, 1, 2, demo.months + 1)] == [
+        INITIAL_JOB,
+        INITIAL_JOB,
+        MONTHLY_JOB,
+        MONTHLY_JOB,
+    ]
     publishing = [run for run in runs.values() if run.job_name in (INITIAL_JOB, MONTHLY_JOB)]
     failed = [run for run in publishing if run.status == dg.DagsterRunStatus.FAILURE]
     assert len(failed) == 1
@@ -110,7 +119,8 @@ def test_the_rollback_undid_the_bad_month(demo: FinishedDemo) -> None:
 
 
 def test_duckdb_and_polars_read_two_versions(demo: FinishedDemo) -> None:
-    expected = {"2": 27_004, "13": 336_776}
+    counts = row_counts(demo.output, 1)["facts.flights"], row_counts(demo.output, 2)["facts.flights"]
+    expected = {"2": counts[0], str(demo.months + 1): counts[1]}
     for version, rows in expected.items():
         catalog = load_catalog(
             "lake",
@@ -175,6 +185,6 @@ def _is_up(port: int) -> bool:
 
 def test_output_is_plain_and_complete(demo: FinishedDemo) -> None:
     numbers = re.findall(r"^\[ ?(\d+)/", demo.output, flags=re.MULTILINE)
-    assert [int(number) for number in numbers] == list(range(1, RUNS + 1))
+    assert [int(number) for number in numbers] == list(range(1, demo.runs + 1))
     assert "\x1b" not in demo.output
     assert "Traceback" not in demo.output + demo.errors

@@ -281,5 +281,5 @@ def test_fields(message: Any) -> None:
             ]
         elif spec.message_type is None:
             plain = re.sub(r"^(optional|repeated) ", "", described)
-            scalar = {13: "uint32", 4: "uint64", 9: "string", 8: "bool", 14: "enum"}[spec.type]
+            scalar = {13: "uint32", 4: "uint64", 9: "string", 8: "bool", 12: "bytes", 14: "enum"}[spec.type]
             assert plain.startswith(scalar)

