@@ -209,9 +209,14 @@ def test_all_that_are_too_old_fail(lakes: Lakes) -> None:
     def pass_time() -> None:
         storage.time_ms += 101
 
-    works = [lambda txn: txn.create_namespace("a"), lambda txn: txn.create_namespace("b")]
-    outcomes = commit_together(lake, works, meanwhile=pass_time)
+    older = lake.transaction()
+    storage.time_ms += 10
+    younger = lake.transaction()
+    older.create_namespace("a")
+    younger.create_namespace("b")
+    outcomes = commit_waiting(lake, [older, younger], pass_time)
     assert [type(outcome) for outcome in outcomes] == [TransactionExpiredError] * 2
+    assert ["began 111 ms ago" in str(outcomes[0]), "began 101 ms ago" in str(outcomes[1])] == [True, True]
     assert lake.latest_version() == 0
     assert left_over_paths(lake) == set()
 

@@ -335,11 +335,8 @@ class _Group:
                 check_age(now_ms - member.begun_at_ms, definition)
             except TrinityLakeError as error:
                 member.expiry = error
-        expired = [member.expiry for member in self._members if member.expiry is not None]
-        if len(expired) == len(self._members):
-            raise expired[0]
-        if expired:
-            raise DraftOutdatedError(f"{len(expired)} of the transactions are too old")
+        if any(member.expiry is not None for member in self._members):
+            raise DraftOutdatedError("some of the transactions are too old")
 
     def _fail(self, member: _Waiting, error: TrinityLakeError) -> None:
         self._members.remove(member)

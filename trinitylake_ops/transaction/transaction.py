@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -39,6 +39,7 @@ from trinitylake_ops.format.file_names import (
 from trinitylake_ops.format.keys import NAMESPACE_KEY_PREFIX, ObjectName
 from trinitylake_ops.format.limits import validate_changed_settings, validate_table_def
 from trinitylake_ops.format.node_file import COMMIT_ID
+from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS, LARGEST_COST, CommitInfo, Writes, latest_snapshot
 from trinitylake_ops.transaction.conflicts import (
     describe_key,
@@ -237,27 +238,33 @@ class Transaction(CatalogReader):
         self._check_open()
         self._definition = validate_changed_settings(self.base.definition, definition)
 
-    def put_staged(self, staged: StagedDefinition) -> TableDef:
-        """Create or replace a table by a definition that another process staged since this transaction began.
+    def put_staged(self, staged: Sequence[StagedDefinition]) -> None:
+        """Create or replace tables by definitions that other processes staged since this transaction began.
 
-        Raises NamespaceNotFoundError, InvalidNameError, InvalidDefinitionError where a table of that name has
-        another id, InvalidInputError for one that was staged before, FileMissingError, CorruptFileError.
+        Their files are looked at in parallel. Raises NamespaceNotFoundError, InvalidNameError, InvalidDefinitionError
+        where a table of that name has another id, InvalidInputError for one that was staged before,
+        FileMissingError, CorruptFileError; nothing is changed then.
         """
-        key = self._table_key_in_namespace(staged.namespace, staged.table)
-        written_at_ms = self.base.files.storage.stat(staged.location).last_modified_ms
-        if written_at_ms < self.base.read_at_ms - _CLOCK_MARGIN_MS:
-            raise InvalidInputError(
-                f"table {staged.namespace}.{staged.table} was staged before this transaction began; its file may be"
-                " removed as an orphan, stage it again"
-            )
-        definition = self.table_at(staged.location)
-        if self.entry(key) is not None and self.table(staged.namespace, staged.table).id != definition.id:
-            raise InvalidDefinitionError(
-                f"table {staged.namespace}.{staged.table} has another id than the staged definition; stage it with"
-                " the id that the table has"
-            )
-        self._write(key, staged.location)
-        return definition
+        storage, oldest_ms = self.base.files.storage, self.base.read_at_ms - _CLOCK_MARGIN_MS
+        keys = [self._table_key_in_namespace(one.namespace, one.table) for one in staged]
+
+        def load(one: StagedDefinition) -> TableDef:
+            if storage.stat(one.location).last_modified_ms < oldest_ms:
+                raise InvalidInputError(
+                    f"table {one.namespace}.{one.table} was staged before this transaction began; its file may be"
+                    " removed as an orphan, stage it again"
+                )
+            return self.table_at(one.location)
+
+        definitions = run_parallel(in_one_round(load), staged, storage.concurrency)
+        for key, one, definition in zip(keys, staged, definitions, strict=True):
+            if self.entry(key) is not None and self.table(one.namespace, one.table).id != definition.id:
+                raise InvalidDefinitionError(
+                    f"table {one.namespace}.{one.table} has another id than the staged definition; stage it with the"
+                    " id that the table has"
+                )
+        for key, one in zip(keys, staged, strict=True):
+            self._write(key, one.location)
 
     def require(self, precondition: Callable[[Snapshot], None]) -> None:
         """Check something on the base now, and again on every newer version the commit is rebased on.
