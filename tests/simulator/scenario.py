@@ -23,7 +23,7 @@ from trinitylake_ops.storage.cache import clear_process_caches
 from trinitylake_ops.transaction.resolve import CommitResolution
 from trinitylake_ops.transaction.transaction import Transaction
 
-WRITERS = (4, 1)  # threads of each process that writes
+WRITERS = (3, 1)  # threads of each process that writes
 N_TRANSACTIONS = 10  # of each writer
 N_READS = 12
 N_ROLLBACKS = 2
@@ -33,6 +33,7 @@ _NAMESPACES = ("a", "b")
 _TABLES = ("t", "u", "v", "w")
 _SETTINGS = ("x", "y")
 _ATTEMPTS = 30
+_VERIFIED = 0.2  # of all runs: what all versions hold is read in each
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class _Scenario:
         self.history = History()
         self.happened: Counter[str] = Counter()
         self._tokens = itertools.count()
+        self._verifies = chance.random() < _VERIFIED
         self._deadlines: dict[str, int] = {}
         self._storage = SimulatedStorage(world, Process("test", [], lambda storage: None))
         lake = Lakehouse.create(
@@ -109,9 +111,11 @@ class _Scenario:
         states = [contents(lake.snapshot(info.version)) for info in infos]
         self.happened["versions"] += len(infos)
         self.happened["groups"] += sum(1 for info in infos if len(info.members) > 1)
-        report = verify(lake)
-        findings = [f"verify: {finding}" for finding in report.findings if finding.severity == "error"]
-        return [*seen.check(self.history, infos, states), *findings]
+        wrong = seen.check(self.history, infos, states)
+        if self._verifies:
+            report = verify(lake)
+            wrong += [f"verify: {finding}" for finding in report.findings if finding.severity == "error"]
+        return wrong
 
     # Threads
 

@@ -50,7 +50,7 @@ class VersionInfo:
     properties: Mapping[str, str] = field(default_factory=dict)
     members: tuple[str, ...] = ()
     cost: Mapping[str, int] = field(default_factory=dict)
-    root_bytes: int = 0
+    root_bytes: int = field(default=0, compare=False)
     transactions: tuple[TransactionInfo, ...] = ()
 
     @property
