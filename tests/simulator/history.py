@@ -85,7 +85,7 @@ def _wrong_outcomes(history: History, infos: Sequence[VersionInfo], states: Sequ
         found = places.get(record.id, [])
         if len(found) > 1:
             wrong.append(f"transaction {record.id} was committed as versions {found}")
-        if record.outcome == "committed" and record.version != record.base_version and found != [record.version]:
+        if record.outcome == "committed" and found != [record.version] and not _changed_nothing(record, states):
             wrong.append(f"transaction {record.id} was acknowledged as version {record.version}, but is in {found}")
         if record.outcome == "resolved as committed" and not found:
             wrong.append(f"transaction {record.id} was resolved as committed, but is in no version")
@@ -95,6 +95,14 @@ def _wrong_outcomes(history: History, infos: Sequence[VersionInfo], states: Sequ
         if version >= len(infos) or tree_of(states[version]) != tree_of(states[target]):
             wrong.append(f"the rollback to {target} was acknowledged as version {version}, which is another")
     return wrong
+
+
+def _changed_nothing(record: TransactionRecord, states: Sequence[State]) -> bool:
+    """Whether a transaction that is in no version had nothing to change, and was told the version it began on."""
+    after = dict(states[record.base_version])
+    for operation in record.operations:
+        replay(operation, after)
+    return record.version == record.base_version and after == states[record.base_version]
 
 
 def _wrong_contents(history: History, infos: Sequence[VersionInfo], states: Sequence[State]) -> list[str]:

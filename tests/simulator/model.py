@@ -105,6 +105,7 @@ _IN_LAKEHOUSE: Mapping[str, Callable[[Operation, Transaction], Any]] = {
     "create namespace": _create_namespace,
     "drop namespace": _drop_namespace,
     "set": _set,
+    "setting": lambda operation, txn: txn.definition.properties.get(operation.namespace),
 }
 
 
@@ -154,6 +155,7 @@ _IN_MODEL: Mapping[str, Callable[[Operation, State], Any]] = {
     "create namespace": _model_create_namespace,
     "drop namespace": _model_drop_namespace,
     "set": _model_set,
+    "setting": lambda operation, state: state.get(("setting", operation.namespace)),
 }
 
 

@@ -154,6 +154,12 @@ MUTATIONS: Mapping[str, Mutation] = {
     "skip the check that the namespace is there": _returning(transaction.Transaction, "_namespace_conflicts", []),
     "skip the check of new tables in a dropped namespace": _returning(transaction, "new_table_conflicts", []),
     "overwrite the settings that others changed": _overwrite_definitions,
+    "acknowledge commits that were not made": lambda: mock.patch.object(
+        transaction.Transaction, "_commit_once", lambda self, max_attempts: self.base.version
+    ),
+    "skip the check of read settings": lambda: mock.patch.object(
+        transaction.Transaction, "definition", property(lambda self: self._definition or self.base.definition)
+    ),
     "skip the time to live": _returning(group_commit, "check_age", None),
     "take the clock's time, also when it jumped back": lambda: mock.patch.object(
         commit, "_creation_time_ms", lambda storage, base: storage.now_ms()

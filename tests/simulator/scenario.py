@@ -229,9 +229,11 @@ class _Scenario:
         return [self._operation(chance) for _ in range(chance.randint(1, 3))] + [self._change(chance)]
 
     def _operation(self, chance: random.Random) -> Operation:
-        kind = chance.choices(["read", "list", "namespaces", "change"], [4, 2, 1, 2])[0]
+        kind = chance.choices(["read", "list", "namespaces", "setting", "change"], [6, 3, 2, 1, 3])[0]
         if kind == "change":
             return self._change(chance)
+        if kind == "setting":
+            return Operation(kind, chance.choice(_SETTINGS))
         return Operation(kind, chance.choice(_NAMESPACES), chance.choice(_TABLES))
 
     def _change(self, chance: random.Random) -> Operation:

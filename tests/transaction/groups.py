@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import linecache
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
 
 from trinitylake_ops import Lakehouse
+from trinitylake_ops.transaction import group_commit
 from trinitylake_ops.transaction.transaction import Transaction
 
 Work = Callable[[Transaction], object]
-_LONGEST_WAIT_SECONDS = 30
+_LONGEST_WAIT_SECONDS = 10
 
 
 def commit_together(
@@ -26,29 +32,71 @@ def commit_together(
     return commit_waiting(lake, transactions, meanwhile)
 
 
+class _Somebody:
+    """Leads the queue, and never ends by itself."""
+
+    has_left = is_done = False
+    wakes = threading.Event()
+
+
 def commit_waiting(
-    lake: Lakehouse, transactions: Sequence[Transaction], meanwhile: Callable[[], object] = int
+    lake: Lakehouse,
+    transactions: Sequence[Transaction],
+    meanwhile: Callable[[], object] = int,
+    *,
+    interrupted: int | None = None,
+    at_line: int = 0,
 ) -> list[int | BaseException]:
-    """Let transactions wait in the order given, as if somebody else committed, then commit them."""
+    """Let transactions wait in the order given, as if somebody else committed, then commit them.
+
+    The thread of the transaction ``interrupted`` is interrupted at its ``at_line``-th line in the module of groups.
+    """
     queue, outcomes = lake._queue, dict[int, int | BaseException]()
 
     def commit(number: int) -> None:
+        if number == interrupted:
+            sys.settrace(_interrupting(at_line))
         try:
             outcomes[number] = transactions[number].commit()
         except BaseException as error:  # noqa: BLE001 - what became of it is for the test to judge
             outcomes[number] = error
+        finally:
+            sys.settrace(None)
 
-    threads = [threading.Thread(target=commit, args=(number,)) for number in range(len(transactions))]
-    assert not queue._is_led
-    queue._is_led = True
-    for number, thread in enumerate(threads):
+    threads = [threading.Thread(target=commit, args=(number,), daemon=True) for number in range(len(transactions))]
+    somebody = _Somebody()
+    assert queue._leader is None or queue._leader.is_done
+    queue._leader = somebody  # type: ignore[assignment]
+    for thread, txn in zip(threads, transactions, strict=True):
         thread.start()
         deadline = time.monotonic() + _LONGEST_WAIT_SECONDS
-        while len(queue._waiting) <= number:
+        while thread.is_alive() and txn not in [waiting.transaction for waiting in tuple(queue._waiting)]:
             assert time.monotonic() < deadline
-            time.sleep(0.001)
+            time.sleep(0.0005)
     meanwhile()
-    queue._hand_over()
+    somebody.is_done = True
+    queue._leave(somebody)  # type: ignore[arg-type]
     for thread in threads:
         thread.join(_LONGEST_WAIT_SECONDS)
+        assert not thread.is_alive(), "somebody waits for ever"
     return [outcomes[number] for number in range(len(transactions))]
+
+
+class Interrupted(BaseException):
+    """Ctrl-C."""
+
+
+def _interrupting(at_line: int) -> Callable[..., Any]:
+    """Return a trace function that raises at the n-th line of the module of groups."""
+    remaining = itertools.count(at_line - 1, -1)
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code.co_filename != group_commit.__file__:
+            return None
+        # At the line of a with statement the lock would stay locked: Python cannot be interrupted there safely.
+        is_with = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
+        if event == "line" and not is_with and next(remaining) == 0:
+            raise Interrupted
+        return trace
+
+    return trace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from dataclasses import replace
 from typing import Any
@@ -11,14 +12,13 @@ import pytest
 from tests.clock import ClockStorage
 from tests.faults import FaultyStorage, fail
 from tests.lakes import Lakes, left_over_paths, table
-from tests.transaction.groups import commit_together, commit_waiting
+from tests.transaction.groups import Interrupted, commit_together, commit_waiting
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
     CommitAttemptsExhaustedError,
     CommitConflictError,
     CommitOutcomeUnknownError,
-    ConflictError,
     StoragePermissionError,
     TransactionExpiredError,
 )
@@ -142,7 +142,7 @@ def test_serializable_members_do_not_share_a_version_with_what_they_read(filled:
     assert commit_together(filled, works, isolation="snapshot") == [3, 3]
 
 
-def test_changes_of_the_settings_and_preconditions_go_alone(filled: Lakehouse) -> None:
+def test_changes_of_the_settings_and_preconditions_go_alone_and_wait_for_nobody(filled: Lakehouse) -> None:
     def settings(txn: Transaction) -> None:
         txn.alter_definition(replace(txn.definition, properties={"x": "1"}))
 
@@ -150,7 +150,7 @@ def test_changes_of_the_settings_and_preconditions_go_alone(filled: Lakehouse) -
         txn.require(lambda base: None)
         creates("e")(txn)
 
-    assert commit_together(filled, [creates("d"), settings, checked, creates("f")]) == [2, 3, 4, 2]
+    assert commit_together(filled, [creates("d"), settings, checked, creates("f")]) == [4, 2, 3, 4]
     assert filled.snapshot().definition.properties == {"x": "1"}
 
 
@@ -177,7 +177,7 @@ def test_large_transactions_go_alone(filled: Lakehouse, monkeypatch: pytest.Monk
         for number in range(3):
             creates(f"many{number}")(txn)
 
-    assert commit_together(filled, [creates("d"), many, creates("e"), creates("f")]) == [2, 3, 2, 4]
+    assert commit_together(filled, [creates("d"), many, creates("e"), creates("f")]) == [3, 2, 3, 4]
 
 
 def test_a_member_that_outlived_its_time_fails_alone(lakes: Lakes) -> None:
@@ -267,28 +267,51 @@ def test_attempts_are_counted_for_each_member(filled: Lakehouse, monkeypatch: py
     assert str(second).startswith("2 attempts")
 
 
-def test_who_led_and_was_interrupted_leaves_the_others_an_answer(
-    filled: Lakehouse, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Interrupted(BaseException):
-        pass
+@pytest.mark.parametrize("interrupted", [0, 1], ids=["leader", "follower"])
+def test_interrupts_at_every_line_leave_nobody_waiting(lakes: Lakes, interrupted: int) -> None:
+    """Whatever was interrupted, the others get an answer that is true, and the queue goes on."""
+    lake = lakes.memory(order=4)
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+    for at_line in itertools.count(1):
+        transactions = [lake.transaction() for _ in range(3)]
+        for number, txn in enumerate(transactions):
+            creates(f"t{at_line}-{number}")(txn)
+        outcomes = commit_waiting(lake, transactions, interrupted=interrupted, at_line=at_line)
+        members = {member: info.version for info in lake.history() for member in info.members}
+        for number, (txn, outcome) in enumerate(zip(transactions, outcomes, strict=True)):
+            if isinstance(outcome, int):
+                assert members[txn.id] == outcome
+            elif isinstance(outcome, CommitOutcomeUnknownError):
+                assert outcome.version is not None
+                committed = lake.resolve_commit(outcome.version, outcome.commit_id) == "committed"
+                assert committed == (txn.id in members)
+            else:
+                assert (type(outcome), number) == (Interrupted, interrupted)
+        assert lake._queue._leader is None or lake._queue._leader.is_done
+        assert all(waiting.is_done for waiting in lake._queue._waiting)
+        if not any(isinstance(outcome, Interrupted) for outcome in outcomes):
+            break
+    assert at_line > 10, "the lines were met"
 
-    def interrupt(self: Commit, draft: Any) -> bytes:
-        monkeypatch.undo()
-        raise Interrupted
 
-    monkeypatch.setattr(Commit, "_write_files", interrupt)
-    first, second = filled.transaction(), filled.transaction()
-    creates("d")(first)
-    creates("e")(second)
-    outcomes = commit_waiting(filled, [first, second])
-    assert [type(outcome) for outcome in outcomes] == [Interrupted, ConflictError]
-    assert "nothing was committed" in str(outcomes[1])
-    assert second.committed_version is None
-    assert filled.latest_version() == 1
-    third = filled.transaction()
-    creates("f")(third)
-    assert third.commit() == 2, "the queue goes on"
+def test_an_untyped_error_is_its_own_members(filled: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    transactions = [filled.transaction() for _ in range(3)]
+    for number, txn in enumerate(transactions):
+        creates(f"t{number}")(txn)
+    monkeypatch.setattr(transactions[1], "writes_on", lambda base: 1 / 0)
+    first, second, third = commit_waiting(filled, transactions)
+    assert (first, third) == (2, 2)
+    assert isinstance(second, ZeroDivisionError)
+
+
+def test_nobody_overtakes_one_whom_they_touch(filled: Lakehouse) -> None:
+    """The second stays behind the first, so the third, which touches the second, does too."""
+    both = lambda txn: (alters("a", x="2")(txn), alters("b", x="2")(txn))  # noqa: E731
+    first, second, third = commit_together(filled, [alters("a", x="1"), both, alters("b", x="3")])
+    assert first == 2
+    assert isinstance(second, CommitConflictError)
+    assert third == 3
 
 
 def test_a_precondition_may_commit(filled: Lakehouse) -> None:

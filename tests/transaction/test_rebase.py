@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -279,3 +280,30 @@ def test_preconditions_are_checked_again_on_every_rebase(filled: Lakehouse) -> N
     assert left_over_paths(filled) == set()
     with pytest.raises(NamespaceNotEmptyError):
         filled.transaction().require(namespace_is_empty)
+
+
+def test_settings_that_were_read_count_when_serializable(filled: Lakehouse) -> None:
+    """What one did because of a setting does not hold once another has changed it."""
+    outcomes: list[int | type[CommitConflictError]] = []
+    for isolation in ("serializable", "snapshot"):
+        txn = filled.transaction(isolation)
+        assert txn.definition.properties.get("frozen") != isolation
+        txn.create_namespace(f"by-{isolation}")
+        other = filled.transaction()
+        other.alter_definition(replace(other.definition, properties={"frozen": isolation}))
+        other.commit()
+        try:
+            outcomes.append(txn.commit())
+        except CommitConflictError as error:
+            assert "settings of the lakehouse: we read them" in str(error)
+            outcomes.append(CommitConflictError)
+    assert outcomes == [CommitConflictError, filled.latest_version()]
+
+
+def test_what_changes_nothing_never_conflicts(filled: Lakehouse) -> None:
+    txn = filled.transaction("serializable")
+    before = txn.base.version
+    txn.namespaces()
+    with filled.transaction() as other:
+        other.create_namespace("more")
+    assert txn.commit() == before

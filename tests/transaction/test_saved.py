@@ -12,7 +12,7 @@ from tests.clock import ClockStorage
 from tests.faults import FaultyStorage, fail, lose_response
 from tests.lakes import Lakes, left_over_paths, table
 from tests.processes import fork
-from trinitylake_ops import Lakehouse
+from trinitylake_ops import Lakehouse, TableDef, maintenance
 from trinitylake_ops.errors import (
     CommitConflictError,
     CommitOutcomeUnknownError,
@@ -24,8 +24,10 @@ from trinitylake_ops.errors import (
     StoragePermissionError,
     TransactionExpiredError,
     TransactionNotFoundError,
+    VersionNotFoundError,
 )
-from trinitylake_ops.format.file_names import saved_transaction_path
+from trinitylake_ops.format.file_names import root_path, saved_transaction_path
+from trinitylake_ops.storage import drop_memory_root
 from trinitylake_ops.transaction.saved import StagedDefinition
 
 
@@ -124,15 +126,67 @@ def test_resumed_twice_it_is_committed_once(filled: Lakehouse) -> None:
     assert left_over_paths(filled) == set()
 
 
-def test_two_who_resume_it_at_the_same_moment(filled: Lakehouse) -> None:
-    """The second one looks whether it was committed just before it is."""
+@pytest.mark.parametrize("undo", ["drop", "rollback"])
+def test_resumed_twice_and_undone_between(filled: Lakehouse, undo: str) -> None:
+    """No key differs any more when the second one is rebased: only the versions between tell."""
+    txn = filled.transaction()
+    txn.create_table("ns", "made", table())
+    transaction_id = txn.save()
+    one, other = (elsewhere(filled).resume_transaction(transaction_id) for _ in range(2))
+    assert one.commit() == 2
+    if undo == "drop":
+        with elsewhere(filled).transaction() as intruder:
+            intruder.drop_table("ns", "made")
+    else:
+        maintenance.rollback(elsewhere(filled), 1)
+    assert other.commit() == 2, "its own version"
+    assert filled.latest_version() == 3
+    assert filled.snapshot().tables("ns") == ["t", "u"], "what was undone stays undone"
+
+
+def test_a_copy_that_was_changed_is_not_taken_for_committed(filled: Lakehouse) -> None:
     transaction_id = everything(filled)
     one, other = (elsewhere(filled).resume_transaction(transaction_id) for _ in range(2))
-    commit = one._queue.commit
-    one._queue.commit = lambda *rest: (other.commit(), commit(*rest))[1]  # type: ignore[method-assign]
-    assert one.commit() == other.committed_version == 2
-    assert filled.latest_version() == 2
-    assert left_over_paths(filled) == set()
+    other.create_table("new", "extra", table())
+    assert one.commit() == 2
+    with pytest.raises(CommitConflictError, match="was committed as version 2 by another process"):
+        other.commit()
+    assert filled.snapshot().tables("new") == ["made"]
+
+
+def test_a_failure_in_its_block_keeps_what_was_saved(filled: Lakehouse) -> None:
+    transaction_id = everything(filled)
+    with pytest.raises(ZeroDivisionError), filled.resume_transaction(transaction_id):
+        _ = 1 / 0
+    assert filled.resume_transaction(transaction_id).commit() == 2
+
+
+def test_a_root_that_is_gone_leaves_open_whether_it_was_committed(lakes: Lakes) -> None:
+    lake = Lakehouse.create("memory://gone-between/")
+    try:
+        lake.alter_definition(properties={"n": "1"})
+        txn = lake.transaction()
+        txn.create_namespace("ns")
+        transaction_id = txn.save()
+        resumed = lake.resume_transaction(transaction_id)
+        for number in (2, 3, 4):
+            lake.alter_definition(properties={"n": str(number)})
+        lake.storage.delete(root_path(3))
+        with pytest.raises(VersionNotFoundError, match="nobody can tell whether transaction"):
+            resumed.commit()
+    finally:
+        drop_memory_root(lake.root)
+
+
+def test_damaged_files_are_refused(filled: Lakehouse) -> None:
+    transaction_id = everything(filled)
+    path = saved_transaction_path(transaction_id)
+    saved = filled.storage.read(path)
+    for place in range(len(saved)):
+        filled.storage.write(path, saved[:place] + bytes([saved[place] ^ 1]) + saved[place + 1 :])
+        with pytest.raises(CorruptFileError):
+            filled.resume_transaction(transaction_id)
+    filled.storage.delete(path)
 
 
 def test_after_an_unknown_outcome_it_is_resumed_and_not_doubled(lakes: Lakes) -> None:
@@ -237,3 +291,20 @@ def test_staged_definitions_that_cannot_be_taken(lakes: Lakes) -> None:
     storage.time_ms = lake.storage.stat(staged.location).last_modified_ms + 10 * 60 * 1000
     with pytest.raises(InvalidInputError, match="staged before this transaction began"):
         lake.transaction().put_staged([staged])
+
+
+def test_files_that_are_no_staged_definition(filled: Lakehouse) -> None:
+    staged, other = filled.stage_definition("ns", "new", table()), filled.stage_definition("ns", "new", table())
+    txn = filled.transaction()
+    for wrong in ([staged, other], [staged, replace(staged, table="again")], ["x"], [replace(staged, location=None)]):
+        with pytest.raises(InvalidInputError):
+            txn.put_staged(wrong)  # type: ignore[arg-type]
+    for content in (b"", b"garbage", filled.storage.read(filled.snapshot().definition_location)[:0]):
+        filled.storage.write(other.location, content)
+        with pytest.raises((CorruptFileError, InvalidDefinitionError)):
+            txn.put_staged([other])
+    with pytest.raises(InvalidDefinitionError):
+        filled.stage_definition("ns", "new", TableDef(id="../x"))
+    txn.put_staged([staged])
+    assert txn.commit() == 2
+    filled.storage.delete(other.location)

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import FileMissingError, VersionNotFoundError
 from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, root_path
-from trinitylake_ops.format.node_file import COMMIT_ID, CREATED_AT_MILLIS, NodeFile, decode_node, encode_node
+from trinitylake_ops.format.node_file import (
+    COMMIT_ID,
+    CREATED_AT_MILLIS,
+    LAKEHOUSE_DEF,
+    NodeFile,
+    decode_node,
+    encode_node,
+)
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, StorageWrapper, drop_memory_root
 
 pytestmark = pytest.mark.local_only("looks at roots that no server holds")
@@ -75,7 +82,7 @@ def test_at_most_twenty_reads_among_100_000_versions(version: int) -> None:
 
 @st.composite
 def histories(draw: st.DrawFn) -> Times:
-    """Times as programs of all kinds leave them: ours are later than all before, others may be anything."""
+    """Times as programs of all kinds leave them: ours are later than all before, others' may be anything."""
     times: list[tuple[int, bool]] = []
     for _ in range(draw(st.integers(1, 40))):
         if draw(st.booleans()):
@@ -95,3 +102,21 @@ def test_a_foreign_version_between_others_is_noticed() -> None:
     times = [(1, False), (2, False), (90, False), (4, False), (5, False), (6, False), (7, False), (8, False)]
     assert found_at(times, 5) == 1
     assert found_at(times, 90) == 7
+
+
+def test_ours_is_younger_than_all_before_also_after_others() -> None:
+    """Another program left a version that is far too young, and one that is older than it."""
+    lake = Lakehouse.create("memory://holes/")
+    try:
+        root = decode_node(lake.storage.read(root_path(0)), "root")
+        start_ms = root.created_at_ms
+        order = lake.snapshot().definition.order
+        for version, offset_ms in ((1, 9_000_000), (2, 10)):
+            system = {CREATED_AT_MILLIS: str(start_ms + offset_ms), LAKEHOUSE_DEF: root.system[LAKEHOUSE_DEF]}
+            lake.storage.create(root_path(version), encode_node(NodeFile(system=system), order))
+        assert lake.alter_definition(properties={"a": "b"}) == 3
+        assert lake.snapshot().created_at_ms == start_ms + 9_000_001
+        assert lake.snapshot(timestamp=start_ms + 60).version == 0
+        assert lake.snapshot(timestamp=start_ms + 9_000_000).version == 2
+    finally:
+        drop_memory_root(lake.root)

@@ -7,8 +7,9 @@ bytes in ``unknown_fields``.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -286,16 +287,24 @@ class SavedTransaction:
     replaced_namespaces: tuple[str, ...] = ()
     read_keys: tuple[str, ...] = ()
     read_prefixes: tuple[str, ...] = ()
+    has_read_definition: bool = False
+    checksum: bytes = b""
     unknown_fields: bytes = field(default=b"", compare=False, repr=False)
 
     def to_bytes(self) -> bytes:
-        """Return the protobuf file."""
-        return _to_file(self, pb.SavedTransaction)
+        """Return the protobuf file, with its checksum."""
+        return _to_file(replace(self, checksum=self._checksum()), pb.SavedTransaction)
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> SavedTransaction:
-        """Read a saved transaction. Raises CorruptFileError."""
-        return _from_message(cls, _parse(data, pb.SavedTransaction, path))
+        """Read a saved transaction. Raises CorruptFileError, also where the checksum is not that of the content."""
+        saved = _from_message(cls, _parse(data, pb.SavedTransaction, path))
+        if saved.checksum != saved._checksum():
+            raise CorruptFileError(f"the saved transaction {path!r} is damaged: its checksum is another", path=path)
+        return saved
+
+    def _checksum(self) -> bytes:
+        return hashlib.sha256(_to_file(replace(self, checksum=b""), pb.SavedTransaction)).digest()
 
 
 M = TypeVar("M", bound=Message)

@@ -21,6 +21,7 @@ from trinitylake_ops.errors import (
     AmbiguousWriteError,
     CommitAttemptsExhaustedError,
     CommitOutcomeUnknownError,
+    FileMissingError,
     StorageError,
     TransactionExpiredError,
     TrinityLakeError,
@@ -55,6 +56,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_MAX_ATTEMPTS = 100
 _LONGEST_USER_CHARS = 64
 _LONGEST_PAUSE_S = 1.0
+_TIMES_AT_ONCE = 16
 
 
 _acting_run: ContextVar[str | None] = ContextVar("acting_run", default=None)
@@ -408,10 +410,33 @@ def pause_after_loss(n_lost: int, attempt_seconds: float) -> None:
 
 
 def _creation_time_ms(storage: Storage, base: Snapshot) -> int:
-    """Return the time of the next version: now, or just after the base where the clock is behind it."""
-    time_ms = max(storage.now_ms(), base.created_at_ms + 1)
+    """Return the time of the next version: now, or just after all versions before it where the clock is behind."""
+    time_ms = max(storage.now_ms(), _newest_time_ms(base) + 1)
     check_time(time_ms)
     return time_ms
+
+
+def _newest_time_ms(base: Snapshot) -> int:
+    """Return the largest time of all versions up to ``base``.
+
+    That is its own where we wrote it. One of another program may be older than those before it: they are
+    read, back to one of ours.
+    """
+    newest_ms, roots = base.created_at_ms, base.files.roots
+    if COMMIT_ID in base.root.system:
+        return newest_ms
+    for last in range(base.version - 1, -1, -_TIMES_AT_ONCE):
+        paths = [roots.path(version) for version in range(last, max(-1, last - _TIMES_AT_ONCE), -1)]
+        for path, data in zip(paths, roots.storage.read_available(paths), strict=True):
+            if isinstance(data, FileMissingError):
+                return newest_ms  # deleted by another program, and those before it, too
+            if isinstance(data, StorageError):
+                raise data
+            system = decode_system_rows(data, path)
+            newest_ms = max(newest_ms, int(system[CREATED_AT_MILLIS]))
+            if COMMIT_ID in system:
+                return newest_ms
+    return newest_ms
 
 
 def check_time(time_ms: int) -> None:

@@ -1,8 +1,9 @@
 """Group commit: transactions of one process that wait at the same moment go into one root (docs/protocol.md, C).
 
-Who comes while nobody commits, leads: it commits at once. Those who come meanwhile wait; when the
-leader is done, the first of them leads the next group and takes along all who fit. Each is checked as
-if it were committed by itself after those before it, and fails by itself.
+Who comes while nobody leads, leads: it commits at once. Those who come meanwhile wait; when the leader
+is done, the first of them leads the next group and takes along all who fit. Each is checked as if it
+were committed by itself after those before it, and fails by itself. Interrupts (KeyboardInterrupt, in the
+main thread) may come anywhere: who waits gets an answer, and the next one leads.
 """
 
 from __future__ import annotations
@@ -10,13 +11,12 @@ from __future__ import annotations
 import copy
 import threading
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from trinitylake_ops.errors import ConflictError, InvalidInputError, TrinityLakeError
+from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.node_file import decode_node
 from trinitylake_ops.storage.lru import at_fork
@@ -32,11 +32,12 @@ from trinitylake_ops.transaction.commit import (
     check_age,
     outcome_unknown,
 )
-from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
+from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
 
-#: Larger transactions go alone: what they write takes long anyway, and nobody should wait for it.
+#: Larger transactions go alone, beside the queue: they take long, and nobody should wait for them.
 MAX_GROUP_CHANGES = 1_000
+_PATIENCE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,10 @@ class Footprint:
     prefixes: tuple[str, ...] = ()
     is_alone: bool = False
 
+    def meets(self, other: Footprint) -> bool:
+        """Whether one of the two may matter to the other."""
+        return self.is_touched_by(other.writes) or other.is_touched_by(self.writes)
+
     def is_touched_by(self, written: Collection[str]) -> bool:
         """Whether others that wrote these keys matter, or may."""
         return any(
@@ -62,6 +67,10 @@ class Footprint:
 
 class Groupable(Protocol):
     """A transaction that is ready to be committed."""
+
+    @property
+    def begun_at_ms(self) -> int:
+        """When it began, by the storage's clock."""
 
     def footprint(self) -> Footprint:
         """Return what it touches."""
@@ -88,15 +97,36 @@ class _Waiting:
     base: Snapshot
     max_attempts: int
     footprint: Footprint
-    begun_at_ms: int
+    largest_info: CommitInfo
     #: Set when there is an outcome, and when it is this one's turn to lead.
     wakes: threading.Event
     n_lost: int = 0
     expiry: TrinityLakeError | None = None
     outcome: int | BaseException | None = None
+    has_left: bool = False
+
+    @classmethod
+    def of(cls, transaction: Groupable, base: Snapshot, max_attempts: int) -> _Waiting:
+        """Ask a transaction, in its own thread, for all that others look at. Raises its errors."""
+        footprint, info = transaction.footprint(), transaction.largest_info()
+        return cls(transaction, base.version, base, max_attempts, footprint, info, threading.Event())
+
+    @property
+    def begun_at_ms(self) -> int:
+        return self.transaction.begun_at_ms
+
+    @property
+    def is_done(self) -> bool:
+        return self.has_left or self.outcome is not None
+
+    @property
+    def goes_alone(self) -> bool:
+        return self.footprint.is_alone or len(self.footprint.writes) > MAX_GROUP_CHANGES
 
     def settle(self, outcome: int | BaseException) -> None:
-        self.outcome = outcome
+        """Give it an outcome, unless it has one."""
+        if self.outcome is None:
+            self.outcome = outcome
         self.wakes.set()
 
     def result(self) -> int:
@@ -105,10 +135,6 @@ class _Waiting:
             raise self.outcome
         assert self.outcome is not None
         return self.outcome
-
-
-#: The queue for which this thread commits now.
-_led_here: ContextVar[CommitQueue | None] = ContextVar("led_here", default=None)
 
 
 class CommitQueue:
@@ -122,100 +148,95 @@ class CommitQueue:
         """Start anew: those who wait are threads that a forked child does not have."""
         self._lock = threading.Lock()
         self._waiting: deque[_Waiting] = deque()
-        self._is_led = False
+        self._leader: _Waiting | None = None
         self._newest: Snapshot | None = None
 
     def commit(self, transaction: Groupable, base: Snapshot, max_attempts: int) -> int:
         """Commit a transaction, perhaps together with others; returns its version.
 
-        Raises what :func:`commit.commit` raises.
+        One that goes alone is committed beside the others: nobody waits for it. Raises what
+        :func:`commit.commit` raises.
         """
-        footprint = transaction.footprint()
-        own = _Waiting(transaction, base.version, base, max_attempts, footprint, base.read_at_ms, threading.Event())
-        if _led_here.get() is self:  # begun by a precondition of one that is being committed
-            _commit_group([own], None)
+        own = _Waiting.of(transaction, base, max_attempts)
+        if own.goes_alone:
+            _Group(own).run(None)
             return own.result()
-        with self._lock:
-            self._waiting.append(own)
-            leads, self._is_led = not self._is_led, True
         try:
-            if not leads:
-                own.wakes.wait()
-        except BaseException:
-            self._leave(own)
-            raise
-        if own.outcome is None:
-            self._lead(own)
-        return own.result()
+            with self._lock:
+                self._waiting.append(own)
+                self._choose_leader()
+            while not own.wakes.wait(_PATIENCE_SECONDS):
+                with self._lock:
+                    self._choose_leader()
+            if own.outcome is None:
+                self._lead(own)
+            return own.result()
+        finally:
+            try:
+                self._leave(own)
+            except BaseException:  # an interrupt: those who wait must not wait for ever
+                self._leave(own)
+                raise
 
     def _lead(self, own: _Waiting) -> None:
-        """Commit the group that begins with ``own``; then let the next one lead."""
-        token = _led_here.set(self)
+        """Commit the group that begins with ``own``."""
+        group = _Group(own)
         try:
-            group = self._take_group(own)
-            self._newest = _commit_group(group, self._newest)
+            self._gather(group)
+            self._newest = group.run(self._newest)
         finally:
-            _led_here.reset(token)
-            self._hand_over()
+            self._take_back(group.abandoned())
 
-    def _take_group(self, own: _Waiting) -> list[_Waiting]:
-        """Take from the queue who goes into the next version: ``own``, and in their order all who fit."""
+    def _gather(self, group: _Group) -> None:
+        """Take from the queue who goes into the next version: the leader, and in their order all who fit.
+
+        Nobody overtakes one who stays behind and whom they touch.
+        """
         with self._lock:
-            self._waiting.remove(own)
-            candidates = list(self._waiting)
-        group = [own]
-        if own.footprint.is_alone or len(own.footprint.writes) > MAX_GROUP_CHANGES:
-            return group
-        written = set(own.footprint.writes)
+            candidates = [waiting for waiting in self._waiting if waiting not in group.members and not waiting.is_done]
+        behind: list[Footprint] = []
         for candidate in candidates:
             footprint = candidate.footprint
-            if footprint.is_alone or len(written) + len(footprint.writes) > MAX_GROUP_CHANGES:
+            overtakes = any(footprint.meets(other) for other in behind)
+            if overtakes or not group.has_room_for(candidate):
+                behind.append(footprint)
                 continue
-            if not footprint.is_touched_by(written) and _fit_one_root([*group, candidate]):
-                group.append(candidate)
-                written |= set(footprint.writes)
-        with self._lock:
-            # Who was interrupted meanwhile has left.
-            group = [member for member in group if member is own or member in self._waiting]
-            for member in group[1:]:
-                self._waiting.remove(member)
-        return group
+            with self._lock:
+                if candidate in self._waiting:  # it may have been interrupted, and left
+                    group.take(candidate)
+                    self._waiting.remove(candidate)
 
-    def _hand_over(self) -> None:
+    def _take_back(self, members: Sequence[_Waiting]) -> None:
+        """Let those wait again for whom nothing was sent."""
         with self._lock:
-            if self._waiting:
-                self._waiting[0].wakes.set()
-            else:
-                # Whoever comes next has read the latest version itself.
-                self._is_led, self._newest = False, None
+            self._waiting.extendleft(member for member in reversed(members) if not member.has_left)
 
     def _leave(self, own: _Waiting) -> None:
-        """Leave the queue, where the wait was interrupted; one whose turn it was to lead lets the next one."""
+        """Leave the queue, however ``own`` ended; who led lets the next one lead. May be repeated from any point."""
         with self._lock:
-            leads = own.wakes.is_set() and own.outcome is None
+            own.has_left = True
             if own in self._waiting:
                 self._waiting.remove(own)
-        if leads:
-            self._hand_over()
+            self._choose_leader()
+
+    def _choose_leader(self) -> None:
+        """Let the first who waits lead, where nobody does: an interrupt may have kept the last one from leaving."""
+        if self._leader is None or self._leader.is_done:
+            while self._waiting and self._waiting[0].is_done:
+                self._waiting.popleft()
+            self._leader = self._waiting[0] if self._waiting else None
+        if self._leader is None:
+            self._newest = None  # whoever comes next has read the latest version itself
+        else:
+            self._leader.wakes.set()
 
 
 def shared_queue(identity: str) -> CommitQueue:
     """Return the queue of all in this process who opened the same root in the same way."""
-    with _shared_lock:
-        return _shared_queues.setdefault(identity, CommitQueue())
+    return _shared_queues.setdefault(identity, CommitQueue())
 
 
-_shared_lock = threading.Lock()
 _shared_queues: WeakValueDictionary[str, CommitQueue] = WeakValueDictionary()
-
-
-def _fit_one_root(group: Sequence[_Waiting]) -> bool:
-    """Whether a root has room for what all of them say about themselves."""
-    try:
-        group_info([member.transaction.largest_info() for member in group]).encode(LARGEST_COST)
-    except InvalidInputError:
-        return False
-    return True
 
 
 def group_info(infos: Sequence[CommitInfo]) -> CommitInfo:
@@ -230,58 +251,91 @@ def group_info(infos: Sequence[CommitInfo]) -> CommitInfo:
     )
 
 
-def _commit_group(waiting: Sequence[_Waiting], newest: Snapshot | None) -> Snapshot | None:
-    """Commit transactions as one version and settle each; returns that version, None where none was committed."""
-    files = waiting[0].base.files
-    bases = [member.base for member in waiting]
-    base = max(bases if newest is None else [*bases, newest], key=lambda snapshot: snapshot.version)
-    group = _Group(files, waiting)
-    commit = Commit(files, group, group, max(member.max_attempts for member in waiting))
-    try:
-        group.bring_to(base)
-        committed = commit.run(base)
-    except _NobodyLeftError:
-        return None
-    except TrinityLakeError as error:
-        group.settle(error)
-        return None
-    except BaseException:
-        # A root may stand, unless it was not sent: each of the others learns how to find out.
-        reason = "the thread that committed it was interrupted"
-        if commit.sent is None:
-            group.settle(ConflictError(f"nothing was committed: {reason}; begin a new transaction"))
-        else:
-            group.settle(outcome_unknown(files.roots, *commit.sent, reason))
-        raise
-    group.settle(committed.version)
-    if committed.root_file is None:
-        return None
-    path = files.roots.path(committed.version)
-    return Snapshot(files, committed.version, path, decode_node(committed.root_file, path))
-
-
 class _NobodyLeftError(TrinityLakeError):
     """All members of a group have their outcome."""
 
 
 class _Group:
-    """Transactions that go into one root (transaction.commit.Committable and Clock)."""
+    """Transactions that go into one root (transaction.commit.Committable and Clock).
 
-    def __init__(self, files: LakehouseFiles, members: Iterable[_Waiting]):
-        self._files = files
-        self._members = list(members)
+    ``members`` are those without an outcome so far, the first of them being the leader at the outset.
+    """
 
-    def settle(self, outcome: int | BaseException) -> None:
+    def __init__(self, leader: _Waiting):
+        self.members = [leader]
+        self._taken = [leader]
+        self._files = leader.base.files
+        self._committed: int | None = None
+        self._commit: Commit | None = None
+
+    def has_room_for(self, candidate: _Waiting) -> bool:
+        """Whether one more transaction fits: it touches nothing of the others', and the root has room for it."""
+        footprints = [member.footprint for member in self.members]
+        if sum(len(footprint.writes) for footprint in (*footprints, candidate.footprint)) > MAX_GROUP_CHANGES:
+            return False
+        if any(candidate.footprint.is_touched_by(footprint.writes) for footprint in footprints):
+            return False
+        try:
+            group_info([member.largest_info for member in (*self.members, candidate)]).encode(LARGEST_COST)
+        except InvalidInputError:
+            return False
+        return True
+
+    def take(self, candidate: _Waiting) -> None:
+        """Add a member."""
+        self._taken.append(candidate)
+        self.members.append(candidate)
+
+    def run(self, newest: Snapshot | None) -> Snapshot | None:
+        """Commit the members as one version and settle each; returns that version, None where none was committed.
+
+        ``newest`` is the version that was committed just before, by this process.
+        """
+        bases = [member.base for member in self.members]
+        base = max(bases if newest is None else [*bases, newest], key=lambda snapshot: snapshot.version)
+        self._commit = Commit(self._files, self, self, max(member.max_attempts for member in self.members))
+        try:
+            self.bring_to(base)
+            committed = self._commit.run(base)
+        except _NobodyLeftError:
+            return None
+        except TrinityLakeError as error:
+            self._settle(error)
+            return None
+        self._committed = committed.version
+        self._settle(committed.version)
+        if committed.root_file is None:
+            return None
+        path = self._files.roots.path(committed.version)
+        return Snapshot(self._files, committed.version, path, decode_node(committed.root_file, path))
+
+    def abandoned(self) -> list[_Waiting]:
+        """Give an answer to those who have none, since the leader was interrupted, wherever that was.
+
+        Returns those for whom nothing was sent.
+        """
+        unsent = []
+        for member in self._taken[1:]:
+            if self._committed is not None:
+                member.settle(self._committed)
+            elif self._commit is not None and self._commit.sent is not None:
+                reason = "the thread that committed it was interrupted"
+                member.settle(outcome_unknown(self._files.roots, *self._commit.sent, reason))
+            elif member.outcome is None:
+                unsent.append(member)
+        return unsent
+
+    def _settle(self, outcome: int | TrinityLakeError) -> None:
         """Give all that have none yet the same outcome."""
-        for member in self._members:
+        for member in self.members:
             # Raised in several threads, one object would gather all their tracebacks.
             member.settle(copy.copy(outcome) if isinstance(outcome, TrinityLakeError) else outcome)
-        self._members = []
+        self.members = []
 
     def bring_to(self, base: Snapshot) -> None:
         """Check members that are based on earlier versions against ``base``; those that conflict fail."""
         changes: dict[int, dict[str, KeyChange]] = {}
-        for member in list(self._members):
+        for member in list(self.members):
             if member.base.version == base.version:
                 continue
             if member.base.version not in changes:
@@ -290,27 +344,26 @@ class _Group:
             try:
                 member.transaction.check(member.base, base, changes[member.base.version])
                 member.base = base
-            except TrinityLakeError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is this member's alone
                 self._fail(member, error)
         self._check_somebody_left()
 
     def draft(self, base: Snapshot, stamp: RootStamp) -> Draft | None:
         """Return what all members together write on ``base``; those who would write nothing are done."""
         parts = []
-        for member in list(self._members):
+        for member in list(self.members):
             if member.expiry is not None:
                 self._fail(member, member.expiry)
                 continue
             try:
                 writes = member.transaction.writes_on(base)
-            except TrinityLakeError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is this member's alone
                 self._fail(member, error)
                 continue
             if writes is None:
-                # Nothing to change from the outset, or others changed the same since.
-                had_changes = member.n_lost or member.footprint.is_alone
-                self._members.remove(member)
-                member.settle(base.version if had_changes else member.begun_on_version)
+                # Others changed the same since, or there was nothing to change from the outset.
+                self.members.remove(member)
+                member.settle(base.version if member.n_lost else member.begun_on_version)
             else:
                 parts.append(writes)
         self._check_somebody_left()
@@ -318,7 +371,7 @@ class _Group:
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
         """Check every member against ``latest``; those that conflict, or have tried often enough, fail."""
-        for member in list(self._members):
+        for member in list(self.members):
             member.n_lost += 1
             if member.n_lost >= member.max_attempts:
                 self._fail(member, attempts_exhausted(member.max_attempts, latest.version))
@@ -330,20 +383,20 @@ class _Group:
         It has no outcome yet: this root may have been sent before, and landed.
         """
         now_ms = self._files.storage.now_ms()
-        for member in self._members:
+        for member in self.members:
             try:
                 check_age(now_ms - member.begun_at_ms, definition)
             except TrinityLakeError as error:
                 member.expiry = error
-        if any(member.expiry is not None for member in self._members):
+        if any(member.expiry is not None for member in self.members):
             raise DraftOutdatedError("some of the transactions are too old")
 
-    def _fail(self, member: _Waiting, error: TrinityLakeError) -> None:
-        self._members.remove(member)
+    def _fail(self, member: _Waiting, error: Exception) -> None:
+        self.members.remove(member)
         member.settle(error)
 
     def _check_somebody_left(self) -> None:
-        if not self._members:
+        if not self.members:
             raise _NobodyLeftError("no transaction of the group is left")
 
 

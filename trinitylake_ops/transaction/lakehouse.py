@@ -259,9 +259,8 @@ class Lakehouse:
         did, CorruptFileError, StorageError.
         """
         saved = read_saved(self.storage, transaction_id)
-        base = self.snapshot(saved.base_version)
-        check_age(self.storage.now_ms() - saved.begun_at_millis, base.definition)
-        return Transaction.resumed(saved, base, self._queue)
+        check_age(self.storage.now_ms() - saved.begun_at_millis, self.snapshot().definition)
+        return Transaction.resumed(saved, self.snapshot(saved.base_version), self._queue)
 
     def stage_definition(self, namespace: str, table: str, definition: TableDef) -> StagedDefinition:
         """Write a table's definition for a transaction of another process, which takes it by ``put_staged``.
@@ -276,7 +275,7 @@ class Lakehouse:
         Raises InvalidDefinitionError for unknown fields and for those fixed at creation.
         """
         with self.transaction(message=message, operation="alter-definition") as txn:
-            txn.alter_definition(_replaced(txn.definition, fields))
+            txn.alter_definition(_replaced(txn.base.definition, fields))
         assert txn.committed_version is not None
         return txn.committed_version
 

@@ -16,9 +16,11 @@ from trinitylake_ops.errors import (
     InvalidInputError,
     StorageError,
     TransactionNotFoundError,
+    TrinityLakeError,
+    VersionNotFoundError,
 )
 from trinitylake_ops.format.definitions import SavedTransaction, TableDef
-from trinitylake_ops.format.file_names import new_table_path, saved_transaction_path
+from trinitylake_ops.format.file_names import new_table_path, saved_transaction_path, table_prefix
 from trinitylake_ops.format.limits import validate_table_def
 from trinitylake_ops.format.node_file import decode_commit_info, decode_system_rows
 from trinitylake_ops.storage.interface import Storage
@@ -48,6 +50,7 @@ def stage_definition(snapshot: Snapshot, namespace: str, table: str, definition:
     if not definition.id:
         definition = replace(definition, id=str(uuid.uuid4()))
     path = new_table_path(namespace, table, snapshot.definition.file_path_max_size_bytes)
+    table_prefix(definition.id)
     create_fresh(snapshot.files.storage, {path: validate_table_def(definition).to_bytes()})
     return StagedDefinition(namespace, table, path)
 
@@ -89,12 +92,33 @@ def forget_saved(storage: Storage, transaction_id: str) -> None:
         logger.warning("transaction %s has ended, but its file could not be deleted: %s", transaction_id, error)
 
 
+class CommittedElsewhereError(TrinityLakeError):
+    """Another process resumed the same transaction and committed it, as ``committed_version``."""
+
+    def __init__(self, message: str, *, committed_version: int):
+        super().__init__(message, version=committed_version)
+        self.committed_version = committed_version
+
+
 def version_of(files: LakehouseFiles, transaction_id: str, after: int, latest: int) -> int | None:
-    """Return the version above ``after`` that holds a transaction, None where none up to ``latest`` does."""
+    """Return the version above ``after``, up to ``latest``, that holds a transaction, None where none does.
+
+    Raises VersionNotFoundError where that cannot be told, StorageError.
+    """
     for first in range(after + 1, latest + 1, _BATCH):
         versions = range(first, min(latest + 1, first + _BATCH))
         paths = [files.roots.path(version) for version in versions]
-        for version, path, data in zip(versions, paths, files.storage.read_many(paths), strict=True):
-            if transaction_id in decode_commit_info(decode_system_rows(data, path)).get("members", ()):
+        for version, path, data in zip(versions, paths, files.storage.read_available(paths), strict=True):
+            if isinstance(data, FileMissingError):
+                raise VersionNotFoundError(
+                    f"nobody can tell whether transaction {transaction_id} was committed: the root of version {version}"
+                    " is gone; look at what is there and begin a new one",
+                    path=path,
+                    version=version,
+                )
+            if isinstance(data, StorageError):
+                raise data
+            members = decode_commit_info(decode_system_rows(data, path)).get("members")
+            if isinstance(members, list) and transaction_id in members:
                 return version
     return None

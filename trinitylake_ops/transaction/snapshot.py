@@ -21,7 +21,7 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.definitions import LakehouseDef, NamespaceDef, TableDef
 from trinitylake_ops.format.keys import NAMESPACE_KEY_PREFIX, KeyCodec, ObjectName
-from trinitylake_ops.format.node_file import LAKEHOUSE_DEF, SEALED_AT_MILLIS, NodeFile, decode_system_rows
+from trinitylake_ops.format.node_file import LAKEHOUSE_DEF, SEALED_AT_MILLIS, NodeFile, decode_node, decode_system_rows
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.transaction.definition_store import DefinitionStore
 from trinitylake_ops.transaction.hint_writer import HintWriter
@@ -151,6 +151,12 @@ class Snapshot(CatalogReader):
         self.location = location
         self.root = root
         self.read_at_ms = read_at_ms
+
+    @classmethod
+    def of(cls, files: LakehouseFiles, version: int) -> Snapshot:
+        """Return a version that is known to be there. Raises CorruptFileError, StorageError."""
+        path = files.roots.path(version)
+        return cls(files, version, path, decode_node(files.storage.read(path), path))
 
     def __repr__(self) -> str:
         return f"Snapshot(version={self.version}, root={self.files.storage.root!r})"

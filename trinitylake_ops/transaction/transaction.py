@@ -5,8 +5,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 import pyarrow as pa
 
@@ -36,11 +37,11 @@ from trinitylake_ops.format.file_names import (
     saved_transaction_path,
     table_prefix,
 )
-from trinitylake_ops.format.keys import NAMESPACE_KEY_PREFIX, ObjectName
+from trinitylake_ops.format.keys import NAMESPACE_KEY_PREFIX, KeyCodec, ObjectName
 from trinitylake_ops.format.limits import validate_changed_settings, validate_table_def
 from trinitylake_ops.format.node_file import COMMIT_ID
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
-from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS, LARGEST_COST, CommitInfo, Writes, latest_snapshot
+from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS, LARGEST_COST, CommitInfo, Writes
 from trinitylake_ops.transaction.conflicts import (
     describe_key,
     merge_lakehouse_defs,
@@ -49,7 +50,13 @@ from trinitylake_ops.transaction.conflicts import (
     written_key_conflicts,
 )
 from trinitylake_ops.transaction.group_commit import CommitQueue, Footprint
-from trinitylake_ops.transaction.saved import StagedDefinition, forget_saved, version_of, write_saved
+from trinitylake_ops.transaction.saved import (
+    CommittedElsewhereError,
+    StagedDefinition,
+    forget_saved,
+    version_of,
+    write_saved,
+)
 from trinitylake_ops.transaction.snapshot import CatalogReader, Entry, Snapshot
 from trinitylake_ops.tree.diff import KeyChange
 
@@ -88,6 +95,7 @@ class Transaction(CatalogReader):
         self._read_prefixes: set[str] = set()
         self._is_open = True
         self._is_saved = False
+        self._has_read_definition = False
 
     @classmethod
     def resumed(cls, saved: SavedTransaction, base: Snapshot, queue: CommitQueue) -> Self:
@@ -115,14 +123,26 @@ class Transaction(CatalogReader):
         txn._relied_namespaces = set(saved.relied_namespaces)
         txn._replaced_namespaces = set(saved.replaced_namespaces)
         txn._read_keys, txn._read_prefixes = set(saved.read_keys), set(saved.read_prefixes)
+        txn._has_read_definition = saved.has_read_definition
         return txn
 
     # Reading, own writes included
 
     @property
+    def begun_at_ms(self) -> int:
+        """When the transaction began, by the storage's clock, in milliseconds since the epoch."""
+        return self.base.read_at_ms
+
+    @property
     def definition(self) -> LakehouseDef:
         """The lakehouse definition, with this transaction's changes."""
+        self._has_read_definition = True
         return self._definition or self.base.definition
+
+    @cached_property
+    def keys(self) -> KeyCodec:
+        """The encoding of this lakehouse's keys, which is fixed at its creation."""
+        return self.base.keys
 
     def entry(self, key: str) -> Entry | None:
         """Return what a key maps to, own writes included."""
@@ -245,6 +265,13 @@ class Transaction(CatalogReader):
         where a table of that name has another id, InvalidInputError for one that was staged before,
         FileMissingError, CorruptFileError; nothing is changed then.
         """
+        self._check_open()
+        untyped: Sequence[object] = staged
+        if not all(isinstance(one, StagedDefinition) and type(one.location) is str for one in untyped):
+            raise InvalidInputError("put_staged takes what stage_definition returned")
+        for named in ({(one.namespace, one.table) for one in staged}, {one.location for one in staged}):
+            if len(named) < len(staged):
+                raise InvalidInputError("two of the staged definitions are of one table, or one file; take one of them")
         storage, oldest_ms = self.base.files.storage, self.base.read_at_ms - _CLOCK_MARGIN_MS
         keys = [self._table_key_in_namespace(one.namespace, one.table) for one in staged]
 
@@ -254,7 +281,10 @@ class Transaction(CatalogReader):
                     f"table {one.namespace}.{one.table} was staged before this transaction began; its file may be"
                     " removed as an orphan, stage it again"
                 )
-            return self.table_at(one.location)
+            storage.drop_cached(one.location)  # what counts is what stands there
+            definition = validate_table_def(TableDef.from_bytes(storage.read(one.location), one.location))
+            table_prefix(definition.id)
+            return definition
 
         definitions = run_parallel(in_one_round(load), staged, storage.concurrency)
         for key, one, definition in zip(keys, staged, definitions, strict=True):
@@ -300,28 +330,23 @@ class Transaction(CatalogReader):
         CommitOutcomeUnknownError, StorageError. The transaction has ended in any case.
         """
         self._check_open()
-        if max_attempts < 1:
-            raise InvalidInputError(f"max_attempts is {max_attempts}, it must be at least 1")
+        if type(max_attempts) is not int or max_attempts < 1:
+            raise InvalidInputError(f"max_attempts is {max_attempts!r}, it must be a number, at least 1")
         self._is_open = False
-        self.committed_version = self._commit_once(max_attempts)
+        if not self._writes and self._definition is None and not self._preconditions:
+            self.committed_version = self.base.version
+        else:
+            self.committed_version = self._commit_once(max_attempts)
         if self._is_saved:
             forget_saved(self.base.files.storage, self.id)
         return self.committed_version
 
     def _commit_once(self, max_attempts: int) -> int:
         """Commit, unless this transaction was saved and another process has resumed and committed it."""
-        if self._is_saved and (version := self._committed_elsewhere()) is not None:
-            return version
         try:
             return self._queue.commit(self, self.base, max_attempts)
-        except CommitConflictError:
-            if self._is_saved and (version := self._committed_elsewhere()) is not None:
-                return version
-            raise
-
-    def _committed_elsewhere(self) -> int | None:
-        files = self.base.files
-        return version_of(files, self.id, self.base.version, latest_snapshot(files).version)
+        except CommittedElsewhereError as error:
+            return error.committed_version
 
     def save(self) -> str:
         """Save the transaction for another process, which resumes it by the id that this returns; it ends here.
@@ -349,17 +374,21 @@ class Transaction(CatalogReader):
             replaced_namespaces=tuple(sorted(self._replaced_namespaces)),
             read_keys=tuple(sorted(self._read_keys)),
             read_prefixes=tuple(sorted(self._read_prefixes)),
+            has_read_definition=self._has_read_definition,
         )
         write_saved(self.base.files.storage, saved)
         self._is_open = False
         return self.id
 
     def rollback(self) -> None:
-        """Drop all changes and end the transaction, also one that was saved."""
-        self._is_open = False
-        self._writes.clear()
+        """Drop all changes and end the transaction, for ever also one that was saved."""
+        self._end()
         if self._is_saved:
             forget_saved(self.base.files.storage, self.id)
+
+    def _end(self) -> None:
+        self._is_open = False
+        self._writes.clear()
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -373,7 +402,7 @@ class Transaction(CatalogReader):
         if kind is None:
             self.commit()
         else:
-            self.rollback()
+            self._end()
 
     def _check_open(self) -> None:
         if not self._is_open:
@@ -431,8 +460,11 @@ class Transaction(CatalogReader):
     def check(self, base: Snapshot, latest: Snapshot, changes: Mapping[str, KeyChange]) -> None:
         """Check what this transaction wrote and relied on against ``latest``; merge the lakehouse definition.
 
-        Raises CommitConflictError, and what its preconditions raise.
+        Raises CommitConflictError, what its preconditions raise, and CommittedElsewhereError for one that was saved
+        and is in one of the versions between, as it is here.
         """
+        if self._is_saved and (version := version_of(base.files, self.id, base.version, latest.version)) is not None:
+            self._check_committed_as(Snapshot.of(base.files, version), base)
         conflicts = written_key_conflicts(self.keys, changes, self._writes)
         for namespace in sorted(self._relied_namespaces):
             conflicts += self._namespace_conflicts(namespace, base, latest)
@@ -440,6 +472,8 @@ class Transaction(CatalogReader):
             conflicts += new_table_conflicts(self.keys, changes, namespace, self._writes)
         if self.isolation != IsolationLevel.SNAPSHOT:
             conflicts += read_conflicts(self.keys, changes, self._read_keys, self._read_prefixes)
+            if self._has_read_definition and base.definition != latest.definition:
+                conflicts.append("settings of the lakehouse: we read them, a concurrent commit changed them")
         conflicts += self._merge_definition(base, latest)
         if conflicts:
             raise CommitConflictError(
@@ -451,6 +485,28 @@ class Transaction(CatalogReader):
             )
         for precondition in self._preconditions:
             precondition(latest)
+
+    def _check_committed_as(self, committed: Snapshot, base: Snapshot) -> NoReturn:
+        """Tell that another process committed this transaction; CommitConflictError where it has changed since."""
+        for key, entry in self._writes.items():
+            location = committed.entry(key)
+            if entry is None or isinstance(entry, str) or location is None:
+                is_same = location == entry
+            elif isinstance(entry, NamespaceDef):
+                is_same = committed.namespace_at(location) == entry
+            else:
+                is_same = committed.table_at(location) == entry
+            if not is_same:
+                raise CommitConflictError(
+                    f"transaction {self.id} was committed as version {committed.version} by another process, which"
+                    f" resumed it, with another {describe_key(self.keys, key)}; begin a new one for what is missing",
+                    conflicts=(f"{describe_key(self.keys, key)}: we {'dropped' if entry is None else 'wrote'} it",),
+                    base_version=base.version,
+                    latest_version=committed.version,
+                )
+        raise CommittedElsewhereError(
+            f"transaction {self.id} was committed by another process", committed_version=committed.version
+        )
 
     def _merge_definition(self, base: Snapshot, latest: Snapshot) -> list[str]:
         """Take over what others changed in the lakehouse definition; returns the conflicts."""

@@ -725,6 +725,8 @@ class SavedTransaction(_message.Message):
     REPLACED_NAMESPACES_FIELD_NUMBER: _builtins.int
     READ_KEYS_FIELD_NUMBER: _builtins.int
     READ_PREFIXES_FIELD_NUMBER: _builtins.int
+    HAS_READ_DEFINITION_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     base_version: _builtins.int
     base_commit_id: _builtins.str
@@ -734,6 +736,8 @@ class SavedTransaction(_message.Message):
     message: _builtins.str
     run_id: _builtins.str
     lakehouse_def: _builtins.bytes
+    has_read_definition: _builtins.bool
+    checksum: _builtins.bytes
     @_builtins.property
     def properties(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -764,10 +768,12 @@ class SavedTransaction(_message.Message):
         replaced_namespaces: _abc.Iterable[_builtins.str] | None = ...,
         read_keys: _abc.Iterable[_builtins.str] | None = ...,
         read_prefixes: _abc.Iterable[_builtins.str] | None = ...,
+        has_read_definition: _builtins.bool = ...,
+        checksum: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_lakehouse_def", b"_lakehouse_def", "_message", b"_message", "_run_id", b"_run_id", "lakehouse_def", b"lakehouse_def", "message", b"message", "run_id", b"run_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lakehouse_def", b"_lakehouse_def", "_message", b"_message", "_run_id", b"_run_id", "base_commit_id", b"base_commit_id", "base_version", b"base_version", "begun_at_millis", b"begun_at_millis", "id", b"id", "isolation_level", b"isolation_level", "lakehouse_def", b"lakehouse_def", "message", b"message", "operation", b"operation", "properties", b"properties", "read_keys", b"read_keys", "read_prefixes", b"read_prefixes", "relied_namespaces", b"relied_namespaces", "replaced_namespaces", b"replaced_namespaces", "run_id", b"run_id", "writes", b"writes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lakehouse_def", b"_lakehouse_def", "_message", b"_message", "_run_id", b"_run_id", "base_commit_id", b"base_commit_id", "base_version", b"base_version", "begun_at_millis", b"begun_at_millis", "checksum", b"checksum", "has_read_definition", b"has_read_definition", "id", b"id", "isolation_level", b"isolation_level", "lakehouse_def", b"lakehouse_def", "message", b"message", "operation", b"operation", "properties", b"properties", "read_keys", b"read_keys", "read_prefixes", b"read_prefixes", "relied_namespaces", b"relied_namespaces", "replaced_namespaces", b"replaced_namespaces", "run_id", b"run_id", "writes", b"writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__lakehouse_def: _TypeAlias = _typing.Literal["lakehouse_def"]  # noqa: Y015
     _WhichOneofArgType__lakehouse_def: _TypeAlias = _typing.Literal["_lakehouse_def", b"_lakehouse_def"]  # noqa: Y015
