@@ -25,7 +25,7 @@ from trinitylake_ops.transaction.transaction import Transaction
 
 WRITERS = (3, 1)  # threads of each process that writes
 N_TRANSACTIONS = 10  # of each writer
-N_READS = 12
+N_READS = 8
 N_ROLLBACKS = 2
 TIME_TO_LIVE_MS = 30_000
 

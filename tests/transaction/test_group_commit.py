@@ -267,6 +267,7 @@ def test_attempts_are_counted_for_each_member(filled: Lakehouse, monkeypatch: py
     assert str(second).startswith("2 attempts")
 
 
+@pytest.mark.local_only("interrupts threads at lines that are the same on every storage")
 @pytest.mark.parametrize("interrupted", [0, 1], ids=["leader", "follower"])
 def test_interrupts_at_every_line_leave_nobody_waiting(lakes: Lakes, interrupted: int) -> None:
     """Whatever was interrupted, the others get an answer that is true, and the queue goes on."""
@@ -331,6 +332,7 @@ def test_a_precondition_may_commit(filled: Lakehouse) -> None:
     assert filled.snapshot().tables("ns") == ["a", "b", "c", "d", "e", "nested"]
 
 
+@pytest.mark.local_only("opens a folder")
 def test_lakehouses_that_were_opened_alike_share_the_queue(lakes: Lakes) -> None:
     root = lakes.local().root
     one, other = Lakehouse.open(root), Lakehouse.open(root)
