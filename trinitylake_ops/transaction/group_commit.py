@@ -24,6 +24,7 @@ from trinitylake_ops.transaction.commit import (
     LARGEST_COST,
     Commit,
     CommitInfo,
+    Committed,
     Draft,
     DraftOutdatedError,
     RootStamp,
@@ -149,7 +150,7 @@ class CommitQueue:
         self._lock = threading.Lock()
         self._waiting: deque[_Waiting] = deque()
         self._leader: _Waiting | None = None
-        self._newest: Snapshot | None = None
+        self._newest: Committed | None = None
 
     def commit(self, transaction: Groupable, base: Snapshot, max_attempts: int) -> int:
         """Commit a transaction, perhaps together with others; returns its version.
@@ -286,13 +287,16 @@ class _Group:
         self._taken.append(candidate)
         self.members.append(candidate)
 
-    def run(self, newest: Snapshot | None) -> Snapshot | None:
+    def run(self, newest: Committed | None) -> Committed | None:
         """Commit the members as one version and settle each; returns that version, None where none was committed.
 
         ``newest`` is the version that was committed just before, by this process.
         """
         bases = [member.base for member in self.members]
-        base = max(bases if newest is None else [*bases, newest], key=lambda snapshot: snapshot.version)
+        if newest is not None and newest.root_file is not None:
+            path = self._files.roots.path(newest.version)
+            bases.append(Snapshot(self._files, newest.version, path, decode_node(newest.root_file, path)))
+        base = max(bases, key=lambda snapshot: snapshot.version)
         self._commit = Commit(self._files, self, self, max(member.max_attempts for member in self.members))
         try:
             self.bring_to(base)
@@ -304,10 +308,7 @@ class _Group:
             return None
         self._committed = committed.version
         self._settle(committed.version)
-        if committed.root_file is None:
-            return None
-        path = self._files.roots.path(committed.version)
-        return Snapshot(self._files, committed.version, path, decode_node(committed.root_file, path))
+        return committed
 
     def abandoned(self) -> list[_Waiting]:
         """Give an answer to those who have none, since the leader was interrupted, wherever that was.
