@@ -11,7 +11,9 @@ from trinitylake_ops import Lakehouse, TableDef
 from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.format.file_names import new_table_path
 from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper
-from trinitylake_ops.transaction.commit import CommitInfo, Draft, RootStamp, commit
+from trinitylake_ops.transaction.commit import commit
+from trinitylake_ops.transaction.commit_info import CommitInfo
+from trinitylake_ops.transaction.draft import Draft, RootStamp
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.bulk_load import bulk_load
 from trinitylake_ops.tree.search import scan

@@ -23,7 +23,8 @@ from trinitylake_ops.errors import (
     TransactionExpiredError,
 )
 from trinitylake_ops.storage import MeteredStorage
-from trinitylake_ops.transaction.commit import Commit, acting_for_run
+from trinitylake_ops.transaction.commit import Commit
+from trinitylake_ops.transaction.commit_info import acting_for_run
 from trinitylake_ops.transaction.transaction import Transaction
 
 

@@ -20,7 +20,7 @@ from trinitylake_ops.spark_jobs.spark_errors import spark_failures
 from trinitylake_ops.spark_jobs.table_reader import read_staged, read_table
 from trinitylake_ops.spark_jobs.table_writer import stage_dataframe
 from trinitylake_ops.tables.staged_table import StagedTable
-from trinitylake_ops.transaction.commit import acting_for_run
+from trinitylake_ops.transaction.commit_info import acting_for_run
 
 #: The namespace of each table.
 NAMESPACES: Mapping[str, str] = {

@@ -13,7 +13,7 @@ from trinitylake_ops.dagster_plugin.metadata import figures, markdown_table
 from trinitylake_ops.dagster_plugin.publish import LAKEHOUSE_KEY
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
 from trinitylake_ops.errors import TrinityLakeError
-from trinitylake_ops.transaction.commit import acting_for_run
+from trinitylake_ops.transaction.commit_info import acting_for_run
 
 
 class RollbackConfig(dg.Config):

@@ -14,6 +14,7 @@ from trinitylake_ops.errors import InvalidDefinitionError, VersionNotFoundError
 HINT_PATH = "_latest_hint.txt"
 ROOT_PREFIX = "_"
 OPERATIONS_PREFIX = "_ops/"
+TURN_PREFIX = f"{OPERATIONS_PREFIX}turn-"
 TABLES_PREFIX = "tables/"
 MAX_VERSION = 2**32 - 1
 MAX_SEGMENT_BYTES = 255
@@ -25,6 +26,7 @@ _IMMUTABLE_NAME = re.compile(
     r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\.(?:arrow|ipc|binpb)",
     re.DOTALL,
 )
+_TURN_NAME = re.compile(rf"{TURN_PREFIX}([1-9][0-9]{{0,5}})-[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}")
 _HASH_PREFIX_BYTES = len("0000/0000/0000/00000000-")
 _ASCII_NAME_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._~=-")
 
@@ -167,6 +169,17 @@ def new_manifest_path() -> str:
 def saved_transaction_path(transaction_id: str) -> str:
     """Return where a transaction of this id is saved."""
     return f"{OPERATIONS_PREFIX}txn-{transaction_id}.binpb"
+
+
+def new_turn_path(attempt_ms: int) -> str:
+    """Return a fresh path for a writer's request that others wait, which names how long its attempts take."""
+    return f"{TURN_PREFIX}{attempt_ms}-{uuid.uuid4()}"
+
+
+def parse_turn_path(path: str) -> int | None:
+    """Return how many milliseconds an attempt takes of the writer of a request, None for another path."""
+    match = _TURN_NAME.fullmatch(path)
+    return int(match[1]) if match else None
 
 
 def table_prefix(table_id: str) -> str:

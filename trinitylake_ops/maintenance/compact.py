@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table
-from trinitylake_ops.transaction.commit import CommitInfo, Draft, RootStamp, commit
+from trinitylake_ops.transaction.commit import commit
+from trinitylake_ops.transaction.commit_info import CommitInfo
+from trinitylake_ops.transaction.draft import Draft, RootStamp
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.transaction.versions import check_no_gap

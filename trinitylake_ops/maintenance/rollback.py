@@ -24,7 +24,8 @@ from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import ICEBERG, METADATA_LOCATION
 from trinitylake_ops.tables.reach import files_of
-from trinitylake_ops.transaction.commit import CommitInfo, Draft, RootStamp
+from trinitylake_ops.transaction.commit_info import CommitInfo
+from trinitylake_ops.transaction.draft import Draft, RootStamp
 from trinitylake_ops.transaction.lakehouse import Change, Lakehouse, change_of, check_not_expired
 from trinitylake_ops.transaction.names import resolve_table
 from trinitylake_ops.transaction.snapshot import Snapshot

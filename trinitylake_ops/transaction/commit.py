@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import functools
-import getpass
 import logging
-import os
 import random
-import socket
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
-from importlib.metadata import version as package_version
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
 
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
     CommitAttemptsExhaustedError,
     CommitOutcomeUnknownError,
-    FileMissingError,
     StorageError,
     TransactionExpiredError,
     TrinityLakeError,
@@ -29,172 +22,28 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import MAX_VERSION
-from trinitylake_ops.format.node_file import (
-    COMMIT_ID,
-    COMMIT_INFO,
-    CREATED_AT_MILLIS,
-    LAKEHOUSE_DEF,
-    MAX_TIME_MS,
-    PREVIOUS_ROOT,
-    ROLLBACK_FROM_ROOT,
-    SYSTEM_KEYS,
-    NodeFile,
-    decode_node,
-    decode_system_rows,
-    encode_commit_info,
-    encode_node,
-)
+from trinitylake_ops.format.node_file import COMMIT_ID, CREATED_AT_MILLIS, MAX_TIME_MS, decode_node, decode_system_rows
 from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.storage.write_outcome import create_fresh, create_settled
+from trinitylake_ops.transaction.commit_info import CommitCost
+from trinitylake_ops.transaction.draft import Draft, RootStamp
+from trinitylake_ops.transaction.fairness import Courtesy, TurnRequest
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
-from trinitylake_ops.transaction.versions import ProbedRoots, Roots, find_latest_from, read_hint
-from trinitylake_ops.tree.node import TreeLimits
-from trinitylake_ops.tree.write_buffer import EditedTree, apply_messages
+from trinitylake_ops.transaction.versions import (
+    ProbedRoots,
+    Roots,
+    find_latest_after,
+    find_latest_from,
+    read_hint,
+    read_roots,
+)
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_ATTEMPTS = 100
-_LONGEST_USER_CHARS = 64
 _LONGEST_PAUSE_S = 1.0
 _TIMES_AT_ONCE = 16
-
-
-_acting_run: ContextVar[str | None] = ContextVar("acting_run", default=None)
-
-
-@contextmanager
-def acting_for_run(run_id: str) -> Iterator[None]:
-    """Record a run of an orchestrator in all commits of this block, in this thread, that name none themselves."""
-    token = _acting_run.set(run_id)
-    try:
-        yield
-    finally:
-        _acting_run.reset(token)
-
-
-def acting_run() -> str | None:
-    """The run for which this thread acts now."""
-    return _acting_run.get()
-
-
-@dataclass(frozen=True, slots=True)
-class CommitCost:
-    """What a commit wrote: ``requests`` that create its files, lost attempts and the hint included.
-
-    ``bytes`` are those of its new definitions and nodes; the root's own size comes on top.
-    """
-
-    attempts: int
-    requests: int
-    bytes: int
-
-
-#: Room that a root keeps for the cost, which is known only once its nodes are.
-LARGEST_COST = CommitCost(10**6, 10**9, 10**15)
-
-
-@dataclass(frozen=True, slots=True)
-class CommitInfo:
-    """Who commits what, for people: stored in the root as ``commit_info``.
-
-    ``counts`` are numbers an operation wants in the log; ``members`` the ids of the transactions
-    that the root commits. Where those are several, ``transactions`` says of each, in their order, what
-    else would stand here for one. A run that was made known by ``acting_for_run`` is taken over.
-    """
-
-    operation: str
-    message: str | None = None
-    run_id: str | None = field(default_factory=acting_run)
-    properties: Mapping[str, str] = field(default_factory=dict)
-    members: tuple[str, ...] = ()
-    counts: Mapping[str, int] = field(default_factory=dict)
-    transactions: tuple[CommitInfo, ...] = ()
-
-    def encode(self, cost: CommitCost) -> str:
-        """Return the JSON text. Raises InvalidInputError above 4 KiB."""
-        info = {
-            "user": _user(),
-            "host": socket.gethostname(),
-            "engine": _engine(),
-            "cost": asdict(cost),
-            **self._own(),
-            "members": list(self.members),
-            "transactions": [info._own() for info in self.transactions],
-        }
-        return encode_commit_info({name: value for name, value in info.items() if value})
-
-    def _own(self) -> dict[str, Any]:
-        info = {
-            "operation": self.operation,
-            "message": self.message,
-            "run_id": self.run_id,
-            "counts": dict(self.counts),
-            "properties": dict(self.properties),
-        }
-        return {name: value for name, value in info.items() if value}
-
-
-@functools.cache
-def _engine() -> str:
-    return f"trinitylake-ops {package_version('trinitylake-ops')}"
-
-
-def _user() -> str:
-    try:
-        # From the environment, where anything may stand.
-        return getpass.getuser().encode("utf-8", "replace").decode("utf-8")[:_LONGEST_USER_CHARS]
-    except (KeyError, OSError):  # a user id without a name, as in containers
-        return str(os.getuid())
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """What a commit on a base would write, before its root has a name.
-
-    ``root_system`` holds the system rows that :meth:`RootStamp.system` made of ``info``; ``tree`` the
-    root's other rows and all new nodes; ``definition_files`` the new definitions by path, which stay
-    the same over rebases. ``definition`` is that of the new version: it says how its root is encoded.
-    """
-
-    root_system: dict[str, str]
-    info: CommitInfo
-    tree: EditedTree
-    definition_files: Mapping[str, bytes]
-    definition: LakehouseDef
-
-    def root_file(self, cost: CommitCost) -> bytes:
-        """Return the root. Raises InvalidDefinitionError for a ``node_compression`` that this program cannot write."""
-        tree, system = self.tree.root, {**self.root_system, COMMIT_INFO: self.info.encode(cost)}
-        root = NodeFile(tree.keys, tree.values, tree.children, tree.buffer, system)
-        return encode_node(root, self.definition.order, self.definition.node_compression)
-
-
-@dataclass(frozen=True, slots=True)
-class Writes:
-    """What transactions write on a base: messages by key, and new files by path.
-
-    ``lakehouse_def`` and ``definition`` are those of a changed lakehouse definition, else None.
-    """
-
-    messages: Mapping[str, str | None]
-    files: Mapping[str, bytes]
-    info: CommitInfo
-    lakehouse_def: str | None = None
-    definition: LakehouseDef | None = None
-
-    def draft(self, base: Snapshot, stamp: RootStamp) -> Draft:
-        """Return the draft of a version that holds them."""
-        system = stamp.system(base, self.info, lakehouse_def=self.lakehouse_def or base.definition_location)
-        definition = self.definition or base.definition
-        tree = apply_messages(
-            base.files.nodes,
-            base.root,
-            self.messages,
-            TreeLimits.of(definition),
-            created_at_ms=stamp.created_at_ms,
-            root_system=system,
-        )
-        return Draft(system, self.info, tree, self.files, definition)
 
 
 class Committable(Protocol):
@@ -205,38 +54,6 @@ class Committable(Protocol):
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
         """Check that the change still holds on ``latest``. Raises CommitConflictError or its own errors."""
-
-
-@dataclass(frozen=True, slots=True)
-class RootStamp:
-    """What one attempt gives to the root it would create."""
-
-    created_at_ms: int
-    commit_id: str
-
-    def system(
-        self,
-        base: Snapshot,
-        info: CommitInfo,
-        *,
-        lakehouse_def: str,
-        is_rollback: bool = False,
-    ) -> dict[str, str]:
-        """Return the system rows of the root that follows ``base``, with room for its cost.
-
-        Unknown ones of ``base`` are carried on.
-        """
-        previous = base.files.roots.path(base.version)
-        unknown = {name: value for name, value in base.root.system.items() if name not in SYSTEM_KEYS}
-        return {
-            **unknown,
-            LAKEHOUSE_DEF: lakehouse_def,
-            PREVIOUS_ROOT: previous,
-            **({ROLLBACK_FROM_ROOT: previous} if is_rollback else {}),
-            CREATED_AT_MILLIS: str(self.created_at_ms),
-            COMMIT_ID: self.commit_id,
-            COMMIT_INFO: info.encode(LARGEST_COST),
-        }
 
 
 class Clock(Protocol):
@@ -275,8 +92,18 @@ def latest_snapshot(files: LakehouseFiles, probed: ProbedRoots | None = None) ->
     hinted = read_hint(files.storage)
     read_at_ms = files.storage.now_ms()  # before any root is read; a storage may know it from the hint's answer
     version, data = find_latest_from(files.roots, hinted, probed)
+    return _snapshot(files, version, data, read_at_ms)
+
+
+def _latest_after(files: LakehouseFiles, known: int) -> Snapshot:
+    """Return the latest version where one is known to stand, mostly in a single round."""
+    read_at_ms = files.storage.now_ms()
+    return _snapshot(files, *find_latest_after(files.roots, known), read_at_ms)
+
+
+def _snapshot(files: LakehouseFiles, version: int, root_file: bytes, read_at_ms: int) -> Snapshot:
     path = files.roots.path(version)
-    return Snapshot(files, version, path, decode_node(data, path), read_at_ms)
+    return Snapshot(files, version, path, decode_node(root_file, path), read_at_ms)
 
 
 def commit(
@@ -307,11 +134,19 @@ class DraftOutdatedError(TrinityLakeError):
 class Commit:
     """One change on its way to become a version, over as many attempts as that takes."""
 
-    def __init__(self, files: LakehouseFiles, change: Committable, clock: Clock, max_attempts: int):
+    def __init__(
+        self,
+        files: LakehouseFiles,
+        change: Committable,
+        clock: Clock,
+        max_attempts: int,
+        courtesy: Courtesy | None = None,
+    ):
         self._files = files
         self._change = change
         self._clock = clock
         self._max_attempts = max_attempts
+        self._courtesy = courtesy or Courtesy()
         self._kept: dict[str, bytes] = {}  # definitions, which stay over attempts
         self._nodes: dict[str, bytes] = {}  # of this attempt
         self._n_lost = 0
@@ -321,6 +156,7 @@ class Commit:
 
     def run(self, base: Snapshot) -> Committed:
         """Commit on ``base`` or a later version. Raises what :func:`commit` raises."""
+        turn = TurnRequest(self._files.storage)
         try:
             while True:
                 began_s = time.monotonic()
@@ -331,9 +167,10 @@ class Commit:
                 if self._n_lost >= self._max_attempts:
                     raise attempts_exhausted(self._max_attempts, base.version + 1)
                 pause_after_loss(self._n_lost, time.monotonic() - began_s)
-                latest = latest_snapshot(self._files)
+                latest = _latest_after(self._files, base.version + 1)
                 self._change.rebase(base, latest)
                 base = latest
+                turn.lost(self._n_lost, time.monotonic() - began_s)
         except CommitOutcomeUnknownError:
             raise
         except TrinityLakeError:
@@ -341,11 +178,20 @@ class Commit:
             # one, a root may stand: its files must stay, at worst as orphans.
             discard(self._files.storage, [*self._kept, *self._nodes])
             raise
+        finally:
+            turn.withdraw()
         if committed.root_file is None:
             discard(self._files.storage, self._kept)
         else:
-            self._files.hint.write(committed.version)
+            self._write_hint(committed.version)
         return committed
+
+    def _write_hint(self, version: int) -> None:
+        """Write the hint; now and then, in the same round, see whether other writers ask for a turn."""
+        requests = [functools.partial(self._files.hint.write, version)]
+        if self._courtesy.is_time_to_look():
+            requests.append(functools.partial(self._courtesy.look, self._files.storage))
+        run_parallel(in_one_round(lambda request: request()), requests, self._files.storage.concurrency)
 
     def _attempt(self, base: Snapshot) -> Committed | None:
         """Draft the change on ``base`` and send it; None where another commit was first."""
@@ -422,20 +268,14 @@ def _newest_time_ms(base: Snapshot) -> int:
     That is its own where we wrote it. One of another program may be older than those before it: they are
     read, back to one of ours.
     """
-    newest_ms, roots = base.created_at_ms, base.files.roots
-    if COMMIT_ID in base.root.system:
-        return newest_ms
-    for last in range(base.version - 1, -1, -_TIMES_AT_ONCE):
-        paths = [roots.path(version) for version in range(last, max(-1, last - _TIMES_AT_ONCE), -1)]
-        for path, data in zip(paths, roots.storage.read_available(paths), strict=True):
-            if isinstance(data, FileMissingError):
-                return newest_ms  # deleted by another program, and those before it, too
-            if isinstance(data, StorageError):
-                raise data
-            system = decode_system_rows(data, path)
-            newest_ms = max(newest_ms, int(system[CREATED_AT_MILLIS]))
-            if COMMIT_ID in system:
-                return newest_ms
+    newest_ms, system, roots = base.created_at_ms, base.root.system, base.files.roots
+    earlier = read_roots(roots, range(base.version - 1, -1, -1), _TIMES_AT_ONCE)
+    while COMMIT_ID not in system:
+        version, data = next(earlier, (-1, None))
+        if data is None:
+            break  # before the first one, or deleted by another program, as then those before it are, too
+        system = decode_system_rows(data, roots.path(version))
+        newest_ms = max(newest_ms, int(system[CREATED_AT_MILLIS]))
     return newest_ms
 
 

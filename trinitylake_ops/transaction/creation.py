@@ -23,7 +23,8 @@ from trinitylake_ops.format.node_file import (
 )
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.write_outcome import create_fresh
-from trinitylake_ops.transaction.commit import CommitCost, CommitInfo, check_time, create_root, discard
+from trinitylake_ops.transaction.commit import check_time, create_root, discard
+from trinitylake_ops.transaction.commit_info import CommitCost, CommitInfo
 from trinitylake_ops.transaction.snapshot import LakehouseFiles
 
 

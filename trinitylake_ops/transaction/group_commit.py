@@ -21,18 +21,16 @@ from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.node_file import decode_node
 from trinitylake_ops.storage.lru import at_fork
 from trinitylake_ops.transaction.commit import (
-    LARGEST_COST,
     Commit,
-    CommitInfo,
     Committed,
-    Draft,
     DraftOutdatedError,
-    RootStamp,
-    Writes,
     attempts_exhausted,
     check_age,
     outcome_unknown,
 )
+from trinitylake_ops.transaction.commit_info import LARGEST_COST, CommitInfo
+from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
+from trinitylake_ops.transaction.fairness import Courtesy
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
 
@@ -142,6 +140,7 @@ class CommitQueue:
     """The transactions of a process that are to be committed to one lakehouse."""
 
     def __init__(self) -> None:
+        self._courtesy = Courtesy()
         self.forget()
         at_fork(self)
 
@@ -160,7 +159,7 @@ class CommitQueue:
         """
         own = _Waiting.of(transaction, base, max_attempts)
         if own.goes_alone:
-            _Group(own).run(None)
+            _Group(own, self._courtesy).run(None)
             return own.result()
         try:
             with self._lock:
@@ -181,8 +180,9 @@ class CommitQueue:
 
     def _lead(self, own: _Waiting) -> None:
         """Commit the group that begins with ``own``."""
-        group = _Group(own)
+        group = _Group(own, self._courtesy)
         try:
+            self._courtesy.give_way(own.base.files.storage)
             self._gather(group)
             self._newest = group.run(self._newest)
         finally:
@@ -262,8 +262,9 @@ class _Group:
     ``members`` are those without an outcome so far, the first of them being the leader at the outset.
     """
 
-    def __init__(self, leader: _Waiting):
+    def __init__(self, leader: _Waiting, courtesy: Courtesy):
         self.members = [leader]
+        self._courtesy = courtesy
         self._taken = [leader]
         self._files = leader.base.files
         self._committed: int | None = None
@@ -297,7 +298,8 @@ class _Group:
             path = self._files.roots.path(newest.version)
             bases.append(Snapshot(self._files, newest.version, path, decode_node(newest.root_file, path)))
         base = max(bases, key=lambda snapshot: snapshot.version)
-        self._commit = Commit(self._files, self, self, max(member.max_attempts for member in self.members))
+        max_attempts = max(member.max_attempts for member in self.members)
+        self._commit = Commit(self._files, self, self, max_attempts, self._courtesy)
         try:
             self.bring_to(base)
             committed = self._commit.run(base)

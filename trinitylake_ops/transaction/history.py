@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, TypeVar
 
-from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import parse_root_path
 from trinitylake_ops.format.node_file import (
@@ -20,6 +19,7 @@ from trinitylake_ops.format.node_file import (
 )
 from trinitylake_ops.transaction.commit import latest_snapshot
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, utc_datetime
+from trinitylake_ops.transaction.versions import read_roots
 
 _BATCH = 32
 
@@ -78,15 +78,10 @@ def history(files: LakehouseFiles, limit: int | None = None) -> Iterator[Version
     """
     latest = latest_snapshot(files)
     oldest = 0 if limit is None else max(0, latest.version + 1 - limit)
-    for newest in range(latest.version, oldest - 1, -_BATCH):
-        versions = range(newest, max(oldest, newest - _BATCH + 1) - 1, -1)
-        paths = [files.roots.path(version) for version in versions]
-        for version, path, data in zip(versions, paths, files.storage.read_available(paths), strict=True):
-            if isinstance(data, FileMissingError):
-                continue
-            if not isinstance(data, bytes):
-                raise data
-            yield _version_info(version, decode_system_rows(data, path), len(data), latest.definition)
+    for version, data in read_roots(files.roots, range(latest.version, oldest - 1, -1), _BATCH):
+        if data is not None:
+            system = decode_system_rows(data, files.roots.path(version))
+            yield _version_info(version, system, len(data), latest.definition)
 
 
 def _of_type(kind: type[T], value: object) -> T:

@@ -37,13 +37,12 @@ from trinitylake_ops.storage.cache_options import storage_identity
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.transaction.commit import (
     DEFAULT_MAX_ATTEMPTS,
-    CommitInfo,
     Committable,
-    acting_run,
     check_age,
     commit,
     latest_snapshot,
 )
+from trinitylake_ops.transaction.commit_info import CommitInfo, acting_run
 from trinitylake_ops.transaction.creation import create_lakehouse
 from trinitylake_ops.transaction.definition_store import DefinitionStore
 from trinitylake_ops.transaction.group_commit import CommitQueue, shared_queue

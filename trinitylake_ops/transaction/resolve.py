@@ -16,7 +16,9 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.file_names import MAX_VERSION
 from trinitylake_ops.format.node_file import COMMIT_ID, decode_system_rows
-from trinitylake_ops.transaction.commit import CommitInfo, Draft, RootStamp, commit, latest_snapshot
+from trinitylake_ops.transaction.commit import commit, latest_snapshot
+from trinitylake_ops.transaction.commit_info import CommitInfo
+from trinitylake_ops.transaction.draft import Draft, RootStamp
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
 from trinitylake_ops.tree.write_buffer import carried_tree
 

@@ -26,6 +26,7 @@ from trinitylake_ops.format.node_file import decode_commit_info, decode_system_r
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.write_outcome import create_fresh
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
+from trinitylake_ops.transaction.versions import read_roots
 
 logger = logging.getLogger(__name__)
 
@@ -105,20 +106,16 @@ def version_of(files: LakehouseFiles, transaction_id: str, after: int, latest: i
 
     Raises VersionNotFoundError where that cannot be told, StorageError.
     """
-    for first in range(after + 1, latest + 1, _BATCH):
-        versions = range(first, min(latest + 1, first + _BATCH))
-        paths = [files.roots.path(version) for version in versions]
-        for version, path, data in zip(versions, paths, files.storage.read_available(paths), strict=True):
-            if isinstance(data, FileMissingError):
-                raise VersionNotFoundError(
-                    f"nobody can tell whether transaction {transaction_id} was committed: the root of version {version}"
-                    " is gone; look at what is there and begin a new one",
-                    path=path,
-                    version=version,
-                )
-            if isinstance(data, StorageError):
-                raise data
-            members = decode_commit_info(decode_system_rows(data, path)).get("members")
-            if isinstance(members, list) and transaction_id in members:
-                return version
+    for version, data in read_roots(files.roots, range(after + 1, latest + 1), _BATCH):
+        path = files.roots.path(version)
+        if data is None:
+            raise VersionNotFoundError(
+                f"nobody can tell whether transaction {transaction_id} was committed: the root of version {version}"
+                " is gone; look at what is there and begin a new one",
+                path=path,
+                version=version,
+            )
+        members = decode_commit_info(decode_system_rows(data, path)).get("members")
+        if isinstance(members, list) and transaction_id in members:
+            return version
     return None

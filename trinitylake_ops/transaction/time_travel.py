@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trinitylake_ops.errors import FileMissingError, StorageError, VersionNotFoundError
+from trinitylake_ops.errors import VersionNotFoundError
 from trinitylake_ops.format.node_file import COMMIT_ID, CREATED_AT_MILLIS, decode_system_rows
-from trinitylake_ops.transaction.versions import ProbedRoots, Roots
+from trinitylake_ops.transaction.versions import ProbedRoots, Roots, read_roots
 
 _BATCH = 64
 
@@ -45,15 +45,10 @@ def find_version_at(roots: Roots, timestamp_ms: int, latest: int, probed: Probed
 
 def _along_chain(roots: Roots, timestamp_ms: int, low: int, high: int) -> int:
     """Return the last version before the first one above ``low`` that is younger than the time; ``low`` without any."""
-    for first in range(low + 1, high, _BATCH):
-        versions = range(first, min(high, first + _BATCH))
-        paths = [roots.path(version) for version in versions]
-        for version, path, data in zip(versions, paths, roots.storage.read_available(paths), strict=True):
-            if isinstance(data, FileMissingError):
-                continue
-            if isinstance(data, StorageError):
-                raise data
-            if int(decode_system_rows(data, path)[CREATED_AT_MILLIS]) > timestamp_ms:
-                return low
-            low = version
+    for version, data in read_roots(roots, range(low + 1, high), _BATCH):
+        if data is None:
+            continue
+        if int(decode_system_rows(data, roots.path(version))[CREATED_AT_MILLIS]) > timestamp_ms:
+            break
+        low = version
     return low

@@ -41,7 +41,8 @@ from trinitylake_ops.format.keys import NAMESPACE_KEY_PREFIX, KeyCodec, ObjectNa
 from trinitylake_ops.format.limits import validate_changed_settings, validate_table_def
 from trinitylake_ops.format.node_file import COMMIT_ID
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
-from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS, LARGEST_COST, CommitInfo, Writes
+from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS
+from trinitylake_ops.transaction.commit_info import LARGEST_COST, CommitInfo
 from trinitylake_ops.transaction.conflicts import (
     describe_key,
     merge_lakehouse_defs,
@@ -49,6 +50,7 @@ from trinitylake_ops.transaction.conflicts import (
     read_conflicts,
     written_key_conflicts,
 )
+from trinitylake_ops.transaction.draft import Writes
 from trinitylake_ops.transaction.group_commit import CommitQueue, Footprint
 from trinitylake_ops.transaction.saved import (
     CommittedElsewhereError,

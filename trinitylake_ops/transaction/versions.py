@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from trinitylake_ops.errors import (
     CorruptFileError,
@@ -76,6 +76,22 @@ def find_latest_from(roots: Roots, hinted: int | None, probed: ProbedRoots | Non
     return _latest_from(roots, naming, start, probed)
 
 
+def find_latest_after(roots: Roots, known: int) -> tuple[int, bytes]:
+    """Return what :func:`find_latest` does where version ``known`` stands: one round when it is the latest.
+
+    Else one more, as the hint is read in the first one, too.
+    """
+    probed = ProbedRoots(roots.storage)
+    naming = roots.naming
+    hinted = _with_hint(roots.storage, probed.read_one, _pair(naming, known))
+    is_latest = known == MAX_VERSION or probed.contents[naming.path(known + 1)] is None
+    start = max(known if is_latest else known + 1, hinted or 0)
+    probed.read(_pair(naming, start))  # nothing anew where the hint does not say that there is more
+    if probed.contents[naming.path(start)] is None:
+        start = known
+    return _latest_from(roots, naming, start, probed)
+
+
 def open_roots(roots: Roots) -> tuple[int, bytes]:
     """Return what :func:`find_latest` does, in as many rounds, for a lakehouse that was not looked at before.
 
@@ -105,33 +121,41 @@ class ProbedRoots:
     def read(self, paths: Iterable[str]) -> None:
         """Read roots in one round. Raises the first failure of one that is there."""
         unread = [path for path in dict.fromkeys(paths) if path not in self.contents]
-        for path, data in zip(unread, self.storage.read_available(unread), strict=True):
-            if isinstance(data, bytes):
-                self.standing.add(path)
-                self.contents[path] = data
-            elif isinstance(data, FileMissingError):
-                self.contents[path] = None
-            else:
-                raise data
+        run_parallel(in_one_round(self.read_one), unread, self.storage.concurrency)
+
+    def read_one(self, path: str) -> None:
+        """Read a root. Raises StorageError."""
+        try:
+            self.contents[path] = self.storage.read(path)
+            self.standing.add(path)
+        except FileMissingError:
+            self.contents[path] = None
 
 
 def _probe_oldest(probed: ProbedRoots) -> int | None:
     """Return the hint; in the same round, see which names of version 0 stand."""
-    storage = probed.storage
-    hinted: list[int | None] = []
 
     def probe(path: str) -> None:
-        if path == HINT_PATH:
-            hinted.append(read_hint(storage))
-            return
         try:
-            storage.read(path, length=1)  # where a stat is refused, some storages do not say why
+            probed.storage.read(path, length=1)  # where a stat is refused, some storages do not say why
         except FileMissingError:
             return
         probed.standing.add(path)
 
-    oldest = [naming.path(0) for naming in ROOT_NAMINGS]
-    run_parallel(in_one_round(probe), [HINT_PATH, *oldest], storage.concurrency)
+    return _with_hint(probed.storage, probe, [naming.path(0) for naming in ROOT_NAMINGS])
+
+
+def _with_hint(storage: Storage, probe: Callable[[str], None], paths: Sequence[str]) -> int | None:
+    """Return the hint; in the same round, probe paths."""
+    hinted: list[int | None] = []
+
+    def read_or_probe(path: str) -> None:
+        if path == HINT_PATH:
+            hinted.append(read_hint(storage))
+        else:
+            probe(path)
+
+    run_parallel(in_one_round(read_or_probe), [HINT_PATH, *paths], storage.concurrency)
     return hinted[0]
 
 
@@ -171,6 +195,23 @@ def one_naming(root_uri: str, paths: Iterable[str]) -> RootNaming | None:
             path=second,
         )
     return next(iter(found), None)
+
+
+def read_roots(roots: Roots, versions: range, batch: int) -> Iterator[tuple[int, bytes | None]]:
+    """Yield versions, in their order, with the bytes of their roots: None where one is gone.
+
+    So many are read in parallel. Raises StorageError.
+    """
+    for first in range(0, len(versions), batch):
+        paths = [roots.path(version) for version in versions[first : first + batch]]
+        contents = roots.storage.read_available(paths)
+        for version, data in zip(versions[first : first + batch], contents, strict=True):
+            if isinstance(data, bytes):
+                yield version, data
+            elif isinstance(data, FileMissingError):
+                yield version, None
+            else:
+                raise data
 
 
 def read_hint(storage: Storage) -> int | None:

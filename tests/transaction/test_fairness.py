@@ -1,0 +1,191 @@
+"""Requests of writers that lose all the time, and how others answer them (docs/protocol.md, C)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.clock import ClockStorage
+from tests.faults import FaultyStorage, fail
+from tests.lakes import Lakes, left_over_paths, listed, table
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import StoragePermissionError
+from trinitylake_ops.format.file_names import TURN_PREFIX, new_turn_path, parse_turn_path
+from trinitylake_ops.storage import Storage
+from trinitylake_ops.transaction import commit
+from trinitylake_ops.transaction.fairness import COMMITS_BETWEEN_LOOKS, LOSSES_BEFORE_ASKING, Courtesy, TurnRequest
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses of writers that give way, which take no time."""
+    taken: list[float] = []
+    monkeypatch.setattr("trinitylake_ops.transaction.fairness.time.sleep", taken.append)
+    return taken
+
+
+def _lake(lakes: Lakes) -> Lakehouse:
+    lake = lakes.memory()
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+        txn.create_table("ns", "t", table())
+    return lake
+
+
+def _change(lake: Lakehouse, times: int = 1) -> None:
+    for number in range(times):
+        with lake.transaction() as txn:
+            txn.alter_table("ns", "t", table(n=f"{lake.root} {txn.id} {number}"))
+
+
+def _asked(storage: Storage) -> set[str]:
+    return {path for path in listed(storage) if path.startswith(TURN_PREFIX)}
+
+
+def _losing(times: int, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Let others be first so many times, and only then this process."""
+    create, remaining = commit.create_root, iter(range(times))
+
+    def create_root(roots: object, version: int, *arguments: object, **options: object) -> bool:
+        if next(remaining, None) is None:
+            meanwhile()
+            return bool(create(roots, version, *arguments, **options))  # type: ignore[arg-type]
+        with monkeypatch.context() as undisturbed:
+            undisturbed.setattr(commit, "create_root", create)
+            other = Lakehouse(roots.storage)  # type: ignore[attr-defined]
+            with other.transaction() as txn:
+                txn.create_namespace(f"other-{version}")
+        return bool(create(roots, version, *arguments, **options))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(commit, "create_root", create_root)
+
+
+def test_who_lost_often_asks_until_it_has_committed(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = _lake(lakes)
+    seen: list[set[str]] = []
+    _losing(LOSSES_BEFORE_ASKING, monkeypatch, lambda: seen.append(_asked(lake.storage)))
+    _change(lake)
+    ((path,),) = seen
+    assert parse_turn_path(path) is not None
+    assert _asked(lake.storage) == set()
+    assert left_over_paths(lake) == set()
+
+
+def test_who_lost_seldom_asks_nothing(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = _lake(lakes)
+    seen: list[set[str]] = []
+    _losing(LOSSES_BEFORE_ASKING - 1, monkeypatch, lambda: seen.append(_asked(lake.storage)))
+    _change(lake)
+    assert seen == [set()]
+
+
+def test_a_writer_that_may_not_ask_commits_all_the_same(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = [
+        fail(1, StoragePermissionError, kind=kind, path_part=TURN_PREFIX, times=1_000)
+        for kind in ("write", "delete", "list")
+    ]
+    storage = FaultyStorage(_lake(lakes).storage, plan)
+    lake = Lakehouse(storage)
+    version = lake.latest_version()
+    _losing(LOSSES_BEFORE_ASKING + 3, monkeypatch)
+    _change(lake, 2 * COMMITS_BETWEEN_LOOKS)
+    assert lake.latest_version() == version + LOSSES_BEFORE_ASKING + 3 + 2 * COMMITS_BETWEEN_LOOKS
+    assert sum(request.path.startswith(TURN_PREFIX) for request in storage.log) > 4
+
+
+def test_others_wait_as_long_as_somebody_asks(lakes: Lakes, pauses: list[float]) -> None:
+    lake = Lakehouse(_lake(lakes).storage)
+    path = new_turn_path(400)
+    lake.storage.write(path, b"")
+    _change(lake, COMMITS_BETWEEN_LOOKS)
+    assert pauses == []
+    assert len(_waited(lake, pauses)) > 1
+    lake.storage.delete(path)
+    assert _waited(lake, pauses) == [], "it looked before it waited"
+
+
+def _waited(lake: Lakehouse, pauses: list[float]) -> list[float]:
+    """Commit once after others were seen to ask; returns the pauses before it."""
+    pauses.clear()
+    _change(lake)
+    taken = list(pauses)
+    assert all(0.2 <= pause <= 0.4 for pause in taken)
+    _change(lake, COMMITS_BETWEEN_LOOKS - 1)
+    return taken
+
+
+def test_others_go_on_when_the_request_is_gone(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = _lake(lakes).storage
+    path = new_turn_path(400)
+    storage.write(path, b"")
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            storage.delete(path)
+
+    monkeypatch.setattr("trinitylake_ops.transaction.fairness.time.sleep", sleep)
+    courtesy = Courtesy()
+    courtesy.look(storage)
+    courtesy.give_way(storage)
+    assert len(pauses) == 2
+
+
+@pytest.mark.parametrize("age_ms", [3_000, 86_400_000, -3_000, -86_400_000])
+def test_requests_that_are_not_renewed_count_for_nothing_and_go(lakes: Lakes, pauses: list[float], age_ms: int) -> None:
+    lake = _lake(lakes)
+    path = new_turn_path(400)
+    lake.storage.write(path, b"")
+    (written_ms,) = (info.last_modified_ms for info in lake.storage.list(path))
+    storage = ClockStorage(lake.storage, written_ms + age_ms)
+    courtesy = Courtesy()
+    courtesy.look(storage)
+    courtesy.give_way(storage)
+    assert pauses == []
+    assert path not in listed(lake.storage)
+
+
+def test_other_files_beside_requests_are_left_alone(lakes: Lakes, pauses: list[float]) -> None:
+    storage = _lake(lakes).storage
+    names = [f"{TURN_PREFIX}{name}" for name in ("", "x", "12", "0-" + "0" * 36, new_turn_path(5) + ".bak", "9" * 40)]
+    for name in names[1:]:
+        storage.write(name, b"kept")
+    storage.write(new_turn_path(1), b"")
+    (turn_ms,) = (info.last_modified_ms for info in storage.list(f"{TURN_PREFIX}1-"))
+    late = ClockStorage(storage, turn_ms + 10**9)
+    courtesy = Courtesy()
+    courtesy.look(late)
+    courtesy.give_way(late)
+    assert pauses == []
+    assert _asked(storage) == set(names[1:])
+
+
+def test_the_longest_wait_is_bounded(lakes: Lakes, pauses: list[float]) -> None:
+    storage = _lake(lakes).storage
+    storage.write(new_turn_path(999_999), b"")
+    courtesy = Courtesy()
+    courtesy.look(storage)
+    courtesy.give_way(storage)
+    assert 10 < sum(pauses) <= 40
+
+
+def test_looking_costs_a_request_in_some_commits_and_no_round(lakes: Lakes) -> None:
+    storage = FaultyStorage(_lake(lakes).storage)
+    lake = Lakehouse(storage)
+    _change(lake, 3 * COMMITS_BETWEEN_LOOKS)
+    assert sum(request.path.startswith(TURN_PREFIX) for request in storage.log) == 3
+
+
+def test_a_request_is_renewed_under_its_name(lakes: Lakes) -> None:
+    lake = _lake(lakes)
+    storage = FaultyStorage(lake.storage)
+    turn = TurnRequest(storage)
+    for n_lost in range(1, LOSSES_BEFORE_ASKING + 5):
+        turn.lost(n_lost, 0.25 * n_lost)
+    (path,) = _asked(lake.storage)
+    assert parse_turn_path(path) == 250 * LOSSES_BEFORE_ASKING
+    assert [request.kind for request in storage.log] == ["write"] * 3
+    turn.withdraw()
+    assert _asked(lake.storage) == set()

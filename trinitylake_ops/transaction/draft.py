@@ -1,0 +1,105 @@
+"""What a commit would write on a base, before its root has a name (docs/protocol.md, C)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trinitylake_ops.format.definitions import LakehouseDef
+from trinitylake_ops.format.node_file import (
+    COMMIT_ID,
+    COMMIT_INFO,
+    CREATED_AT_MILLIS,
+    LAKEHOUSE_DEF,
+    PREVIOUS_ROOT,
+    ROLLBACK_FROM_ROOT,
+    SYSTEM_KEYS,
+    NodeFile,
+    encode_node,
+)
+from trinitylake_ops.transaction.commit_info import LARGEST_COST, CommitCost, CommitInfo
+from trinitylake_ops.transaction.snapshot import Snapshot
+from trinitylake_ops.tree.node import TreeLimits
+from trinitylake_ops.tree.write_buffer import EditedTree, apply_messages
+
+
+@dataclass(frozen=True, slots=True)
+class RootStamp:
+    """What one attempt gives to the root it would create."""
+
+    created_at_ms: int
+    commit_id: str
+
+    def system(
+        self,
+        base: Snapshot,
+        info: CommitInfo,
+        *,
+        lakehouse_def: str,
+        is_rollback: bool = False,
+    ) -> dict[str, str]:
+        """Return the system rows of the root that follows ``base``, with room for its cost.
+
+        Unknown ones of ``base`` are carried on.
+        """
+        previous = base.files.roots.path(base.version)
+        unknown = {name: value for name, value in base.root.system.items() if name not in SYSTEM_KEYS}
+        return {
+            **unknown,
+            LAKEHOUSE_DEF: lakehouse_def,
+            PREVIOUS_ROOT: previous,
+            **({ROLLBACK_FROM_ROOT: previous} if is_rollback else {}),
+            CREATED_AT_MILLIS: str(self.created_at_ms),
+            COMMIT_ID: self.commit_id,
+            COMMIT_INFO: info.encode(LARGEST_COST),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a commit on a base would write, before its root has a name.
+
+    ``root_system`` holds the system rows that :meth:`RootStamp.system` made of ``info``; ``tree`` the
+    root's other rows and all new nodes; ``definition_files`` the new definitions by path, which stay
+    the same over rebases. ``definition`` is that of the new version: it says how its root is encoded.
+    """
+
+    root_system: dict[str, str]
+    info: CommitInfo
+    tree: EditedTree
+    definition_files: Mapping[str, bytes]
+    definition: LakehouseDef
+
+    def root_file(self, cost: CommitCost) -> bytes:
+        """Return the root. Raises InvalidDefinitionError for a ``node_compression`` that this program cannot write."""
+        tree, system = self.tree.root, {**self.root_system, COMMIT_INFO: self.info.encode(cost)}
+        root = NodeFile(tree.keys, tree.values, tree.children, tree.buffer, system)
+        return encode_node(root, self.definition.order, self.definition.node_compression)
+
+
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """What transactions write on a base: messages by key, and new files by path.
+
+    ``lakehouse_def`` and ``definition`` are those of a changed lakehouse definition, else None.
+    """
+
+    messages: Mapping[str, str | None]
+    files: Mapping[str, bytes]
+    info: CommitInfo
+    lakehouse_def: str | None = None
+    definition: LakehouseDef | None = None
+
+    def draft(self, base: Snapshot, stamp: RootStamp) -> Draft:
+        """Return the draft of a version that holds them."""
+        system = stamp.system(base, self.info, lakehouse_def=self.lakehouse_def or base.definition_location)
+        definition = self.definition or base.definition
+        tree = apply_messages(
+            base.files.nodes,
+            base.root,
+            self.messages,
+            TreeLimits.of(definition),
+            created_at_ms=stamp.created_at_ms,
+            root_system=system,
+        )
+        return Draft(system, self.info, tree, self.files, definition)
