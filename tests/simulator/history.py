@@ -3,38 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tests.simulator.model import Key, Operation, State, replay, tree_of
 from trinitylake_ops.transaction.history import VersionInfo
+from trinitylake_ops.transaction.snapshot import epoch_ms
 
 
 @dataclass
 class TransactionRecord:
-    """A transaction as its client saw it; ``learnt[i]`` is what ``operations[i]`` told."""
+    """A transaction as its client saw it; ``learnt[i]`` is what ``operations[i]`` told.
+
+    One that was saved has a record for each process that resumed it, all with its id.
+    """
 
     id: str
     isolation: str
     base_version: int
     operations: list[Operation] = field(default_factory=list)
     learnt: list[Any] = field(default_factory=list)
-    #: What the client was told; "crashed" when its process died first.
-    outcome: Literal["crashed", "committed", "failed", "unknown", "resolved as committed", "resolved as lost"] = (
-        "crashed"
-    )
+    #: What the client was told; "crashed" when its process died first, or it was interrupted.
+    outcome: Literal[
+        "crashed", "committed", "failed", "unknown", "resolved as committed", "resolved as lost", "saved"
+    ] = "crashed"
     version: int | None = None
+    #: Steps of the world: when it asked to be committed, and when it was told the outcome.
+    asked_at: int = 0
+    told_at: int = 0
+    has_conflicted: bool = False
+
+    def resumed(self) -> TransactionRecord:
+        """Return the record of a process that resumes it."""
+        return replace(self, outcome="crashed", version=None)
 
 
 @dataclass(frozen=True)
 class ReadRecord:
-    """A version that a reader got, and what it held; steps are those of the world."""
+    """A version that a reader got, and what it held.
+
+    ``asked_for`` is the number, ``as_of_ms`` the time that it asked for, both None for the latest version.
+    """
 
     version: int
     contents: State
     newest_acknowledged_before: int
-    asked_for: int | None
-    created_at_ms: int
+    asked_for: int | None = None
+    as_of_ms: int | None = None
 
 
 @dataclass
@@ -46,6 +61,7 @@ class History:
     rollbacks: list[tuple[int, int]] = field(default_factory=list)  # acknowledged: version, and what it went back to
     newest_acknowledged: int = 0
     late_roots: list[str] = field(default_factory=list)  # roots that were sent after the time to live
+    left_over: set[str] = field(default_factory=set)  # files that nothing refers to, though nothing went wrong
 
     def acknowledge(self, version: int) -> None:
         self.newest_acknowledged = max(self.newest_acknowledged, version)
@@ -60,7 +76,8 @@ def check(history: History, infos: Sequence[VersionInfo], states: Sequence[State
         *_wrong_times(infos),
         *_wrong_outcomes(history, infos, states),
         *_wrong_contents(history, infos, states),
-        *_wrong_reads(history, states),
+        *_wrong_reads(history, infos, states),
+        *(f"nothing refers to {path}" for path in sorted(history.left_over)),
         *(f"root sent by a transaction past its time to live: {root}" for root in history.late_roots),
     ]
 
@@ -81,16 +98,24 @@ def _wrong_outcomes(history: History, infos: Sequence[VersionInfo], states: Sequ
     for info in infos:
         for member in info.members:
             places.setdefault(member, []).append(info.version)
+    wrong += [
+        f"transaction {member} was committed as versions {found}" for member, found in places.items() if found[1:]
+    ]
+    may_be_there = {
+        record.id for record in history.transactions if record.outcome not in ("failed", "resolved as lost", "saved")
+    }
     for record in history.transactions:
         found = places.get(record.id, [])
-        if len(found) > 1:
-            wrong.append(f"transaction {record.id} was committed as versions {found}")
         if record.outcome == "committed" and found != [record.version] and not _changed_nothing(record, states):
             wrong.append(f"transaction {record.id} was acknowledged as version {record.version}, but is in {found}")
         if record.outcome == "resolved as committed" and not found:
             wrong.append(f"transaction {record.id} was resolved as committed, but is in no version")
-        if record.outcome in ("failed", "resolved as lost") and found:
+        if found and record.id not in may_be_there:
             wrong.append(f"transaction {record.id} {record.outcome}, but is in {found}")
+    for record in history.transactions:
+        others = [other for other in history.transactions if other.id == record.id and other.outcome == "committed"]
+        if record.has_conflicted and any(other.told_at < record.asked_at for other in others):
+            wrong.append(f"transaction {record.id} conflicted with itself, which another process had committed")
     for version, target in history.rollbacks:  # where nothing was to change, the version is one that was there
         if version >= len(infos) or tree_of(states[version]) != tree_of(states[target]):
             wrong.append(f"the rollback to {target} was acknowledged as version {version}, which is another")
@@ -165,18 +190,35 @@ def _differing(one: State, other: State) -> list[Key]:
     return sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
 
 
-def _wrong_reads(history: History, states: Sequence[State]) -> list[str]:
+def _wrong_reads(history: History, infos: Sequence[VersionInfo], states: Sequence[State]) -> list[str]:
     wrong = []
+    latest = 0  # of one reader, which reads one after the other
     for read in history.reads:
         if read.version >= len(states):
             wrong.append(f"a reader saw version {read.version}, which was never committed")
-        elif read.contents != states[read.version]:
+            continue
+        if read.contents != states[read.version]:
             wrong.append(f"a reader saw version {read.version} otherwise than it is")
-        if read.asked_for is None and read.version < read.newest_acknowledged_before:
+        if read.as_of_ms is not None:
+            wrong += _wrong_time_travel(read, [epoch_ms(info.created_at) for info in infos])
+        elif read.asked_for is not None:
+            if read.asked_for != read.version:
+                wrong.append(f"a reader asked for version {read.asked_for} and got {read.version}")
+        elif read.version < max(latest, read.newest_acknowledged_before):
             wrong.append(
                 f"a reader got version {read.version} as the latest, when {read.newest_acknowledged_before}"
-                " had been acknowledged"
+                f" had been acknowledged, and after it had got {latest}"
             )
-        if read.asked_for is not None and read.asked_for != read.version:
-            wrong.append(f"a reader asked for version {read.asked_for} and got {read.version}")
+        else:
+            latest = read.version
     return wrong
+
+
+def _wrong_time_travel(read: ReadRecord, times_ms: Sequence[int]) -> list[str]:
+    """Check a read by time: the newest version of that time or before it, of those that it had to know."""
+    assert read.as_of_ms is not None
+    newer = range(read.version + 1, min(len(times_ms), read.newest_acknowledged_before + 1))
+    missed = [version for version in newer if times_ms[version] <= read.as_of_ms]
+    if times_ms[read.version] > read.as_of_ms or missed:
+        return [f"a reader as of {read.as_of_ms} ms got version {read.version}, created at {times_ms[read.version]} ms"]
+    return []

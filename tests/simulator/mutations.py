@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -12,7 +12,8 @@ from unittest import mock
 from trinitylake_ops.errors import AmbiguousWriteError, CommitOutcomeUnknownError, FileExistsAlreadyError, StorageError
 from trinitylake_ops.storage import write_outcome
 from trinitylake_ops.storage.interface import Storage
-from trinitylake_ops.transaction import commit, group_commit, transaction, versions
+from trinitylake_ops.transaction import commit, group_commit, lakehouse, resolve, transaction, versions
+from trinitylake_ops.transaction.resolve import CommitResolution
 from trinitylake_ops.transaction.snapshot import Snapshot
 
 Mutation = Callable[[], AbstractContextManager[Any]]
@@ -121,6 +122,21 @@ def _overwrite_definitions() -> AbstractContextManager[Any]:
     return mock.patch.object(transaction, "merge_lakehouse_defs", lambda base, ours, theirs: (ours, []))
 
 
+def _take_undecided_for_lost() -> AbstractContextManager[Any]:
+    def resolve_commit(*arguments: Any, **options: Any) -> CommitResolution:
+        found = resolve.resolve_commit(*arguments, **options)
+        return CommitResolution.LOST if found is CommitResolution.UNDECIDED else found
+
+    return mock.patch.object(lakehouse, "resolve_commit", resolve_commit)
+
+
+def _send_again_what_was_sent() -> AbstractContextManager[Any]:
+    def abandoned(self: Any) -> list[Any]:
+        return [member for member in self._taken[1:] if member.outcome is None]
+
+    return mock.patch.object(group_commit._Group, "abandoned", abandoned)
+
+
 @contextmanager
 def _both(*changes: AbstractContextManager[Any]) -> Iterator[None]:
     with ExitStack() as stack:
@@ -168,4 +184,23 @@ MUTATIONS: Mapping[str, Mutation] = {
     "delete the files of a commit with an unknown outcome": _forget_files_of_unknown_outcomes,
     "give up an old transaction whose root was sent": _expire_after_a_lost_answer,
     "keep a transaction that conflicts in its group": _returning(group_commit._Group, "_fail", None),
+    "look nowhere for a resumed transaction": _returning(transaction, "version_of", None),
+    "take an undecided commit for lost": _take_undecided_for_lost,
+    "leave the files of lost attempts behind": _returning(commit, "discard", None),
+    "travel to the latest version, whatever the time": lambda: mock.patch.object(
+        lakehouse, "find_version_at", lambda roots, timestamp_ms, latest, probed: latest
+    ),
+    "send again after the time to live": _returning(write_outcome, "checked_resends", nullcontext()),
+    "give an interrupted group to the next leader, though its root was sent": _send_again_what_was_sent,
 }  # fmt: skip
+
+#: Runs in which a mutation shows that seldom matters.
+CONDITIONS: Mapping[str, Mapping[str, Any]] = {
+    "send again after the time to live": {"fault_rate": 0.15, "time_to_live_ms": 3_000},
+    "take an undecided commit for lost": {"writers": (1,), "fault_rate": 0.15},
+    "give an interrupted group to the next leader, though its root was sent": {
+        "writers": (6,),
+        "fault_rate": 0.02,
+        "interrupt_rate": 0.03,
+    },
+}

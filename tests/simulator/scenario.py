@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from unittest import mock
 
+from tests.lakes import left_over_paths
 from tests.simulator import history as seen
 from tests.simulator.history import History, ReadRecord, TransactionRecord
 from tests.simulator.model import Operation, contents, run
-from tests.simulator.world import Process, SimulatedStorage, World
+from tests.simulator.world import START_MS, Process, SimulatedStorage, World
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.errors import CommitOutcomeUnknownError, TrinityLakeError
-from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path
+from trinitylake_ops.errors import CommitConflictError, CommitOutcomeUnknownError, TrinityLakeError
+from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, saved_transaction_path
 from trinitylake_ops.format.node_file import decode_commit_info, decode_system_rows
 from trinitylake_ops.maintenance.verify import verify
 from trinitylake_ops.storage import RetryStorage, Storage
 from trinitylake_ops.storage.cache import clear_process_caches
 from trinitylake_ops.transaction.resolve import CommitResolution
 from trinitylake_ops.transaction.transaction import Transaction
+from trinitylake_ops.tree import node
 
-WRITERS = (3, 1)  # threads of each process that writes
+WRITERS = ((3, 1), (3, 1), (2, 2), (3, 3))  # threads of each process that writes
 N_TRANSACTIONS = 10  # of each writer
 N_READS = 8
 N_ROLLBACKS = 2
@@ -33,6 +37,7 @@ _NAMESPACES = ("a", "b")
 _TABLES = ("t", "u", "v", "w")
 _SETTINGS = ("x", "y")
 _ATTEMPTS = 30
+_RESOLVES = 4
 _VERIFIED = 0.2  # of all runs: what all versions hold is read in each
 
 
@@ -51,7 +56,10 @@ def simulate(
     seed: int,
     mutation: Callable[[], AbstractContextManager[object]] = nullcontext,
     *,
-    writers: Sequence[int] = WRITERS,
+    writers: Sequence[int] | None = None,
+    fault_rate: float | None = None,
+    interrupt_rate: float | None = None,
+    time_to_live_ms: int = TIME_TO_LIVE_MS,
 ) -> Outcome:
     """Run the scenario of a seed, with a mutation of the engine; the verdict is always that of the true engine.
 
@@ -59,9 +67,20 @@ def simulate(
     """
     chance = random.Random(f"scenario {seed}")
     clear_process_caches()  # the same seed has the same names again
-    world = World(seed, fault_rate=chance.choice([0, 0.02, 0.05, 0.1]))
-    with world.surroundings():
-        scenario = _Scenario(world, chance, writers)
+    chosen_rate = chance.choice([0, 0.02, 0.05, 0.1])
+    fault_rate = chosen_rate if fault_rate is None else fault_rate
+    chosen_rate = chance.choice([0.001, 0.001, 0.02]) if fault_rate else 0
+    interrupt_rate = chosen_rate if interrupt_rate is None else interrupt_rate
+    world = World(seed, fault_rate, interrupt_rate)
+    buffer_target = mock.patch.object(node, "DEFAULT_BUFFER_TARGET_BYTES", chance.choice([0, 200, 1_000, 48 * 1024]))
+    with world.surroundings(), buffer_target:
+        scenario = _Scenario(
+            world,
+            chance,
+            writers or chance.choice(WRITERS),
+            is_harmless=fault_rate == 0,
+            time_to_live_ms=time_to_live_ms,
+        )
         try:
             with mutation():
                 world.run()
@@ -76,20 +95,27 @@ def simulate(
 class _Scenario:
     """The clients of one run."""
 
-    def __init__(self, world: World, chance: random.Random, writers: Sequence[int]):
+    def __init__(
+        self, world: World, chance: random.Random, writers: Sequence[int], *, is_harmless: bool, time_to_live_ms: int
+    ):
         self.world = world
         self.history = History()
         self.happened: Counter[str] = Counter()
         self._tokens = itertools.count()
         self._verifies = chance.random() < _VERIFIED
+        self._is_harmless = is_harmless
+        self._time_to_live_ms = time_to_live_ms
         self._deadlines: dict[str, int] = {}
+        self._saved: list[TransactionRecord] = []
+        self._sent_together: dict[frozenset[str], int] = {}
         self._storage = SimulatedStorage(world, Process("test", [], lambda storage: None))
         lake = Lakehouse.create(
-            self._storage.root, storage=self._storage, order=3, txn_ttl_millis=TIME_TO_LIVE_MS,
+            self._storage.root, storage=self._storage, order=3, txn_ttl_millis=time_to_live_ms,
             namespace_name_max_size_bytes=8, table_name_max_size_bytes=8, node_file_max_size_bytes=7_000,
         )  # fmt: skip
         txn = lake.transaction()
-        record = self._begun(txn.id, "snapshot", txn.base.version)
+        record = TransactionRecord(txn.id, "snapshot", txn.base.version)
+        self.history.transactions.append(record)
         for namespace in _NAMESPACES:
             self._step(txn, record, Operation("create namespace", namespace, token=self._token()))
             for table in _TABLES[:2]:
@@ -99,7 +125,7 @@ class _Scenario:
         for number, n_threads in enumerate(writers):
             names = [f"writer {number}.{thread}" for thread in range(n_threads)]
             threads = [self._thread(name, N_TRANSACTIONS, self._write) for name in names]
-            world.add(Process(f"writers {number}", threads, _opened))
+            world.add(Process(f"writers {number}", threads, _opened, is_interrupted=True))
         world.add(Process("reader", [self._thread("reader", N_READS, self._read)], _opened))
         world.add(Process("operator", [self._thread("operator", N_ROLLBACKS, self._roll_back)], _opened))
         world.add(Process("vandal", [self._thread("vandal", chance.randrange(8), self._spoil_hint)], _opened))
@@ -111,6 +137,11 @@ class _Scenario:
         states = [contents(lake.snapshot(info.version)) for info in infos]
         self.happened["versions"] += len(infos)
         self.happened["groups"] += sum(1 for info in infos if len(info.members) > 1)
+        if self._is_harmless and self._verifies:
+            self.history.left_over = left_over_paths(lake) - {
+                saved_transaction_path(record.id) for record in self._saved
+            }
+        self.happened["interrupts"] += self.world.n_interrupts
         wrong = seen.check(self.history, infos, states)
         if self._verifies:
             report = verify(lake)
@@ -133,18 +164,42 @@ class _Scenario:
         return body
 
     def _write(self, lake: Lakehouse, chance: random.Random) -> None:
-        isolation = chance.choice(["snapshot", "serializable"])
         try:
-            txn = lake.transaction(isolation)
-        except TrinityLakeError:
-            self.happened["could not begin"] += 1
+            self._transact(lake, chance)
+        except KeyboardInterrupt:
+            self.happened["interrupted"] += 1
+
+    def _transact(self, lake: Lakehouse, chance: random.Random) -> None:
+        """Begin or resume a transaction, and commit or save it."""
+        if self._saved and chance.random() < 0.2:
+            record = chance.choice(self._saved).resumed()
+            begin = functools.partial(lake.resume_transaction, record.id)
+            operations = []
+        else:
+            record = TransactionRecord("", chance.choice(["snapshot", "serializable"]), 0)
+            begin = functools.partial(lake.transaction, record.isolation)
+            operations = self._operations(chance)
+        try:
+            txn = begin()
+        except TrinityLakeError as error:
+            self.happened[f"could not {'begin' if operations else 'resume'}: {type(error).__name__}"] += 1
             return
-        record = self._begun(txn.id, isolation, txn.base.version)
-        self._deadlines[txn.id] = txn.base.read_at_ms + TIME_TO_LIVE_MS
+        if operations:
+            record.id, record.base_version = txn.id, txn.base.version
+            self._deadlines[txn.id] = txn.base.read_at_ms + self._time_to_live_ms
+        else:
+            self.happened["resumed"] += 1
+        self.history.transactions.append(record)
         try:
-            for operation in self._operations(chance):
+            for operation in operations:
                 self._step(txn, record, operation)
+            if operations and chance.random() < 0.15 and self._save(txn, record):
+                return
+            record.asked_at = self.world.n_steps
             record.version = txn.commit(max_attempts=_ATTEMPTS)
+        except CommitConflictError:
+            record.outcome, record.has_conflicted = "failed", True
+            self.happened["conflicted"] += 1
         except CommitOutcomeUnknownError as error:
             record.outcome = "unknown"
             self.happened["unknown"] += 1
@@ -153,36 +208,57 @@ class _Scenario:
             record.outcome = "failed"
             self.happened[type(error).__name__] += 1
         else:
-            record.outcome = "committed"
+            record.outcome, record.told_at = "committed", self.world.n_steps
             self.history.acknowledge(record.version)
             self.happened["committed"] += 1
+
+    def _save(self, txn: Transaction, record: TransactionRecord) -> bool:
+        """Save a transaction for whoever resumes it; where that fails its client may tell others of it, and goes on."""
+        self._saved.append(record)
+        try:
+            txn.save()
+        except TrinityLakeError:
+            self.happened["could not save"] += 1
+            return False
+        record.outcome = "saved"
+        self.happened["saved"] += 1
+        return True
 
     def _resolve(
         self, lake: Lakehouse, record: TransactionRecord, error: CommitOutcomeUnknownError, chance: random.Random
     ) -> None:
         assert error.version is not None
-        try:
-            resolution = lake.resolve_commit(error.version, error.commit_id, fence=chance.random() < 0.5)
-        except TrinityLakeError:
+        for _ in range(_RESOLVES):
+            try:
+                resolution = lake.resolve_commit(error.version, error.commit_id, fence=chance.random() < 0.5)
+                break
+            except TrinityLakeError:
+                self.happened["could not resolve"] += 1
+        else:
             return
         self.happened[f"resolved as {resolution}"] += 1
         if resolution is CommitResolution.COMMITTED:
             record.outcome = "resolved as committed"
         elif resolution is CommitResolution.LOST:
             record.outcome = "resolved as lost"
-        self._wait(chance, 100)  # a request that is still on its way may arrive
+        self._wait(chance, 300)  # a request that is still on its way may arrive
 
     def _read(self, lake: Lakehouse, chance: random.Random) -> None:
         before = self.history.newest_acknowledged
-        asked_for = chance.randrange(before + 1) if chance.random() < 0.3 else None
+        asked_for, as_of_ms = None, None
+        kind = chance.random()
+        if kind < 0.25:
+            asked_for = chance.randrange(before + 1)
+        elif kind < 0.5:
+            as_of_ms = chance.randint(*sorted((START_MS, self.world.clock_ms)))
         try:
-            snapshot = lake.snapshot(asked_for)
+            snapshot = lake.snapshot(asked_for, as_of_ms)
             found = contents(snapshot)
-        except TrinityLakeError:
-            self.happened["could not read"] += 1
+        except TrinityLakeError as error:
+            self.happened[f"could not read: {type(error).__name__}"] += 1
             return
-        self.happened["read"] += 1
-        self.history.reads.append(ReadRecord(snapshot.version, found, before, asked_for, snapshot.created_at_ms))
+        self.happened["read" if as_of_ms is None else "read as of a time"] += 1
+        self.history.reads.append(ReadRecord(snapshot.version, found, before, asked_for, as_of_ms))
 
     def _roll_back(self, lake: Lakehouse, chance: random.Random) -> None:
         self._wait(chance, 200)
@@ -215,11 +291,6 @@ class _Scenario:
 
     # What they do
 
-    def _begun(self, transaction_id: str, isolation: str, base_version: int) -> TransactionRecord:
-        record = TransactionRecord(transaction_id, isolation, base_version)
-        self.history.transactions.append(record)
-        return record
-
     def _step(self, txn: Transaction, record: TransactionRecord, operation: Operation) -> None:
         learnt = run(operation, txn)
         record.operations.append(operation)
@@ -244,11 +315,15 @@ class _Scenario:
     def _token(self) -> str:
         return str(next(self._tokens))
 
-    def _observe(self, process: Process, kind: str, path: str, data: bytes) -> None:
-        """Note roots that are sent although one of their transactions has outlived its time."""
-        if parse_root_path(path) is None:
+    def _observe(self, process: Process, path: str, data: bytes) -> None:
+        """Note roots that are sent although one of their transactions has outlived its time, and groups that rebase."""
+        version = parse_root_path(path)
+        if version is None:
             return
         info = decode_commit_info(decode_system_rows(data, path))
+        members = frozenset(info.get("members", ()))
+        if len(members) > 1 and self._sent_together.setdefault(members, version) != version:
+            self.happened["groups rebased"] += 1
         late = [
             member for member in info.get("members", ()) if self._deadlines.get(member, 1 << 62) < self.world.clock_ms
         ]

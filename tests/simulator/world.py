@@ -9,9 +9,9 @@ gives it again.
 from __future__ import annotations
 
 import itertools
+import logging
 import random
 import threading
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -30,18 +30,30 @@ from trinitylake_ops.errors import (
     ThrottledError,
     TransientError,
 )
+from trinitylake_ops.format.file_names import HINT_PATH, OPERATIONS_PREFIX, ROOT_PREFIX, TURN_PREFIX, parse_root_path
 from trinitylake_ops.storage import FileInfo, Storage
 from trinitylake_ops.storage import cache as cache_module
 from trinitylake_ops.transaction import commit as commit_module
+from trinitylake_ops.transaction import fairness as fairness_module
 from trinitylake_ops.transaction import group_commit as group_commit_module
 
 Kind = Literal["read", "stat", "list", "create", "write", "delete"]
 Fault = Literal["refused", "answer lost", "late", "twice", "crash before", "crash after", "clock jump"]
-KINDS: tuple[Kind, ...] = ("read", "stat", "list", "create", "write", "delete")
+#: What is requested of which files; the matrix has a row for each.
+REQUESTS = (
+    "read hint", "read root", "read node", "read definition", "read saved transaction",
+    "stat root", "list roots", "list requests for a turn",
+    "create root", "create node", "create definition",
+    "write hint", "write saved transaction", "write request for a turn",
+    "delete node", "delete definition", "delete saved transaction", "delete request for a turn",
+)  # fmt: skip
 FAULTS: tuple[Fault, ...] = ("refused", "answer lost", "late", "twice", "crash before", "crash after", "clock jump")
 _NETWORK_FAULTS: tuple[Fault, ...] = ("refused", "answer lost", "late")
+_NO_ANSWER: tuple[Fault, ...] = ("refused", "answer lost")  # a late answer to a read is an answer
 _CHANGES = ("create", "write", "delete")
 _LONGEST_JUMP_MS = 40_000
+_SECONDS_A_STEP = 0.01
+_LONGEST_PAUSE_STEPS = 10
 _MOST_STEPS = 20_000
 START_MS = 1_700_000_000_000
 
@@ -53,6 +65,7 @@ class Process:
     name: str
     threads: list[Callable[[Process], None]]
     make: Callable[[Storage], Any]
+    is_interrupted: bool = False  # now and then, in all its threads
     storage: SimulatedStorage = field(init=False)
     shared: Any = None
     bad_requests: int = 0  # that are still to come
@@ -79,17 +92,19 @@ class DeadlockError(AssertionError):
 class World:
     """Everything outside the code under test: storage, clock, network, processes, and chance."""
 
-    def __init__(self, seed: int, fault_rate: float):
+    def __init__(self, seed: int, fault_rate: float, interrupt_rate: float):
         self.random = random.Random(seed)
         self._uuids = random.Random(f"uuids of {seed}")
         self._fault_rate = fault_rate
+        self._interrupt_rate = interrupt_rate
+        self._arrival_rate = self.random.choice([0.04, 0.01])  # of what is late, at each step
         self.files: dict[str, tuple[bytes, int]] = {}
         self.clock_ms = START_MS
         self.n_steps = 0
         self.log: list[tuple[str, str, str, str]] = []
         self.injected: Counter[tuple[str, str]] = Counter()
-        self.observers: list[Callable[[Process, str, str, bytes], None]] = []
-        self._processes: list[Process] = []
+        self.n_interrupts = 0
+        self.observers: list[Callable[[Process, str, bytes], None]] = []  # of files that are created
         self._threads: list[_Thread] = []
         self._on_their_way: list[tuple[str, Callable[[], object]]] = []  # requests that arrive late, or once more
         self._main = greenlet.getcurrent()
@@ -97,7 +112,6 @@ class World:
     # Running
 
     def add(self, process: Process) -> None:
-        self._processes.append(process)
         self._start(process)
 
     def run(self) -> None:
@@ -110,9 +124,12 @@ class World:
             if self.n_steps > _MOST_STEPS:
                 raise DeadlockError(f"no end after {_MOST_STEPS} steps")
             self.clock_ms += self.random.randrange(30)
-            if self._on_their_way and self.random.random() < 0.04:
+            if self._on_their_way and self.random.random() < self._arrival_rate:
                 self._let_arrive(self.random.randrange(len(self._on_their_way)))
-            self._resume(self.random.choice(runnable))
+            if self.random.random() < self._interrupt_rate:
+                self._interrupt(self.random.choice(self._threads))
+            else:
+                self._resume(self.random.choice(runnable))
         while self._on_their_way:
             self._let_arrive(0)
 
@@ -131,21 +148,28 @@ class World:
         if process.storage.is_dead:
             raise greenlet.GreenletExit
         fault = self._fault_of(process, kind)
-        self.hand_over()
+        try:
+            self.hand_over()
+        except KeyboardInterrupt:  # the request is on its way: it arrives now, later, or never
+            if kind in _CHANGES:
+                self._send_later(f"{kind} {path} of who was interrupted", effect)
+                if self._on_their_way and self.random.random() < 0.5:
+                    self._let_arrive(-1)
+            raise
         self.log.append((process.name, kind, path, fault or ""))
         if fault is not None:
-            self.injected[kind, fault] += 1
+            self.injected[f"{kind} {_class_of(path)}", fault] += 1
         return self._answered(process, kind, path, effect, fault)
 
     def _fault_of(self, process: Process, kind: Kind) -> Fault | None:
         """Choose what goes wrong with a request; failures come in spells, too, so that some outcomes stay unknown."""
         if process.bad_requests:
             process.bad_requests -= 1
-            return self.random.choice(_NETWORK_FAULTS)
+            return self.random.choice(_NETWORK_FAULTS if kind in _CHANGES else _NO_ANSWER)
         if self.random.random() >= self._fault_rate:
             return None
         if self.random.random() < (0.5 if kind == "create" else 0.15):
-            process.bad_requests = self.random.randrange(12)
+            process.bad_requests = self.random.randrange(16)
             return self.random.choice(_NETWORK_FAULTS)
         return self.random.choice(FAULTS)
 
@@ -192,9 +216,16 @@ class World:
         for thread in process.threads:
             self._threads.append(_Thread(process, greenlet.greenlet(lambda body=thread: body(process))))
 
-    def _resume(self, thread: _Thread) -> None:
+    def _interrupt(self, thread: _Thread) -> None:
+        """Press Ctrl-C while a thread waits for an answer, for another thread, or for its pause to end."""
+        if thread.process.is_interrupted and thread.body:  # it has begun
+            self.n_interrupts += 1
+            self.log.append((thread.process.name, "is interrupted", "", ""))
+            self._resume(thread, KeyboardInterrupt)
+
+    def _resume(self, thread: _Thread, interrupt: type[BaseException] | None = None) -> None:
         thread.waits_for = None
-        told = thread.body.switch()
+        told = thread.body.switch() if interrupt is None else thread.body.throw(interrupt)
         if isinstance(told, _Crashed):
             for other in [other for other in self._threads if other.process is told.process]:
                 self._threads.remove(other)
@@ -222,13 +253,22 @@ class World:
             mock.patch.object(cache_module, "threading", threads),
             mock.patch.object(group_commit_module, "threading", threads),
             mock.patch.object(commit_module, "time", _Pauses(self)),
+            mock.patch.object(fairness_module, "time", _Pauses(self)),
+            # Runs are short: let what happens only after long contention happen in them.
+            mock.patch.object(fairness_module, "LOSSES_BEFORE_ASKING", 1),
+            mock.patch.object(fairness_module, "COMMITS_BETWEEN_LOOKS", 3),
         ):
-            yield
+            logging.disable()  # of warnings of what is injected
+            try:
+                yield
+            finally:
+                logging.disable(logging.NOTSET)
 
     def pause(self, seconds: float) -> None:
         del seconds  # how long anything takes is for the seed to decide
         if self.is_simulated_here():
-            self.hand_over()
+            for _ in range(self.random.randint(1, _LONGEST_PAUSE_STEPS)):
+                self.hand_over()
 
     def _uuid(self) -> uuid.UUID:
         return uuid.UUID(int=self._uuids.getrandbits(128), version=4)
@@ -244,7 +284,7 @@ class _Pauses:
 
     def __init__(self, world: World):
         self.sleep = world.pause
-        self.monotonic = time.monotonic
+        self.monotonic = lambda: _SECONDS_A_STEP * world.n_steps
 
 
 class _Threads:
@@ -321,7 +361,7 @@ class SimulatedStorage(Storage):
     def create(self, path: str, data: bytes) -> None:
         world = self._world
         for observe in world.observers:
-            observe(self._process, "create", path, data)
+            observe(self._process, path, data)
 
         def effect() -> None:
             if path in world.files:
@@ -358,13 +398,27 @@ class SimulatedStorage(Storage):
         return self._world.request(self._process, kind, path, effect)
 
 
+def _class_of(path: str) -> str:
+    """Return what kind of file a path, or the prefix of a listing, names."""
+    if parse_root_path(path) is not None:
+        return "root"
+    if path in (HINT_PATH, ROOT_PREFIX):
+        return "hint" if path == HINT_PATH else "roots"
+    if path.startswith(TURN_PREFIX):
+        return "request for a turn" if path != TURN_PREFIX else "requests for a turn"
+    if path.startswith(OPERATIONS_PREFIX):
+        return "saved transaction"
+    return "node" if path.endswith(".arrow") else "definition"
+
+
 def matrix(injected: Counter[tuple[str, str]]) -> str:
-    """Return a table of request kind x fault with how often each was injected."""
-    rows = [["request", *FAULTS], *([kind, *(f"{injected[kind, fault]:,}" for fault in FAULTS)] for kind in KINDS)]
+    """Return a table of requests x faults with how often each was injected."""
+    kinds = sorted({kind for kind, _ in injected} | set(REQUESTS), key=lambda kind: (kind not in REQUESTS, kind))
+    rows = [["request", *FAULTS], *([kind, *(f"{injected[kind, fault]:,}" for fault in FAULTS)] for kind in kinds)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
 
 def empty_cells(injected: Counter[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return what was never injected."""
-    return [cell for cell in itertools.product(KINDS, FAULTS) if not injected[cell]]
+    return [cell for cell in itertools.product(REQUESTS, FAULTS) if not injected[cell]]

@@ -378,6 +378,7 @@ class Transaction(CatalogReader):
             read_prefixes=tuple(sorted(self._read_prefixes)),
             has_read_definition=self._has_read_definition,
         )
+        self._is_saved = True  # also where the write fails: it may have landed, or still land, and be resumed
         write_saved(self.base.files.storage, saved)
         self._is_open = False
         return self.id
