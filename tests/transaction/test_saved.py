@@ -14,6 +14,7 @@ from tests.lakes import Lakes, left_over_paths, table
 from tests.processes import fork
 from trinitylake_ops import Lakehouse, TableDef, maintenance
 from trinitylake_ops.errors import (
+    AmbiguousWriteError,
     CommitConflictError,
     CommitOutcomeUnknownError,
     ConflictError,
@@ -291,6 +292,40 @@ def test_staged_definitions_that_cannot_be_taken(lakes: Lakes) -> None:
     storage.time_ms = lake.storage.stat(staged.location).last_modified_ms + 10 * 60 * 1000
     with pytest.raises(InvalidInputError, match="staged before this transaction began"):
         lake.transaction().put_staged([staged])
+
+
+@pytest.mark.parametrize("limit_bytes", [None, 80])
+@pytest.mark.parametrize(("namespace", "name"), [("ns", "new"), ("n-s", "a/b"), ("ns", "航班"), ("ns", "x" * 60)])
+def test_names_of_staged_definitions_are_recognised(
+    lakes: Lakes, namespace: str, name: str, limit_bytes: int | None
+) -> None:
+    lake = lakes.memory(**({} if limit_bytes is None else {"file_path_max_size_bytes": limit_bytes}))
+    with lake.transaction() as txn:
+        txn.create_namespace(namespace)
+        txn.put_staged([lake.stage_definition(namespace, name, table())])
+    assert lake.snapshot().tables(namespace) == [name]
+
+
+def test_files_of_others_are_not_taken(filled: Lakehouse) -> None:
+    """A definition that is published under another name would make two tables of one id."""
+    published = filled.snapshot().entry(filled.snapshot().keys.table_key("ns", "t"))
+    for location in (published, filled.snapshot().definition_location, filled.snapshot().location, "_ops/x", "../x"):
+        with pytest.raises(InvalidInputError, match="was not staged for table"):
+            filled.transaction().put_staged([StagedDefinition("ns", "new", str(location))])
+
+
+def test_a_transaction_whose_save_got_no_answer_is_committed_once(lakes: Lakes) -> None:
+    """Its file landed, and another process resumes it, while its own one goes on."""
+    storage = FaultyStorage(lakes.storage(), [lose_response(1, kind="write", path_part="_ops/")])
+    lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
+    txn = lake.transaction()
+    txn.alter_definition(replace(lake.snapshot().definition, properties={"a": "b"}))
+    with pytest.raises(AmbiguousWriteError):
+        txn.save()
+    assert lake.resume_transaction(txn.id).commit() == 1
+    lake.alter_definition(properties={"a": "c"})
+    assert txn.commit() == 1
+    assert lake.latest_version() == 2
 
 
 def test_files_that_are_no_staged_definition(filled: Lakehouse) -> None:

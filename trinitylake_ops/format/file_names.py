@@ -26,6 +26,9 @@ _IMMUTABLE_NAME = re.compile(
     r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\.(?:arrow|ipc|binpb)",
     re.DOTALL,
 )
+_TABLE_NAME = re.compile(
+    r"[01]{4}/[01]{4}/[01]{4}/[01]{8}-(table-[^/]+)(-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\.binpb)"
+)
 _TURN_NAME = re.compile(rf"{TURN_PREFIX}([1-9][0-9]{{0,5}})-[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}")
 _HASH_PREFIX_BYTES = len("0000/0000/0000/00000000-")
 _ASCII_NAME_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._~=-")
@@ -51,6 +54,13 @@ def new_namespace_path(namespace: str, file_path_max_size_bytes: int) -> str:
 def new_table_path(namespace: str, table: str, file_path_max_size_bytes: int) -> str:
     """Return a fresh path for a table definition (L7, L8): the table before its namespace."""
     return _definition_path(f"table-{_readable(table)}-{_readable(namespace)}", file_path_max_size_bytes)
+
+
+def is_table_path(path: str, namespace: str, table: str) -> bool:
+    """Whether a path is one that :func:`new_table_path` gives for this table."""
+    match = _TABLE_NAME.fullmatch(path)
+    stem = f"table-{_readable(table)}-{_readable(namespace)}"
+    return match is not None and stem.startswith(match[1]) and optimize_path(match[1] + match[2]) == path
 
 
 def shortest_path_limit_bytes() -> int:

@@ -31,6 +31,7 @@ from trinitylake_ops.format.definitions import (
     TableDef,
 )
 from trinitylake_ops.format.file_names import (
+    is_table_path,
     new_lakehouse_def_path,
     new_namespace_path,
     new_table_path,
@@ -264,8 +265,8 @@ class Transaction(CatalogReader):
         """Create or replace tables by definitions that other processes staged since this transaction began.
 
         Their files are looked at in parallel. Raises NamespaceNotFoundError, InvalidNameError, InvalidDefinitionError
-        where a table of that name has another id, InvalidInputError for one that was staged before,
-        FileMissingError, CorruptFileError; nothing is changed then.
+        where a table of that name has another id, InvalidInputError for one that was staged before or for
+        another table, FileMissingError, CorruptFileError; nothing is changed then.
         """
         self._check_open()
         untyped: Sequence[object] = staged
@@ -274,6 +275,9 @@ class Transaction(CatalogReader):
         for named in ({(one.namespace, one.table) for one in staged}, {one.location for one in staged}):
             if len(named) < len(staged):
                 raise InvalidInputError("two of the staged definitions are of one table, or one file; take one of them")
+        for one in staged:
+            if not is_table_path(one.location, one.namespace, one.table):
+                raise InvalidInputError(f"{one.location!r} was not staged for table {one.namespace}.{one.table}")
         storage, oldest_ms = self.base.files.storage, self.base.read_at_ms - _CLOCK_MARGIN_MS
         keys = [self._table_key_in_namespace(one.namespace, one.table) for one in staged]
 
