@@ -2,7 +2,7 @@
 
 Run from the project's root: ``.venv/bin/python -m benchmarks.writers``; it writes ``benchmarks/results/writers.md``
 and a plot. Writers are threads; every request to the storage, in memory, takes 20 ms. With group commit they share
-one ``Lakehouse``, as all who open the same root do; without it each has one of its own, as in processes of their own.
+one ``Lakehouse``, as all who open the same root do; without it they share its caches, and each has a queue of its own.
 """
 
 from __future__ import annotations
@@ -69,7 +69,10 @@ def _measure(storage: Storage, n_writers: int, is_contended: bool, in_groups: bo
 
     def work(writer: int) -> None:
         chance = random.Random(writer)
-        lake = shared if in_groups else Lakehouse(storage)
+        lake = shared
+        if not in_groups:
+            lake = Lakehouse(storage)
+            lake.files = shared.files
         for number in itertools.count():
             name = f"t{chance.randrange(N_SHARED_TABLES) if is_contended else writer}"
             txn = lake.transaction()

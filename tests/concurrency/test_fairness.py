@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
 from tests.lakes import Lakes, table
 from tests.processes import fork
 from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import StorageError
 from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper
 
 Report = Callable[[str], None]
@@ -43,6 +44,18 @@ class Distant(StorageWrapper):
     def write(self, path: str, data: bytes) -> None:
         time.sleep(self._seconds)
         self.inner.write(path, data)
+
+    def delete(self, path: str) -> None:
+        time.sleep(self._seconds)
+        self.inner.delete(path)
+
+    def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
+        time.sleep(self._seconds)
+        return self.inner.delete_batch(paths)
+
+    def list(self, prefix: str = "") -> Iterator[FileInfo]:
+        time.sleep(self._seconds)
+        return self.inner.list(prefix)
 
 
 def _commit(storage: Storage, name: str) -> Callable[[Report], None]:

@@ -1,4 +1,7 @@
-"""Sixteen real processes that commit to one lakehouse, while some are killed and others stopped for a while."""
+"""Sixteen writers in real processes that commit to one lakehouse, while some are killed and others stopped for a while.
+
+In processes of several threads they commit in groups, whose leaders are killed and stopped, too.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import itertools
 import os
 import random
 import signal
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +21,7 @@ from tests.lakes import Lakes, table
 from tests.processes import Child, fork
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.errors import CommitAttemptsExhaustedError, CommitConflictError
+from trinitylake_ops.errors import CommitAttemptsExhaustedError, CommitConflictError, CommitOutcomeUnknownError
 
 Report = Callable[[str], None]
 
@@ -29,13 +33,14 @@ CONTENDED = 0.3  # of all transactions change a table that others change, too
 SECONDS, SOAK_SECONDS = 20, 300
 
 
-def places() -> Iterator[object]:
-    """Place and seconds: the short runs, and the long ones for ``make soak``."""
+def cases() -> Iterator[object]:
+    """Place, seconds and writers of each process: the short runs, and the long ones for ``make soak``."""
     for place in ("local", "s3"):
         marks = [] if place == "local" else [pytest.mark.debian_packages]
-        yield pytest.param(place, SECONDS, marks=[*marks, pytest.mark.timeout(200)], id=place)
+        yield pytest.param(place, SECONDS, 1, marks=[*marks, pytest.mark.timeout(200)], id=place)
         soak = [*marks, pytest.mark.soak, pytest.mark.timeout(1_800)]
-        yield pytest.param(place, SOAK_SECONDS, marks=soak, id=f"{place}-long")
+        yield pytest.param(place, SOAK_SECONDS, 1, marks=soak, id=f"{place}-long")
+        yield pytest.param(place, SECONDS, 4, marks=soak, id=f"{place}-threads")
 
 
 @pytest.fixture
@@ -60,13 +65,30 @@ def _shared(number: int) -> str:
     return f"shared{number}"
 
 
-def _count_up(made: Lakehouse, writer: int, incarnation: int, seconds: float) -> Callable[[Report], None]:
-    """Count tables up until the time is over; reports every outcome that is known."""
+def _count_up(made: Lakehouse, writers: Sequence[int], incarnation: int, seconds: float) -> Callable[[Report], None]:
+    """Count tables up until the time is over, each writer in its thread; reports every outcome that is known."""
 
     def work(report: Report) -> None:
-        chance = random.Random(f"{writer} {incarnation}")
         lake = Lakehouse(made.storage)
         end = time.monotonic() + seconds
+        failures: list[BaseException] = []
+
+        def run(writer: int) -> None:
+            try:
+                count(lake, writer, end, report)
+            except BaseException as error:  # noqa: BLE001 - raised in the main thread, so that the process fails
+                failures.append(error)
+
+        threads = [threading.Thread(target=run, args=(writer,)) for writer in writers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for failure in failures:
+            raise failure
+
+    def count(lake: Lakehouse, writer: int, end: float, report: Report) -> None:
+        chance = random.Random(f"{writer} {incarnation}")
         while time.monotonic() < end:
             is_shared = chance.random() < CONTENDED
             name = _shared(chance.randrange(N_SHARED_TABLES)) if is_shared else _own(writer)
@@ -77,38 +99,41 @@ def _count_up(made: Lakehouse, writer: int, incarnation: int, seconds: float) ->
                 report(f"won {txn.commit()} {txn.id} {name}")
             except (CommitConflictError, CommitAttemptsExhaustedError):
                 report(f"lost 0 {txn.id} {name}")
+            except CommitOutcomeUnknownError as error:
+                report(f"unknown {error.version} {txn.id} {name}")
 
     return work
 
 
-@pytest.mark.parametrize(("place", "seconds"), list(places()))
-def test_nothing_is_lost_or_doubled(made: Lakehouse, place: str, seconds: int) -> None:
-    """Every third writer is killed once and starts again, every other third is stopped now and then."""
+@pytest.mark.parametrize(("place", "seconds", "n_threads"), list(cases()))
+def test_nothing_is_lost_or_doubled(made: Lakehouse, place: str, seconds: int, n_threads: int) -> None:
+    """Every third process is killed once and starts again, every other third is stopped now and then."""
     chance = random.Random(place)
     end = time.monotonic() + seconds
+    writers = [range(N_WRITERS)[first : first + n_threads] for first in range(0, N_WRITERS, n_threads)]
     children = {
-        writer: fork(_count_up(made, writer, 0, seconds), time_limit_seconds=seconds + 120)
-        for writer in range(N_WRITERS)
+        process: fork(_count_up(made, own, 0, seconds), time_limit_seconds=seconds + 120)
+        for process, own in enumerate(writers)
     }
     killed: list[Child] = []
-    to_kill = [writer for writer in children if writer % 3 == 0]
-    to_stop = [writer for writer in children if writer % 3 == 1]
+    to_kill = [process for process in children if process % 3 == 0]
+    to_stop = [process for process in children if process % 3 == 1]
     while (rest := end - time.monotonic()) > 1:
         time.sleep(min(rest, seconds / 20))
         if to_kill:
-            writer = to_kill.pop()
-            os.kill(children[writer].pid, signal.SIGKILL)
-            killed.append(children[writer])
-            children[writer] = fork(
-                _count_up(made, writer, 1, end - time.monotonic()), time_limit_seconds=seconds + 120
+            process = to_kill.pop()
+            os.kill(children[process].pid, signal.SIGKILL)
+            killed.append(children[process])
+            children[process] = fork(
+                _count_up(made, writers[process], 1, end - time.monotonic()), time_limit_seconds=seconds + 120
             )
         stopped = chance.choice(to_stop)
         os.kill(children[stopped].pid, signal.SIGSTOP)
         time.sleep(min(1.0, seconds / 20))
         os.kill(children[stopped].pid, signal.SIGCONT)
 
-    ended = {writer: child.finish() for writer, child in children.items()}
-    assert {writer: code for writer, (code, _) in ended.items()} == dict.fromkeys(range(N_WRITERS), 0)
+    ended = {process: child.finish() for process, child in children.items()}
+    assert {process: code for process, (code, _) in ended.items()} == dict.fromkeys(children, 0)
     dead = [child.finish() for child in killed]
     assert [code for code, _ in dead] == [-signal.SIGKILL] * len(killed)
     reports = [line.split() for _, lines in (*ended.values(), *dead) for line in lines]
@@ -119,7 +144,7 @@ def test_nothing_is_lost_or_doubled(made: Lakehouse, place: str, seconds: int) -
     for outcome, version, transaction_id, _ in reports:
         if outcome == "won":
             assert transaction_id in infos[int(version)].members
-        else:
+        elif outcome == "lost":
             assert transaction_id not in places_of
     snapshot = made.snapshot()
     counters = {name: int(snapshot.table("ns", name).properties["n"]) for name in snapshot.tables("ns")}
@@ -127,8 +152,10 @@ def test_nothing_is_lost_or_doubled(made: Lakehouse, place: str, seconds: int) -
     won = Counter(name for outcome, _, _, name in reports if outcome == "won")
     assert all(counters[name] >= count for name, count in won.items())
     assert any(outcome == "lost" for outcome, *_ in reports), "they did contend"
-    undisturbed = [writer for writer in range(N_WRITERS) if writer % 3 == 2]
-    shares = [sum(line.startswith("won") for line in ended[writer][1]) for writer in undisturbed]
+    if n_threads > 1:
+        assert any(len(info.members) > 1 for info in infos.values()), "they did go together"
+    undisturbed = [process for process in children if process % 3 == 2]
+    shares = [sum(line.startswith("won") for line in ended[process][1]) for process in undisturbed]
     assert min(shares) * 4 >= sum(shares) / len(shares), f"nobody starves: {shares}"
 
     report = maintenance.verify(made)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tests.simulator.model import Key, Operation, State, replay, tree_of
@@ -21,6 +21,8 @@ class TransactionRecord:
     id: str
     isolation: str
     base_version: int
+    #: The newest version that anybody had been told of when it began.
+    acknowledged_before: int = 0
     operations: list[Operation] = field(default_factory=list)
     learnt: list[Any] = field(default_factory=list)
     #: What the client was told; "crashed" when its process died first, or it was interrupted.
@@ -35,7 +37,9 @@ class TransactionRecord:
 
     def resumed(self) -> TransactionRecord:
         """Return the record of a process that resumes it."""
-        return replace(self, outcome="crashed", version=None)
+        return TransactionRecord(
+            self.id, self.isolation, self.base_version, self.acknowledged_before, self.operations, self.learnt
+        )
 
 
 @dataclass(frozen=True)
@@ -52,16 +56,27 @@ class ReadRecord:
     as_of_ms: int | None = None
 
 
+@dataclass(frozen=True)
+class RollbackRecord:
+    """A rollback that was acknowledged: the version it made, and what it was planned on and went back to."""
+
+    version: int
+    target: int
+    base_version: int
+    may_reapply: bool
+
+
 @dataclass
 class History:
     """All that was seen in a run."""
 
     transactions: list[TransactionRecord] = field(default_factory=list)
     reads: list[ReadRecord] = field(default_factory=list)
-    rollbacks: list[tuple[int, int]] = field(default_factory=list)  # acknowledged: version, and what it went back to
+    rollbacks: list[RollbackRecord] = field(default_factory=list)
     newest_acknowledged: int = 0
     late_roots: list[str] = field(default_factory=list)  # roots that were sent after the time to live
     left_over: set[str] = field(default_factory=set)  # files that nothing refers to, though nothing went wrong
+    untoward: list[str] = field(default_factory=list)  # what should not happen to anybody
 
     def acknowledge(self, version: int) -> None:
         self.newest_acknowledged = max(self.newest_acknowledged, version)
@@ -75,9 +90,12 @@ def check(history: History, infos: Sequence[VersionInfo], states: Sequence[State
     return [
         *_wrong_times(infos),
         *_wrong_outcomes(history, infos, states),
+        *_wrong_begins_and_conflicts(history, states),
+        *_wrong_rollbacks(history, infos, states),
         *_wrong_contents(history, infos, states),
         *_wrong_reads(history, infos, states),
         *(f"nothing refers to {path}" for path in sorted(history.left_over)),
+        *history.untoward,
         *(f"root sent by a transaction past its time to live: {root}" for root in history.late_roots),
     ]
 
@@ -108,18 +126,49 @@ def _wrong_outcomes(history: History, infos: Sequence[VersionInfo], states: Sequ
         found = places.get(record.id, [])
         if record.outcome == "committed" and found != [record.version] and not _changed_nothing(record, states):
             wrong.append(f"transaction {record.id} was acknowledged as version {record.version}, but is in {found}")
-        if record.outcome == "resolved as committed" and not found:
-            wrong.append(f"transaction {record.id} was resolved as committed, but is in no version")
+        if record.outcome == "resolved as committed" and found != [record.version]:
+            wrong.append(f"transaction {record.id} was resolved as committed as {record.version}, but is in {found}")
         if found and record.id not in may_be_there:
             wrong.append(f"transaction {record.id} {record.outcome}, but is in {found}")
+    return wrong
+
+
+def _wrong_begins_and_conflicts(history: History, states: Sequence[State]) -> list[str]:
+    """Each began on what had been acknowledged by then, or later, and conflicted only with what was there."""
+    wrong = []
     for record in history.transactions:
+        if record.base_version < record.acknowledged_before:
+            wrong.append(
+                f"transaction {record.id} began on version {record.base_version}, when {record.acknowledged_before} had"
+                " been acknowledged"
+            )
         others = [other for other in history.transactions if other.id == record.id and other.outcome == "committed"]
         if record.has_conflicted and any(other.told_at < record.asked_at for other in others):
             wrong.append(f"transaction {record.id} conflicted with itself, which another process had committed")
-    for version, target in history.rollbacks:  # where nothing was to change, the version is one that was there
+        elif record.has_conflicted and not _may_conflict(record, states):
+            wrong.append(f"transaction {record.id} conflicted, though nothing that it touched had changed")
+    return wrong
+
+
+def _wrong_rollbacks(history: History, infos: Sequence[VersionInfo], states: Sequence[State]) -> list[str]:
+    """Each made what its target was; where nothing was to change, its version is one that was there."""
+    wrong = []
+    for rollback in history.rollbacks:
+        version, target = rollback.version, rollback.target
         if version >= len(infos) or tree_of(states[version]) != tree_of(states[target]):
             wrong.append(f"the rollback to {target} was acknowledged as version {version}, which is another")
+        if version != rollback.base_version + 1 and not rollback.may_reapply:
+            wrong.append(f"the rollback to {target} was applied again as version {version}, though it must not")
     return wrong
+
+
+def _may_conflict(record: TransactionRecord, states: Sequence[State]) -> bool:
+    """Whether some later version differs from the one it began on in something that it read, wrote or relied on."""
+    before = states[record.base_version]
+    changed = {key for after in states[record.base_version + 1 :] for key in _differing(before, after)}
+    named = {operation.namespace for operation in record.operations}
+    lists_namespaces = any(operation.kind == "namespaces" for operation in record.operations)
+    return any(key[1] in named or (lists_namespaces and key[0] == "namespace") for key in changed)
 
 
 def _changed_nothing(record: TransactionRecord, states: Sequence[State]) -> bool:

@@ -122,6 +122,14 @@ def _overwrite_definitions() -> AbstractContextManager[Any]:
     return mock.patch.object(transaction, "merge_lakehouse_defs", lambda base, ours, theirs: (ours, []))
 
 
+def _begin_on_an_earlier_version() -> AbstractContextManager[Any]:
+    def earlier(files: Any, probed: Any = None) -> Snapshot:
+        latest = commit.latest_snapshot(files, probed)
+        return latest if latest.version < 2 else Snapshot.of(files, latest.version - 1)
+
+    return mock.patch.object(lakehouse, "latest_snapshot", earlier)
+
+
 def _take_undecided_for_lost() -> AbstractContextManager[Any]:
     def resolve_commit(*arguments: Any, **options: Any) -> CommitResolution:
         found = resolve.resolve_commit(*arguments, **options)
@@ -184,6 +192,8 @@ MUTATIONS: Mapping[str, Mutation] = {
     "delete the files of a commit with an unknown outcome": _forget_files_of_unknown_outcomes,
     "give up an old transaction whose root was sent": _expire_after_a_lost_answer,
     "keep a transaction that conflicts in its group": _returning(group_commit._Group, "_fail", None),
+    "begin on an earlier version": _begin_on_an_earlier_version,
+    "make up conflicts": _returning(transaction, "new_table_conflicts", ["made up"]),
     "look nowhere for a resumed transaction": _returning(transaction, "version_of", None),
     "take an undecided commit for lost": _take_undecided_for_lost,
     "leave the files of lost attempts behind": _returning(commit, "discard", None),

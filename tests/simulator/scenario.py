@@ -13,11 +13,22 @@ from unittest import mock
 
 from tests.lakes import left_over_paths
 from tests.simulator import history as seen
-from tests.simulator.history import History, ReadRecord, TransactionRecord
+from tests.simulator.history import History, ReadRecord, RollbackRecord, TransactionRecord
 from tests.simulator.model import Operation, contents, run
 from tests.simulator.world import START_MS, Process, SimulatedStorage, World
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.errors import CommitConflictError, CommitOutcomeUnknownError, TrinityLakeError
+from trinitylake_ops.errors import (
+    AmbiguousWriteError,
+    CommitAttemptsExhaustedError,
+    CommitConflictError,
+    CommitOutcomeUnknownError,
+    ThrottledError,
+    TransactionExpiredError,
+    TransactionNotFoundError,
+    TransientError,
+    TrinityLakeError,
+    VersionNotFoundError,
+)
 from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, saved_transaction_path
 from trinitylake_ops.format.node_file import decode_commit_info, decode_system_rows
 from trinitylake_ops.maintenance.verify import verify
@@ -38,6 +49,7 @@ _TABLES = ("t", "u", "v", "w")
 _SETTINGS = ("x", "y")
 _ATTEMPTS = 30
 _RESOLVES = 4
+_ERRORS_OF_RESUMING = (TransactionNotFoundError, TransactionExpiredError)
 _VERIFIED = 0.2  # of all runs: what all versions hold is read in each
 
 
@@ -176,17 +188,22 @@ class _Scenario:
             begin = functools.partial(lake.resume_transaction, record.id)
             operations = []
         else:
-            record = TransactionRecord("", chance.choice(["snapshot", "serializable"]), 0)
+            acknowledged = self.history.newest_acknowledged
+            record = TransactionRecord("", chance.choice(["snapshot", "serializable"]), 0, acknowledged)
             begin = functools.partial(lake.transaction, record.isolation)
             operations = self._operations(chance)
+        begin_ms = self.world.clock_ms
         try:
             txn = begin()
         except TrinityLakeError as error:
+            self._note(error, "begin", *(_ERRORS_OF_RESUMING if not operations else ()))
             self.happened[f"could not {'begin' if operations else 'resume'}: {type(error).__name__}"] += 1
             return
         if operations:
             record.id, record.base_version = txn.id, txn.base.version
             self._deadlines[txn.id] = txn.base.read_at_ms + self._time_to_live_ms
+            if self._is_harmless and not begin_ms <= txn.base.read_at_ms <= self.world.clock_ms:
+                self.history.untoward.append(f"transaction {txn.id} has another age than the clock says")
         else:
             self.happened["resumed"] += 1
         self.history.transactions.append(record)
@@ -201,10 +218,12 @@ class _Scenario:
             record.outcome, record.has_conflicted = "failed", True
             self.happened["conflicted"] += 1
         except CommitOutcomeUnknownError as error:
+            self._note(error, "commit")
             record.outcome = "unknown"
             self.happened["unknown"] += 1
             self._resolve(lake, record, error, chance)
         except TrinityLakeError as error:
+            self._note(error, "commit", TransactionExpiredError, CommitAttemptsExhaustedError)
             record.outcome = "failed"
             self.happened[type(error).__name__] += 1
         else:
@@ -217,7 +236,8 @@ class _Scenario:
         self._saved.append(record)
         try:
             txn.save()
-        except TrinityLakeError:
+        except TrinityLakeError as error:
+            self._note(error, "save")
             self.happened["could not save"] += 1
             return False
         record.outcome = "saved"
@@ -232,13 +252,14 @@ class _Scenario:
             try:
                 resolution = lake.resolve_commit(error.version, error.commit_id, fence=chance.random() < 0.5)
                 break
-            except TrinityLakeError:
+            except TrinityLakeError as failure:
+                self._note(failure, "resolve", CommitOutcomeUnknownError, TransactionExpiredError)
                 self.happened["could not resolve"] += 1
         else:
             return
         self.happened[f"resolved as {resolution}"] += 1
         if resolution is CommitResolution.COMMITTED:
-            record.outcome = "resolved as committed"
+            record.outcome, record.version = "resolved as committed", error.version
         elif resolution is CommitResolution.LOST:
             record.outcome = "resolved as lost"
         self._wait(chance, 300)  # a request that is still on its way may arrive
@@ -255,6 +276,7 @@ class _Scenario:
             snapshot = lake.snapshot(asked_for, as_of_ms)
             found = contents(snapshot)
         except TrinityLakeError as error:
+            self._note(error, "read", *((VersionNotFoundError,) if as_of_ms is not None else ()))
             self.happened[f"could not read: {type(error).__name__}"] += 1
             return
         self.happened["read" if as_of_ms is None else "read as of a time"] += 1
@@ -265,12 +287,14 @@ class _Scenario:
         try:
             target = chance.randrange(1, lake.latest_version() + 1)
             plan = maintenance.plan_rollback(lake, target)
-            version = plan.execute(reapply=chance.random() < 0.8)
+            may_reapply = chance.random() < 0.8
+            version = plan.execute(reapply=may_reapply)
         except TrinityLakeError as error:
+            self._note(error, "roll back", CommitConflictError, TransactionExpiredError)
             self.happened[f"rollback: {type(error).__name__}"] += 1
             return
         if version != plan.base_version:
-            self.history.rollbacks.append((version, target))
+            self.history.rollbacks.append(RollbackRecord(version, target, plan.base_version, may_reapply))
             self.history.acknowledge(version)
             self.happened["rolled back"] += 1
 
@@ -288,6 +312,14 @@ class _Scenario:
     def _wait(self, chance: random.Random, most_steps: int) -> None:
         for _ in range(chance.randrange(most_steps)):
             self.world.hand_over()
+
+    def _note(self, error: TrinityLakeError, what: str, *expected: type[TrinityLakeError]) -> None:
+        """Note an error that should not come: one of the storage can, where something went wrong with a request."""
+        if isinstance(error, expected):
+            return
+        could_come = (ThrottledError, TransientError, AmbiguousWriteError, CommitOutcomeUnknownError)
+        if self._is_harmless or not isinstance(error, could_come):
+            self.history.untoward.append(f"could not {what}: {type(error).__name__}: {error}")
 
     # What they do
 

@@ -256,6 +256,7 @@ class World:
             mock.patch.object(fairness_module, "time", _Pauses(self)),
             # Runs are short: let what happens only after long contention happen in them.
             mock.patch.object(fairness_module, "LOSSES_BEFORE_ASKING", 1),
+            mock.patch.object(commit_module, "LOSSES_BEFORE_ASKING", 1),
             mock.patch.object(fairness_module, "COMMITS_BETWEEN_LOOKS", 3),
         ):
             logging.disable()  # of warnings of what is injected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,13 @@ from trinitylake_ops.errors import StoragePermissionError
 from trinitylake_ops.format.file_names import TURN_PREFIX, new_turn_path, parse_turn_path
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.transaction import commit
-from trinitylake_ops.transaction.fairness import COMMITS_BETWEEN_LOOKS, LOSSES_BEFORE_ASKING, Courtesy, TurnRequest
+from trinitylake_ops.transaction.fairness import (
+    COMMITS_BETWEEN_LOOKS,
+    LONGEST_WAIT_S,
+    LOSSES_BEFORE_ASKING,
+    Courtesy,
+    TurnRequest,
+)
 
 
 @pytest.fixture
@@ -95,24 +102,59 @@ def test_a_writer_that_may_not_ask_commits_all_the_same(lakes: Lakes, monkeypatc
 
 
 def test_others_wait_as_long_as_somebody_asks(lakes: Lakes, pauses: list[float]) -> None:
+    """Before each commit, and longer and longer: where there are many of them, all must wait at once."""
     lake = Lakehouse(_lake(lakes).storage)
     path = new_turn_path(400)
     lake.storage.write(path, b"")
     _change(lake, COMMITS_BETWEEN_LOOKS)
     assert pauses == []
-    assert len(_waited(lake, pauses)) > 1
+    counts = []
+    for _ in range(5):
+        pauses.clear()
+        _change(lake)
+        counts.append(len(pauses))
+        assert all(0.2 <= pause <= 0.4 for pause in pauses)
+    assert counts == [8, 16, 32, 64, 64]
     lake.storage.delete(path)
-    assert _waited(lake, pauses) == [], "it looked before it waited"
-
-
-def _waited(lake: Lakehouse, pauses: list[float]) -> list[float]:
-    """Commit once after others were seen to ask; returns the pauses before it."""
     pauses.clear()
-    _change(lake)
-    taken = list(pauses)
-    assert all(0.2 <= pause <= 0.4 for pause in taken)
-    _change(lake, COMMITS_BETWEEN_LOOKS - 1)
-    return taken
+    _change(lake, 2 * COMMITS_BETWEEN_LOOKS)
+    assert pauses == [], "it looked before it waited"
+
+
+@pytest.mark.parametrize("goes_alone", [False, True])
+def test_who_waited_begins_on_what_was_committed_meanwhile(
+    lakes: Lakes, monkeypatch: pytest.MonkeyPatch, goes_alone: bool
+) -> None:
+    lake = Lakehouse(_lake(lakes).storage)
+    lake.storage.write(new_turn_path(400), b"")
+    _change(lake, COMMITS_BETWEEN_LOOKS)
+
+    def sleep(seconds: float) -> None:
+        del seconds
+        with Lakehouse(lake.storage).transaction() as other:
+            other.create_namespace(f"other-{other.base.version}")
+
+    monkeypatch.setattr("trinitylake_ops.transaction.fairness.time.sleep", sleep)
+    txn = lake.transaction()
+    txn.alter_table("ns", "t", table(n="1"))
+    if goes_alone:
+        txn.alter_definition(replace(txn.definition, properties={"a": "b"}))
+    version = txn.commit(max_attempts=1)
+    assert version > txn.base.version + 1
+    assert version == lake.latest_version()
+
+
+def test_the_wait_leaves_a_transaction_time(lakes: Lakes, pauses: list[float]) -> None:
+    lake = lakes.memory(txn_ttl_millis=2_000)
+    storage = lake.storage
+    storage.write(new_turn_path(4_000), b"")
+    courtesy = Courtesy()
+    courtesy.look(storage)
+    assert courtesy.give_way(storage, longest_s=0.5)
+    assert all(pause <= 0.5 for pause in pauses)
+    pauses.clear()
+    assert not courtesy.give_way(storage, longest_s=-1)
+    assert pauses == []
 
 
 def test_others_go_on_when_the_request_is_gone(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,11 +171,11 @@ def test_others_go_on_when_the_request_is_gone(lakes: Lakes, monkeypatch: pytest
     monkeypatch.setattr("trinitylake_ops.transaction.fairness.time.sleep", sleep)
     courtesy = Courtesy()
     courtesy.look(storage)
-    courtesy.give_way(storage)
+    courtesy.give_way(storage, 1_000)
     assert len(pauses) == 2
 
 
-@pytest.mark.parametrize("age_ms", [3_000, 86_400_000, -3_000, -86_400_000])
+@pytest.mark.parametrize("age_ms", [7_000, 86_400_000, -7_000, -86_400_000])
 def test_requests_that_are_not_renewed_count_for_nothing_and_go(lakes: Lakes, pauses: list[float], age_ms: int) -> None:
     lake = _lake(lakes)
     path = new_turn_path(400)
@@ -142,7 +184,7 @@ def test_requests_that_are_not_renewed_count_for_nothing_and_go(lakes: Lakes, pa
     storage = ClockStorage(lake.storage, written_ms + age_ms)
     courtesy = Courtesy()
     courtesy.look(storage)
-    courtesy.give_way(storage)
+    courtesy.give_way(storage, 1_000)
     assert pauses == []
     assert path not in listed(lake.storage)
 
@@ -157,18 +199,31 @@ def test_other_files_beside_requests_are_left_alone(lakes: Lakes, pauses: list[f
     late = ClockStorage(storage, turn_ms + 10**9)
     courtesy = Courtesy()
     courtesy.look(late)
-    courtesy.give_way(late)
+    courtesy.give_way(late, 1_000)
     assert pauses == []
     assert _asked(storage) == set(names[1:])
 
 
-def test_the_longest_wait_is_bounded(lakes: Lakes, pauses: list[float]) -> None:
+def test_the_longest_wait_is_bounded(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    monkeypatch.setattr("trinitylake_ops.transaction.fairness.time.sleep", sleep)
+    monkeypatch.setattr("trinitylake_ops.transaction.fairness.time.monotonic", lambda: now_s)
     storage = _lake(lakes).storage
-    storage.write(new_turn_path(999_999), b"")
+    storage.write(new_turn_path(600_000), b"")
     courtesy = Courtesy()
     courtesy.look(storage)
-    courtesy.give_way(storage)
-    assert 10 < sum(pauses) <= 40
+    waited = []
+    for _ in range(4):
+        begin_s = now_s
+        assert courtesy.give_way(storage, 1_000)
+        waited.append(now_s - begin_s)
+    assert 20 < waited[0] <= 40
+    assert waited[-1] == pytest.approx(LONGEST_WAIT_S)
 
 
 def test_looking_costs_a_request_in_some_commits_and_no_round(lakes: Lakes) -> None:
@@ -178,14 +233,32 @@ def test_looking_costs_a_request_in_some_commits_and_no_round(lakes: Lakes) -> N
     assert sum(request.path.startswith(TURN_PREFIX) for request in storage.log) == 3
 
 
-def test_a_request_is_renewed_under_its_name(lakes: Lakes) -> None:
+def test_a_request_is_renewed_and_says_what_is_true(lakes: Lakes) -> None:
     lake = _lake(lakes)
     storage = FaultyStorage(lake.storage)
     turn = TurnRequest(storage)
-    for n_lost in range(1, LOSSES_BEFORE_ASKING + 5):
-        turn.lost(n_lost, 0.25 * n_lost)
-    (path,) = _asked(lake.storage)
-    assert parse_turn_path(path) == 250 * LOSSES_BEFORE_ASKING
-    assert [request.kind for request in storage.log] == ["write"] * 3
+    turn.lost(LOSSES_BEFORE_ASKING - 1, 0.1)
+    assert storage.log == ()
+    for seconds in (0.1, 0.15, 0.05):
+        turn.lost(LOSSES_BEFORE_ASKING, seconds)
+        assert [parse_turn_path(path) for path in _asked(lake.storage)] == [100]
+    turn.lost(LOSSES_BEFORE_ASKING, 0.3)
+    assert [parse_turn_path(path) for path in _asked(lake.storage)] == [300]
+    assert [request.kind for request in storage.log] == ["write"] * 3 + ["delete", "write"]
+    turn.withdraw()
     turn.withdraw()
     assert _asked(lake.storage) == set()
+    assert len(storage.log) == 6
+
+
+def test_what_follows_a_commit_cannot_fail_it(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the interpreter ends and its threads can start no others."""
+
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("cannot schedule new futures after shutdown")
+
+    lake = Lakehouse(_lake(lakes).storage)
+    monkeypatch.setattr(Courtesy, "look", broken)
+    version = lake.latest_version()
+    _change(lake, COMMITS_BETWEEN_LOOKS)
+    assert lake.latest_version() == version + COMMITS_BETWEEN_LOOKS

@@ -328,6 +328,50 @@ def test_a_transaction_whose_save_got_no_answer_is_committed_once(lakes: Lakes) 
     assert lake.latest_version() == 2
 
 
+def test_settings_that_were_changed_since_are_told(lakes: Lakes) -> None:
+    lake = lakes.memory()
+    txn = lake.transaction()
+    txn.create_namespace("ns")
+    transaction_id = txn.save()
+    one, other, same = (lake.resume_transaction(transaction_id) for _ in range(3))
+    assert one.commit() == 1
+    other.alter_definition(replace(lake.snapshot().definition, properties={"k": "v"}))
+    with pytest.raises(CommitConflictError, match="with another settings of the lakehouse"):
+        other.commit()
+    assert same.commit() == 1
+
+
+def test_a_transaction_whose_save_failed_is_not_changed(lakes: Lakes) -> None:
+    """What was sent may still land, and would lack the change."""
+    storage = FaultyStorage(lakes.storage(), [lose_response(1, kind="write", path_part="_ops/")])
+    lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
+    txn = lake.transaction()
+    txn.create_namespace("ns")
+    with pytest.raises(AmbiguousWriteError):
+        txn.save()
+    for change in (
+        lambda: txn.create_table("ns", "t", table()),
+        lambda: txn.alter_definition(replace(txn.definition, properties={"a": "b"})),
+        lambda: txn.put_staged([]),
+    ):
+        with pytest.raises(ConflictError, match="may have been saved"):
+            change()
+    assert lake.resume_transaction(txn.save()).commit() == 1
+
+
+@pytest.mark.parametrize(("staged_for", "taken_for"), [(("ns", "t1"), ("nsx", "t1")), (("p", "t"), ("prod", "t"))])
+def test_names_that_begin_alike_are_told_apart(
+    lakes: Lakes, staged_for: tuple[str, str], taken_for: tuple[str, str]
+) -> None:
+    lake = lakes.memory()
+    with lake.transaction() as txn:
+        for namespace, _ in (staged_for, taken_for):
+            txn.create_namespace(namespace)
+    location = lake.stage_definition(*staged_for, table()).location
+    with pytest.raises(InvalidInputError, match="was not staged for table"):
+        lake.transaction().put_staged([StagedDefinition(*taken_for, location)])
+
+
 def test_files_that_are_no_staged_definition(filled: Lakehouse) -> None:
     staged, other = filled.stage_definition("ns", "new", table()), filled.stage_definition("ns", "new", table())
     txn = filled.transaction()

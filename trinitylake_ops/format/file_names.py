@@ -26,9 +26,7 @@ _IMMUTABLE_NAME = re.compile(
     r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\.(?:arrow|ipc|binpb)",
     re.DOTALL,
 )
-_TABLE_NAME = re.compile(
-    r"[01]{4}/[01]{4}/[01]{4}/[01]{8}-(table-[^/]+)(-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\.binpb)"
-)
+_TABLE_NAME = re.compile(r"[01/]+-table-[^/]+-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.binpb")
 _TURN_NAME = re.compile(rf"{TURN_PREFIX}([1-9][0-9]{{0,5}})-[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}")
 _HASH_PREFIX_BYTES = len("0000/0000/0000/00000000-")
 _ASCII_NAME_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._~=-")
@@ -53,14 +51,19 @@ def new_namespace_path(namespace: str, file_path_max_size_bytes: int) -> str:
 
 def new_table_path(namespace: str, table: str, file_path_max_size_bytes: int) -> str:
     """Return a fresh path for a table definition (L7, L8): the table before its namespace."""
-    return _definition_path(f"table-{_readable(table)}-{_readable(namespace)}", file_path_max_size_bytes)
+    return _definition_path(_table_stem(namespace, table), file_path_max_size_bytes)
 
 
-def is_table_path(path: str, namespace: str, table: str) -> bool:
-    """Whether a path is one that :func:`new_table_path` gives for this table."""
+def _table_stem(namespace: str, table: str) -> str:
+    return f"table-{_readable(table)}-{_readable(namespace)}"
+
+
+def is_table_path(path: str, namespace: str, table: str, file_path_max_size_bytes: int) -> bool:
+    """Whether a path is one that :func:`new_table_path` gives for this table, or for one whose name reads alike."""
     match = _TABLE_NAME.fullmatch(path)
-    stem = f"table-{_readable(table)}-{_readable(namespace)}"
-    return match is not None and stem.startswith(match[1]) and optimize_path(match[1] + match[2]) == path
+    return match is not None and path == _definition_path(
+        _table_stem(namespace, table), file_path_max_size_bytes, match[1]
+    )
 
 
 def shortest_path_limit_bytes() -> int:
@@ -69,8 +72,8 @@ def shortest_path_limit_bytes() -> int:
     return max(longest_definition, len(new_lakehouse_def_path()), len(new_node_path()), len(new_export_root_path()))
 
 
-def _definition_path(stem: str, file_path_max_size_bytes: int) -> str:
-    tail = f"-{uuid.uuid4()}.binpb"
+def _definition_path(stem: str, file_path_max_size_bytes: int, identifier: str | None = None) -> str:
+    tail = f"-{identifier or uuid.uuid4()}.binpb"
     segment_prefix_bytes = len("00000000-")
     room = min(
         file_path_max_size_bytes - _HASH_PREFIX_BYTES - len(tail),

@@ -7,7 +7,7 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,7 +28,7 @@ from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.storage.write_outcome import create_fresh, create_settled
 from trinitylake_ops.transaction.commit_info import CommitCost
 from trinitylake_ops.transaction.draft import Draft, RootStamp
-from trinitylake_ops.transaction.fairness import Courtesy, TurnRequest
+from trinitylake_ops.transaction.fairness import LOSSES_BEFORE_ASKING, Courtesy, TurnRequest
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
 from trinitylake_ops.transaction.versions import (
     ProbedRoots,
@@ -95,7 +95,7 @@ def latest_snapshot(files: LakehouseFiles, probed: ProbedRoots | None = None) ->
     return _snapshot(files, version, data, read_at_ms)
 
 
-def _latest_after(files: LakehouseFiles, known: int) -> Snapshot:
+def latest_after(files: LakehouseFiles, known: int) -> Snapshot:
     """Return the latest version where one is known to stand, mostly in a single round."""
     read_at_ms = files.storage.now_ms()
     return _snapshot(files, *find_latest_after(files.roots, known), read_at_ms)
@@ -146,13 +146,15 @@ class Commit:
         self._change = change
         self._clock = clock
         self._max_attempts = max_attempts
-        self._courtesy = courtesy or Courtesy()
+        self._courtesy = courtesy
         self._kept: dict[str, bytes] = {}  # definitions, which stay over attempts
         self._nodes: dict[str, bytes] = {}  # of this attempt
         self._n_lost = 0
         self._n_requests = 0
-        #: The last attempt: what its root carries, and the version it would be. None before it is sent.
+        #: The attempt that is being made: the version it would be, and what its root carries. None before it is sent.
         self.sent: tuple[int, str] | None = None
+        #: None until the outcome is known.
+        self.committed: Committed | None = None
 
     def run(self, base: Snapshot) -> Committed:
         """Commit on ``base`` or a later version. Raises what :func:`commit` raises."""
@@ -160,37 +162,55 @@ class Commit:
         try:
             while True:
                 began_s = time.monotonic()
-                committed = self._attempt(base)
-                if committed is not None:
+                self.committed = self._attempt(base)
+                if self.committed is not None:
                     break
+                self.sent = None
                 self._n_lost += 1
                 if self._n_lost >= self._max_attempts:
                     raise attempts_exhausted(self._max_attempts, base.version + 1)
                 pause_after_loss(self._n_lost, time.monotonic() - began_s)
-                latest = _latest_after(self._files, base.version + 1)
+                latest = self._latest_after(base.version + 1, turn, time.monotonic() - began_s)
                 self._change.rebase(base, latest)
                 base = latest
-                turn.lost(self._n_lost, time.monotonic() - began_s)
         except CommitOutcomeUnknownError:
+            turn.withdraw()
             raise
         except TrinityLakeError:
             # Typed errors say that no root was created. After any other exception, an interrupt for
             # one, a root may stand: its files must stay, at worst as orphans.
+            turn.withdraw()
             discard(self._files.storage, [*self._kept, *self._nodes])
             raise
-        finally:
+        if self.committed.root_file is None:
             turn.withdraw()
-        if committed.root_file is None:
             discard(self._files.storage, self._kept)
         else:
-            self._write_hint(committed.version)
-        return committed
+            self._write_hint(self.committed.version, turn)
+        return self.committed
 
-    def _write_hint(self, version: int) -> None:
-        """Write the hint; now and then, in the same round, see whether other writers ask for a turn."""
-        requests = [functools.partial(self._files.hint.write, version)]
-        if self._courtesy.is_time_to_look():
+    def _latest_after(self, known: int, turn: TurnRequest, attempt_seconds: float) -> Snapshot:
+        """Return the latest version; in the same round, ask for a turn where it is time to."""
+        found: list[Snapshot] = []
+        requests: list[Callable[[], None]] = [lambda: found.append(latest_after(self._files, known))]
+        if self._n_lost >= LOSSES_BEFORE_ASKING:
+            requests.append(functools.partial(turn.lost, self._n_lost, attempt_seconds))
+        self._in_one_round(requests)
+        return found[0]
+
+    def _write_hint(self, version: int, turn: TurnRequest) -> None:
+        """Write the hint; in the same round, ask for no turn any more, and see now and then whether others do."""
+        requests: list[Callable[[], None]] = [functools.partial(self._files.hint.write, version)]
+        if self._n_lost >= LOSSES_BEFORE_ASKING:
+            requests.append(turn.withdraw)
+        if self._courtesy is not None and self._courtesy.is_time_to_look():
             requests.append(functools.partial(self._courtesy.look, self._files.storage))
+        try:
+            self._in_one_round(requests)
+        except Exception:  # whatever becomes of the hint, the version is committed
+            logger.warning("version %d is committed, but what follows a commit failed", version, exc_info=True)
+
+    def _in_one_round(self, requests: Sequence[Callable[[], None]]) -> None:
         run_parallel(in_one_round(lambda request: request()), requests, self._files.storage.concurrency)
 
     def _attempt(self, base: Snapshot) -> Committed | None:

@@ -32,11 +32,13 @@ from trinitylake_ops.transaction.commit_info import LARGEST_COST, CommitInfo
 from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
 from trinitylake_ops.transaction.fairness import Courtesy
 from trinitylake_ops.transaction.snapshot import Snapshot
+from trinitylake_ops.transaction.versions import find_latest_after
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
 
 #: Larger transactions go alone, beside the queue: they take long, and nobody should wait for them.
 MAX_GROUP_CHANGES = 1_000
 _PATIENCE_SECONDS = 1.0
+_MOST_OF_THE_REST = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,7 @@ class CommitQueue:
         """
         own = _Waiting.of(transaction, base, max_attempts)
         if own.goes_alone:
-            _Group(own, self._courtesy).run(None)
+            _Group(own, self._courtesy).run(self._give_way(own))
             return own.result()
         try:
             with self._lock:
@@ -182,11 +184,22 @@ class CommitQueue:
         """Commit the group that begins with ``own``."""
         group = _Group(own, self._courtesy)
         try:
-            self._courtesy.give_way(own.base.files.storage)
+            newest = self._give_way(own) or self._newest
             self._gather(group)
-            self._newest = group.run(self._newest)
+            self._newest = group.run(newest)
         finally:
             self._take_back(group.abandoned())
+
+    def _give_way(self, own: _Waiting) -> Committed | None:
+        """Wait for writers of other processes that ask for it, a part of the time that ``own`` has, at most.
+
+        Returns the latest version where that took a while, so that ``own`` does not begin with a lost attempt.
+        """
+        files = own.base.files
+        rest_ms = own.begun_at_ms + own.base.definition.txn_ttl_millis - files.storage.now_ms()
+        if not self._courtesy.give_way(files.storage, _MOST_OF_THE_REST * rest_ms / 1000):
+            return None
+        return Committed(*find_latest_after(files.roots, own.base.version))
 
     def _gather(self, group: _Group) -> None:
         """Take from the queue who goes into the next version: the leader, and in their order all who fit.
@@ -267,7 +280,6 @@ class _Group:
         self._courtesy = courtesy
         self._taken = [leader]
         self._files = leader.base.files
-        self._committed: int | None = None
         self._commit: Commit | None = None
 
     def has_room_for(self, candidate: _Waiting) -> bool:
@@ -308,7 +320,6 @@ class _Group:
         except TrinityLakeError as error:
             self._settle(error)
             return None
-        self._committed = committed.version
         self._settle(committed.version)
         return committed
 
@@ -319,8 +330,8 @@ class _Group:
         """
         unsent = []
         for member in self._taken[1:]:
-            if self._committed is not None:
-                member.settle(self._committed)
+            if self._commit is not None and self._commit.committed is not None:
+                member.settle(self._commit.committed.version)
             elif self._commit is not None and self._commit.sent is not None:
                 reason = "the thread that committed it was interrupted"
                 member.settle(outcome_unknown(self._files.roots, *self._commit.sent, reason))

@@ -98,6 +98,7 @@ class Transaction(CatalogReader):
         self._read_prefixes: set[str] = set()
         self._is_open = True
         self._is_saved = False
+        self._is_frozen = False
         self._has_read_definition = False
 
     @classmethod
@@ -258,7 +259,7 @@ class Transaction(CatalogReader):
 
         Raises InvalidDefinitionError for settings fixed at creation, and for those out of their range.
         """
-        self._check_open()
+        self._check_changeable()
         self._definition = validate_changed_settings(self.base.definition, definition)
 
     def put_staged(self, staged: Sequence[StagedDefinition]) -> None:
@@ -268,15 +269,16 @@ class Transaction(CatalogReader):
         where a table of that name has another id, InvalidInputError for one that was staged before or for
         another table, FileMissingError, CorruptFileError; nothing is changed then.
         """
-        self._check_open()
+        self._check_changeable()
         untyped: Sequence[object] = staged
         if not all(isinstance(one, StagedDefinition) and type(one.location) is str for one in untyped):
             raise InvalidInputError("put_staged takes what stage_definition returned")
         for named in ({(one.namespace, one.table) for one in staged}, {one.location for one in staged}):
             if len(named) < len(staged):
                 raise InvalidInputError("two of the staged definitions are of one table, or one file; take one of them")
+        limit_bytes = self.base.definition.file_path_max_size_bytes
         for one in staged:
-            if not is_table_path(one.location, one.namespace, one.table):
+            if not is_table_path(one.location, one.namespace, one.table, limit_bytes):
                 raise InvalidInputError(f"{one.location!r} was not staged for table {one.namespace}.{one.table}")
         storage, oldest_ms = self.base.files.storage, self.base.read_at_ms - _CLOCK_MARGIN_MS
         keys = [self._table_key_in_namespace(one.namespace, one.table) for one in staged]
@@ -318,7 +320,7 @@ class Transaction(CatalogReader):
         return key
 
     def _write(self, key: str, entry: Entry | None) -> None:
-        self._check_open()
+        self._check_changeable()
         if isinstance(entry, NamespaceDef | TableDef):
             entry.to_bytes()  # refuses here, not at the commit, what cannot be stored
         elif key.startswith(NAMESPACE_KEY_PREFIX):
@@ -357,7 +359,8 @@ class Transaction(CatalogReader):
     def save(self) -> str:
         """Save the transaction for another process, which resumes it by the id that this returns; it ends here.
 
-        It keeps its age: it has to be committed within the lakehouse's ``txn_ttl_millis`` of its begin.
+        It keeps its age: it has to be committed within the lakehouse's ``txn_ttl_millis`` of its begin. Where saving
+        fails, it may have landed all the same: the transaction can be saved again and ended, but not be changed.
         Raises InvalidInputError for one with preconditions of an operation, StorageError.
         """
         self._check_open()
@@ -382,7 +385,8 @@ class Transaction(CatalogReader):
             read_prefixes=tuple(sorted(self._read_prefixes)),
             has_read_definition=self._has_read_definition,
         )
-        self._is_saved = True  # also where the write fails: it may have landed, or still land, and be resumed
+        # Also where the write fails: it may have landed, or still land, and be resumed.
+        self._is_saved = self._is_frozen = True
         write_saved(self.base.files.storage, saved)
         self._is_open = False
         return self.id
@@ -410,6 +414,11 @@ class Transaction(CatalogReader):
             self.commit()
         else:
             self._end()
+
+    def _check_changeable(self) -> None:
+        self._check_open()
+        if self._is_frozen:
+            raise ConflictError("the transaction may have been saved as it is: save it again, or end it")
 
     def _check_open(self) -> None:
         if not self._is_open:
@@ -504,15 +513,22 @@ class Transaction(CatalogReader):
             else:
                 is_same = committed.table_at(location) == entry
             if not is_same:
-                raise CommitConflictError(
-                    f"transaction {self.id} was committed as version {committed.version} by another process, which"
-                    f" resumed it, with another {describe_key(self.keys, key)}; begin a new one for what is missing",
-                    conflicts=(f"{describe_key(self.keys, key)}: we {'dropped' if entry is None else 'wrote'} it",),
-                    base_version=base.version,
-                    latest_version=committed.version,
-                )
+                self._raise_changed(committed, base, describe_key(self.keys, key))
+        if self._definition is not None:
+            merged, conflicts = merge_lakehouse_defs(base.definition, self._definition, committed.definition)
+            if conflicts or merged != committed.definition:
+                self._raise_changed(committed, base, "settings of the lakehouse")
         raise CommittedElsewhereError(
             f"transaction {self.id} was committed by another process", committed_version=committed.version
+        )
+
+    def _raise_changed(self, committed: Snapshot, base: Snapshot, what: str) -> NoReturn:
+        raise CommitConflictError(
+            f"transaction {self.id} was committed as version {committed.version} by another process, which resumed it,"
+            f" with another {what}; begin a new one for what is missing",
+            conflicts=(f"{what}: we changed it since",),
+            base_version=base.version,
+            latest_version=committed.version,
         )
 
     def _merge_definition(self, base: Snapshot, latest: Snapshot) -> list[str]:

@@ -160,7 +160,7 @@ def _with_hint(storage: Storage, probe: Callable[[str], None], paths: Sequence[s
 
 
 def _pair(naming: RootNaming, version: int) -> list[str]:
-    return [naming.path(version), naming.path(min(version + 1, MAX_VERSION))]
+    return [naming.path(version)] if version == MAX_VERSION else [naming.path(version), naming.path(version + 1)]
 
 
 def _latest_from(roots: Roots, naming: RootNaming, start: int, probed: ProbedRoots) -> tuple[int, bytes]:
@@ -221,7 +221,7 @@ def read_hint(storage: Storage) -> int | None:
     except FileMissingError:
         return None
     except StorageError as error:
-        logger.warning("the hint cannot be read, looking from version 0: %s", error)
+        logger.warning("the hint cannot be read, going on without it: %s", error)
         return None
 
 
