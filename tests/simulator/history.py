@@ -167,8 +167,11 @@ def _may_conflict(record: TransactionRecord, states: Sequence[State]) -> bool:
     before = states[record.base_version]
     changed = {key for after in states[record.base_version + 1 :] for key in _differing(before, after)}
     named = {operation.namespace for operation in record.operations}
-    lists_namespaces = any(operation.kind == "namespaces" for operation in record.operations)
-    return any(key[1] in named or (lists_namespaces and key[0] == "namespace") for key in changed)
+    kinds = {operation.kind for operation in record.operations}
+    wholes = {"namespace"} if "namespaces" in kinds else set()
+    if kinds & {"setting", "set"}:
+        wholes.add("setting")  # who reads one reads them all
+    return any(key[1] in named or key[0] in wholes for key in changed)
 
 
 def _changed_nothing(record: TransactionRecord, states: Sequence[State]) -> bool:
