@@ -90,7 +90,7 @@ def check(history: History, infos: Sequence[VersionInfo], states: Sequence[State
     return [
         *_wrong_times(infos),
         *_wrong_outcomes(history, infos, states),
-        *_wrong_begins_and_conflicts(history, states),
+        *_wrong_begins_and_conflicts(history, infos, states),
         *_wrong_rollbacks(history, infos, states),
         *_wrong_contents(history, infos, states),
         *_wrong_reads(history, infos, states),
@@ -133,9 +133,10 @@ def _wrong_outcomes(history: History, infos: Sequence[VersionInfo], states: Sequ
     return wrong
 
 
-def _wrong_begins_and_conflicts(history: History, states: Sequence[State]) -> list[str]:
+def _wrong_begins_and_conflicts(history: History, infos: Sequence[VersionInfo], states: Sequence[State]) -> list[str]:
     """Each began on what had been acknowledged by then, or later, and conflicted only with what was there."""
     wrong = []
+    held = {member for info in infos for member in info.members}
     for record in history.transactions:
         if record.base_version < record.acknowledged_before:
             wrong.append(
@@ -143,7 +144,7 @@ def _wrong_begins_and_conflicts(history: History, states: Sequence[State]) -> li
                 " been acknowledged"
             )
         others = [other for other in history.transactions if other.id == record.id and other.outcome == "committed"]
-        if record.has_conflicted and any(other.told_at < record.asked_at for other in others):
+        if record.has_conflicted and record.id in held and any(other.told_at < record.asked_at for other in others):
             wrong.append(f"transaction {record.id} conflicted with itself, which another process had committed")
         elif record.has_conflicted and not _may_conflict(record, states):
             wrong.append(f"transaction {record.id} conflicted, though nothing that it touched had changed")
