@@ -104,7 +104,7 @@ def test_a_writer_that_may_not_ask_commits_all_the_same(lakes: Lakes, monkeypatc
 def test_others_wait_as_long_as_somebody_asks(lakes: Lakes, pauses: list[float]) -> None:
     """Before each commit, and longer and longer: where there are many of them, all must wait at once."""
     lake = Lakehouse(_lake(lakes).storage)
-    path = new_turn_path(400)
+    path = new_turn_path(5_000)
     lake.storage.write(path, b"")
     _change(lake, COMMITS_BETWEEN_LOOKS)
     assert pauses == []
@@ -113,7 +113,7 @@ def test_others_wait_as_long_as_somebody_asks(lakes: Lakes, pauses: list[float])
         pauses.clear()
         _change(lake)
         counts.append(len(pauses))
-        assert all(0.2 <= pause <= 0.4 for pause in pauses)
+        assert all(2.5 <= pause <= 5 for pause in pauses)
     assert counts == [8, 16, 32, 64, 64]
     lake.storage.delete(path)
     pauses.clear()
@@ -126,7 +126,7 @@ def test_who_waited_begins_on_what_was_committed_meanwhile(
     lakes: Lakes, monkeypatch: pytest.MonkeyPatch, goes_alone: bool
 ) -> None:
     lake = Lakehouse(_lake(lakes).storage)
-    lake.storage.write(new_turn_path(400), b"")
+    lake.storage.write(new_turn_path(5_000), b"")
     _change(lake, COMMITS_BETWEEN_LOOKS)
 
     def sleep(seconds: float) -> None:
