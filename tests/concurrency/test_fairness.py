@@ -87,5 +87,5 @@ def test_a_writer_whose_requests_take_five_times_as_long_does_not_starve(lakes: 
     ended = {name: child.finish() for name, child in children.items()}
     assert {code for code, _ in ended.values()} == {0}, ended
     commits = {name: len(lines) for name, (_, lines) in ended.items()}
-    # Each waits for the slow one in its turn, so that it commits a few times; before, it did not even once.
+    # Each waits for the slow one in its turn, so that it commits a few times; alone it would once, if at all.
     assert commits["slow"] >= 3, commits

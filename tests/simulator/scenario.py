@@ -153,7 +153,6 @@ class _Scenario:
             self.history.left_over = left_over_paths(lake) - {
                 saved_transaction_path(record.id) for record in self._saved
             }
-        self.happened["interrupts"] += self.world.n_interrupts
         wrong = seen.check(self.history, infos, states)
         if self._verifies:
             report = verify(lake)

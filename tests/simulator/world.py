@@ -103,7 +103,6 @@ class World:
         self.n_steps = 0
         self.log: list[tuple[str, str, str, str]] = []
         self.injected: Counter[tuple[str, str]] = Counter()
-        self.n_interrupts = 0
         self.observers: list[Callable[[Process, str, bytes], None]] = []  # of files that are created
         self._threads: list[_Thread] = []
         self._on_their_way: list[tuple[str, Callable[[], object]]] = []  # requests that arrive late, or once more
@@ -219,7 +218,6 @@ class World:
     def _interrupt(self, thread: _Thread) -> None:
         """Press Ctrl-C while a thread waits for an answer, for another thread, or for its pause to end."""
         if thread.process.is_interrupted and thread.body:  # it has begun
-            self.n_interrupts += 1
             self.log.append((thread.process.name, "is interrupted", "", ""))
             self._resume(thread, KeyboardInterrupt)
 
