@@ -22,7 +22,7 @@ from trinitylake_ops.errors import (
     StoragePermissionError,
     TransactionExpiredError,
 )
-from trinitylake_ops.storage import MeteredStorage
+from trinitylake_ops.storage import MeteredStorage, Storage, StorageWrapper
 from trinitylake_ops.transaction.commit import Commit
 from trinitylake_ops.transaction.commit_info import acting_for_run
 from trinitylake_ops.transaction.transaction import Transaction
@@ -295,6 +295,49 @@ def test_interrupts_at_every_line_leave_nobody_waiting(lakes: Lakes, interrupted
         if not any(isinstance(outcome, Interrupted) for outcome in outcomes):
             break
     assert at_line > 10, "the lines were met"
+
+
+class _StoppedDiscard(StorageWrapper):
+    """Refuses the first creates of definitions; the delete that follows is interrupted, and takes effect at the end."""
+
+    def __init__(self, inner: Storage):
+        super().__init__(inner)
+        self.late: list[str] = []
+        self.is_refusing = False
+
+    def create(self, path: str, data: bytes) -> None:
+        if self.is_refusing and path.endswith(".binpb"):
+            raise StoragePermissionError("not now", path=path)
+        self.inner.create(path, data)
+
+    def delete(self, path: str) -> None:
+        if self.is_refusing and "table-t1" in path:
+            self.is_refusing = False
+            self.late.append(path)
+            raise Interrupted
+        self.inner.delete(path)
+
+
+def test_files_that_a_failed_attempt_discards_are_not_used_again(lakes: Lakes) -> None:
+    """The leader is interrupted while it discards; the delete, which was sent, may take effect at any time."""
+    storage = _StoppedDiscard(lakes.storage())
+    storage.concurrency = 1
+    lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+    transactions = [lake.transaction() for _ in range(2)]
+    for number, txn in enumerate(transactions):
+        creates(f"t{number}")(txn)
+
+    def refuse() -> None:
+        storage.is_refusing = True
+
+    leader, follower = commit_waiting(lake, transactions, refuse)
+    assert (type(leader), follower) == (Interrupted, 2)
+    assert storage.late
+    for path in storage.late:
+        storage.inner.delete(path)
+    assert Lakehouse(storage.inner).snapshot().table("ns", "t1").id == transactions[1].table("ns", "t1").id
 
 
 def test_an_untyped_error_is_its_own_members(filled: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,9 @@ class Groupable(Protocol):
     def writes_on(self, base: Snapshot) -> Writes | None:
         """Return what it would write on ``base``, or None when nothing would change."""
 
+    def rename_files(self) -> None:
+        """Give all files that it would write new names: those so far may be deleted at any time."""
+
     def check(self, base: Snapshot, latest: Snapshot, changes: Mapping[str, KeyChange]) -> None:
         """Check that it still holds on ``latest``, which differs from ``base`` by ``changes``; take over what merges.
 
@@ -221,7 +224,12 @@ class CommitQueue:
                     self._waiting.remove(candidate)
 
     def _take_back(self, members: Sequence[_Waiting]) -> None:
-        """Let those wait again for whom nothing was sent."""
+        """Let those wait again for whom nothing was sent.
+
+        What was written for them may have been discarded, and a delete whose answer is lost can take effect later.
+        """
+        for member in members:
+            member.transaction.rename_files()
         with self._lock:
             self._waiting.extendleft(member for member in reversed(members) if not member.has_left)
 

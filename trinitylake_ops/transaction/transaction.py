@@ -473,6 +473,11 @@ class Transaction(CatalogReader):
         info = replace(self._info, operation=operation, message=message, counts=counts)
         return Writes(messages, files, info, lakehouse_def, definition)
 
+    def rename_files(self) -> None:
+        """Give all files that this transaction would write new names."""
+        self._paths.clear()
+        self._definition_path = None
+
     def check(self, base: Snapshot, latest: Snapshot, changes: Mapping[str, KeyChange]) -> None:
         """Check what this transaction wrote and relied on against ``latest``; merge the lakehouse definition.
 
