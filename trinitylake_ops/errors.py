@@ -17,7 +17,8 @@
     │   ├── CommitAttemptsExhaustedError  too many other writers; retry later
     │   ├── CommitOutcomeUnknownError     the root may or may not have been created
     │   ├── TransactionExpiredError       the transaction outlived its time to live; begin anew
-    │   └── PlanChangedError              the approved plan is not what would happen now; plan again
+    │   ├── PlanChangedError              the approved plan is not what would happen now; plan again
+    │   └── MaintenanceBlockedError       another operation has to run, or end, first; the message says which
     ├── NotFoundError              [4]
     │   ├── LakehouseNotFoundError
     │   ├── VersionNotFoundError
@@ -167,6 +168,10 @@ class TransactionExpiredError(ConflictError):
 
 class PlanChangedError(ConflictError):
     """What the plan would do now differs from what was approved; plan again."""
+
+
+class MaintenanceBlockedError(ConflictError):
+    """Something that deletes must not run now: another operation holds the lease, or has to be run first."""
 
 
 class NotFoundError(TrinityLakeError):

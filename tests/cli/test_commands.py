@@ -95,7 +95,9 @@ def assert_error(result: Result, code: int, *parts: str) -> None:
 
 def test_the_commands_are_the_fixed_ones() -> None:
     fixed = "init log ls show diff create-namespace drop-namespace rollback export exports drop-export hint verify"
-    assert sorted([*fixed.split(), "compact", "tree", "resolve-commit"]) == COMMANDS
+    freeing = "trim expire undelete purge orphans reconcile"
+    more = ["compact", "tree", "resolve-commit", "register-table"]
+    assert sorted([*fixed.split(), *freeing.split(), *more]) == COMMANDS
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -500,3 +502,43 @@ def test_names_are_shown_as_they_are_and_obeyed_by_no_terminal(cli: Cli, lake: L
         assert name in cli("ls", "--json").json
         shown = name if name == markup else "c\\x9b31m\\u202e"
         assert all(shown in result.out for result in lines[:4])
+
+
+def test_register_table(cli: Cli, lake: Lakehouse, lakes: Lakes) -> None:
+    other = lakes.local("other")
+    append_rows(other, "shop.orders")
+    location = other.root + other.snapshot().table("shop", "orders").format_properties["metadata_location"]
+    result = cli("register-table", "ns.orders", location, "--json")
+    assert result.json["version"] == 3
+    assert (result.json["namespace"], result.json["definition"]["table_type"]) == ("ns", "EXTERNAL")
+    assert "Registered table ns.more: version 4" in cli("register-table", "ns.more", location).out
+    assert_error(cli("register-table", "ns.orders", location), 3, "ns.orders exists")
+    assert_error(cli("register-table", "nothing.orders", location), 4, "nothing")
+    assert_error(cli("register-table", "ns.x", f"{location}x"), 5, "missing")
+    for arguments in (
+        (),
+        ("ns.x",),
+        ("orders", location),
+        ("ns.x", location, "--catalog", "other"),
+        ("ns.x", location, "--namespace", "shop"),
+        ("ns.x", location, "--catalog-option", "k=v"),
+    ):
+        assert cli("register-table", *arguments).code == 2, arguments
+
+
+def test_register_a_whole_catalog(cli: Cli, lake: Lakehouse, lakes: Lakes) -> None:
+    other = lakes.local("other")
+    append_rows(other, "shop.orders")
+    append_rows(other, "hr.staff")
+    catalog = ["--catalog", "other", "--catalog-option", f"root={other.root}"]
+    catalog += ["--catalog-option", "py-catalog-impl=trinitylake_ops.tables.catalog.TrinityLakeCatalog"]
+    result = cli("register-table", *catalog, "--namespace", "shop", "--json")
+    assert (result.json["tables"], result.json["version"]) == (["shop.orders"], 3)
+    shown = cli("register-table", *catalog)
+    assert "1 tables registered, version 4" in shown.out
+    assert "known" in shown.out
+    assert lake.snapshot().tables("hr") == ["staff"]
+    assert_error(cli("register-table", *catalog, "--namespace", "nothing"), 2, "no namespace 'nothing'")
+    refused = cli("register-table", "--catalog", "other", "--catalog-option", "a-secret")
+    assert_error(refused, 2, "--catalog-option takes K=V")
+    assert "a-secret" not in refused.err

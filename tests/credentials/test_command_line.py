@@ -16,7 +16,7 @@ from tests.cli.test_processes import Result, assert_one_line
 from tests.cli.test_processes import run as run_program
 from tests.credentials.canaries import ACCESS_KEY_ID, SECRET_ACCESS_KEY, SESSION_TOKEN, WRONG_SECRET_ACCESS_KEY, leaks
 from tests.credentials.server import CanaryServer
-from tests.maintenance.changes import append_rows, create
+from tests.maintenance.changes import append_rows, create, expire
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.cli import main
@@ -27,7 +27,9 @@ pytestmark = pytest.mark.debian_packages
 #: Every command, with arguments for the lakehouse of :func:`filled`; those that change something come in this order.
 CALLS: dict[str, tuple[str, ...]] = {
     "init": ("init",),
+    "undelete": ("undelete", "0"),
     "create-namespace": ("create-namespace", "more", "--property", "owner=me"),
+    "register-table": ("register-table", "ns.ext", "copy.metadata.json"),
     "export": ("export", "kept", "--version", "1"),
     "exports": ("exports", "--json"),
     "log": ("log",),
@@ -40,6 +42,11 @@ CALLS: dict[str, tuple[str, ...]] = {
     "drop-export": ("drop-export", "kept"),
     "tree": ("tree",),
     "compact": ("compact",),
+    "trim": ("trim", "ns.t", "--yes"),
+    "expire": ("expire", "--max-age", "1h", "--json"),
+    "purge": ("purge", "--max-requests", "5", "--yes"),
+    "orphans": ("orphans",),
+    "reconcile": ("reconcile",),
     "rollback": ("rollback", "1", "--yes"),
     "drop-namespace": ("drop-namespace", "ns", "--cascade", "--yes"),
 }
@@ -50,6 +57,9 @@ def filled(canaries: CanaryServer) -> CanaryServer:
     lake = Lakehouse.create(canaries.root, canaries.options_with_credentials)
     create(lake, "ns")
     append_rows(lake)
+    metadata_location = lake.snapshot().table("ns", "t").format_properties["metadata_location"]
+    lake.storage.create("copy.metadata.json", lake.storage.read(metadata_location))
+    expire(lake, "0")
     return canaries
 
 

@@ -53,7 +53,10 @@ def maintenance() -> dg.Definitions:
 def test_operations_are_jobs_and_the_lakehouse_is_an_asset() -> None:
     definitions = maintenance()
     names = {job.name for job in definitions.resolve_all_job_defs() if not job.name.startswith("__")}
-    assert names == {"rollback", "export_minimal", "repair_hint", "compact", "verify"}
+    planned = {f"{name}_{step}" for name in ("trim", "expire", "purge", "orphans") for step in ("plan", "apply")}
+    assert (
+        names == {"rollback", "export_minimal", "repair_hint", "compact", "verify", "undelete", "reconcile"} | planned
+    )
     assert {spec.key for spec in definitions.resolve_all_asset_specs()} == {LAKEHOUSE_KEY}
     assert all(definitions.resolve_job_def(name).tags["dagster/max_retries"] == "0" for name in names)
 
@@ -65,6 +68,10 @@ def test_operations_are_jobs_and_the_lakehouse_is_an_asset() -> None:
         ("rollback", {"ops": {"run_rollback": {"config": {"to": "1", "tables": "a.b"}}}}),
         ("rollback", {"ops": {"run_rollback": {"config": {"to": "1", "unknown": 1}}}}),
         ("export_minimal", {"ops": {"run_export_minimal": {"config": {"name": "x", "retain_days": "long"}}}}),
+        *((f"{name}_apply", {}) for name in ("trim", "expire", "purge", "orphans")),
+        ("undelete", {}),
+        ("expire_plan", {"ops": {"run_expire_plan": {"config": {"keep_last": "many"}}}}),
+        ("purge_plan", {"ops": {"run_purge_plan": {"config": {"max_seconds": 1}}}}),
     ],
 )
 def test_a_wrong_configuration_fails_before_anything_runs(job: str, config: dict[str, object]) -> None:

@@ -43,6 +43,7 @@ from trinitylake_ops.format.node_file import (
     decode_system_rows,
     encode_node,
 )
+from trinitylake_ops.tables.ownership import owner_file, owner_path, read_owner
 
 TEXT = (Path(definitions.__file__).parent / "FORMAT.md").read_text(encoding="utf-8")
 BLOCKS = {
@@ -164,6 +165,17 @@ def check_data_types(names: list[str]) -> None:
     assert [DataType[name].value for name in names] == list(range(len(names)))
 
 
+def check_owner_files(owners: dict[str, str]) -> None:
+    for text, owner in owners.items():
+        if owner == "refused":
+            with pytest.raises(CorruptFileError, match="no owner file"):
+                read_owner(text.encode(), owner_path("t"))
+        else:
+            assert read_owner(text.encode(), owner_path("t")) == owner
+            assert owner_file(LakehouseDef(id=owner)) == text.encode()
+    assert owner_path("t") == "tables/t/_owner.json"
+
+
 CHECKS: dict[str, Callable[[Any], None]] = {
     "roots": check_roots,
     "refused-locations": check_refused_locations,
@@ -178,6 +190,7 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "node-compressions": check_node_compressions,
     "smallest-limits": check_smallest_limits,
     "data-types": check_data_types,
+    "owner-files": check_owner_files,
 }
 
 

@@ -52,6 +52,16 @@ def append_rows(lake: Lakehouse, name: str = "ns.t") -> int:
     return lake.latest_version()
 
 
+def overwrite_rows(lake: Lakehouse, *names: str) -> None:
+    """Append to managed tables and write them anew twice, so that the latest version uses few of their files."""
+    with catalog_at(lake) as catalog:
+        for name in names:
+            table = catalog.create_table_if_not_exists(name, ROWS.schema)
+            table.append(ROWS)
+            for _ in range(2):
+                table.overwrite(ROWS)
+
+
 def expire(lake: Lakehouse, versions: str) -> None:
     """Record versions as expired, as an expire commit does."""
     batch = ExpirationBatch(id=str(uuid.uuid4()), versions=versions)

@@ -80,7 +80,7 @@ def _keep_the_tree_of_the_base() -> AbstractContextManager[Any]:
         stale = replace(self.stale, system={**system, "lakehouse_def": base.definition_location})
         return draft_of(self, Snapshot(base.files, base.version, base.location, stale, base.read_at_ms), stamp)
 
-    return _both(
+    return both(
         mock.patch.object(group_commit._Group, "bring_to", bring_to),
         mock.patch.object(group_commit._Group, "draft", draft),
     )
@@ -146,7 +146,7 @@ def _send_again_what_was_sent() -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def _both(*changes: AbstractContextManager[Any]) -> Iterator[None]:
+def both(*changes: AbstractContextManager[Any]) -> Iterator[None]:
     with ExitStack() as stack:
         for change in changes:
             stack.enter_context(change)

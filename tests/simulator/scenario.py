@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from unittest import mock
 
-from tests.lakes import left_over_paths
 from tests.simulator import history as seen
 from tests.simulator.history import History, ReadRecord, RollbackRecord, TransactionRecord
 from tests.simulator.model import Operation, contents, run
-from tests.simulator.world import START_MS, Process, SimulatedStorage, World
+from tests.simulator.upkeep import Upkeep, all_states, archive
+from tests.simulator.world import CLOCK_MARGIN_MS, START_MS, Process, SimulatedStorage, World
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
@@ -27,9 +27,10 @@ from trinitylake_ops.errors import (
     TransactionNotFoundError,
     TransientError,
     TrinityLakeError,
+    VersionExpiredError,
     VersionNotFoundError,
 )
-from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, saved_transaction_path
+from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path
 from trinitylake_ops.format.node_file import decode_commit_info, decode_system_rows
 from trinitylake_ops.maintenance.verify import verify
 from trinitylake_ops.storage import RetryStorage, Storage
@@ -42,14 +43,16 @@ WRITERS = ((3, 1), (3, 1), (2, 2), (3, 3))  # threads of each process that write
 N_TRANSACTIONS = 10  # of each writer
 N_READS = 8
 N_ROLLBACKS = 2
-TIME_TO_LIVE_MS = 30_000
+N_KEEPERS = 2
+N_UPKEEPS = 7  # of each keeper
+TIME_TO_LIVE_MS = 10_000
 
 _NAMESPACES = ("a", "b")
 _TABLES = ("t", "u", "v", "w")
 _SETTINGS = ("x", "y")
 _ATTEMPTS = 30
 _RESOLVES = 4
-_ERRORS_OF_RESUMING = (TransactionNotFoundError, TransactionExpiredError)
+_ERRORS_OF_RESUMING = (TransactionNotFoundError, TransactionExpiredError, VersionExpiredError)
 _VERIFIED = 0.2  # of all runs: what all versions hold is read in each
 
 
@@ -72,6 +75,7 @@ def simulate(
     fault_rate: float | None = None,
     interrupt_rate: float | None = None,
     time_to_live_ms: int = TIME_TO_LIVE_MS,
+    upkeep: Sequence[str] | None = None,
 ) -> Outcome:
     """Run the scenario of a seed, with a mutation of the engine; the verdict is always that of the true engine.
 
@@ -92,6 +96,7 @@ def simulate(
             writers or chance.choice(WRITERS),
             is_harmless=fault_rate == 0,
             time_to_live_ms=time_to_live_ms,
+            upkeep=upkeep,
         )
         try:
             with mutation():
@@ -108,7 +113,14 @@ class _Scenario:
     """The clients of one run."""
 
     def __init__(
-        self, world: World, chance: random.Random, writers: Sequence[int], *, is_harmless: bool, time_to_live_ms: int
+        self,
+        world: World,
+        chance: random.Random,
+        writers: Sequence[int],
+        *,
+        is_harmless: bool,
+        time_to_live_ms: int,
+        upkeep: Sequence[str] | None,
     ):
         self.world = world
         self.history = History()
@@ -123,6 +135,7 @@ class _Scenario:
         self._storage = SimulatedStorage(world, Process("test", [], lambda storage: None))
         lake = Lakehouse.create(
             self._storage.root, storage=self._storage, order=3, txn_ttl_millis=time_to_live_ms,
+            maximum_version_age_millis=0, minimum_versions_to_keep=chance.randint(1, 4),
             namespace_name_max_size_bytes=8, table_name_max_size_bytes=8, node_file_max_size_bytes=7_000,
         )  # fmt: skip
         txn = lake.transaction()
@@ -140,21 +153,22 @@ class _Scenario:
             world.add(Process(f"writers {number}", threads, _opened, is_interrupted=True))
         world.add(Process("reader", [self._thread("reader", N_READS, self._read)], _opened))
         world.add(Process("operator", [self._thread("operator", N_ROLLBACKS, self._roll_back)], _opened))
+        self._upkeep = Upkeep(world, self.happened, self._note, 2 * (time_to_live_ms + CLOCK_MARGIN_MS), upkeep)
+        for number in range(N_KEEPERS):
+            threads = [self._thread(f"keeper {number}", N_UPKEEPS, self._upkeep.work)]
+            world.add(Process(f"keeper {number}", threads, _opened))
         world.add(Process("vandal", [self._thread("vandal", chance.randrange(8), self._spoil_hint)], _opened))
 
     def verdict(self) -> list[str]:
         """Read every version anew, and return what is wrong."""
-        lake = Lakehouse(self._storage)
-        infos = sorted(lake.history(), key=lambda info: info.version)
-        states = [contents(lake.snapshot(info.version)) for info in infos]
+        lake, past = Lakehouse(self._storage), Lakehouse(archive(self.world))
+        infos = sorted(past.history(), key=lambda info: info.version)
+        states = all_states(past)
         self.happened["versions"] += len(infos)
         self.happened["groups"] += sum(1 for info in infos if len(info.members) > 1)
-        if self._is_harmless and self._verifies:
-            self.history.left_over = left_over_paths(lake) - {
-                saved_transaction_path(record.id) for record in self._saved
-            }
-        wrong = seen.check(self.history, infos, states)
+        wrong = seen.check(self.history, infos, states) + self._upkeep.wrong(lake, states)
         if self._verifies:
+            wrong += self._upkeep.wrong_in_the_end(lake, states)
             report = verify(lake)
             wrong += [f"verify: {finding}" for finding in report.findings if finding.severity == "error"]
         return wrong
@@ -275,7 +289,8 @@ class _Scenario:
             snapshot = lake.snapshot(asked_for, as_of_ms)
             found = contents(snapshot)
         except TrinityLakeError as error:
-            self._note(error, "read", *((VersionNotFoundError,) if as_of_ms is not None else ()))
+            expected = () if asked_for is None and as_of_ms is None else (VersionExpiredError,)
+            self._note(error, "read", *expected, *((VersionNotFoundError,) if as_of_ms is not None else ()))
             self.happened[f"could not read: {type(error).__name__}"] += 1
             return
         self.happened["read" if as_of_ms is None else "read as of a time"] += 1
@@ -289,7 +304,7 @@ class _Scenario:
             may_reapply = chance.random() < 0.8
             version = plan.execute(reapply=may_reapply)
         except TrinityLakeError as error:
-            self._note(error, "roll back", CommitConflictError, TransactionExpiredError)
+            self._note(error, "roll back", CommitConflictError, TransactionExpiredError, VersionExpiredError)
             self.happened[f"rollback: {type(error).__name__}"] += 1
             return
         if version != plan.base_version:

@@ -8,6 +8,7 @@ gives it again.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import random
@@ -30,7 +31,11 @@ from trinitylake_ops.errors import (
     ThrottledError,
     TransientError,
 )
+from trinitylake_ops.format import node_file as node_file_module
 from trinitylake_ops.format.file_names import HINT_PATH, OPERATIONS_PREFIX, ROOT_PREFIX, TURN_PREFIX, parse_root_path
+from trinitylake_ops.maintenance import deletion as deletion_module
+from trinitylake_ops.maintenance import lease as lease_module
+from trinitylake_ops.maintenance import retention as retention_module
 from trinitylake_ops.storage import FileInfo, Storage
 from trinitylake_ops.storage import cache as cache_module
 from trinitylake_ops.transaction import commit as commit_module
@@ -51,9 +56,12 @@ FAULTS: tuple[Fault, ...] = ("refused", "answer lost", "late", "twice", "crash b
 _NETWORK_FAULTS: tuple[Fault, ...] = ("refused", "answer lost", "late")
 _NO_ANSWER: tuple[Fault, ...] = ("refused", "answer lost")  # a late answer to a read is an answer
 _CHANGES = ("create", "write", "delete")
-_LONGEST_JUMP_MS = 40_000
+#: In a run of some seconds, what minutes are in life: how far clocks may be off, and how long a lease lasts.
+CLOCK_MARGIN_MS = 1_000
+_LEASE_MS = 3_000
 _SECONDS_A_STEP = 0.01
 _LONGEST_PAUSE_STEPS = 10
+_LONGEST_STOP_STEPS = 1_500
 _MOST_STEPS = 20_000
 START_MS = 1_700_000_000_000
 
@@ -73,11 +81,12 @@ class Process:
 
 @dataclass(eq=False)
 class _Thread:
-    """A thread of a process; ``waits_for`` is None while it could go on."""
+    """A thread of a process; ``waits_for`` is None while it could go on, if it were not stopped until some step."""
 
     process: Process
     body: greenlet.greenlet
     waits_for: SimulatedEvent | None = None
+    stopped_until: int = 0
 
 
 @dataclass(frozen=True)
@@ -97,8 +106,12 @@ class World:
         self._uuids = random.Random(f"uuids of {seed}")
         self._fault_rate = fault_rate
         self._interrupt_rate = interrupt_rate
+        self._stop_rate = self.random.choice([0, 0.005])  # of threads that sleep, as by SIGSTOP, while others go on
         self._arrival_rate = self.random.choice([0.04, 0.01])  # of what is late, at each step
         self.files: dict[str, tuple[bytes, int]] = {}
+        self.created: dict[str, tuple[bytes, int]] = {}  # each file as it was first created
+        self.sent_by: dict[str, set[str]] = {}  # process -> files that it wanted to create
+        self.deleted: list[tuple[str, str]] = []  # process, file
         self.clock_ms = START_MS
         self.n_steps = 0
         self.log: list[tuple[str, str, str, str]] = []
@@ -125,10 +138,15 @@ class World:
             self.clock_ms += self.random.randrange(30)
             if self._on_their_way and self.random.random() < self._arrival_rate:
                 self._let_arrive(self.random.randrange(len(self._on_their_way)))
+            if self.random.random() < self._stop_rate:
+                self.random.choice(self._threads).stopped_until = self.n_steps + self.random.randrange(
+                    _LONGEST_STOP_STEPS
+                )
             if self.random.random() < self._interrupt_rate:
                 self._interrupt(self.random.choice(self._threads))
             else:
-                self._resume(self.random.choice(runnable))
+                awake = [thread for thread in runnable if thread.stopped_until <= self.n_steps]
+                self._resume(self.random.choice(awake or runnable))
         while self._on_their_way:
             self._let_arrive(0)
 
@@ -176,7 +194,7 @@ class World:
         if fault == "crash before":
             self._crash(process)
         if fault == "clock jump":
-            self.clock_ms += self.random.randrange(-_LONGEST_JUMP_MS, _LONGEST_JUMP_MS)
+            self.clock_ms += self.random.randrange(-CLOCK_MARGIN_MS, CLOCK_MARGIN_MS)
         if fault == "refused":
             raise self.random.choice([ThrottledError, TransientError])(f"injected: {kind} refused", path=path)
         if fault == "late":
@@ -248,10 +266,17 @@ class World:
         threads = _Threads(self)
         with (
             mock.patch.object(uuid, "uuid4", self._uuid),
+            # Every process reads the same few files again and again; what it makes of a file's bytes never changes.
+            mock.patch.object(
+                node_file_module, "_columns", functools.lru_cache(maxsize=512)(node_file_module._columns)
+            ),
             mock.patch.object(cache_module, "threading", threads),
             mock.patch.object(group_commit_module, "threading", threads),
             mock.patch.object(commit_module, "time", _Pauses(self)),
             mock.patch.object(fairness_module, "time", _Pauses(self)),
+            mock.patch.object(deletion_module, "time", _Pauses(self)),
+            mock.patch.object(lease_module, "DURATION_MS", _LEASE_MS),
+            mock.patch.object(retention_module, "CLOCK_MARGIN_MS", CLOCK_MARGIN_MS),
             # Runs are short: let what happens only after long contention happen in them.
             mock.patch.object(fairness_module, "LOSSES_BEFORE_ASKING", 1),
             mock.patch.object(commit_module, "LOSSES_BEFORE_ASKING", 1),
@@ -361,22 +386,29 @@ class SimulatedStorage(Storage):
         world = self._world
         for observe in world.observers:
             observe(self._process, path, data)
+        world.sent_by.setdefault(self._process.name, set()).add(path)
 
         def effect() -> None:
             if path in world.files:
                 raise FileExistsAlreadyError(f"a file stands at {path!r}", path=path)
             world.files[path] = (data, world.clock_ms)
+            world.created.setdefault(path, world.files[path])
 
         self._send("create", path, effect)
 
     def write(self, path: str, data: bytes) -> None:
         def effect() -> None:
             self._world.files[path] = (data, self._world.clock_ms)
+            self._world.created.setdefault(path, self._world.files[path])
 
         self._send("write", path, effect)
 
     def delete(self, path: str) -> None:
-        self._send("delete", path, lambda: self._world.files.pop(path, None) and None)
+        def effect() -> None:
+            if self._world.files.pop(path, None) is not None:
+                self._world.deleted.append((self._process.name, path))
+
+        self._send("delete", path, effect)
 
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
         def effect() -> list[FileInfo]:

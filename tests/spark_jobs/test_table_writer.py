@@ -27,6 +27,7 @@ from trinitylake_ops.spark_jobs import table_writer
 from trinitylake_ops.spark_jobs.table_reader import read_staged, read_table
 from trinitylake_ops.spark_jobs.table_writer import PartitionValue, stage_dataframe
 from trinitylake_ops.storage import LocalStorage
+from trinitylake_ops.tables.ownership import OWNER_NAME
 from trinitylake_ops.tables.staged_table import StagedTable
 from trinitylake_ops.tables.staging import load_staged, publish, stage_data_files
 
@@ -354,7 +355,7 @@ FAILURES: list[tuple[Callable[[Lakehouse, SparkSession], None], type[TrinityLake
 
 
 @pytest.mark.parametrize(("write", "error", "message"), FAILURES, ids=[failure[0].__name__ for failure in FAILURES])
-def test_a_failure_leaves_nothing(
+def test_a_failure_leaves_nothing_but_whose_the_folder_is(
     spark: SparkSession,
     lake: Lakehouse,
     write: Callable[[Lakehouse, SparkSession], None],
@@ -367,7 +368,10 @@ def test_a_failure_leaves_nothing(
     assert type(failed.value) is error
     assert "\n" not in str(failed.value)
     assert "Traceback" not in str(failed.value)
-    assert files_of(lake) == before
+    # Spark may still run tasks: by the owner file, what they write later is known for orphans of this lakehouse.
+    left = files_of(lake).keys() - before.keys()
+    assert all(path.startswith("tables/") and path.endswith(f"/{OWNER_NAME}") for path in left)
+    assert len(left) <= 1
     assert lake.latest_version() == 0
 
 

@@ -479,7 +479,7 @@ def test_every_file_of_a_table_passes_the_storage(
         table = catalog.create_table("ns.t", SCHEMA)
         table.append(rows(1, 2, 3))
     n_table_files = len(list(lake.storage.list("tables/")))
-    assert n_table_files == 5  # 2 metadata, manifest list, manifest, data
+    assert n_table_files == 6  # owner, 2 metadata, manifest list, manifest, data
     stored_bytes = sum(info.size_bytes for info in lake.storage.list("tables/"))
     assert measured.counts.bytes_written > stored_bytes
     assert sum(measured.counts.requests.get(kind, 0) for kind in ("create", "write")) >= n_table_files + 4

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from tests.clock import ClockStorage
 from tests.faults import Fault, FaultyStorage, fail, lose_response
-from tests.lakes import Lakes, check_lake, left_over_paths, listed, objects, table
-from trinitylake_ops import Lakehouse
+from tests.lakes import Lakes, check_lake, left_over_paths, listed, objects, seal, table
+from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
     CommitOutcomeUnknownError,
@@ -26,8 +27,10 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, root_path
 from trinitylake_ops.format.node_file import COMMIT_ID, decode_node, encode_node
 from trinitylake_ops.storage import Storage, StorageWrapper
+from trinitylake_ops.tree.walk import walk
 
 ROOT_2 = root_path(2)
+ROOTS = frozenset(map(root_path, range(10)))
 LONG = "m" * 3500  # leaves little room in the root, so that messages are flushed into new nodes
 
 
@@ -294,6 +297,49 @@ def test_the_newest_time_to_live_counts(filled: Lakehouse) -> None:
     with pytest.raises(TransactionExpiredError):
         txn.commit()
     assert left_over_paths(filled) == set()
+
+
+class _Asleep(ClockStorage):
+    """Lets something happen, and its clock pass the time to live, just before it sends a root."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    def create(self, path: str, data: bytes) -> None:
+        meanwhile, self.meanwhile = (self.meanwhile, None) if path in ROOTS else (None, self.meanwhile)
+        if meanwhile is not None:
+            meanwhile()
+            self.time_ms += 10**9
+        super().create(path, data)
+
+
+def test_one_that_slept_past_its_time_is_refused_whatever_became_of_its_base(lake: Lakehouse) -> None:
+    """The nodes of its base may be purged: who is too old does not look at them."""
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+        for number in range(40):
+            txn.create_table("ns", f"t{number:02}", table())
+    clock = _Asleep(lake.storage, lake.snapshot().created_at_ms + 10)
+    txn = Lakehouse(clock).transaction()
+    txn.alter_table("ns", "t00", table(slow="true"))
+    base = {visited.location for visited in walk(lake.files.nodes, txn.base.root, txn.base.location)}
+
+    def purge() -> None:
+        maintenance.compact(lake)
+        with lake.transaction() as other:
+            for number in range(40):
+                other.alter_table("ns", f"t{number:02}", table(n="1"))
+        latest = lake.snapshot()
+        kept = {visited.location for visited in walk(lake.files.nodes, latest.root, latest.location)}
+        assert base - kept - ROOTS
+        for path in base - kept - ROOTS:
+            lake.storage.delete(path)
+
+    clock.meanwhile = purge
+    with pytest.raises(TransactionExpiredError, match="txn_ttl_millis"):
+        txn.commit()
+    assert not lake.snapshot().table("ns", "t00").properties.get("slow")
+    for version in (0, 1):  # as a purge does
+        seal(lake, version)
 
 
 # The last version

@@ -11,6 +11,7 @@ from logging.handlers import MemoryHandler
 import click
 
 from trinitylake_ops.cli.context import Session, storage_options_of
+from trinitylake_ops.cli.expire import expire, trim, undelete
 from trinitylake_ops.cli.operate import (
     compact,
     create_namespace,
@@ -23,7 +24,9 @@ from trinitylake_ops.cli.operate import (
     rollback,
     verify,
 )
+from trinitylake_ops.cli.purge import orphans, purge, reconcile
 from trinitylake_ops.cli.read import diff, init, log, ls, show, tree
+from trinitylake_ops.cli.register import register_table
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.maintenance.report import visible
 from trinitylake_ops.storage.options import StorageOptions, redact_assignments
@@ -48,7 +51,7 @@ Examples:
 \b
 Exit codes:
   0  done
-  1  verify found something
+  1  verify found something, a purge or orphan removal left files, or a commit was not made
   2  the command or its arguments are wrong
   3  conflict: something exists already, or another writer was first
   4  not found: no such lakehouse, version, namespace, table or export
@@ -75,8 +78,8 @@ Exit codes:
 def trinitylake(context: click.Context, root: str | None, storage_options: StorageOptions) -> None:
     """Look at and operate a TrinityLake lakehouse.
 
-    Commands that drop or roll back print their plan and do nothing until they are given --apply with
-    the plan's digest, or --yes. With --json a command prints one JSON document on standard output.
+    Commands that drop, roll back or free space print their plan and do nothing until they are given --apply
+    with the plan's digest, or --yes. With --json a command prints one JSON document on standard output.
     """
     context.obj = Session(root, storage_options)
 
@@ -94,9 +97,16 @@ for command in (
     export,
     exports,
     drop_export,
+    register_table,
     hint,
     compact,
     resolve_commit,
+    trim,
+    expire,
+    undelete,
+    purge,
+    orphans,
+    reconcile,
     verify,
 ):
     trinitylake.add_command(command)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeVar
 
 import click
 from rich.console import Console
+from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from trinitylake_ops import Lakehouse
@@ -21,6 +24,16 @@ from trinitylake_ops.storage.options import OPTIONS_VARIABLE, StorageOptions
 C = TypeVar("C", bound=Callable[..., Any])
 
 _WIDEST_CHARS = 10_000
+
+#: Shown below the help of each command that takes part in it.
+FREEING_SPACE = """\b
+Space is freed in this order, each step a plan first:
+  trim      drops old snapshots of Iceberg tables from the latest version
+  expire    lets old versions go; undelete brings them back until their purge begins
+  purge     after the grace: deletes the files that only expired versions need
+  orphans   now and then: deletes what failed commits and aborted writes left
+Nothing is deleted while another of them deletes, or before a reconcile when another
+program changed the settings."""
 
 
 class Session:
@@ -160,10 +173,29 @@ def print_shown(shown: Shown, as_json: bool) -> None:
         print_table(shown.table())
 
 
-def print_plan(plan: Plan, as_json: bool) -> None:
-    """Print a plan that was not approved, and how to approve it."""
+def print_plan(plan: Plan, as_json: bool, *, is_empty: bool = False) -> None:
+    """Print a plan that was not approved, and how to approve it, unless there is nothing to do."""
     print_shown(plan, as_json)
-    click.echo(f"Nothing was done. To do it: --apply {plan.digest}", err=True)
+    click.echo("Nothing to do." if is_empty else f"Nothing was done. To do it: --apply {plan.digest}", err=True)
+
+
+@contextmanager
+def shown_progress(what: str | None = None) -> Iterator[Callable[[str, int, int], None]]:
+    """Show on a terminal's standard error what is being done, as a bar for each thing that is counted.
+
+    ``what`` is shown from the start, for operations that count nothing.
+    """
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def show(counted: str, done: int | None, total: int | None) -> None:
+            if counted not in tasks:
+                tasks[counted] = bars.add_task(counted, total=None)
+            bars.update(tasks[counted], completed=done, total=total)
+
+        if what is not None:
+            show(what, None, None)
+        yield show
 
 
 def print_committed(version: int, as_json: bool, what: str, **details: Any) -> None:

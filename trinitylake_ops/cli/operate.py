@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from datetime import datetime, timedelta
+from functools import partial
 
 import click
 from rich.console import Console
-from rich.progress import Progress
 
 from trinitylake_ops import maintenance
 from trinitylake_ops.cli.context import (
@@ -24,6 +24,7 @@ from trinitylake_ops.cli.context import (
     print_plan,
     print_shown,
     print_table,
+    shown_progress,
 )
 from trinitylake_ops.maintenance.export import LEVELS
 from trinitylake_ops.maintenance.report import new_table
@@ -230,12 +231,8 @@ def verify(session: Session, as_json: bool) -> None:
 
     Example: trinitylake verify --json
     """
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("versions", total=None)
-        report = maintenance.verify(
-            session.lake(), progress=lambda done, total: bar.update(task, completed=done, total=total)
-        )
+    with shown_progress("versions") as progress:
+        report = maintenance.verify(session.lake(), progress=partial(progress, "versions"))
     print_shown(report, as_json)
     if not report.is_clean:
         raise click.exceptions.Exit(1)

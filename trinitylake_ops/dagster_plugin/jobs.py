@@ -10,6 +10,20 @@ from trinitylake_ops.dagster_plugin.ops import (
     run_verify,
 )
 from trinitylake_ops.dagster_plugin.publish import LAKEHOUSE_KEY
+from trinitylake_ops.dagster_plugin.purge_ops import (
+    run_orphans_apply,
+    run_orphans_plan,
+    run_purge_apply,
+    run_purge_plan,
+    run_reconcile,
+)
+from trinitylake_ops.dagster_plugin.retention_ops import (
+    run_expire_apply,
+    run_expire_plan,
+    run_trim_apply,
+    run_trim_plan,
+    run_undelete,
+)
 
 # A destructive or one-off operation is never repeated by the instance's retry settings.
 _TAGS = {"dagster/max_retries": "0"}
@@ -33,6 +47,16 @@ def maintenance_definitions(*, lakehouse_deps: tuple[dg.AssetKey, ...] = ()) -> 
         _job("repair_hint", run_repair_hint),
         _job("compact", run_compact),
         _job("verify", run_verify),
+        _job("trim_plan", run_trim_plan),
+        _job("trim_apply", run_trim_apply),
+        _job("expire_plan", run_expire_plan),
+        _job("expire_apply", run_expire_apply),
+        _job("undelete", run_undelete),
+        _job("purge_plan", run_purge_plan),
+        _job("purge_apply", run_purge_apply),
+        _job("orphans_plan", run_orphans_plan),
+        _job("orphans_apply", run_orphans_apply),
+        _job("reconcile", run_reconcile),
     ]
     return dg.Definitions(assets=[lakehouse], jobs=jobs)
 

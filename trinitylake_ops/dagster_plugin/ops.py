@@ -55,7 +55,7 @@ def operating(context: dg.OpExecutionContext, lakehouse: TrinityLakeResource) ->
         ) from error
 
 
-def _log_version(context: dg.OpExecutionContext, lake: Lakehouse, operation: str, details: Mapping[str, Any]) -> None:
+def log_version(context: dg.OpExecutionContext, lake: Lakehouse, operation: str, details: Mapping[str, Any]) -> None:
     """Report the latest version as a materialization of the lakehouse."""
     metadata = {"lakehouse_version": lake.latest_version(), "operation": operation, **details}
     context.log_event(dg.AssetMaterialization(LAKEHOUSE_KEY, metadata=metadata))
@@ -75,7 +75,7 @@ def run_rollback(context: dg.OpExecutionContext, config: RollbackConfig, lakehou
         context.log.info("version %s has the content of %s", version, config.to)
         rows = [(change.kind, change.namespace, change.table or "") for change in plan.changes]
         changes = markdown_table(("change", "namespace", "table"), rows)
-        _log_version(context, lake, "rollback", {"rolled_back_to": config.to, "objects": len(rows), "changes": changes})
+        log_version(context, lake, "rollback", {"rolled_back_to": config.to, "objects": len(rows), "changes": changes})
 
 
 @dg.op(description="Keeps a version under a name: only its root is copied, and its files cannot expire.")
@@ -90,7 +90,7 @@ def run_export_minimal(context: dg.OpExecutionContext, config: ExportConfig, lak
             retain_for=timedelta(days=config.retain_days) if config.retain_days else None,
         ).execute()
         context.log.info("export %s holds version %s", report.name, report.version)
-        _log_version(context, lake, "export", report_metadata(report.to_dict()))
+        log_version(context, lake, "export", report_metadata(report.to_dict()))
 
 
 @dg.op(description="Lets the hint file name the latest version. A wrong hint costs every reader requests.")
@@ -114,7 +114,7 @@ def run_compact(context: dg.OpExecutionContext, lakehouse: TrinityLakeResource) 
             for figure in ("nodes", "leaf_fill", "messages", "file_bytes")
         }
         if report.has_changed:
-            _log_version(context, lake, "compact", {**report_metadata(report.to_dict()), **figures(shapes)})
+            log_version(context, lake, "compact", {**report_metadata(report.to_dict()), **figures(shapes)})
 
 
 @dg.op(description="Checks all versions, nodes, definitions, tables and their files; fails when it finds errors.")

@@ -17,8 +17,9 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, EncodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError
+from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError, InvalidInputError
 from trinitylake_ops.format.generated import definitions_pb2 as pb
+from trinitylake_ops.format.version_ranges import VersionRanges
 
 MAJOR_VERSION = 0
 
@@ -120,13 +121,16 @@ class ExpirationBatch:
     state: ExpirationState = ExpirationState.EXPIRED
     unknown_fields: bytes = b""
 
+    def ranges(self) -> VersionRanges:
+        """Return the versions of this batch. Raises CorruptFileError where the text names none."""
+        try:
+            return VersionRanges.parse(self.versions)
+        except InvalidInputError as error:
+            raise CorruptFileError(f"expiration {self.id!r} of the lakehouse definition: {error.message}") from error
+
     def contains(self, version: int) -> bool:
-        """Whether a version is in this batch."""
-        for text in filter(None, self.versions.split(",")):
-            first, _, last = text.partition("-")
-            if int(first) <= version <= int(last or first):
-                return True
-        return False
+        """Whether a version is in this batch. Raises CorruptFileError."""
+        return version in self.ranges()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,8 @@ HINT_PATH = "_latest_hint.txt"
 ROOT_PREFIX = "_"
 OPERATIONS_PREFIX = "_ops/"
 TURN_PREFIX = f"{OPERATIONS_PREFIX}turn-"
+TEMPORARY_PREFIX = f"{OPERATIONS_PREFIX}tmp/"
+LEASE_PREFIX = f"{OPERATIONS_PREFIX}lease-"
 TABLES_PREFIX = "tables/"
 MAX_VERSION = 2**32 - 1
 MAX_SEGMENT_BYTES = 255
@@ -28,6 +30,11 @@ _IMMUTABLE_NAME = re.compile(
 )
 _TABLE_NAME = re.compile(r"[01/]+-table-[^/]+-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.binpb")
 _TURN_NAME = re.compile(rf"{TURN_PREFIX}([1-9][0-9]{{0,5}})-[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}")
+_LEASE_NAME = re.compile(rf"{LEASE_PREFIX}([1-9][0-9]{{0,17}})\.json")
+_UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_OPERATION_NAME = re.compile(
+    rf"{OPERATIONS_PREFIX}(?:(?:plan|export)-{_UUID}\.json|txn-{_UUID}\.binpb|tmp/.+)|_export_{_UUID}\.arrow", re.DOTALL
+)
 _HASH_PREFIX_BYTES = len("0000/0000/0000/00000000-")
 _ASCII_NAME_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._~=-")
 
@@ -177,6 +184,27 @@ def new_export_root_path() -> str:
 def new_manifest_path() -> str:
     """Return a fresh path for the manifest of an export."""
     return f"{OPERATIONS_PREFIX}export-{uuid.uuid4()}.json"
+
+
+def new_plan_path() -> str:
+    """Return a fresh path for the plan of an operation that deletes."""
+    return f"{OPERATIONS_PREFIX}plan-{uuid.uuid4()}.json"
+
+
+def lease_path(number: int) -> str:
+    """Return the path of the lease of this number."""
+    return f"{LEASE_PREFIX}{number}.json"
+
+
+def parse_lease_path(path: str) -> int | None:
+    """Return the number of a lease, None for another path."""
+    match = _LEASE_NAME.fullmatch(path)
+    return int(match[1]) if match else None
+
+
+def is_operation_path(path: str) -> bool:
+    """Whether a path is one that our operations give: plans, manifests, exports' roots, transactions, requests."""
+    return _OPERATION_NAME.fullmatch(path) is not None or parse_turn_path(path) is not None
 
 
 def saved_transaction_path(transaction_id: str) -> str:

@@ -202,6 +202,25 @@ def _framing_bytes() -> int:
     return len(encode_node(NodeFile(), order=1)) - two_rows_body_bytes
 
 
+def encode_sealed_root(system: Mapping[str, str], sealed_at_ms: int) -> bytes:
+    """Return the sealed root that takes the place of one with these system rows (FORMAT.md, "Sealed roots").
+
+    Of the commit remain its id, its place in the chain, and what it was and whose: the name stays taken.
+    """
+    kept = {name: system[name] for name in (CREATED_AT_MILLIS, PREVIOUS_ROOT, COMMIT_ID) if name in system}
+    info = decode_commit_info(system)
+    said = {name: info[name] for name in ("operation", "members") if name in info}
+    if said:
+        kept[COMMIT_INFO] = json.dumps(said, ensure_ascii=False, separators=(",", ":"))
+    rows = {**kept, N_KEYS: "0", SEALED_AT_MILLIS: str(sealed_at_ms)}
+    columns = [
+        pa.array(list(rows), pa.utf8()),
+        pa.array(list(rows.values()), pa.utf8()),
+        pa.nulls(len(rows), pa.utf8()),
+    ]
+    return _file_of(pa.record_batch(columns, schema=_SCHEMA), "")
+
+
 def decode_node(data: bytes, path: str) -> NodeFile:
     """Return the content of a node file.
 
@@ -462,7 +481,7 @@ def encode_commit_info(info: dict[str, Any]) -> str:
     return text
 
 
-def decode_commit_info(system: dict[str, str]) -> dict[str, Any]:
+def decode_commit_info(system: Mapping[str, str]) -> dict[str, Any]:
     """Return the ``commit_info`` of a root's system rows; empty when absent or written by others as no JSON object."""
     try:
         info = json.loads(system.get(COMMIT_INFO, "{}"))

@@ -1,7 +1,9 @@
 """Operations on a whole lakehouse. Each that destroys or rolls back is a plan first: look, then execute."""
 
 from trinitylake_ops.maintenance.compact import CompactionReport, compact
+from trinitylake_ops.maintenance.deletion import Budget
 from trinitylake_ops.maintenance.drop_namespace import DropNamespacePlan, plan_drop_namespace
+from trinitylake_ops.maintenance.expire import ExpirationPlan, ExpirationReport, plan_expiration, undelete
 from trinitylake_ops.maintenance.export import (
     ExportInfo,
     ExportPlan,
@@ -11,28 +13,56 @@ from trinitylake_ops.maintenance.export import (
     plan_export,
 )
 from trinitylake_ops.maintenance.hint import HintReport, HintState, inspect_hint, repair_hint
+from trinitylake_ops.maintenance.orphans import OrphanPlan, OrphanReport, plan_orphan_removal
+from trinitylake_ops.maintenance.purge import PurgeBatch, PurgePlan, PurgeReport, plan_purge
+from trinitylake_ops.maintenance.reconcile import ReconcileReport, reconcile
+from trinitylake_ops.maintenance.register import RegistrationReport, register_catalog, register_table
+from trinitylake_ops.maintenance.retention import RetentionPolicy, Verdict
 from trinitylake_ops.maintenance.rollback import RollbackPlan, plan_rollback, rollback
+from trinitylake_ops.maintenance.trim import TrimPlan, TrimReport, plan_trim_tables
 from trinitylake_ops.maintenance.verify import Finding, VerifyReport, verify
 
 __all__ = [
+    "Budget",
     "CompactionReport",
     "DropNamespacePlan",
+    "ExpirationPlan",
+    "ExpirationReport",
     "ExportInfo",
     "ExportPlan",
     "ExportReport",
     "Finding",
     "HintReport",
     "HintState",
+    "OrphanPlan",
+    "OrphanReport",
+    "PurgeBatch",
+    "PurgePlan",
+    "PurgeReport",
+    "ReconcileReport",
+    "RegistrationReport",
+    "RetentionPolicy",
     "RollbackPlan",
+    "TrimPlan",
+    "TrimReport",
+    "Verdict",
     "VerifyReport",
     "compact",
     "drop_export",
     "inspect_hint",
     "list_exports",
     "plan_drop_namespace",
+    "plan_expiration",
     "plan_export",
+    "plan_orphan_removal",
+    "plan_purge",
     "plan_rollback",
+    "plan_trim_tables",
+    "reconcile",
+    "register_catalog",
+    "register_table",
     "repair_hint",
     "rollback",
+    "undelete",
     "verify",
 ]

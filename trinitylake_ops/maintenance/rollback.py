@@ -20,6 +20,7 @@ from trinitylake_ops.format.definitions import LakehouseDef, TableDef
 from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.maintenance.report import Plan, change_rows, digest_of, new_table
+from trinitylake_ops.maintenance.survey import uncached
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import ICEBERG, METADATA_LOCATION
@@ -74,7 +75,7 @@ class RollbackPlan(Plan):
         plan; CommitConflictError when, without ``reapply``, another commit was made since; and what
         planning raises.
         """
-        lake = _without_caches(self._lake)
+        lake = uncached(self._lake)
         now = _plan(lake, lake.snapshot(), _target(lake, self._target.to), self._chosen, self.message)
         if approved_digest is not None:
             now.check_approved(approved_digest)
@@ -180,14 +181,9 @@ def plan_rollback(
     """
     if to is None and timestamp is None:
         raise InvalidInputError("a rollback needs a version, the name of an export or a timestamp to go back to")
-    lake = _without_caches(lake)
+    lake = uncached(lake)
     base, target = lake.snapshot(), _target(lake, to, timestamp)
     return _plan(lake, base, target, _chosen(base, target.snapshot, namespaces or (), tables or ()), message)
-
-
-def _without_caches(lake: Lakehouse) -> Lakehouse:
-    """Caches could hide that a file is gone."""
-    return Lakehouse(lake.storage, lake.storage_options, cache="off")
 
 
 def _target(lake: Lakehouse, to: int | str | None, timestamp: datetime | int | None = None) -> _Target:

@@ -39,7 +39,7 @@ from pyiceberg.exceptions import (
 from pyiceberg.io import PY_IO_IMPL, FileIO
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table import CommitTableResponse, StagedTable, Table, TableProperties
+from pyiceberg.table import CommitTableResponse, CreateTableTransaction, StagedTable, Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpdate
@@ -48,13 +48,10 @@ from pyiceberg.view import View
 
 from trinitylake_ops import errors
 from trinitylake_ops.format.definitions import TableDef
-from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.tables.change import changing
 from trinitylake_ops.tables.file_io import StorageFileIO, public_properties
 from trinitylake_ops.tables.managed import (
-    EXTERNAL,
     ICEBERG,
-    MANAGED,
     check_managed_properties,
     managed_properties,
     metadata_uri,
@@ -63,6 +60,8 @@ from trinitylake_ops.tables.managed import (
     table_definition,
     table_id_of,
 )
+from trinitylake_ops.tables.ownership import claim_location
+from trinitylake_ops.tables.registration import registered_table, registered_uri
 from trinitylake_ops.tables.target import CatalogTarget, LatestTarget, SnapshotTarget, TransactionTarget, target_of
 from trinitylake_ops.tables.types import check_arrow_schema
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -125,13 +124,33 @@ class TrinityLakeCatalog(MetastoreCatalog):
                 if change.writer.has_table(namespace, table):
                     raise TableAlreadyExistsError(f"Table already exists: {namespace}.{table}")
                 staged = self._create_staged_table(identifier, schema, location, partition_spec, sort_order, properties)
-                change.write_metadata(staged)
+                change.write_new_table(staged, change.writer.base.definition)
                 change.writer.create_table(namespace, table, self._definition(staged))
         except CommitFailedException as error:
             if self.target.reader().has_table(namespace, table):
                 raise TableAlreadyExistsError(f"Table already exists: {namespace}.{table}") from error
             raise
         return self._table((namespace, table), staged.metadata, staged.metadata_location)
+
+    def create_table_transaction(
+        self,
+        identifier: str | Identifier,
+        schema: Schema | pa.Schema,
+        location: str | None = None,
+        partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
+        sort_order: SortOrder = UNSORTED_SORT_ORDER,
+        properties: Properties = EMPTY_DICT,
+    ) -> CreateTableTransaction:
+        """Begin to create a managed table and to fill it, as one version.
+
+        Its owner file is written at once, as data files may be from now on. Raises
+        UnsupportedTypeError, InvalidDefinitionError, StorageError, InvalidInputError when read-only.
+        """
+        if self.target.read_only:
+            raise errors.InvalidInputError("this catalog only reads; open one on the latest version to create a table")
+        staged = self._create_staged_table(identifier, schema, location, partition_spec, sort_order, properties)
+        claim_location(self.io.storage, staged.metadata.location, self._lakehouse)
+        return CreateTableTransaction(staged)
 
     def load_table(self, identifier: str | Identifier) -> Table:
         """Return a table. Raises NoSuchTableError, NoSuchIcebergTableError for other formats, StorageError."""
@@ -150,29 +169,18 @@ class TrinityLakeCatalog(MetastoreCatalog):
     def register_table(self, identifier: str | Identifier, metadata_location: str, overwrite: bool = False) -> Table:
         """Add a table whose metadata file exists, a URI; ``overwrite`` replaces a table of that name.
 
-        It is EXTERNAL, so its files are never deleted, unless it stands where this lakehouse's
-        managed tables do: then it is MANAGED again, under the id in its location. Raises
-        TableAlreadyExistsError, NoSuchNamespaceError, UnsupportedTypeError, StorageError.
+        It is EXTERNAL, so its files are never deleted, but for a managed table of this
+        lakehouse (see ``registration.registered_table``). Raises TableAlreadyExistsError,
+        NoSuchNamespaceError, UnsupportedTypeError, InvalidInputError, StorageError.
         """
         namespace, table = self.identifier_to_database_and_table(identifier)
-        metadata = read_metadata(self.io, metadata_location)
-        table_id = table_id_of(metadata.location)
-        if table_id is not None and metadata.location != f"{self.io.root}{table_prefix(table_id)}".rstrip("/"):
-            table_id = None
-        if table_id is not None and not metadata_location.startswith(f"{metadata.location}/"):
-            table_id = None
-        definition = table_definition(
-            metadata,
-            metadata_location,
-            self.io.root,
-            table_id=table_id or "",
-            table_type=MANAGED if table_id else EXTERNAL,
-        )
+        uri = registered_uri(self.io.root, metadata_location)
         with changing(self.target, self.io, f"register table {namespace}.{table}") as change:
+            metadata, definition = registered_table(self.io, uri, change.writer.base.definition)
             if overwrite and change.writer.has_table(namespace, table):
                 change.writer.drop_table(namespace, table)
             change.writer.create_table(namespace, table, definition)
-        return self._table((namespace, table), metadata, metadata_location)
+        return self._table((namespace, table), metadata, uri)
 
     def drop_table(self, identifier: str | Identifier) -> None:
         """Drop a table; older versions still read it, so its files stay. Raises NoSuchTableError."""
@@ -327,7 +335,8 @@ class TrinityLakeCatalog(MetastoreCatalog):
                 f"table {database_name}.{table_name}: leave location out, a managed table's is chosen by the lakehouse;"
                 " use register_table for a table elsewhere"
             )
-        return new_table_location(self.io.root, self.target.reader().definition)
+        self._lakehouse = self.target.reader().definition
+        return new_table_location(self.io.root, self._lakehouse)
 
     def _create_staged_table(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -19,7 +19,11 @@ from pyiceberg.serializers import ToOutputFile
 from pyiceberg.table import Table
 
 from trinitylake_ops import errors
+from trinitylake_ops.format.definitions import LakehouseDef
+from trinitylake_ops.format.locations import to_uri
+from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.ownership import OWNER_NAME, claim_location
 from trinitylake_ops.tables.target import CatalogTarget
 from trinitylake_ops.transaction.transaction import Transaction
 
@@ -28,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Change:
-    """A change in progress: the transaction it goes to and the metadata files written for it."""
+    """A change in progress: the transaction it goes to and the files, as URIs, that were written for it."""
 
     writer: Transaction
     io: StorageFileIO
@@ -44,9 +48,20 @@ class Change:
         self.written.append(table.metadata_location)
         ToOutputFile.table_metadata(table.metadata, self.io.new_output(table.metadata_location))
 
+    def write_new_table(self, table: Table, lakehouse: LakehouseDef) -> None:
+        """Write the first metadata file of a table and, in the same round, the owner file of its folder."""
+
+        def claim() -> None:
+            path = claim_location(self.io.storage, table.metadata.location, lakehouse)
+            if path is not None:
+                self.written.append(to_uri(self.io.root, path))
+
+        requests: list[Callable[[], None]] = [claim, lambda: self.write_metadata(table)]
+        run_parallel(in_one_round(lambda request: request()), requests, self.io.storage.concurrency)
+
     def delete_written(self) -> None:
-        """Delete the metadata files again, best effort: the change certainly did not take effect."""
-        for uri in self.written:
+        """Delete these files again, best effort: the change certainly did not take effect."""
+        for uri in sorted(self.written, key=lambda uri: uri.endswith(f"/{OWNER_NAME}")):  # what tells whose it is, last
             try:
                 self.io.delete(uri)
             except errors.StorageError as error:

@@ -51,6 +51,16 @@ def table_id_of(location: str) -> str | None:
     return table_id if table_id and f"{parent}/".endswith(f"/{TABLES_PREFIX}") else None
 
 
+def managed_table_id(location: str, root: str) -> str | None:
+    """Return the id of the MANAGED table whose place under ``root`` a location, a URI, is; None when it is none."""
+    table_id = table_id_of(location)
+    try:
+        is_place = table_id is not None and location == f"{root}{table_prefix(table_id)}".rstrip("/")
+    except InvalidDefinitionError:  # such as "..", which names no folder
+        return None
+    return table_id if is_place else None
+
+
 def managed_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """Return the properties of a new managed table. Raises InvalidDefinitionError for those it cannot have."""
     check_managed_properties({**MANAGED_PROPERTIES, **properties})

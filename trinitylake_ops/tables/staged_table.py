@@ -26,6 +26,7 @@ from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import METADATA_LOCATION, metadata_uri, read_metadata
+from trinitylake_ops.transaction.snapshot import Snapshot as Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,16 +34,18 @@ class StagedTable:
     """What publishing a table needs, and what an audit wants to know about it.
 
     ``base_metadata_location`` is what the lakehouse pointed to when it was staged, None for a new
-    table; ``base_version`` the version then. Rows and bytes are totals of the table with the staged
-    change; ``added_*`` and ``removed_*`` count data files, their rows and their bytes, rewritten
-    files on both sides. ``partitions`` are those with added or removed files, such as
-    ``year=2013/month=1``; empty for an unpartitioned table.
+    table; ``base_version`` the version then. ``begun_at_ms`` is when staging began, by the storage's
+    clock in milliseconds since the epoch: no file that was written for it is older. Rows and bytes are
+    totals of the table with the staged change; ``added_*`` and ``removed_*`` count data files, their
+    rows and their bytes, rewritten files on both sides. ``partitions`` are those with added or removed
+    files, such as ``year=2013/month=1``; empty for an unpartitioned table.
     """
 
     namespace: str
     table: str
     table_def: TableDef
     base_version: int
+    begun_at_ms: int
     base_metadata_location: str | None
     snapshot_id: int | None
     row_count: int
@@ -79,11 +82,11 @@ class StagedTable:
 
 
 def describe_change(
-    io: StorageFileIO, namespace: str, table: str, base_version: int, before: TableDef | None, after: TableDef
+    io: StorageFileIO, namespace: str, table: str, base: Version, before: TableDef | None, after: TableDef
 ) -> StagedTable:
     """Return what lies between two definitions of a table; reads their metadata and the new manifests.
 
-    Raises StorageError.
+    ``base`` is the latest version, as it was read before anything was staged. Raises StorageError.
     """
     metadata = read_metadata(io, metadata_uri(after, io.root))
     known: set[int] = set()
@@ -98,7 +101,8 @@ def describe_change(
         namespace=namespace,
         table=table,
         table_def=after,
-        base_version=base_version,
+        base_version=base.version,
+        begun_at_ms=base.read_at_ms,
         base_metadata_location=base_location,
         snapshot_id=current.snapshot_id if current is not None else None,
         row_count=_sum(latest, TOTAL_RECORDS),

@@ -41,7 +41,13 @@ from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
 
-from trinitylake_ops.errors import CommitConflictError, InvalidDefinitionError, InvalidInputError, TableNotFoundError
+from trinitylake_ops.errors import (
+    CommitConflictError,
+    InvalidDefinitionError,
+    InvalidInputError,
+    TableNotFoundError,
+    TransactionExpiredError,
+)
 from trinitylake_ops.format.definitions import Schema as Columns
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog
@@ -54,6 +60,7 @@ from trinitylake_ops.tables.managed import (
     new_table_location,
     read_metadata,
 )
+from trinitylake_ops.tables.ownership import claim_location
 from trinitylake_ops.tables.replacement import all_files, files_in_partitions_of, files_matching
 from trinitylake_ops.tables.staged_table import StagedTable, describe_change
 from trinitylake_ops.tables.target import SnapshotTarget, TransactionTarget
@@ -78,12 +85,14 @@ class TableWrite:
     """A write that was planned: pickles, goes to every process that writes data files.
 
     ``metadata`` is the table's as it will be written to, nothing of it is stored yet;
-    ``base_metadata_location`` is None when the table is new.
+    ``base_metadata_location`` is None when the table is new. ``begun_at_ms`` is when it was planned, by
+    the storage's clock: what is written for it is not older.
     """
 
     namespace: str
     table: str
     base_version: int
+    begun_at_ms: int
     base_metadata_location: str | None
     metadata: TableMetadata
     io: StorageFileIO
@@ -155,7 +164,7 @@ class StagingCatalog(TrinityLakeCatalog):
         base = self._transaction.base
         before = base.table(namespace, name) if base.has_table(namespace, name) else None
         definition = self._definition_of(namespace, name)
-        return describe_change(self.io, namespace, name, base.version, before, definition)
+        return describe_change(self.io, namespace, name, base, before, definition)
 
     def all_staged(self) -> list[StagedTable]:
         """Return every table that this catalog created or changed, in the order of their first change."""
@@ -171,7 +180,7 @@ def plan_write(
     partition_by: Sequence[str] | None = None,
     properties: Mapping[str, str] | None = None,
 ) -> TableWrite:
-    """Plan a write to a table, which may not exist yet. Reads only.
+    """Plan a write to a table, which may not exist yet. Reads only, but for the owner file of a new table's folder.
 
     A new table takes ``schema``, identity partitions by the columns ``partition_by``, and
     ``properties`` (Iceberg's). An existing one gains the columns of ``schema`` that it lacks;
@@ -197,7 +206,9 @@ def plan_write(
         metadata = _new_metadata(wanted, location, partition_by or (), properties or {})
         base_location = None
     identity_columns(metadata.spec(), metadata.schema())
-    return TableWrite(namespace, table, snapshot.version, base_location, metadata, writer_io)
+    if base_location is None:
+        claim_location(lake.storage, metadata.location, snapshot.definition)
+    return TableWrite(namespace, table, snapshot.version, snapshot.read_at_ms, base_location, metadata, writer_io)
 
 
 def stage_data_files(
@@ -232,7 +243,7 @@ def stage_data_files(
         removed = _files_to_remove(table, data_files, replacing)
     _add_snapshot(change, data_files, removed, dict(snapshot_properties or {}))
     change.commit_transaction()
-    return catalog.staged(identifier)
+    return replace(catalog.staged(identifier), begun_at_ms=write.begun_at_ms)
 
 
 def load_staged(lake: Lakehouse, staged: StagedTable) -> Table:
@@ -252,9 +263,13 @@ def publish(
 
     Missing namespaces of new tables are created, unless ``create_namespaces`` is off. Raises
     CommitConflictError when a table is not what it was when it was staged; the transaction's commit
-    checks the same against versions that were committed meanwhile. Also NamespaceNotFoundError.
+    checks the same against versions that were committed meanwhile. Raises TransactionExpiredError when
+    the lakehouse's ``txn_ttl_millis`` have passed since staging began, as files may have been removed as
+    orphans then: from here on the transaction counts its own age from that moment. Also NamespaceNotFoundError.
     """
     for staged in staged_tables:
+        _check_fresh(transaction, staged)
+        transaction.date_back(staged.begun_at_ms)
         identifier = (staged.namespace, staged.table)
         is_new = staged.base_metadata_location is None
         if is_new and create_namespaces and not transaction.has_namespace(staged.namespace):
@@ -392,6 +407,17 @@ def _check_unmoved(
     if current is not None and current.format_properties.get(METADATA_LOCATION) != base_metadata_location:
         raise _moved(identifier, base_version, "it was changed")
     return current
+
+
+def _check_fresh(transaction: LakehouseTransaction, staged: StagedTable) -> None:
+    """Raise TransactionExpiredError for a table that was staged too long ago, by the storage's clock."""
+    age_ms = transaction.base.files.storage.now_ms() - staged.begun_at_ms
+    ttl_ms = transaction.base.definition.txn_ttl_millis
+    if age_ms > ttl_ms:
+        raise TransactionExpiredError(
+            f"table {staged.namespace}.{staged.table} was staged {age_ms} ms ago, more than txn_ttl_millis ({ttl_ms}):"
+            " its files may be removed as orphans; stage it again"
+        )
 
 
 def _moved(identifier: tuple[str, str], base_version: int, how: str) -> CommitConflictError:

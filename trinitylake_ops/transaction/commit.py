@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import random
@@ -171,6 +172,9 @@ class Commit:
                     raise attempts_exhausted(self._max_attempts, base.version + 1)
                 pause_after_loss(self._n_lost, time.monotonic() - began_s)
                 latest = self._latest_after(base.version + 1, turn, time.monotonic() - began_s)
+                # First: what the base of an old one reaches may be purged.
+                with contextlib.suppress(DraftOutdatedError):  # rebase and draft leave out who is too old
+                    self._clock.check(latest.definition)
                 self._change.rebase(base, latest)
                 base = latest
         except CommitOutcomeUnknownError:

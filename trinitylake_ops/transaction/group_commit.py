@@ -392,10 +392,12 @@ class _Group:
         return (parts[0] if len(parts) == 1 else _together(parts)).draft(base, stamp)
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
-        """Check every member against ``latest``; those that conflict, or have tried often enough, fail."""
+        """Check every member against ``latest``; those that conflict, are too old, or have tried often enough, fail."""
         for member in list(self.members):
             member.n_lost += 1
-            if member.n_lost >= member.max_attempts:
+            if member.expiry is not None:
+                self._fail(member, member.expiry)
+            elif member.n_lost >= member.max_attempts:
                 self._fail(member, attempts_exhausted(member.max_attempts, latest.version))
         self.bring_to(latest)
 

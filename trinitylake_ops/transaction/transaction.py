@@ -96,6 +96,7 @@ class Transaction(CatalogReader):
         self._preconditions: list[Callable[[Snapshot], None]] = []
         self._read_keys: set[str] = set()
         self._read_prefixes: set[str] = set()
+        self._begun_at_ms = base.read_at_ms
         self._is_open = True
         self._is_saved = False
         self._is_frozen = False
@@ -135,7 +136,7 @@ class Transaction(CatalogReader):
     @property
     def begun_at_ms(self) -> int:
         """When the transaction began, by the storage's clock, in milliseconds since the epoch."""
-        return self.base.read_at_ms
+        return self._begun_at_ms
 
     @property
     def definition(self) -> LakehouseDef:
@@ -304,6 +305,14 @@ class Transaction(CatalogReader):
         for key, one in zip(keys, staged, strict=True):
             self._write(key, one.location)
 
+    def date_back(self, begun_at_ms: int) -> None:
+        """Count the time to live from an earlier moment, when the oldest file was written that this publishes.
+
+        Orphan removal spares files that no version reaches for no longer than that time.
+        """
+        self._check_changeable()
+        self._begun_at_ms = min(self._begun_at_ms, begun_at_ms)
+
     def require(self, precondition: Callable[[Snapshot], None]) -> None:
         """Check something on the base now, and again on every newer version the commit is rebased on.
 
@@ -371,7 +380,7 @@ class Transaction(CatalogReader):
             id=self.id,
             base_version=self.base.version,
             base_commit_id=self.base.root.system.get(COMMIT_ID, ""),
-            begun_at_millis=self.base.read_at_ms,
+            begun_at_millis=self.begun_at_ms,
             isolation_level=self.isolation,
             operation=self._info.operation,
             message=self._info.message,

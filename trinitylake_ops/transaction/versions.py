@@ -197,7 +197,7 @@ def one_naming(root_uri: str, paths: Iterable[str]) -> RootNaming | None:
     return next(iter(found), None)
 
 
-def read_roots(roots: Roots, versions: range, batch: int) -> Iterator[tuple[int, bytes | None]]:
+def read_roots(roots: Roots, versions: Sequence[int], batch: int) -> Iterator[tuple[int, bytes | None]]:
     """Yield versions, in their order, with the bytes of their roots: None where one is gone.
 
     So many are read in parallel. Raises StorageError.

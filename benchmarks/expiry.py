@@ -1,0 +1,163 @@
+"""What freeing space asks of a storage: planning an expiry, and deleting.
+
+Run from the project's root: ``.venv/bin/python -m benchmarks.expiry``; it starts a radosgw of its own (the packages of
+``deploy/debian-packages.txt``) and writes ``benchmarks/results/expiry.md``. Requests depend on no machine; times are
+only worth as ratios within the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+
+from benchmarks.lakes import filled
+from benchmarks.report import table, write_result
+from benchmarks.s3 import radosgw
+from benchmarks.scale import N_TABLES, N_VERSIONS, generate, run
+from tests.servers.s3_server import S3Server
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.format.file_names import new_node_path
+from trinitylake_ops.maintenance.deletion import delete_files
+from trinitylake_ops.storage import LocalStorage, Storage, StorageWrapper, open_storage
+from trinitylake_ops.storage.retry import RetryStorage
+
+N_FILES = 20_000
+N_TURNS = 5
+N_ORPHANS = 5_000
+
+#: Plans in a process of its own, a year after the last commit; prints what it found and asked for.
+_PLAN = """
+import json
+from benchmarks.expiry import Later
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.maintenance.reachability import CatalogReach
+from trinitylake_ops.maintenance.survey import survey_versions
+from trinitylake_ops.storage import LocalStorage, MeteredStorage
+meter = MeteredStorage(Later(LocalStorage(root)))
+lake = Lakehouse(meter, cache="off")
+policy = maintenance.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
+plan = maintenance.plan_expiration(lake, policy)
+counts = meter.snapshot()
+kept = CatalogReach(Lakehouse(LocalStorage(root)).files)
+survey = survey_versions(Lakehouse(LocalStorage(root)))
+kept.add([survey.roots[survey.base.version]])
+print(json.dumps({
+    "versions": len([verdict for verdict in plan.verdicts if verdict.expires]), "kept_nodes": len(kept.nodes) + 1,
+    "reads": counts.requests["read"], "requests": counts.total, "rounds": counts.rounds, "files": dict(plan.files),
+    "bytes_read": counts.bytes_read,
+}))
+"""
+
+
+class Later(StorageWrapper):
+    """The storage as it is a year later."""
+
+    def now_ms(self) -> int:
+        return self.inner.now_ms() + 365 * 24 * 3_600_000
+
+
+def planning(folder: str) -> list[str]:
+    """Measure the plan that lets all versions but the latest expire."""
+    root = f"file://{folder}/lake/"
+    generate(root)
+    said, seconds, peak_mb = run(_PLAN, root)
+    found = json.loads(said)
+    beyond = (found["reads"] - found["kept_nodes"]) / found["versions"]
+    return [
+        f"## Planning the expiry of {found['versions']:,} versions among {N_TABLES:,} tables",
+        "",
+        *table(
+            ["what", "number"],
+            [
+                ("reads", f"{found['reads']:,}"),
+                ("of them as many as the kept version has nodes", f"{found['kept_nodes']:,}"),
+                ("the others, for each expiring version", f"{beyond:.2f}"),
+                ("requests of all kinds", f"{found['requests']:,}"),
+                ("sequential rounds", f"{found['rounds']:,}"),
+                ("MB read", f"{found['bytes_read'] / 1e6:.1f}"),
+                ("peak memory of the process, MB", f"{peak_mb:.0f}"),
+                ("seconds", f"{seconds:.1f}"),
+                *((f"files to free: {kind}", f"{number:,}") for kind, number in found["files"].items()),
+            ],
+        ),
+    ]
+
+
+def _made(storage: Storage) -> dict[str, int]:
+    sizes_bytes = {new_node_path(): 1_000 for _ in range(N_FILES)}
+    for path, size in sizes_bytes.items():
+        storage.create(path, b"x" * size)
+    return sizes_bytes
+
+
+def _removed_by_rm(folder: Path, paths: Sequence[str]) -> float:
+    names = "\0".join(str(folder / path) for path in paths).encode()
+    begun = time.perf_counter()
+    subprocess.run(["xargs", "-0", "rm"], input=names, check=True)
+    return time.perf_counter() - begun
+
+
+def _ratios(folder: Path) -> Iterator[tuple[float, float]]:
+    """Yield the seconds of ``rm`` and of our deletion of files of the same names and sizes, in turns."""
+    for turn in range(N_TURNS):
+        storage = RetryStorage(LocalStorage(f"file://{folder}/{turn}/", fsync=False))
+        rm = _removed_by_rm(folder / str(turn), sorted(_made(storage)))
+        sizes_bytes = _made(storage)
+        os.sync()
+        begun = time.perf_counter()
+        deletion = delete_files(storage, sizes_bytes)
+        ours = time.perf_counter() - begun
+        assert deletion.files == N_FILES
+        yield rm, ours
+
+
+def deleting_locally(folder: str) -> list[str]:
+    """Measure deletion against ``rm``."""
+    turns = list(_ratios(Path(folder)))
+    ratios = [ours / rm for rm, ours in turns]
+    return [
+        "## Deleting on local disk",
+        "",
+        f"{N_FILES:,} files of 1,000 bytes in the folders of nodes, by `rm` and by us, {N_TURNS} turns each: ours takes"
+        f" {median(ratios):.2f} times as long (median; {min(ratios):.2f} to {max(ratios):.2f}).",
+    ]
+
+
+def deleting_on_s3() -> list[str]:
+    """Count the requests of an orphan removal on radosgw."""
+    with radosgw() as server:
+        return _removal_on(server)
+
+
+def _removal_on(server: S3Server) -> list[str]:
+    storage = open_storage(server.fresh_root("expiry"), server.storage_options)
+    filled(storage, 100)
+    storage.create_many({new_node_path(): b"x" for _ in range(N_ORPHANS)})
+    report = maintenance.plan_orphan_removal(Lakehouse(Later(storage))).execute()
+    assert report.files == N_ORPHANS
+    return [
+        "## Deleting on S3",
+        "",
+        f"Removing {N_ORPHANS:,} orphans on radosgw: {report.cost.requests['delete']} requests to delete them and the"
+        f" lease before, {report.cost.total_requests} requests in all.",
+    ]
+
+
+def main() -> None:
+    """Measure, print and write the results."""
+    with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as folder:
+        sections = [planning(folder), deleting_locally(folder), deleting_on_s3()]
+    lines = ["# Freeing space", "", f"Made by `benchmarks/expiry.py`; the lakehouse has {N_VERSIONS:,} versions."]
+    for section in sections:
+        lines += ["", *section]
+    write_result("expiry", lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Trimming and registering tables, stopped at every storage request, refused there, or left without its answer.
+
+After each: all versions verify clean and read the rows that they did, and the same operation, asked for
+again, ends in the same state as an uninterrupted run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.clock import ClockStorage
+from tests.crash.test_maintenance_crash import DeathError
+from tests.faults import Fault, FaultyStorage, Moment, Request, fail, lose_response
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import ObjectExistsError, StorageError, StorageFullError, TrinityLakeError
+from trinitylake_ops.maintenance.retention import RetentionPolicy
+from trinitylake_ops.storage import MemoryStorage, Storage, drop_memory_root
+from trinitylake_ops.tables.catalog import catalog_at
+
+ROOT = "memory://table-crash/"
+OTHER_ROOT = "memory://table-crash-other/"
+HOUR_MS = 3_600_000
+#: With a larger number the trim, a version too, would take the place of one that was kept.
+POLICY = RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Something to interrupt, and what may say, when it is asked for again, that it was done."""
+
+    name: str
+    run: Callable[[Lakehouse], Any]
+    done_when: type[Exception] | None = None
+
+
+def register_other(lake: Lakehouse) -> None:
+    maintenance.register_catalog(lake, catalog_at(Lakehouse(MemoryStorage(OTHER_ROOT))))
+
+
+OPERATIONS = [
+    Operation("trim", lambda lake: maintenance.plan_trim_tables(lake, POLICY).execute()),
+    Operation(
+        "register",
+        lambda lake: maintenance.register_table(lake, "ns", "ext", "external.metadata.json"),
+        done_when=ObjectExistsError,
+    ),
+    Operation("register_catalog", register_other),
+]
+
+
+def fill(lake: Lakehouse, namespace: str) -> None:
+    catalog = catalog_at(lake)
+    catalog.create_namespace(namespace)
+    for name in ("t", "u"):
+        table = catalog.create_table((namespace, name), pa.schema([("id", pa.int64())]))
+        table.append(pa.table({"id": [1]}))
+        if lake.root == ROOT:
+            table.append(pa.table({"id": [2]}))
+            table.overwrite(pa.table({"id": [3]}))
+
+
+@pytest.fixture(scope="module")
+def base() -> Iterator[dict[str, bytes]]:
+    """A lakehouse of two tables with some snapshots, one in an export, a metadata file to register, another lake."""
+    storage = MemoryStorage(ROOT)
+    lake = Lakehouse.create(ROOT, storage=storage)
+    fill(lake, "ns")
+    maintenance.plan_export(lake, "kept", version=3).execute()
+    location = lake.snapshot().table("ns", "t").format_properties["metadata_location"]
+    storage.create("external.metadata.json", storage.read(location))
+    fill(Lakehouse.create(OTHER_ROOT, storage=MemoryStorage(OTHER_ROOT)), "other")
+    files = {info.path: storage.read(info.path) for info in storage.list()}
+    drop_memory_root(ROOT)
+    yield files
+    drop_memory_root(OTHER_ROOT)
+
+
+@pytest.fixture
+def restored(base: dict[str, bytes]) -> Iterator[Callable[[], Storage]]:
+    """Gives the storage as it was before the operation, each time anew, an hour later."""
+
+    def restore() -> Storage:
+        drop_memory_root(ROOT)
+        storage = MemoryStorage(ROOT)
+        for path, data in base.items():
+            storage.create(path, data)
+        return ClockStorage(storage, storage.now_ms() + HOUR_MS)
+
+    yield restore
+    drop_memory_root(ROOT)
+
+
+def state(lake: Lakehouse) -> State:
+    """Return types, rows and numbers of snapshots of all tables, without names that differ from run to run."""
+    snapshot, catalog = lake.snapshot(), catalog_at(lake)
+    found = {}
+    for namespace in snapshot.namespaces():
+        for name in snapshot.tables(namespace):
+            table = catalog.load_table((namespace, name))
+            rows = table.scan().to_arrow()["id"].to_pylist()
+            found[f"{namespace}.{name}"] = (snapshot.table(namespace, name).table_type, rows, len(table.snapshots()))
+    return found
+
+
+def uninterrupted(operation: Operation, storage: Storage) -> tuple[tuple[Request, ...], State]:
+    counted = FaultyStorage(storage, concurrency=1)
+    operation.run(Lakehouse(counted))
+    found = state(Lakehouse(storage))
+    n_snapshots = {name: number for name, (_, _, number) in found.items()}
+    assert operation.name != "trim" or n_snapshots == {"ns.t": 2, "ns.u": 1}
+    return counted.log, found
+
+
+def assert_converges(
+    operation: Operation, storage: Storage, base: dict[str, bytes], expected: State, where: object
+) -> None:
+    lake = Lakehouse.open(ROOT, storage=storage)
+    assert all(storage.read(path) == data for path, data in base.items() if path.startswith("tables/")), where
+    assert maintenance.verify(lake).is_clean, where
+    assert catalog_at(lake, "kept").load_table("ns.t").scan().to_arrow()["id"].to_pylist() == [1]
+    try:
+        operation.run(Lakehouse(storage))
+    except TrinityLakeError as error:
+        assert operation.done_when is not None, (where, error)
+        assert isinstance(error, operation.done_when), (where, error)
+    assert state(Lakehouse(storage)) == expected, where
+    maintenance.repair_hint(lake)
+    assert maintenance.verify(lake).findings == (), where
+    version = lake.latest_version()
+    if operation.done_when is None:
+        operation.run(Lakehouse(storage))
+    assert lake.latest_version() == version, "a second run does nothing"
+
+
+class Convergence:
+    """Asserts that storages converge, once for the one on which nothing had happened yet."""
+
+    def __init__(self, operation: Operation, base: dict[str, bytes], expected: State):
+        self._operation = operation
+        self._base = base
+        self._expected = expected
+        self._was_untouched = False
+
+    def check(self, storage: Storage, where: object) -> None:
+        is_untouched = {info.path: storage.read(info.path) for info in storage.list()} == self._base
+        if not (is_untouched and self._was_untouched):
+            assert_converges(self._operation, storage, self._base, self._expected, where)
+        self._was_untouched |= is_untouched
+
+
+def broken(storage: Storage, fault: Fault) -> Lakehouse:
+    return Lakehouse(FaultyStorage(storage, [fault], concurrency=1))
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_it_dies_at_every_request(
+    base: dict[str, bytes], restored: Callable[[], Storage], operation: Operation, moment: Moment
+) -> None:
+    requests, expected = uninterrupted(operation, restored())
+    assert {"read", "create", "write"} <= {request.kind for request in requests}
+    convergence = Convergence(operation, base, expected)
+    # The end of a read, which has no effect, is the moment before the next request.
+    for request in requests:
+        if moment == "after" and request.kind in ("read", "stat", "list"):
+            continue
+        storage = restored()
+        death = fail(request.number, DeathError, moment)  # type: ignore[arg-type]
+        with pytest.raises(DeathError):
+            operation.run(broken(storage, death))
+        convergence.check(storage, (moment, request))
+
+
+@pytest.mark.parametrize("fault", ["error", "lost response"])
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_every_request_fails_or_loses_its_answer(
+    base: dict[str, bytes], restored: Callable[[], Storage], operation: Operation, fault: str
+) -> None:
+    requests, expected = uninterrupted(operation, restored())
+    convergence, n_refused = Convergence(operation, base, expected), 0
+    for request in requests:
+        if fault == "lost response" and request.kind not in ("create", "write", "delete"):
+            continue
+        storage = restored()
+        number = request.number
+        injected = fail(number, StorageFullError) if fault == "error" else lose_response(number)
+        try:
+            operation.run(broken(storage, injected))
+        except StorageError as error:
+            n_refused += 1
+            assert error.path is not None, "a typed error that names the file is an answer too"
+        convergence.check(storage, (fault, request))
+    assert n_refused or fault == "lost response"

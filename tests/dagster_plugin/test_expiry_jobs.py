@@ -1,0 +1,270 @@
+"""The jobs that free space: plan, copy the digest, apply."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from tests.lakes import check_lake
+from tests.local_clock import HOUR_MS, LocalClock
+from tests.maintenance.changes import alter, content, create, overwrite_rows
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.dagster_plugin.jobs import maintenance_definitions
+from trinitylake_ops.dagster_plugin.publish import LAKEHOUSE_KEY
+from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
+from trinitylake_ops.errors import StoragePermissionError, VersionExpiredError
+from trinitylake_ops.maintenance.lease import lease
+from trinitylake_ops.storage import LocalStorage
+
+QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+
+
+class Ran:
+    """A run of a job with one op: its metadata, or why it failed."""
+
+    def __init__(self, result: dg.ExecuteInProcessResult):
+        self.success = result.success
+        self.materialized: list[Mapping[str, Any]] = []
+        self.error = ""
+        self.metadata: dict[str, Any] = {}
+        for event in result.all_events:
+            if event.is_step_materialization:
+                materialization = event.step_materialization_data.materialization
+                assert materialization.asset_key == LAKEHOUSE_KEY
+                self.materialized.append(_values(materialization.metadata))
+            elif event.is_successful_output:
+                self.metadata = _values(event.step_output_data.metadata)
+            elif event.is_step_failure:
+                data = event.step_failure_data
+                self.error = str(data.error)
+                if data.user_failure_data is not None:
+                    self.error = data.user_failure_data.description or ""
+                    self.metadata = _values(data.user_failure_data.metadata)
+
+
+def _values(metadata: Mapping[str, dg.MetadataValue]) -> dict[str, Any]:
+    return {name: value.value for name, value in metadata.items()}
+
+
+class Jobs:
+    """The operations on one local lakehouse, on which an hour passed since its last commit."""
+
+    def __init__(self, folder: Path, clock: LocalClock):
+        self.clock = clock
+        options = {"fsync": "false"}
+        rules = {"maximum_version_age_millis": HOUR_MS // 2, "minimum_versions_to_keep": 1, "txn_ttl_millis": 60_000}
+        self.lake = Lakehouse.create(str(folder / "lake"), options, **rules)
+        resource = TrinityLakeResource(root=self.lake.root, storage_options=StorageSettings(fsync="false"))
+        self._definitions = dg.Definitions.merge(
+            maintenance_definitions(),
+            dg.Definitions(resources={"lakehouse": resource}, executor=dg.in_process_executor),
+        )
+        create(self.lake, "ns", "t")
+        for _ in range(2):
+            alter(self.lake, "ns", "t")
+        clock.forward()
+
+    def run(self, job: str, **config: Any) -> Ran:
+        ops = {f"run_{job}": {"config": config}} if config else {}
+        return self._run(job, {"ops": ops})
+
+    def _run(self, job: str, run_config: dict[str, Any]) -> Ran:
+        definition = self._definitions.resolve_job_def(job)
+        return Ran(definition.execute_in_process(run_config={**run_config, **QUIET}, raise_on_error=False))
+
+    def must_run(self, job: str, **config: Any) -> Ran:
+        ran = self.run(job, **config)
+        assert ran.success, ran.error
+        return ran
+
+    def expired(self) -> None:
+        """Let all versions but the latest expire, and their grace pass."""
+        maintenance.plan_expiration(self.lake).execute()
+        self.clock.forward()
+
+    def plan(self, name: str, **options: Any) -> dict[str, Any]:
+        """Return what a plan job shows; it must change nothing."""
+        before = content(self.lake)
+        ran = self.must_run(f"{name}_plan", **options)
+        assert content(self.lake) == before
+        assert ran.materialized == []
+        return ran.metadata
+
+    def apply(self, plan: Mapping[str, Any], name: str) -> Ran:
+        """Run an apply job with the configuration that a plan job shows for it."""
+        shown = re.fullmatch(r"```\n(.*)\n```", plan[f"configuration of {name}_apply"], re.DOTALL)
+        assert shown is not None
+        return self._run(f"{name}_apply", json.loads(shown[1]))
+
+    def must_apply(self, name: str, **options: Any) -> Ran:
+        ran = self.apply(self.plan(name, **options), name)
+        assert ran.success, ran.error
+        return ran
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jobs:
+    return Jobs(tmp_path, LocalClock(monkeypatch))
+
+
+def test_plan_copy_the_digest_apply(jobs: Jobs) -> None:
+    overwrite_rows(jobs.lake, "ns.a")
+    jobs.clock.forward()
+    plan = jobs.plan("trim", tables=["ns.a"])
+    assert (plan["tables"], plan["snapshots_dropped"], plan["is_empty"]) == (1, 4, False)
+    assert "| ns.a | 4 | 1 |" in plan["plan"]
+    ran = jobs.apply(plan, "trim")
+    latest = jobs.lake.latest_version()
+    assert (ran.metadata["snapshots_dropped"], ran.metadata["version"]) == (4, latest)
+    assert [(event["lakehouse_version"], event["operation"]) for event in ran.materialized] == [(latest, "trim")]
+    assert jobs.plan("trim")["is_empty"] is True
+
+    jobs.clock.forward()
+    plan = jobs.plan("expire")
+    assert (plan["versions"], plan["versions_expired"], plan["versions_kept"]) == (f"0-{latest - 1}", latest, 1)
+    assert plan["bytes"] > 0
+    assert re.search(r"\| 0 \| expires \| superseded 2 h .*ago, the maximum age is 30 min \|", plan["plan"])
+    assert "it is the latest" in plan["plan"]
+    ran = jobs.must_run("expire_apply", approved_digest=plan["digest"])
+    assert (ran.metadata["files"], ran.metadata["bytes"]) == (plan["files"], plan["bytes"])
+    assert ran.materialized[0]["operation"] == "expire"
+    again = jobs.must_run("expire_apply", approved_digest=plan["digest"])
+    assert (again.metadata["version"], again.materialized) == ("none", [])
+
+    assert jobs.plan("purge")["is_empty"] is True
+    jobs.clock.forward()
+    purge = jobs.plan("purge")
+    assert (purge["files"], purge["bytes"]) == (plan["files"], plan["bytes"])
+    assert f"| 0-{latest - 1} | expired | now |" in purge["plan"]
+    ran = jobs.apply(purge, "purge")
+    assert (ran.success, ran.metadata["bytes"], ran.metadata["failed_files"]) == (True, plan["bytes"], 0)
+    assert ran.materialized[0]["lakehouse_version"] == ran.metadata["version"] == jobs.lake.latest_version()
+
+    table_id = jobs.lake.snapshot().table("ns", "a").id
+    stray = f"tables/{table_id}/data/left-behind.parquet"
+    jobs.lake.storage.create(stray, b"x" * 99)
+    jobs.clock.forward()
+    plan = jobs.plan("orphans")
+    assert f"| {stray} |" in plan["plan"]
+    assert "| table file | 1 |" in plan["files_by_kind"]
+    ran = jobs.apply(plan, "orphans")
+    assert (ran.success, ran.metadata["files"], ran.metadata["bytes"]) == (True, plan["files"], plan["bytes"])
+    assert not jobs.lake.storage.exists(stray)
+    assert jobs.plan("orphans")["is_empty"] is True
+    assert jobs.must_run("verify").success
+    check_lake(jobs.lake)
+    assert jobs.lake.snapshot().tables("ns") == ["a", "t"]
+
+
+def test_a_stale_digest_is_refused_in_one_line(jobs: Jobs) -> None:
+    overwrite_rows(jobs.lake, "ns.a")
+    jobs.clock.forward()
+    trim, expire = (jobs.plan(name)["digest"] for name in ("trim", "expire"))
+    overwrite_rows(jobs.lake, "ns.a")
+    jobs.clock.forward()
+    jobs.expired()
+    purge = jobs.plan("purge")["digest"]
+    maintenance.plan_purge(jobs.lake).execute()
+    before = content(jobs.lake)
+    for name, digest in (("trim", trim), ("expire", expire), ("purge", purge), ("orphans", "")):
+        ran = jobs.run(f"{name}_apply", approved_digest=digest)
+        assert not ran.success
+        assert ran.error.endswith("look at the plan again")
+        assert "\n" not in ran.error
+        assert (ran.metadata["error"], ran.materialized) == ("PlanChangedError", [])
+    assert content(jobs.lake) == before
+
+
+def test_rules_of_the_configuration(jobs: Jobs) -> None:
+    assert jobs.plan("expire", max_age_days=1.0)["is_empty"] is True
+    assert jobs.plan("expire", keep_last=3)["versions"] == "0"
+    plan = jobs.plan("expire", min_versions=2)
+    assert plan["versions"] == "0-1"
+    other = jobs.run("expire_apply", approved_digest=plan["digest"])
+    assert "look at the plan again" in other.error, "without the options of the plan"
+    assert jobs.apply(plan, "expire").metadata["versions"] == "0-1"
+    empty = jobs.run("expire_plan", max_age_days=0.0, min_versions=0)
+    assert empty.error.startswith("the retention policy is empty")
+
+
+@pytest.mark.parametrize(
+    ("job", "config"),
+    [
+        ("expire_plan", {"max_age_days": -0.5}),
+        ("expire_plan", {"max_age_days": float("nan")}),
+        ("trim_plan", {"keep_last": -2}),
+        ("purge_plan", {"grace_days": -1.0}),
+        ("orphans_plan", {"older_than_days": float("inf")}),
+        ("purge_apply", {"approved_digest": "x", "max_requests": -1}),
+        ("orphans_apply", {"approved_digest": "x", "requests_per_second": -1.0}),
+        ("undelete", {"versions": "all of them"}),
+        ("undelete", {"versions": "3"}),
+        ("trim_plan", {"tables": ["ns.nowhere"]}),
+    ],
+)
+def test_wrong_values_change_nothing(jobs: Jobs, job: str, config: dict[str, Any]) -> None:
+    before = content(jobs.lake)
+    ran = jobs.run(job, **config)
+    assert not ran.success
+    assert ran.error
+    assert content(jobs.lake) == before
+
+
+def test_undelete_until_the_purge_begins(jobs: Jobs) -> None:
+    jobs.expired()
+    ran = jobs.must_run("undelete", versions="2")
+    assert ran.materialized == [{"lakehouse_version": 5, "operation": "undelete", "versions": "2"}]
+    assert jobs.lake.snapshot(2).tables("ns") == ["t"]
+    maintenance.plan_purge(jobs.lake).execute()
+    assert "their purge has begun" in jobs.run("undelete", versions="1").error
+    with pytest.raises(VersionExpiredError):
+        jobs.lake.snapshot(1)
+
+
+def test_a_spent_budget_is_a_success_that_says_so(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalStorage, "delete_batch_size", 1)
+    jobs.expired()
+    plan = jobs.plan("purge")
+    n_files = plan["files"]
+    assert n_files > 1
+    ran = jobs.must_run("purge_apply", approved_digest=plan["digest"], max_requests=1)
+    assert (ran.metadata["stopped"], ran.metadata["files"]) == ("the budget of 1 requests is spent", 1)
+    assert len(ran.materialized) == 1, "a version says that the purge has begun"
+    assert "unfinished" in jobs.run("orphans_plan").error
+    ran = jobs.must_apply("purge")
+    assert (ran.metadata["stopped"], ran.metadata["files"]) == ("none", n_files - 1)
+
+
+def test_files_that_were_refused_fail_the_run_with_its_report(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs.expired()
+    plan = jobs.plan("purge")
+
+    def refuse(storage: LocalStorage, path: str) -> None:
+        raise StoragePermissionError("not allowed", path=path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStorage, "delete", refuse)
+        ran = jobs.apply(plan, "purge")
+    assert not ran.success
+    assert ran.error.startswith(f"{plan['files']} files were not deleted; run purge_plan")
+    assert ran.error.endswith("not allowed")
+    assert (ran.metadata["failed_files"], ran.metadata["files"], ran.metadata["version"]) == (plan["files"], 0, "none")
+    assert ran.metadata["failures"].count("not allowed") == plan["files"]
+    assert jobs.must_apply("purge").metadata["files"] == plan["files"]
+
+
+def test_operations_wait_for_each_other(jobs: Jobs) -> None:
+    jobs.expired()
+    with lease(jobs.lake.storage, "orphans"):
+        plan = jobs.plan("purge")
+        assert jobs.apply(plan, "purge").error.startswith("orphans is running; wait until it ends")
+        assert jobs.run("reconcile").error.startswith("orphans is running")
+    assert jobs.apply(plan, "purge").success
+    ran = jobs.must_run("reconcile")
+    assert (ran.metadata["version"], ran.materialized) == ("none", [])

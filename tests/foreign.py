@@ -1,0 +1,99 @@
+"""Another program's reader and writer, made from the texts of the format alone; it knows none of our extensions.
+
+It lists namespaces and tables of the latest version, commits tables by create-if-absent, and rolls back as the
+text says: a new root that is "most identical" to the old one, and names the root that was rolled back from.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+import mmh3
+import pyarrow as pa
+
+from trinitylake_ops.format.generated import definitions_pb2 as pb
+from trinitylake_ops.storage import Storage
+
+Row = tuple[str | None, str | None, str | None]
+SCHEMA = pa.schema([("key", pa.utf8()), ("pvalue", pa.utf8()), ("pnode", pa.utf8())])
+
+
+class ForeignLake:
+    """A lakehouse as the other program sees it."""
+
+    def __init__(self, storage: Storage):
+        self.storage = storage
+
+    def root(self, version: int) -> str:
+        return f"_{f'{version:032b}'[::-1]}.arrow"
+
+    def latest(self) -> int:
+        hint = self.storage.read("_latest_hint.txt") if self.storage.exists("_latest_hint.txt") else b"0"
+        version = int(hint) if self.storage.exists(self.root(int(hint))) else 0
+        while self.storage.exists(self.root(version + 1)):
+            version += 1
+        return version
+
+    def rows(self, path: str) -> list[Row]:
+        columns = pa.ipc.open_file(self.storage.read(path)).read_all().to_pydict()
+        return list(zip(columns["key"], columns["pvalue"], columns["pnode"], strict=True))
+
+    def system(self, rows: list[Row]) -> dict[str, str]:
+        first_pointer = next(at for at, row in enumerate(rows) if row[0] is None)
+        return {key: value for key, value, _ in rows[:first_pointer] if key is not None and value is not None}
+
+    def entries(self, path: str) -> dict[str, str]:
+        """Return key -> location: those of the children, then a node's own, then its messages."""
+        rows, found = self.rows(path), dict[str, str]()
+        first = next(at for at, row in enumerate(rows) if row[0] is None)
+        last = first + int(self.system(rows)["n_keys"])
+        for _, _, child in rows[first : last + 1]:
+            found |= {} if child is None else self.entries(child)
+        for key, value, _ in rows[first + 1 :]:
+            if key is not None:
+                found.pop(key, None) if value is None else found.update({key: value})
+        return found
+
+    def tables(self) -> set[str]:
+        """Return the tables of the latest version as ``namespace.table``, the definition of each read."""
+        found = self.entries(self.root(self.latest()))
+        for key, location in found.items():
+            (pb.TableDef if key.startswith("C===") else pb.NamespaceDef).FromString(self.storage.read(location))
+        definition = self.definition()
+        end = 4 + definition.namespace_name_max_size_bytes
+        return {f"{key[4:end].strip()}.{key[end:].strip()}" for key in found if key.startswith("C===")}
+
+    def definition(self) -> pb.LakehouseDef:
+        location = self.system(self.rows(self.root(self.latest())))["lakehouse_def"]
+        return pb.LakehouseDef.FromString(self.storage.read(location))
+
+    def commit_table(self, namespace: str, table: str) -> int:
+        definition, original = self.definition(), f"table-{table}-{namespace}-{uuid.uuid4()}.binpb"
+        bits = f"{mmh3.hash(original, signed=False) & 0xFFFFF:020b}"
+        location = f"{bits[:4]}/{bits[4:8]}/{bits[8:12]}/{bits[12:]}-{original}"
+        self.storage.create(location, pb.TableDef(id=str(uuid.uuid4())).SerializeToString())
+        sizes = definition.namespace_name_max_size_bytes, definition.table_name_max_size_bytes
+        message = (f"C==={namespace.ljust(sizes[0])}{table.ljust(sizes[1])}", location, None)
+        return self.commit([*self.rows(self.root(self.latest())), message])
+
+    def rollback(self, version: int, *, keeps_unknown: bool) -> int:
+        rows = self.rows(self.root(version))
+        from_root = ("rollback_from_root", self.root(self.latest()), None)
+        return self.commit([from_root, *(row for row in rows if row[0] != from_root[0])], keeps_unknown=keeps_unknown)
+
+    def commit(self, rows: list[Row], *, keeps_unknown: bool = False) -> int:
+        """Write the rows as the next root; ``commit_id`` and ``commit_info`` are unknown to this program."""
+        latest, unknown = self.latest(), () if keeps_unknown else ("commit_id", "commit_info")
+        now = {"created_at_millis": str(self.storage.now_ms()), "previous_root": self.root(latest)}
+        changed = [
+            (key, now.get(key or "", value), pnode)
+            for key, value, pnode in [*((key, "", None) for key in now), *rows]
+            if key not in unknown
+        ]
+        unique = [row for at, row in enumerate(changed) if row[0] not in now or at < len(now)]
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, SCHEMA) as writer:
+            writer.write_batch(pa.record_batch([pa.array(column) for column in zip(*unique, strict=True)], SCHEMA))
+        self.storage.create(self.root(latest + 1), sink.getvalue().to_pybytes())
+        self.storage.write("_latest_hint.txt", str(latest + 1).encode())
+        return latest + 1

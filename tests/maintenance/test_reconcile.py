@@ -1,0 +1,408 @@
+"""Another program beside us, which knows the format's texts only: nothing that anybody needs is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.foreign import ForeignLake, Row
+from tests.lakes import Lakes, listed
+from tests.maintenance.aging import (
+    HOUR_MS,
+    Aging,
+    grow,
+    keeping,
+    live_versions,
+    needed_files,
+    states,
+)
+from tests.maintenance.changes import alter, create
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import MaintenanceBlockedError, VersionExpiredError
+from trinitylake_ops.maintenance.lease import lease
+from trinitylake_ops.storage import Storage, StorageWrapper
+
+
+@pytest.fixture
+def aging(lakes: Lakes) -> Aging:
+    made = Aging.on(lakes.storage())
+    lakes.watch(made.lake)
+    grow(made, 5)
+    made.later()
+    return made
+
+
+@pytest.fixture
+def lake(aging: Aging) -> Lakehouse:
+    return aging.lake
+
+
+class LaterLake(ForeignLake):
+    """Commits a second after what was before, as time goes."""
+
+    def __init__(self, aging: Aging):
+        super().__init__(aging.clock)
+        self.aging = aging
+
+    def commit(self, rows: list[Row], *, keeps_unknown: bool = False) -> int:
+        self.aging.later(1000)
+        return super().commit(rows, keeps_unknown=keeps_unknown)
+
+
+@pytest.fixture
+def foreign(aging: Aging) -> ForeignLake:
+    return LaterLake(aging)
+
+
+def assert_same_tables(lake: Lakehouse, foreign: ForeignLake) -> None:
+    """The other program reads what we read."""
+    latest = lake.snapshot()
+    assert foreign.latest() == latest.version
+    assert foreign.tables() == {f"{name}.{table}" for name in latest.namespaces() for table in latest.tables(name)}
+
+
+def assert_blocked(lake: Lakehouse) -> None:
+    plans: list[Callable[[], Any]] = [
+        lambda: maintenance.plan_expiration(lake, keeping(1)),
+        lambda: maintenance.plan_orphan_removal(lake),
+    ]
+    if states(lake):
+        plans.append(lambda: maintenance.plan_purge(lake))
+    else:
+        assert maintenance.plan_purge(lake).is_empty, "the definition knows of nothing to purge"
+    for plan in plans:
+        with pytest.raises(MaintenanceBlockedError, match="nothing is deleted before: trinitylake reconcile"):
+            plan()
+
+
+def of_tables(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Return the nodes and definitions of namespaces and tables among files."""
+    return {path: data for path, data in files.items() if not path.startswith("_")}
+
+
+def clean_up(aging: Aging) -> None:
+    """Expire, purge and remove orphans, with all waiting there is."""
+    aging.later()
+    aging.expire()
+    aging.later()
+    aging.purge()
+    aging.later()
+    aging.remove_orphans()
+
+
+def test_the_other_program_names_roots_as_the_text_does(foreign: ForeignLake) -> None:
+    assert foreign.root(100) == "_00100110000000000000000000000000.arrow"
+
+
+def test_it_works_beside_us(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+    """It commits and rolls back between all our steps, as long as the lakehouse definition stays."""
+    assert_same_tables(lake, foreign)
+    first = foreign.commit_table("n0", "foreign1")
+    aging.later(HOUR_MS)
+    second = foreign.commit_table("n1", "foreign2")
+    alter(lake, "n0", "b")
+    needed = needed_files(lake)
+    aging.later()
+    assert aging.expire().versions == f"0-{second}"
+    foreign.commit_table("n2", "foreign3")
+    assert_same_tables(lake, foreign)
+    aging.later()
+    assert aging.purge().is_complete
+    version = foreign.commit_table("n3", "foreign4")
+    foreign.rollback(version - 1, keeps_unknown=False)
+    assert_same_tables(lake, foreign)
+    assert "n3.foreign4" not in foreign.tables()
+    clean_up(aging)
+    assert_same_tables(lake, foreign)
+    assert {path for path in needed if "foreign" in path} <= listed(lake.storage)
+    assert not [path for path in listed(lake.storage) if "foreign4" in path], "what it wrote expires as what we do"
+    assert first < second < lake.latest_version()
+    assert maintenance.verify(lake).is_clean
+
+
+@pytest.mark.parametrize("keeps_unknown", [False, True])
+def test_its_rollback_to_an_older_definition(
+    aging: Aging, lake: Lakehouse, foreign: ForeignLake, keeps_unknown: bool
+) -> None:
+    """The definition it goes back to knows one export; of the other one, and of the expiry, it knows nothing."""
+    maintenance.plan_export(lake, "early", version=1).execute()
+    target = lake.latest_version()
+    maintenance.plan_export(lake, "late", version=3).execute()
+    aging.later(HOUR_MS)
+    expired = aging.expire()
+    assert expired.versions == "0,2,4"
+    with pytest.raises(VersionExpiredError):
+        lake.snapshot(0)
+    files = {name: needed_files(lake, name) for name in ("early", "late")}
+    step = foreign.rollback(target, keeps_unknown=keeps_unknown)
+    assert_same_tables(lake, foreign)
+    assert [info.name for info in maintenance.list_exports(lake)] == ["early"]
+    aging.later()
+    assert_blocked(lake)
+    create(lake, "after")
+    maintenance.plan_export(lake, "latest", version=2).execute()
+    files["latest"] = needed_files(lake, "latest")
+    assert_blocked(lake)
+
+    report = maintenance.reconcile(lake)
+    assert report.version == lake.latest_version()
+    assert (report.steps, report.restored_exports, report.dropped_exports) == ((step,), ("late",), ())
+    assert report.live_again == "0,2,4", "only what both sides call expired is"
+    assert f"other programs' versions {step}" in str(report)
+    assert {info.name for info in maintenance.list_exports(lake)} == {"early", "late", "latest"}
+    again = maintenance.reconcile(lake)
+    assert (again.version, str(again)) == (None, "Nothing to reconcile")
+    assert lake.latest_version() == report.version
+
+    clean_up(aging)
+    assert {name: needed_files(lake, name) for name in files} == files
+    assert {1, 2, 3} <= set(live_versions(lake)), "exports keep their versions"
+    assert_same_tables(lake, foreign)
+    assert maintenance.verify(lake).is_clean
+    assert maintenance.reconcile(lake).version is None
+
+
+def test_what_was_undeleted_stays_so(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+    """The definition it goes back to calls versions expired that were undeleted since."""
+    aging.expire()
+    target = lake.latest_version()
+    maintenance.undelete(lake, "1,3")
+    before = {version: needed_files(lake, version) for version in (1, 3)}
+    foreign.rollback(target, keeps_unknown=False)
+    with pytest.raises(VersionExpiredError):
+        lake.snapshot(1)
+    aging.later()
+    assert_blocked(lake)
+    report = maintenance.reconcile(lake)
+    assert (report.live_again, states(lake)) == ("1,3", [("EXPIRED", "0,2,4")])
+    aging.purge()
+    assert {version: needed_files(lake, version) for version in (1, 3)} == before
+    assert maintenance.verify(lake).is_clean
+
+
+def test_a_purge_that_it_forgets_goes_on(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+    """It goes back to where the versions could be undeleted; their roots are sealed by now."""
+    aging.expire()
+    target = lake.latest_version()
+    needed = of_tables(needed_files(lake))
+    aging.later()
+    maintenance.plan_purge(lake).execute(budget=maintenance.Budget(max_requests=3))
+    assert states(lake) == [("PURGING", "0-4")]
+    foreign.rollback(target, keeps_unknown=True)
+    assert states(lake) == [("EXPIRED", "0-4")]
+    assert_blocked(lake)
+    maintenance.reconcile(lake)
+    assert states(lake) == [("PURGING", "0-4")]
+    with pytest.raises(VersionExpiredError, match="purge has begun"):
+        maintenance.undelete(lake, 1)
+    assert aging.purge().is_complete
+    assert states(lake) == [("PURGED", "0-4")]
+    clean_up(aging)
+    assert needed.items() <= {path: lake.storage.read(path) for path in listed(lake.storage)}.items()
+    assert maintenance.verify(lake).is_clean
+    assert_same_tables(lake, foreign)
+
+
+def test_nobody_undeletes_what_is_sealed(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+    """Before a reconcile the definition may call versions expired that were purged."""
+    aging.expire()
+    target = lake.latest_version()
+    aging.later()
+    aging.purge()
+    foreign.rollback(target, keeps_unknown=False)
+    with pytest.raises(VersionExpiredError, match="version 0 cannot come back: it was purged"):
+        maintenance.undelete(lake, "0-4")
+    assert states(lake) == [("EXPIRED", "0-4")]
+
+
+@pytest.mark.parametrize("is_after_expiry", [False, True])
+def test_a_finished_purge_stays_done(
+    aging: Aging, lake: Lakehouse, foreign: ForeignLake, is_after_expiry: bool
+) -> None:
+    """It goes back to before the purge, or even the expiry."""
+    create(lake, "kept")
+    aging.later()
+    aging.expire(keeping(2))
+    target = lake.latest_version() if is_after_expiry else lake.latest_version() - 1
+    aging.later()
+    aging.purge()
+    foreign.rollback(target, keeps_unknown=False)
+    assert_same_tables(lake, foreign)
+    for version in range(5):
+        with pytest.raises(VersionExpiredError):
+            lake.snapshot(version)
+    assert_blocked(lake)
+    maintenance.reconcile(lake)
+    assert 0 not in live_versions(lake)
+    clean_up(aging)
+    for version in range(5):
+        with pytest.raises(VersionExpiredError):
+            lake.snapshot(version)
+    assert_same_tables(lake, foreign)
+    assert maintenance.verify(lake).is_clean
+    assert maintenance.plan_purge(lake).is_empty
+
+
+def test_exports_of_one_name_both_stay(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+    target = lake.latest_version()
+    maintenance.plan_export(lake, "name", version=1).execute()
+    first = needed_files(lake, "name")
+    foreign.rollback(target, keeps_unknown=False)
+    maintenance.plan_export(lake, "name", version=3).execute()
+    second = needed_files(lake, "name")
+    assert maintenance.reconcile(lake).restored_exports == ("name-2",)
+    clean_up(aging)
+    assert (needed_files(lake, "name-2"), needed_files(lake, "name")) == (first, second)
+
+
+def test_an_export_that_was_dropped_is_not_restored_in_name_only(
+    aging: Aging, lake: Lakehouse, foreign: ForeignLake
+) -> None:
+    maintenance.plan_export(lake, "gone", version=1).execute()
+    target = lake.latest_version()
+    maintenance.drop_export(lake, "gone")
+    foreign.rollback(target, keeps_unknown=False)
+    report = maintenance.reconcile(lake)
+    assert (report.dropped_exports, maintenance.list_exports(lake)) == (("gone",), [])
+    clean_up(aging)
+    assert maintenance.verify(lake).is_clean
+
+
+def test_an_export_being_made_is_finished_after_it(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+    target = lake.latest_version()
+
+    class Cut(StorageWrapper):
+        def create(self, path: str, data: bytes) -> None:
+            if path.startswith("_export_"):
+                raise KeyboardInterrupt
+            super().create(path, data)
+
+    with pytest.raises(KeyboardInterrupt):
+        maintenance.plan_export(Lakehouse(Cut(lake.storage)), "slow", version=1).execute()
+    foreign.rollback(target, keeps_unknown=False)
+    maintenance.reconcile(lake)
+    clean_up(aging)
+    maintenance.plan_export(lake, "slow", version=1).execute()
+    assert lake.snapshot("slow").namespaces() == ["n0"]
+
+
+def test_ages_of_single_versions_are_the_longer_ones(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+    lake.alter_definition(maximum_version_age_millis_overrides={1: 5, 2: 90})
+    target = lake.latest_version()
+    lake.alter_definition(maximum_version_age_millis_overrides={1: 50, 3: 7})
+    foreign.rollback(target, keeps_unknown=False)
+    maintenance.reconcile(lake)
+    assert lake.snapshot().definition.maximum_version_age_millis_overrides == {1: 50, 2: 90, 3: 7}
+
+
+def test_its_steps_stay_settled_when_the_reconciliation_itself_is_purged(
+    aging: Aging, lake: Lakehouse, foreign: ForeignLake
+) -> None:
+    """Both versions around its step stay, and the one that settled it goes."""
+    target = lake.latest_version()
+    maintenance.plan_export(lake, "before").execute()
+    before = lake.latest_version()
+    step = foreign.rollback(target, keeps_unknown=False)
+    settled = maintenance.reconcile(lake).version
+    assert (before + 1, step + 1) == (step, settled)
+    aging.later(HOUR_MS)
+    maintenance.plan_export(lake, "a", version=before).execute()
+    maintenance.plan_export(lake, "b", version=step).execute()
+    create(lake, "more")
+    clean_up(aging)
+    assert settled not in live_versions(lake)
+    assert {before, step} <= set(live_versions(lake))
+    create(lake, "most")
+    assert maintenance.reconcile(lake).version is None
+    clean_up(aging)
+    maintenance.drop_export(lake, "before")
+    foreign.rollback(lake.latest_version() - 1, keeps_unknown=False)
+    with pytest.raises(MaintenanceBlockedError):
+        clean_up(aging)
+    assert maintenance.reconcile(lake).dropped_exports == ("before",)
+
+
+def test_two_steps_are_settled_at_once(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+    old = lake.latest_version()
+    maintenance.plan_export(lake, "one", version=1).execute()
+    first = foreign.rollback(old, keeps_unknown=False)
+    maintenance.plan_export(lake, "two", version=2).execute()
+    second = foreign.rollback(first, keeps_unknown=True)
+    report = maintenance.reconcile(lake)
+    assert (report.steps, report.restored_exports) == ((first, second), ("one", "two"))
+
+
+def test_it_waits_for_a_purge(lake: Lakehouse) -> None:
+    with lease(lake.storage, "purge"), pytest.raises(MaintenanceBlockedError, match="purge is running"):
+        maintenance.reconcile(lake)
+
+
+# At the worst moment
+
+
+class Interrupting(StorageWrapper):
+    """Lets another program act just before the request that ``when`` names, once."""
+
+    def __init__(self, inner: Storage, when: Callable[[str, str], bool], action: Callable[[], Any]):
+        super().__init__(inner)
+        self.when = when
+        self.actions = [action]
+
+    def _look(self, kind: str, path: str) -> None:
+        if self.actions and self.when(kind, path):
+            self.actions.pop()()
+
+    def create(self, path: str, data: bytes) -> None:
+        self._look("create", path)
+        super().create(path, data)
+
+    def write(self, path: str, data: bytes) -> None:
+        self._look("write", path)
+        super().write(path, data)
+
+
+def is_root(path: str) -> bool:
+    return path.startswith("_") and path.endswith(".arrow")
+
+
+@pytest.mark.parametrize("kind", ["create", "write"])
+@pytest.mark.parametrize("operation", ["expire", "purge", "orphans"])
+def test_its_rollback_in_the_middle_of_an_operation_stops_it(
+    aging: Aging, lake: Lakehouse, foreign: ForeignLake, operation: str, kind: str
+) -> None:
+    """Just before our root is created, and just before the first root is sealed."""
+    target = lake.latest_version()
+    maintenance.plan_export(lake, "late", version=2).execute()
+    lake.storage.create("_ops/plan-00000000-0000-4000-8000-000000000000.json", b"orphan")
+    aging.later()
+    if operation == "purge":
+        aging.expire()
+        aging.later()
+    plan: Any = {
+        "expire": lambda: maintenance.plan_expiration(lake, keeping(1)),
+        "purge": lambda: maintenance.plan_purge(lake),
+        "orphans": lambda: maintenance.plan_orphan_removal(lake),
+    }[operation]()
+    assert not plan.is_empty
+    exported = needed_files(lake, "late")
+    interrupting = Interrupting(
+        lake.storage,
+        lambda found, path: found == kind and is_root(path),
+        lambda: foreign.rollback(target, keeps_unknown=False),
+    )
+    if operation == "purge" or kind == "create":
+        with pytest.raises(MaintenanceBlockedError, match="reconcile"):
+            replace(plan, _lake=Lakehouse(interrupting)).execute()
+    else:
+        replace(plan, _lake=Lakehouse(interrupting)).execute()  # it seals nothing
+        assert interrupting.actions
+        foreign.rollback(target, keeps_unknown=False)
+    maintenance.reconcile(lake)
+    assert needed_files(lake, "late") == exported
+    clean_up(aging)
+    assert needed_files(lake, "late") == exported
+    assert_same_tables(lake, foreign)
+    assert maintenance.verify(lake).is_clean

@@ -1,0 +1,252 @@
+"""Whoever frees space in a simulated world: expiry, undelete, purge, orphan removal, exports; and what must hold."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from tests.simulator.model import State, contents
+from tests.simulator.world import Process, SimulatedStorage, World
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import (
+    CommitAttemptsExhaustedError,
+    CommitConflictError,
+    ConflictError,
+    ExportNotFoundError,
+    FileMissingError,
+    InvalidInputError,
+    MaintenanceBlockedError,
+    PlanChangedError,
+    TransactionExpiredError,
+    TrinityLakeError,
+    VersionExpiredError,
+)
+from trinitylake_ops.format.definitions import ExpirationState
+from trinitylake_ops.format.file_names import HINT_PATH, LEASE_PREFIX, OPERATIONS_PREFIX, parse_root_path, root_path
+from trinitylake_ops.format.locations import is_uri
+from trinitylake_ops.format.node_file import COMMIT_ID, decode_node
+from trinitylake_ops.transaction.snapshot import Snapshot
+from trinitylake_ops.tree.walk import walk
+
+#: Errors that say: somebody else was here, look again.
+_LOOK_AGAIN = (
+    MaintenanceBlockedError,
+    PlanChangedError,
+    CommitConflictError,
+    CommitAttemptsExhaustedError,
+    TransactionExpiredError,
+    VersionExpiredError,
+    ExportNotFoundError,
+)
+_LONGEST_WAIT_STEPS = 120
+_LEAPS = 0.3  # of all rounds: nobody did anything for a while
+
+
+class Upkeep:
+    """The operations of all keepers of one run, and what they were allowed to delete."""
+
+    def __init__(
+        self,
+        world: World,
+        happened: Counter[str],
+        note: Callable[..., None],
+        leap_ms: int,
+        operations: Sequence[str] | None = None,
+    ):
+        self._world = world
+        self._happened = happened
+        self._note = note
+        self._leap_ms = leap_ms
+        self._names = 0
+        self._approved: set[str] = set()
+        self._operations = {name: self._all()[name] for name in operations or self._all()}
+
+    def _all(self) -> dict[str, Callable[[Lakehouse, random.Random], object]]:
+        return {
+            "expire": self._expire,
+            "purge": self._purge,
+            "orphans": self._remove_orphans,
+            "undelete": self._undelete,
+            "export": self._export,
+            "drop export": self._drop_export,
+        }
+
+    def work(self, lake: Lakehouse, chance: random.Random) -> None:
+        """Do one of the operations, after a while."""
+        for _ in range(chance.randrange(_LONGEST_WAIT_STEPS)):
+            self._world.hand_over()
+        if chance.random() < _LEAPS:
+            self._world.clock_ms += chance.randrange(self._leap_ms)
+        weights = {"expire": 4, "purge": 4, "orphans": 2, "undelete": 2, "export": 1, "drop export": 1}
+        name = chance.choices(list(self._operations), [weights[name] for name in self._operations])[0]
+        try:
+            done = self._operations[name](lake, chance)
+        except TrinityLakeError as error:
+            self._note(error, name, *_LOOK_AGAIN)
+            self._happened[f"{name}: {type(error).__name__}"] += 1
+        else:
+            self._happened[name if done else f"{name}: nothing to do"] += 1
+
+    def _expire(self, lake: Lakehouse, chance: random.Random) -> object:
+        plan = maintenance.plan_expiration(lake)
+        digest = plan.digest if chance.random() < 0.5 else None
+        if digest is not None:
+            self._pause(chance)
+            plan = maintenance.plan_expiration(lake)
+        return plan.execute(digest).version is not None
+
+    def _purge(self, lake: Lakehouse, chance: random.Random) -> object:
+        plan = maintenance.plan_purge(lake)
+        self._approved.update(plan._planned)
+        self._pause(chance)
+        budget = maintenance.Budget(max_requests=chance.choice([1, 5, None]))
+        report = plan.execute(budget=budget)
+        if report.stopped:
+            self._happened["purge: budget spent"] += 1
+        return report.version is not None
+
+    def _remove_orphans(self, lake: Lakehouse, chance: random.Random) -> object:
+        plan = maintenance.plan_orphan_removal(lake)
+        self._approved.update(plan.paths)
+        self._pause(chance)
+        return plan.execute().version is not None
+
+    def _undelete(self, lake: Lakehouse, chance: random.Random) -> object:
+        definition = lake.snapshot().definition
+        expired = [
+            version
+            for batch in definition.expirations
+            if batch.state == ExpirationState.EXPIRED
+            for version in batch.ranges()
+        ]
+        if not expired:
+            return False
+        try:
+            maintenance.undelete(lake, chance.sample(expired, chance.randint(1, len(expired))))
+        except InvalidInputError as error:  # undeleted by somebody else meanwhile
+            if "not expired" not in error.message:
+                raise
+        return True
+
+    def _export(self, lake: Lakehouse, chance: random.Random) -> object:
+        self._names += 1
+        version = chance.randrange(lake.latest_version() + 1)
+        retained_ms = chance.choice([None, self._leap_ms])
+        maintenance.plan_export(lake, f"e{self._names}", version=version, retain_for=retained_ms).execute()
+        return True
+
+    def _drop_export(self, lake: Lakehouse, chance: random.Random) -> object:
+        names = [info.name for info in maintenance.list_exports(lake)]
+        if names:
+            maintenance.drop_export(lake, chance.choice(names))
+        return bool(names)
+
+    def _pause(self, chance: random.Random) -> None:
+        for _ in range(chance.randrange(30)):
+            self._world.hand_over()
+
+    # What must hold
+
+    def wrong(self, lake: Lakehouse, states: Sequence[State]) -> list[str]:
+        """Return what does not hold: what is kept must be whole, what went must have been allowed to go."""
+        return [*_wrong_versions(lake, self._world, states), *_wrong_exports(lake, states), *self._wrong_deletions()]
+
+    def wrong_in_the_end(self, lake: Lakehouse, states: Sequence[State]) -> list[str]:
+        """Purge and remove orphans once more, when all is over; nothing may be lost, or left over."""
+        self._world.clock_ms += 10 * self._leap_ms
+        for _ in range(2):
+            purged = maintenance.plan_purge(lake).execute()
+            removed = maintenance.plan_orphan_removal(lake).execute()
+            self._world.clock_ms += 10 * self._leap_ms
+        wrong = [f"{path} is left over" for path in sorted(_left_over(lake, set(self._world.files)))]
+        if purged.version is not None or removed.version is not None:
+            wrong.append("a second purge and removal of orphans found something to do")
+        return wrong + _wrong_versions(lake, self._world, states) + _wrong_exports(lake, states)
+
+    def _wrong_deletions(self) -> list[str]:
+        world = self._world
+        return [
+            f"{name} deleted {path}, which nobody approved"
+            for name, path in world.deleted
+            if path not in world.sent_by.get(name, ())
+            and path not in self._approved
+            and not path.startswith((OPERATIONS_PREFIX, "_export_"))
+            and path != HINT_PATH
+        ]
+
+
+def archive(world: World) -> SimulatedStorage:
+    """Return a storage in which every file that was ever created stands as it was created."""
+    past = copy.copy(world)
+    past.files = dict(world.created)
+    return SimulatedStorage(past, Process("archive", [], lambda storage: None))
+
+
+def all_states(lake: Lakehouse) -> list[State]:
+    """Return what each version held, expired and purged ones, too; for a lakehouse on an archive."""
+    return [contents(Snapshot.of(lake.files, version)) for version in range(lake.latest_version() + 1)]
+
+
+def _wrong_versions(lake: Lakehouse, world: World, states: Sequence[State]) -> list[str]:
+    """Check each version by what the latest definition says of it."""
+    wrong = []
+    definition = lake.snapshot().definition
+    listed = {version: batch.state for batch in definition.expirations for version in batch.ranges()}
+    for version in range(len(states)):
+        path = root_path(version)
+        if path not in world.files:
+            wrong.append(f"the name of version {version} is free again")
+            continue
+        root = decode_node(world.files[path][0], path)
+        first = decode_node(world.created[path][0], path)
+        state = listed.get(version)
+        if root.system.get(COMMIT_ID) != first.system.get(COMMIT_ID):
+            wrong.append(f"version {version} is another commit than at first")
+        if root.is_sealed != (state == ExpirationState.PURGED) and state != ExpirationState.PURGING:
+            wrong.append(f"version {version} is {'' if root.is_sealed else 'not '}sealed, but {state}")
+        elif not root.is_sealed:
+            try:
+                found = contents(Snapshot.of(lake.files, version))
+            except (FileMissingError, ConflictError) as error:
+                wrong.append(f"version {version} ({state}) cannot be read: {error}")
+                continue
+            if found != states[version]:
+                wrong.append(f"version {version} ({state}) is not what it was")
+    return wrong
+
+
+def _wrong_exports(lake: Lakehouse, states: Sequence[State]) -> list[str]:
+    wrong = []
+    for info in maintenance.list_exports(lake):
+        if info.state != "complete" or info.version is None:
+            continue
+        try:
+            if contents(lake.snapshot(info.name)) != states[info.version]:
+                wrong.append(f"export {info.name} is not version {info.version}")
+        except TrinityLakeError as error:
+            wrong.append(f"export {info.name} cannot be read: {error}")
+    return wrong
+
+
+def _left_over(lake: Lakehouse, standing: set[str]) -> set[str]:
+    """Return the files that nothing needs: no version that can be read or undeleted, no export, no operation."""
+    definition = lake.snapshot().definition
+    needed = {HINT_PATH, max((path for path in standing if path.startswith(LEASE_PREFIX)), default="", key=_number)}
+    needed |= {path for path in standing if parse_root_path(path) is not None}
+    needed |= {batch.plan_path for batch in definition.expirations}
+    needed |= {path for record in definition.exports for path in (record.root_location, record.manifest_path)}
+    versions = [Snapshot.of(lake.files, version) for version in range(lake.latest_version() + 1)]
+    snapshots = [snapshot for snapshot in versions if not snapshot.root.is_sealed]
+    snapshots += [lake.snapshot(name) for name in definition.exported_snapshots]
+    for snapshot in snapshots:
+        needed.add(snapshot.definition_location)
+        for visited in walk(lake.files.nodes, snapshot.root, snapshot.location):
+            values = [*visited.node.values, *visited.node.buffer.values()]
+            needed |= {visited.location, *(value for value in values if value is not None)}
+    return {path for path in standing - needed if not is_uri(path)}
+
+
+def _number(path: str) -> int:
+    return int(path.removeprefix(LEASE_PREFIX).removesuffix(".json"))

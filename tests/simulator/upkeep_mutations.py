@@ -1,0 +1,156 @@
+"""Wrong versions of what frees space, each by one change of its code: the simulator must catch every one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from tests.simulator.mutations import Mutation, both
+from trinitylake_ops.format.definitions import ExpirationState
+from trinitylake_ops.maintenance import expire, export, orphans, purge, reachability, rollback, survey
+from trinitylake_ops.maintenance.state_change import StateChange
+from trinitylake_ops.transaction.snapshot import Snapshot
+
+
+def _replacing(place: object, name: str, value: Any) -> Mutation:
+    return lambda: mock.patch.object(place, name, value)
+
+
+def _ignore_messages() -> AbstractContextManager[Any]:
+    """Mark what the keys of nodes point to, and not what their buffers say."""
+    of = survey.Pointers.of
+    return mock.patch.object(survey.Pointers, "of", lambda node, root_uri: of(replace(node, buffer={}), root_uri))
+
+
+def _forget_expired_ones() -> AbstractContextManager[Any]:
+    return mock.patch.object(survey.Survey, "expired", return_value=[])
+
+
+def _forget_exports() -> AbstractContextManager[Any]:
+    return both(
+        mock.patch.object(reachability, "exported_roots", return_value=[]),
+        mock.patch.object(survey, "pinned_versions", return_value={}),
+        mock.patch.object(purge, "pinned_versions", return_value={}),
+    )
+
+
+def _go_back_to_the_old_definition() -> AbstractContextManager[Any]:
+    """Copy the root of the target as it is, as a program may that does not know what the definition holds for us."""
+    draft = rollback._WholeTree.draft
+
+    def literal(self: Any, base: Snapshot, stamp: Any) -> Any:
+        found = draft(self, base, stamp)
+        if found is None:
+            return None
+        old = self.target.snapshot
+        system = {**found.root_system, "lakehouse_def": old.definition_location}
+        return replace(found, root_system=system, definition=old.definition)
+
+    return mock.patch.object(rollback._WholeTree, "draft", literal)
+
+
+def _delete_roots() -> AbstractContextManager[Any]:
+    def delete(self: Any) -> None:
+        for version in self._versions:
+            self._lake.storage.delete(self._lake.files.roots.path(version))
+
+    return mock.patch.object(purge._Purge, "_seal", delete)
+
+
+def _commit_on_whatever_is_latest(operation: str) -> Mutation:
+    """Do not mark again when another commit was first."""
+
+    def without_mark() -> AbstractContextManager[Any]:
+        rebase = StateChange.rebase
+
+        def skip(self: Any, base: Snapshot, latest: Snapshot) -> None:
+            if self.operation != operation:
+                rebase(self, base, latest)
+
+        return mock.patch.object(StateChange, "rebase", skip)
+
+    return without_mark
+
+
+def _undelete_what_is_being_purged() -> AbstractContextManager[Any]:
+    without = expire._without
+
+    def blindly(batches: Iterable[Any], wanted: Any) -> Any:
+        return without([replace(batch, state=ExpirationState.EXPIRED) for batch in batches], wanted)
+
+    return mock.patch.object(expire, "_without", blindly)
+
+
+def _skip_the_commit_of(operation: str) -> Mutation:
+    def uncommitted() -> AbstractContextManager[Any]:
+        commit = StateChange.commit
+
+        def skip(self: Any, lake: Any, base: Snapshot) -> int:
+            return base.version if self.operation == operation else commit(self, lake, base)
+
+        return mock.patch.object(StateChange, "commit", skip)
+
+    return uncommitted
+
+
+def _reach_no_further_than(kind: str) -> Mutation:
+    def shallow() -> AbstractContextManager[Any]:
+        add = reachability.CatalogReach.add
+
+        def forgetting(self: Any, *arguments: Any, **options: Any) -> None:
+            add(self, *arguments, **options)
+            getattr(self, kind).clear()
+
+        return mock.patch.object(reachability.CatalogReach, "add", forgetting)
+
+    return shallow
+
+
+def _purge_before_its_time() -> AbstractContextManager[Any]:
+    """No grace at all, and no check of what was undeleted meanwhile."""
+    return both(
+        mock.patch.object(purge, "protected_ms", return_value=0),
+        mock.patch.object(purge._Purge, "_check_batches"),
+    )
+
+
+#: What each mutation does wrong.
+UPKEEP_MUTATIONS: Mapping[str, Mutation] = {
+    "free the names of purged versions": _delete_roots,
+    "mark no messages": _ignore_messages,
+    "mark no nodes": _reach_no_further_than("nodes"),
+    "mark no definitions of the lakehouse and of namespaces": _reach_no_further_than("others"),
+    "keep nothing that can be undeleted": _forget_expired_ones,
+    "forget exports": _forget_exports,
+    "remove orphans of any age": _replacing(orphans, "protected_ms", lambda definition: -(10**9)),
+    "remove orphans without a commit": _skip_the_commit_of("orphans"),
+    "purge what was undeleted": _replacing(purge._Purge, "_check_batches", lambda self, definition: None),
+    "purge without grace, and what was undeleted": _purge_before_its_time,
+    "undelete what is being purged": _undelete_what_is_being_purged,
+    "delete what the plan names, reached or not": _replacing(
+        reachability.Mark, "__contains__", lambda self, path: False
+    ),
+    "export a version that is expired": _replacing(export, "check_not_expired", lambda version, definition: None),
+    "roll back to the definition of that time": _go_back_to_the_old_definition,
+    "expire versions that transactions may be based on": _replacing(
+        survey, "judge",
+        lambda versions, policy, now_ms, judge=survey.judge: judge(versions, replace(policy, protected_ms=0), now_ms),
+    ),
+    "expire what was exported meanwhile": _replacing(expire, "_check_same_settings", lambda base, latest: None),
+}  # fmt: skip
+
+#: Runs in which a mutation shows that seldom matters.
+UPKEEP_CONDITIONS: Mapping[str, Mapping[str, Any]] = {
+    "remove orphans of any age": {"upkeep": ("orphans",), "time_to_live_ms": 600_000},
+    "remove orphans without a commit": {"upkeep": ("orphans",), "writers": (1,), "fault_rate": 0.15},
+    "forget exports": {"upkeep": ("expire", "purge", "export")},
+    "roll back to the definition of that time": {"upkeep": ("expire", "purge", "export")},
+    "export a version that is expired": {"upkeep": ("expire", "purge", "export")},
+    "expire what was exported meanwhile": {"upkeep": ("expire", "purge", "export")},
+    "purge what was undeleted": {"upkeep": ("expire", "purge", "undelete")},
+    "purge without grace, and what was undeleted": {"upkeep": ("expire", "purge", "undelete")},
+    "undelete what is being purged": {"upkeep": ("expire", "purge", "undelete")},
+}

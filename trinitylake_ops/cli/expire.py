@@ -1,0 +1,127 @@
+"""Commands that let versions go: trim, expire, undelete."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import click
+
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.cli.context import (
+    FREEING_SPACE,
+    C,
+    Duration,
+    Session,
+    approval_options,
+    json_option,
+    pass_session,
+    print_committed,
+    print_plan,
+    print_shown,
+    shown_progress,
+)
+from trinitylake_ops.maintenance import RetentionPolicy
+
+_NUMBER = click.IntRange(0)
+_RULES = (
+    ("min_versions", "minimum_versions", "Keep at least so many of the newest versions."),
+    ("keep_last", "keep_last", "Keep the last N versions."),
+    ("keep_hourly", "keep_hourly", "Keep the newest version of each of the last N hours that have one."),
+    ("keep_daily", "keep_daily", "The same for days."),
+    ("keep_weekly", "keep_weekly", "The same for weeks, from Monday."),
+    ("keep_monthly", "keep_monthly", "The same for months."),
+)
+
+
+def _policy_options(command: C) -> C:
+    """Add the rules of retention to a command, as keyword arguments, None where one is not given."""
+    for name, _, what in reversed(_RULES):
+        command = click.option("--" + name.replace("_", "-"), name, type=_NUMBER, metavar="N", help=what)(command)
+    return click.option(
+        "--max-age", type=Duration(), help="Keep what was superseded no longer ago than that, such as 30d."
+    )(command)
+
+
+def _policy(lake: Lakehouse, max_age: timedelta | None, **given: int | None) -> RetentionPolicy | None:
+    """Return the lakehouse's settings with the rules that were given in their place, None where none was."""
+    numbers = ((setting, given[name]) for name, setting, _ in _RULES)
+    rules: dict[str, Any] = {setting: number for setting, number in numbers if number is not None}
+    if max_age is not None:
+        rules["maximum_age_ms"] = max_age // timedelta(milliseconds=1)
+    return replace(RetentionPolicy.of(lake.snapshot().definition), **rules) if rules else None
+
+
+@click.command(short_help="Plan or do the expiry of old versions.", epilog=FREEING_SPACE)
+@_policy_options
+@approval_options
+@json_option
+@pass_session
+def expire(session: Session, /, digest: str | None, yes: bool, as_json: bool, **rules: Any) -> None:
+    """Let old versions expire; without --apply or --yes, print which ones and why.
+
+    Nothing is deleted yet: from then on nobody opens these versions, and a later purge frees what only
+    they need. Until that purge begins, undelete brings them back.
+
+    A version is kept when any rule keeps it. A rule that is given takes the place of the lakehouse's own for
+    this run; give the same ones with --apply. In any case kept are the latest version, what an export
+    needs, and what was superseded less than the txn_ttl_millis of the lakehouse and 5 minutes ago.
+
+    Example: trinitylake expire --max-age 30d --keep-monthly 12
+    """
+    lake = session.lake()
+    with shown_progress() as progress:
+        plan = maintenance.plan_expiration(lake, _policy(lake, **rules), progress=progress)
+        report = None if digest is None and not yes else plan.execute(digest, progress=progress)
+    if report is None:
+        print_plan(plan, as_json, is_empty=plan.is_empty)
+    else:
+        print_shown(report, as_json)
+
+
+@click.command(short_help="Plan or do the trim of tables.", epilog=FREEING_SPACE)
+@click.argument("tables", metavar="[NAMESPACE.TABLE]...", nargs=-1)
+@_policy_options
+@approval_options
+@json_option
+@pass_session
+def trim(
+    session: Session, /, tables: tuple[str, ...], digest: str | None, yes: bool, as_json: bool, **rules: Any
+) -> None:
+    """Drop the Iceberg snapshots of managed tables that no kept version needs; without --apply or --yes, print them.
+
+    The metadata of an Iceberg table lists all its snapshots, so that the latest version needs the files of
+    all of them: expiring versions alone frees no data. A trim deletes no file. It is one new version for all
+    tables, or for those that are named; older versions read as before, and the files of the dropped snapshots
+    go when all versions from before the trim are expired and purged. Snapshots that a branch or a tag
+    names stay.
+
+    The rules say which versions are kept, as those of expire do: give both commands the same ones.
+
+    Example: trinitylake trim sales.orders
+    """
+    lake = session.lake()
+    with shown_progress("reading the tables"):
+        plan = maintenance.plan_trim_tables(lake, _policy(lake, **rules), tables=tables or None)
+        report = None if digest is None and not yes else plan.execute(digest)
+    if report is None:
+        print_plan(plan, as_json, is_empty=not plan.tables)
+    else:
+        print_shown(report, as_json)
+
+
+@click.command(short_help="Bring expired versions back.", epilog=FREEING_SPACE)
+@click.argument("versions")
+@json_option
+@pass_session
+def undelete(session: Session, versions: str, as_json: bool) -> None:
+    """Bring expired VERSIONS back, such as 3-90,95, byte for byte.
+
+    That is possible until their purge begins. The next expiry lets them go again, unless an export needs
+    them or a setting keeps them.
+
+    Example: trinitylake undelete 3-90,95
+    """
+    version = maintenance.undelete(session.lake(), versions)
+    print_committed(version, as_json, f"Brought back {versions}", versions=versions)

@@ -1,0 +1,131 @@
+"""Commands that delete files, and the one that settles what blocks them: purge, orphans, reconcile."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import click
+
+from trinitylake_ops import maintenance
+from trinitylake_ops.cli.context import (
+    FREEING_SPACE,
+    C,
+    Duration,
+    Session,
+    approval_options,
+    json_option,
+    pass_session,
+    print_plan,
+    print_shown,
+    shown_progress,
+)
+from trinitylake_ops.maintenance import Budget
+
+_POSITIVE = click.FloatRange(0, 1_000_000, min_open=True)
+
+
+def _budget_options(command: C) -> C:
+    """Add the limits of an operation that deletes, as the keyword arguments of Budget."""
+    for flag, kind, what in (
+        ("--requests-per-second", _POSITIVE, "Send no more requests that delete than that."),
+        ("--max-seconds", _POSITIVE, "Stop after so many seconds; run it again for the rest."),
+        ("--max-requests", click.IntRange(1), "Stop after so many requests that delete; run it again for the rest."),
+    ):
+        command = click.option(flag, type=kind, metavar="N", help=what)(command)
+    return command
+
+
+@click.command(short_help="Plan or do the purge of expired versions.", epilog=FREEING_SPACE)
+@click.option(
+    "--grace",
+    type=Duration(),
+    help="Only what expired so long ago, such as 7d; never less than the txn_ttl_millis of the lakehouse and 5"
+    " minutes, which is the default.",
+)
+@_budget_options
+@approval_options
+@json_option
+@pass_session
+def purge(
+    session: Session, /, grace: timedelta | None, digest: str | None, yes: bool, as_json: bool, **limits: Any
+) -> None:
+    """Delete the files that only expired versions need; without --apply or --yes, print how many and when.
+
+    From its begin on, nothing brings these versions back. Deleted is what the plans of their expiry list and
+    nothing reaches by now: nodes, definitions, and files of managed tables in their own places. Never
+    deleted are files of external, federated or registered tables, nor any that no plan lists.
+
+    A purge that was cut off, or stopped by a limit, goes on where it was by running it again. Exit code 1
+    when files are left, because of a limit or as the storage refused: the report says which and why.
+    Give --grace again with --apply.
+
+    Example: trinitylake purge --grace 7d --max-seconds 3600
+    """
+    budget = Budget(**limits)
+    lake = session.lake()
+    with shown_progress() as progress:
+        plan = maintenance.plan_purge(lake, grace, progress=progress)
+        report = None if digest is None and not yes else plan.execute(digest, budget=budget, progress=progress)
+    if report is None:
+        print_plan(plan, as_json, is_empty=plan.is_empty)
+        return
+    print_shown(report, as_json)
+    if not report.is_complete:
+        raise click.exceptions.Exit(1)
+
+
+@click.command(short_help="Plan or do the removal of orphans.", epilog=FREEING_SPACE)
+@click.option(
+    "--older-than",
+    type=Duration(),
+    help="Only files last written so long ago, such as 30d; never less than the txn_ttl_millis of the lakehouse and 5"
+    " minutes, which is the default.",
+)
+@_budget_options
+@approval_options
+@json_option
+@pass_session
+def orphans(
+    session: Session, /, older_than: timedelta | None, digest: str | None, yes: bool, as_json: bool, **limits: Any
+) -> None:
+    """Delete what failed commits and aborted writes left behind; without --apply or --yes, print these files.
+
+    An orphan bears a name that the lakehouse gives, lies under its root or in the place of one of its managed
+    tables, is reached by no version that can be opened or undeleted, and is older than any transaction
+    can be. Never deleted are any other files beside them, nor those of external, federated or registered tables.
+
+    Exit code 1 when files are left, because of a limit or as the storage refused: the report says which and
+    why. Give --older-than again with --apply.
+
+    Example: trinitylake orphans --older-than 7d
+    """
+    budget = Budget(**limits)
+    lake = session.lake()
+    with shown_progress() as progress:
+        plan = maintenance.plan_orphan_removal(lake, older_than, progress=progress)
+        report = None if digest is None and not yes else plan.execute(digest, budget=budget, progress=progress)
+    if report is None:
+        print_plan(plan, as_json, is_empty=plan.is_empty)
+        return
+    print_shown(report, as_json)
+    if not report.is_complete:
+        raise click.exceptions.Exit(1)
+
+
+@click.command(short_help="Settle what another program did to the settings.")
+@json_option
+@pass_session
+def reconcile(session: Session, as_json: bool) -> None:
+    """Put exports and expirations right after another program went back to older settings of the lakehouse.
+
+    A program that knows nothing of exports and expirations can do so by a rollback. Nothing is deleted from
+    then on until this command ran. Exports of both sides stay; expired stays what is expired on both.
+    With nothing to settle, nothing is committed.
+
+    Example: trinitylake reconcile
+    """
+    lake = session.lake()
+    with shown_progress("reading all versions"):
+        report = maintenance.reconcile(lake)
+    print_shown(report, as_json)

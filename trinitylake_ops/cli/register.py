@@ -1,0 +1,84 @@
+"""The command that brings existing Iceberg tables in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import click
+from rich.console import Console
+
+from trinitylake_ops import maintenance
+from trinitylake_ops.cli.context import Session, json_option, pass_session, print_committed, print_shown
+
+
+@click.command("register-table", short_help="Bring existing Iceberg tables in.")
+@click.argument("table", metavar="[NAMESPACE.TABLE]", required=False)
+@click.argument("metadata_location", required=False)
+@click.option("--catalog", metavar="NAME", help="All tables of this pyiceberg catalog instead, as one version.")
+@click.option(
+    "--catalog-option",
+    "catalog_options",
+    multiple=True,
+    metavar="K=V",
+    help="A property of the catalog, such as uri=...; may be repeated. Credentials belong into its configuration file"
+    " or the environment (PYICEBERG_CATALOG__NAME__...), as every user of the machine sees arguments.",
+)
+@click.option("--namespace", "namespaces", multiple=True, help="Only this namespace of the catalog; may be repeated.")
+@json_option
+@pass_session
+def register_table(
+    session: Session,
+    table: str | None,
+    metadata_location: str | None,
+    catalog: str | None,
+    catalog_options: tuple[str, ...],
+    namespaces: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Register an existing Iceberg table by its METADATA_LOCATION, or all tables of a catalog.
+
+    Nothing is copied, and no file of a registered table is ever deleted by the lakehouse. The namespace of
+    a single table must exist; those of a catalog are created, one within others by all their names, joined
+    by dots. Tables that are registered already with the same metadata are passed over.
+
+    Example: trinitylake register-table sales.orders s3://bucket/orders/metadata/00007-6f1b.metadata.json
+    """
+    if catalog is None:
+        if table is None or metadata_location is None:
+            raise click.UsageError("give NAMESPACE.TABLE and METADATA_LOCATION, or else --catalog")
+        if catalog_options or namespaces:
+            raise click.UsageError("--catalog-option and --namespace go with --catalog")
+        _register_one(session, table, metadata_location, as_json)
+        return
+    if table is not None:
+        raise click.UsageError("give NAMESPACE.TABLE and METADATA_LOCATION, or --catalog, not both")
+    lake, properties = session.lake(), _catalog_properties(catalog_options)
+    with Console(stderr=True).status("reading the catalog"):
+        report = maintenance.register_catalog(lake, catalog, properties, namespaces=namespaces or None)
+    print_shown(report, as_json)
+
+
+def _register_one(session: Session, table: str, metadata_location: str, as_json: bool) -> None:
+    # Of several dots the last one divides: a namespace's name may hold some, as those of catalogs do.
+    namespace, dot, name = table.rpartition(".")
+    if not dot:
+        raise click.UsageError(f"{table!r} names no table; write NAMESPACE.TABLE")
+    lake = session.lake()
+    version = maintenance.register_table(lake, namespace, name, metadata_location)
+    definition = lake.snapshot(version).table(namespace, name)
+    print_committed(
+        version, as_json, f"Registered table {table}", namespace=namespace, table=name, definition=definition
+    )
+
+
+def _catalog_properties(texts: tuple[str, ...]) -> Mapping[str, str]:
+    """Return the properties; a wrong one is not repeated, it may be a credential."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise click.UsageError(
+                "--catalog-option takes K=V, such as --catalog-option uri=sqlite:////data/catalog.db"
+            )
+        found[name] = value
+    return found

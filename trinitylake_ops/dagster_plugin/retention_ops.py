@@ -1,0 +1,113 @@
+"""Letting versions go as Dagster ops: trim, expire, undelete."""
+
+import dagster as dg
+from pydantic import Field
+
+from trinitylake_ops import maintenance
+from trinitylake_ops.dagster_plugin.metadata import markdown_table
+from trinitylake_ops.dagster_plugin.ops import log_version, operating, report_metadata
+from trinitylake_ops.dagster_plugin.plans import RulesConfig, digest_field, logged_progress, show_plan
+from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+
+
+class ExpireConfig(RulesConfig):
+    """Which versions are kept."""
+
+
+class ExpireApplyConfig(ExpireConfig):
+    """The options of the plan, and its digest."""
+
+    approved_digest: str = digest_field("expire_plan")
+
+
+class TrimConfig(RulesConfig):
+    """Which tables are trimmed, and the versions whose snapshots they keep."""
+
+    tables: list[str] = Field(
+        default=[], description="Only these tables, each as namespace.table; empty: all managed tables."
+    )
+
+
+class TrimApplyConfig(TrimConfig):
+    """The options of the plan, and its digest."""
+
+    approved_digest: str = digest_field("trim_plan")
+
+
+class UndeleteConfig(dg.Config):
+    """Which versions come back."""
+
+    versions: str = Field(description="The expired versions to bring back, such as 3-90,95.")
+
+
+@dg.op(description="Shows which versions would expire, and why; reads only.")
+def run_expire_plan(context: dg.OpExecutionContext, config: ExpireConfig, lakehouse: TrinityLakeResource) -> None:
+    """Plan an expiry."""
+    with operating(context, lakehouse) as lake:
+        plan = maintenance.plan_expiration(lake, config.policy(lake), progress=logged_progress(context))
+        verdicts = sorted(plan.verdicts, key=lambda verdict: not verdict.expires)  # the others are cut off first
+        rows = [(v.version, "expires" if v.expires else "kept", v.reason) for v in verdicts]
+        shown = {
+            "versions": plan.versions,
+            "versions_expired": sum(verdict.expires for verdict in verdicts),
+            "versions_kept": sum(not verdict.expires for verdict in verdicts),
+            "exports_ended": ", ".join(plan.exports),
+            "files": sum(plan.files.values()),
+            "bytes": plan.bytes,
+            "files_by_kind": markdown_table(("kind", "files"), plan.files.items()),
+            "plan": markdown_table(("version", "verdict", "why"), rows),
+        }
+        show_plan(context, plan, shown, apply_op="run_expire_apply", options=config, is_empty=plan.is_empty)
+
+
+@dg.op(description="Lets the versions of an approved plan expire. Undelete brings them back until their purge begins.")
+def run_expire_apply(context: dg.OpExecutionContext, config: ExpireApplyConfig, lakehouse: TrinityLakeResource) -> None:
+    """Carry out the plan of an expiry."""
+    with operating(context, lakehouse) as lake:
+        progress = logged_progress(context)
+        plan = maintenance.plan_expiration(lake, config.policy(lake), progress=progress)
+        report = plan.execute(config.approved_digest, progress=progress)
+        context.log.info("%s", report.table().title)
+        metadata = report_metadata(report.to_dict())
+        if report.version is not None:
+            log_version(context, lake, "expire", metadata)
+        context.add_output_metadata(metadata)
+
+
+@dg.op(description="Shows which snapshots of managed Iceberg tables no kept version needs; reads only.")
+def run_trim_plan(context: dg.OpExecutionContext, config: TrimConfig, lakehouse: TrinityLakeResource) -> None:
+    """Plan a trim."""
+    with operating(context, lakehouse) as lake:
+        plan = maintenance.plan_trim_tables(lake, config.policy(lake), tables=config.tables or None)
+        rows = [(f"{trim.namespace}.{trim.table}", len(trim.dropped), len(trim.kept)) for trim in plan.tables]
+        shown = {
+            "tables": len(plan.tables),
+            "snapshots_dropped": plan.snapshots_dropped,
+            "unreadable": ", ".join(plan.unreadable),
+            "plan": markdown_table(("table", "snapshots dropped", "snapshots kept"), rows),
+        }
+        if plan.unreadable:
+            context.log.warning("tables whose metadata cannot be read stay as they are: %s", shown["unreadable"])
+        show_plan(context, plan, shown, apply_op="run_trim_apply", options=config, is_empty=not plan.tables)
+
+
+@dg.op(description="Drops the snapshots of an approved plan from the latest version of tables; older ones keep them.")
+def run_trim_apply(context: dg.OpExecutionContext, config: TrimApplyConfig, lakehouse: TrinityLakeResource) -> None:
+    """Carry out the plan of a trim."""
+    with operating(context, lakehouse) as lake:
+        plan = maintenance.plan_trim_tables(lake, config.policy(lake), tables=config.tables or None)
+        report = plan.execute(config.approved_digest)
+        context.log.info("%s", report.table().title)
+        metadata = {**report_metadata(report.to_dict()), "tables": len(report.tables), "left": ", ".join(report.left)}
+        if report.tables:
+            log_version(context, lake, "trim", metadata)
+        context.add_output_metadata(metadata)
+
+
+@dg.op(description="Brings expired versions back, as long as their purge has not begun.")
+def run_undelete(context: dg.OpExecutionContext, config: UndeleteConfig, lakehouse: TrinityLakeResource) -> None:
+    """Undelete versions."""
+    with operating(context, lakehouse) as lake:
+        version = maintenance.undelete(lake, config.versions)
+        context.log.info("version %s brings back %s", version, config.versions)
+        log_version(context, lake, "undelete", {"versions": config.versions})

@@ -1,0 +1,194 @@
+"""Deleting many files: in batches, within budgets, at a bounded rate, and never on where it is not allowed."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from trinitylake_ops.errors import (
+    AmbiguousWriteError,
+    InvalidInputError,
+    StorageError,
+    StoragePermissionError,
+    ThrottledError,
+    TransientError,
+)
+from trinitylake_ops.format.file_names import OPERATIONS_PREFIX, TABLES_PREFIX
+from trinitylake_ops.maintenance.reachability import table_id_in
+from trinitylake_ops.maintenance.survey import Progress, no_progress
+from trinitylake_ops.storage import Storage
+
+_PASSING = (ThrottledError, TransientError, AmbiguousWriteError)
+_TRIES = 4
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How much an operation that deletes may ask of the storage; None is no limit.
+
+    ``max_requests`` and ``max_seconds`` end it early: what is left is done by running it again.
+    ``requests_per_second`` limits the deletes it sends. Raises InvalidInputError for what is no positive number.
+    """
+
+    max_requests: int | None = None
+    max_seconds: float | None = None
+    requests_per_second: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_requests", "max_seconds", "requests_per_second"):
+            number = getattr(self, name)
+            if number is not None and not number > 0:
+                raise InvalidInputError(f"{name} is {number!r}, it must be above 0; leave it out for no limit")
+
+
+NO_LIMITS = Budget()
+
+
+@dataclass(slots=True)
+class Deletion:
+    """What became of the files to delete: their number and bytes, failures by path, and why it ended early, if it did.
+
+    ``throttled`` counts the times when the storage asked for a slower pace.
+    """
+
+    files: int = 0
+    bytes: int = 0
+    requests: int = 0
+    throttled: int = 0
+    failures: dict[str, StorageError] = field(default_factory=dict)
+    stopped: str | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all files are gone."""
+        return self.stopped is None and not self.failures
+
+
+def delete_files(
+    storage: Storage,
+    sizes_bytes: Mapping[str, int],
+    budget: Budget = NO_LIMITS,
+    *,
+    before_batch: Callable[[], None] = lambda: None,
+    progress: Progress = no_progress,
+) -> Deletion:
+    """Delete files, given with their sizes, and say what became of them.
+
+    ``before_batch`` runs before each batch and may raise to stop. Where a storage throttles or fails in
+    passing, the rest of the batch is sent again more slowly, a few times. After the first refusal under a
+    prefix nothing more is tried there.
+    """
+    return _Deleting(storage, sizes_bytes, budget, before_batch, progress).run()
+
+
+class _Deleting:
+    def __init__(
+        self,
+        storage: Storage,
+        sizes_bytes: Mapping[str, int],
+        budget: Budget,
+        before_batch: Callable[[], None],
+        progress: Progress,
+    ):
+        self._storage = storage
+        self._sizes_bytes = sizes_bytes
+        self._budget = budget
+        self._before_batch = before_batch
+        self._progress = progress
+        self._begun_s = time.monotonic()
+        self._refused: dict[str, StorageError] = {}
+        self._done = Deletion()
+
+    def run(self) -> Deletion:
+        left = deque(sorted(self._sizes_bytes))
+        while left and self._done.stopped is None:
+            batch = [left.popleft() for _ in range(min(self._batch_files(), len(left)))]
+            self._delete(self._allowed(batch))
+            self._progress("deleted", len(self._sizes_bytes) - len(left), len(self._sizes_bytes))
+            if left:
+                self._done.stopped = self._exhausted()
+        return self._done
+
+    def _batch_files(self) -> int:
+        """Return how many files go out together: a round of parallel requests, fewer where the budget ends."""
+        requests = self._storage.concurrency
+        if self._budget.max_requests is not None:
+            requests = min(requests, self._budget.max_requests - self._done.requests)
+        if self._budget.requests_per_second is not None:
+            requests = min(requests, max(1, int(self._budget.requests_per_second)))
+        return max(1, requests) * self._storage.delete_batch_size
+
+    def _exhausted(self) -> str | None:
+        budget = self._budget
+        if budget.max_requests is not None and self._done.requests >= budget.max_requests:
+            return f"the budget of {budget.max_requests} requests is spent"
+        if budget.max_seconds is not None and time.monotonic() - self._begun_s >= budget.max_seconds:
+            return f"the budget of {budget.max_seconds:g} seconds is spent"
+        return None
+
+    def _allowed(self, batch: Iterable[str]) -> list[str]:
+        """Return the files of a batch under prefixes where deleting was not refused; the others have failed, too."""
+        allowed = []
+        for path in batch:
+            refusal = self._refused.get(_prefix_of(path))
+            if refusal is None:
+                allowed.append(path)
+            else:
+                self._done.failures[path] = refusal
+        return allowed
+
+    def _delete(self, paths: list[str]) -> None:
+        """Delete files of one batch; those that failed in passing are sent again after a pause."""
+        remaining = paths
+
+        def attempt() -> None:
+            nonlocal remaining
+            self._before_batch()
+            self._keep_pace()
+            sent, unsent = remaining[: self._batch_files()], remaining[self._batch_files() :]
+            failed = self._storage.delete_many(sent)
+            self._done.requests += -(-len(sent) // self._storage.delete_batch_size)
+            for path in sent:
+                if path not in failed:
+                    self._done.failures.pop(path, None)
+                    self._done.files += 1
+                    self._done.bytes += self._sizes_bytes[path]
+            self._done.failures |= failed
+            for path, error in failed.items():
+                if isinstance(error, StoragePermissionError):
+                    self._refused.setdefault(_prefix_of(path), error)
+            self._done.throttled += any(isinstance(error, ThrottledError) for error in failed.values())
+            remaining = [path for path, error in failed.items() if isinstance(error, _PASSING)] + unsent
+            if remaining and self._exhausted() is None:
+                raise self._done.failures[remaining[0]]
+
+        if not paths:
+            return
+        again = Retrying(
+            retry=retry_if_exception_type(_PASSING),
+            stop=stop_after_attempt(_TRIES),
+            wait=wait_random_exponential(multiplier=_FIRST_PAUSE_SECONDS, max=_LONGEST_PAUSE_SECONDS),
+            sleep=time.sleep,
+            retry_error_callback=lambda _: None,  # what failed to the end is in the report
+        )
+        again(attempt)
+
+    def _keep_pace(self) -> None:
+        """Wait until the next batch may be sent, by the limit of requests per second over the whole run."""
+        if self._budget.requests_per_second is not None:
+            due_s = self._begun_s + self._done.requests / self._budget.requests_per_second
+            time.sleep(max(0.0, due_s - time.monotonic()))
+
+
+def _prefix_of(path: str) -> str:
+    """Return the prefix that permissions are given for: a table's, that of operations, or the catalog's files."""
+    table_id = table_id_in(path)
+    if table_id is not None:
+        return f"{TABLES_PREFIX}{table_id}/"
+    return OPERATIONS_PREFIX if path.startswith(OPERATIONS_PREFIX) else ""

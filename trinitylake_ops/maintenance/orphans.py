@@ -1,0 +1,328 @@
+"""Removing orphans: what failed commits, aborted writes and cut-off operations left (docs/protocol.md, "Orphans").
+
+A file is an orphan when it bears a name that we give, no kept root reaches it, and it is older than any
+transaction can be that would still name it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Self
+
+from rich.table import Table
+
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    FileMissingError,
+    InvalidInputError,
+    MaintenanceBlockedError,
+    StorageError,
+)
+from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
+from trinitylake_ops.format.file_names import (
+    TABLES_PREFIX,
+    TEMPORARY_PREFIX,
+    is_immutable_path,
+    is_operation_path,
+    lease_path,
+    parse_lease_path,
+)
+from trinitylake_ops.maintenance.deletion import NO_LIMITS, Budget, Deletion, delete_files
+from trinitylake_ops.maintenance.lease import lease
+from trinitylake_ops.maintenance.reachability import Mark, is_deletable, is_table_path, table_id_in
+from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table
+from trinitylake_ops.maintenance.retention import protected_ms
+from trinitylake_ops.maintenance.state_change import StateChange
+from trinitylake_ops.maintenance.survey import Progress, no_progress, survey_versions, uncached
+from trinitylake_ops.maintenance.timed_plan import TimedPlan, timed_digest
+from trinitylake_ops.storage import FileInfo
+from trinitylake_ops.tables.ownership import OWNER_NAME, owner_path, read_owner
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.snapshot import Snapshot
+
+_OPERATION = "orphans"
+_LISTED = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrphanReport(Document):
+    """Which orphans were deleted: ``files`` and ``bytes``.
+
+    ``version`` recorded that it began, None where there were none. ``still_needed`` files of the plan were
+    reached by then and stay. ``stopped`` says why it ended early, ``failures`` which files could not be deleted.
+    """
+
+    version: int | None
+    files: int
+    bytes: int
+    still_needed: int
+    throttled: int
+    failures: Mapping[str, str]
+    stopped: str | None
+    cost: Cost
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.stopped is None and not self.failures
+
+    def table(self) -> Table:
+        """Return a row with the figures, and one for each failure."""
+        title = "No orphans" if self.version is None else f"Orphans removed, recorded in version {self.version}"
+        if not self.is_complete:
+            title = f"Not all orphans removed, run it again: {self.stopped or f'{len(self.failures)} not deleted'}"
+        rows: list[tuple[object, ...]] = [(self.files, self.bytes, self.still_needed, "")] if self.version else []
+        rows += [("", "", "", f"{path}: {reason}") for path, reason in sorted(self.failures.items())]
+        return new_table(title, "files", "bytes", "still needed", "failures", rows=rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrphanPlan(TimedPlan):
+    """The orphans at a version and time: how many by kind, and their bytes.
+
+    ``unowned`` are files under ``tables/`` that no version defines and no owner file claims for this
+    lakehouse: they are left alone.
+    """
+
+    base_version: int
+    now_ms: int
+    older_than_ms: int
+    files: Mapping[str, int]
+    bytes: int
+    unowned_files: int
+    unowned_bytes: int
+    _sizes_bytes: Mapping[str, int] = field(repr=False, compare=False)
+    _owners: Mapping[str, int] = field(repr=False, compare=False)
+    _older_than_ms: int | None = field(repr=False, compare=False)
+    _lake: Lakehouse = field(repr=False, compare=False)
+
+    @property
+    def digest(self) -> str:
+        """Return ``<base version>-<time in ms>-<sha256>`` over all files."""
+        return timed_digest(self.base_version, self.now_ms, _OPERATION, sorted(self._all().items()))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no orphans."""
+        return not self._all()
+
+    def _all(self) -> dict[str, int]:
+        return {**self._sizes_bytes, **self._owners}
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of all orphans, ascending."""
+        return sorted(self._all())
+
+    def table(self) -> Table:
+        """Return one row for each of the first orphans."""
+        unowned = (
+            f"; {self.unowned_files} files under tables/ are of nobody we know and stay" if self.unowned_files else ""
+        )
+        more = f", the first {_LISTED}" if len(self.paths) > _LISTED else ""
+        title = f"At version {self.base_version}: {len(self.paths)} orphans of {self.bytes} bytes{more}{unowned}"
+        sizes_bytes = self._all()
+        rows = [(path, _kind(path), sizes_bytes[path]) for path in self.paths[:_LISTED]]
+        return new_table(title, "path", "kind", "bytes", rows=rows)
+
+    def made_at(self, lake: Lakehouse, base: Snapshot, now_ms: int) -> Self:
+        """Return the plan with the same age for another version and time."""
+        return type(self)(**vars(_plan(lake, base, now_ms, self._older_than_ms)))
+
+    def execute(
+        self, approved_digest: str | None = None, *, budget: Budget = NO_LIMITS, progress: Progress = no_progress
+    ) -> OrphanReport:
+        """Commit that orphans are removed, then delete those that nothing reaches by then.
+
+        The commit takes the next version: a transaction that was stalled since before the mark meets it, and
+        then its time to live. Raises PlanChangedError when the plan is not the approved one,
+        MaintenanceBlockedError while another operation has the lease, a purge is unfinished, or before a
+        reconcile, StorageError. Files that cannot be deleted are in the report.
+        """
+        metered = MeteredLakehouse(self._lake)
+        lake = metered.lake
+        approved = self.as_approved(lake, approved_digest)
+        if approved.is_empty:
+            return _report(None, Deletion(), 0, metered)
+        with lease(lake.storage, _OPERATION) as held:
+            has_tables = any(map(is_table_path, approved.paths))
+            mark = _mark(lake, lake.snapshot(), with_tables=has_tables, progress=progress)
+
+            def unchanged(base: Snapshot) -> LakehouseDef:
+                _check_no_purge(base.definition)
+                return base.definition
+
+            change = StateChange(
+                _OPERATION,
+                f"{len(approved.paths)} files of {approved.bytes} bytes",
+                unchanged,
+                lambda _base, latest: mark.extend(latest),
+                {"files": len(approved.paths), "bytes": approved.bytes},
+            )
+            version = change.commit(lake, mark.base)
+            doomed, owners = (
+                {path: size for path, size in sizes.items() if path not in mark}
+                for sizes in (approved._sizes_bytes, approved._owners)
+            )
+            done = delete_files(lake.storage, doomed, budget, before_batch=held.check, progress=progress)
+            if done.is_complete and owners:  # last: without it, nobody knows whose the other files are
+                last = delete_files(lake.storage, owners, before_batch=held.check)
+                done = replace(
+                    last,
+                    files=done.files + last.files,
+                    bytes=done.bytes + last.bytes,
+                    throttled=done.throttled + last.throttled,
+                )
+        return _report(version, done, len(approved.paths) - len(doomed) - len(owners), metered)
+
+
+def _report(version: int | None, deletion: Deletion, still_needed: int, metered: MeteredLakehouse) -> OrphanReport:
+    return OrphanReport(
+        version=version,
+        files=deletion.files,
+        bytes=deletion.bytes,
+        still_needed=still_needed,
+        throttled=deletion.throttled,
+        failures={path: error.message for path, error in deletion.failures.items()},
+        stopped=deletion.stopped,
+        cost=metered.cost(),
+    )
+
+
+def plan_orphan_removal(
+    lake: Lakehouse, older_than: timedelta | int | None = None, *, progress: Progress = no_progress
+) -> OrphanPlan:
+    """Find the orphans that were last modified more than ``older_than`` (milliseconds or a timedelta) ago; reads only.
+
+    It is never less than the lakehouse's ``txn_ttl_millis`` and 5 minutes, which is also what it is without
+    one. Lists the root once and reads all nodes, definitions and tables that kept roots reach. Raises
+    InvalidInputError for a negative age, MaintenanceBlockedError for an unfinished purge or before a reconcile,
+    and what marking raises.
+    """
+    older_than_ms = older_than // timedelta(milliseconds=1) if isinstance(older_than, timedelta) else older_than
+    if older_than_ms is not None and older_than_ms < 0:
+        raise InvalidInputError(f"older_than is {older_than_ms} ms, it must be at least 0")
+    lake = uncached(lake)
+    return _plan(lake, lake.snapshot(), lake.storage.now_ms(), older_than_ms, progress)
+
+
+def _plan(
+    lake: Lakehouse, base: Snapshot, now_ms: int, older_than_ms: int | None, progress: Progress = no_progress
+) -> OrphanPlan:
+    _check_no_purge(base.definition)
+    age_ms = max(older_than_ms or 0, protected_ms(base.definition))
+    mark = _mark(lake, base, with_tables=False, progress=progress)
+    found = _Listing.of(lake, now_ms - age_ms)
+    old = {path: info for path, info in found.old.items() if path not in mark}
+    table_ids = {table_id for path in old if (table_id := table_id_in(path)) is not None}
+    owned: set[str] = set()
+    if table_ids:
+        mark.add_tables()
+        owned = mark.tables.managed_ids & table_ids
+        owned |= _claimed(lake, table_ids - owned, base.definition.id)
+    orphans = {
+        path: info.size_bytes for path, info in sorted(old.items()) if path not in mark and _is_ours(path, owned)
+    }
+    owners = _owners_that_go(orphans, found, mark)
+    unowned = [info for path, info in old.items() if (table_id := table_id_in(path)) and table_id not in owned]
+    sizes_bytes = {path: size for path, size in orphans.items() if path in owners or not _is_owner_path(path)}
+    return OrphanPlan(
+        base_version=base.version,
+        now_ms=now_ms,
+        older_than_ms=age_ms,
+        files=dict(sorted(Counter(map(_kind, sizes_bytes)).items())),
+        bytes=sum(sizes_bytes.values()),
+        unowned_files=len(unowned),
+        unowned_bytes=sum(info.size_bytes for info in unowned),
+        _sizes_bytes={path: size for path, size in sizes_bytes.items() if path not in owners},
+        _owners={path: size for path, size in sizes_bytes.items() if path in owners},
+        _older_than_ms=older_than_ms,
+        _lake=lake,
+    )
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """What stands under the root: the files that may be ours and are old, and how many each table's folder has."""
+
+    old: dict[str, FileInfo]
+    n_table_files: Counter[str]
+
+    @classmethod
+    def of(cls, lake: Lakehouse, modified_before_ms: int) -> Self:
+        old: dict[str, FileInfo] = {}
+        newest_lease = 0
+        n_table_files: Counter[str] = Counter()
+        for prefix in ("", TEMPORARY_PREFIX):  # a listing of all leaves those out
+            for info in lake.storage.list(prefix):
+                table_id = table_id_in(info.path)
+                if table_id is not None:
+                    n_table_files[table_id] += 1
+                newest_lease = max(newest_lease, parse_lease_path(info.path) or 0)
+                if info.last_modified_ms < modified_before_ms:
+                    old[info.path] = info
+        old.pop(lease_path(newest_lease), None)  # its number must not be given again
+        return cls(old, n_table_files)
+
+
+def _mark(lake: Lakehouse, base: Snapshot, *, with_tables: bool, progress: Progress) -> Mark:
+    mark = Mark(survey_versions(lake, base, progress), progress=progress)
+    if with_tables:
+        mark.add_tables()
+    return mark
+
+
+def _check_no_purge(definition: LakehouseDef) -> None:
+    """Raise MaintenanceBlockedError while a purge is unfinished: its files are neither kept nor orphans."""
+    for batch in definition.expirations:
+        if batch.state == ExpirationState.PURGING:
+            raise MaintenanceBlockedError(f"the purge of versions {batch.versions} is unfinished; run it first: purge")
+
+
+def _claimed(lake: Lakehouse, table_ids: Iterable[str], lakehouse_id: str) -> set[str]:
+    """Return the tables that no kept version defines whose owner files name this lakehouse."""
+    ordered = sorted(table_id for table_id in table_ids if table_id not in (".", ".."))
+    claimed = set()
+    paths = [owner_path(table_id) for table_id in ordered]
+    for table_id, path, data in zip(ordered, paths, lake.storage.read_available(paths), strict=True):
+        try:
+            if isinstance(data, StorageError):
+                raise data
+            if read_owner(data, path) == lakehouse_id:
+                claimed.add(table_id)
+        except (FileMissingError, CorruptFileError):
+            continue  # nobody says that it is ours
+    return claimed
+
+
+def _is_ours(path: str, owned_tables: set[str]) -> bool:
+    is_operational = is_operation_path(path) or parse_lease_path(path) is not None
+    return is_operational or is_deletable(path, owned_tables.__contains__)
+
+
+def _is_owner_path(path: str) -> bool:
+    table_id = table_id_in(path)
+    return table_id is not None and path == f"{TABLES_PREFIX}{table_id}/{OWNER_NAME}"
+
+
+def _owners_that_go(orphans: Iterable[str], found: _Listing, mark: Mark) -> set[str]:
+    """Return the owner files of tables that no kept version defines, where all other files go, too."""
+    going = Counter(table_id for path in orphans if (table_id := table_id_in(path)) is not None)
+    return {
+        path
+        for path in orphans
+        if _is_owner_path(path)
+        and (table_id := table_id_in(path)) not in mark.tables.managed_ids
+        and going[table_id or ""] == found.n_table_files[table_id or ""]
+    }
+
+
+def _kind(path: str) -> str:
+    if table_id_in(path) is not None:
+        return "table file"
+    if not is_immutable_path(path):
+        return "operation"
+    return "node" if path.endswith((".arrow", ".ipc")) else "definition"

@@ -1,0 +1,391 @@
+"""Purging expired versions: sealing their roots, then deleting what only they need (docs/protocol.md, "Expiry").
+
+Every step can be cut off and run again: batches that a purge began stay PURGING until all is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Self
+
+from rich.table import Table
+
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    FileMissingError,
+    InvalidInputError,
+    MaintenanceBlockedError,
+    PlanChangedError,
+)
+from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState, LakehouseDef
+from trinitylake_ops.format.node_file import decode_node, encode_sealed_root
+from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.maintenance.deletion import NO_LIMITS, Budget, Deletion, delete_files
+from trinitylake_ops.maintenance.lease import Lease, lease
+from trinitylake_ops.maintenance.plan_file import read_plan_file
+from trinitylake_ops.maintenance.reachability import Mark, is_table_path
+from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table, utc_of
+from trinitylake_ops.maintenance.retention import protected_ms
+from trinitylake_ops.maintenance.state_change import StateChange
+from trinitylake_ops.maintenance.survey import (
+    Progress,
+    Survey,
+    no_progress,
+    pinned_versions,
+    survey_versions,
+    uncached,
+)
+from trinitylake_ops.maintenance.timed_plan import TimedPlan, timed_digest
+from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.transaction.commit import discard
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.snapshot import Snapshot
+
+_OPERATION = "purge"
+_SEALED_AT_ONCE = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class PurgeReport(Document):
+    """What a purge deleted: ``files`` and ``bytes``, and how many files stay because something reaches them.
+
+    ``version`` records the end of the purge; None where it is not finished: ``stopped`` says why it ended
+    early, ``failures`` which files could not be deleted, with the reason.
+    """
+
+    version: int | None
+    versions: str
+    files: int
+    bytes: int
+    still_needed: int
+    throttled: int
+    failures: Mapping[str, str]
+    stopped: str | None
+    cost: Cost
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.stopped is None and not self.failures
+
+    def table(self) -> Table:
+        """Return a row with the figures, and one for each failure."""
+        if not self.is_complete:
+            title = f"Purge not finished, run it again: {self.stopped or f'{len(self.failures)} files not deleted'}"
+        else:
+            title = "Nothing to purge" if self.version is None else f"Purged, recorded in version {self.version}"
+        rows: list[tuple[object, ...]] = (
+            [(self.versions, self.files, self.bytes, self.still_needed, "")] if self.versions else []
+        )
+        rows += [("", "", "", "", f"{path}: {reason}") for path, reason in sorted(self.failures.items())]
+        return new_table(title, "versions", "files", "bytes", "still needed", "failures", rows=rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PurgeBatch:
+    """A batch of expired versions: its state, when it may be purged, and whether its plan can be read."""
+
+    id: str
+    versions: str
+    state: str
+    purgeable_at: datetime
+    is_due: bool
+    has_plan: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PurgePlan(TimedPlan):
+    """What a purge would seal and delete. ``still_needed`` files of the expiry's plans are reached now and stay.
+
+    Batches without a readable plan are sealed; their files are left to orphan removal.
+    """
+
+    base_version: int
+    now_ms: int
+    versions: str
+    batches: tuple[PurgeBatch, ...]
+    files: int
+    bytes: int
+    still_needed: int
+    _sizes_bytes: Mapping[str, int] = field(repr=False, compare=False)
+    _planned: Mapping[str, int] = field(repr=False, compare=False)
+    _grace_ms: int | None = field(repr=False, compare=False)
+    _lake: Lakehouse = field(repr=False, compare=False)
+
+    @property
+    def digest(self) -> str:
+        """Return ``<base version>-<time in ms>-<sha256>`` over the batches that are due and all files."""
+        due = sorted((batch.id, batch.versions) for batch in self.batches if batch.is_due)
+        return timed_digest(self.base_version, self.now_ms, _OPERATION, due, sorted(self._sizes_bytes.items()))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is due."""
+        return not any(batch.is_due for batch in self.batches)
+
+    def table(self) -> Table:
+        """Return one row for each batch that is not purged."""
+        title = (
+            f"At version {self.base_version}: purge of {len(VersionRanges.parse(self.versions))} versions deletes"
+            f" {self.files} files of {self.bytes} bytes; {self.still_needed} more are still needed"
+        )
+        rows = [
+            (
+                batch.versions,
+                batch.state,
+                "now" if batch.is_due else batch.purgeable_at,
+                "" if batch.has_plan else "lost",
+            )
+            for batch in self.batches
+        ]
+        return new_table(title, "versions", "state", "purge from", "plan", rows=rows)
+
+    def made_at(self, lake: Lakehouse, base: Snapshot, now_ms: int) -> Self:
+        """Return the plan with the same grace for another version and time."""
+        return type(self)(**vars(_plan(lake, base, now_ms, self._grace_ms)))
+
+    def execute(
+        self, approved_digest: str | None = None, *, budget: Budget = NO_LIMITS, progress: Progress = no_progress
+    ) -> PurgeReport:
+        """Seal the versions and delete the files; what is reached by now stays.
+
+        Raises PlanChangedError when the plan is not the approved one or the batches changed since,
+        MaintenanceBlockedError while another operation has the lease or before a reconcile, StorageError.
+        Files that cannot be deleted are in the report.
+        """
+        metered = MeteredLakehouse(self._lake)
+        approved = self.as_approved(metered.lake, approved_digest)
+        if approved.is_empty:
+            return approved._report(None, Deletion(), 0, metered)
+        with lease(metered.lake.storage, _OPERATION) as held:
+            return _Purge(approved, metered, held, budget, progress).run()
+
+    def _report(
+        self, version: int | None, deletion: Deletion, still_needed: int, metered: MeteredLakehouse
+    ) -> PurgeReport:
+        return PurgeReport(
+            version=version,
+            versions=self.versions,
+            files=deletion.files,
+            bytes=deletion.bytes,
+            still_needed=still_needed,
+            throttled=deletion.throttled,
+            failures={path: error.message for path, error in deletion.failures.items()},
+            stopped=deletion.stopped,
+            cost=metered.cost(),
+        )
+
+
+class _Purge:
+    """One run, under the lease."""
+
+    def __init__(self, plan: PurgePlan, metered: MeteredLakehouse, held: Lease, budget: Budget, progress: Progress):
+        self._plan = plan
+        self._metered = metered
+        self._lake = metered.lake
+        self._held = held
+        self._budget = budget
+        self._progress = progress
+        self._batches = {batch.id: batch.versions for batch in plan.batches if batch.is_due}
+        self._versions = VersionRanges.parse(plan.versions)
+        self._is_resumed = False
+
+    def run(self) -> PurgeReport:
+        """Run all steps."""
+        mark = self._begin()
+        self._seal()
+        mark.extend(self._lake.snapshot())
+        doomed = {path: size for path, size in self._plan._sizes_bytes.items() if path not in mark}
+        still_needed = len(self._plan._planned) - len(doomed)
+        if self._is_resumed:  # what is gone already would use up the budget, and count twice
+            doomed = {info.path: doomed[info.path] for info in self._lake.storage.list() if info.path in doomed}
+        deletion = delete_files(
+            self._lake.storage, doomed, self._budget, before_batch=self._held.check, progress=self._progress
+        )
+        version = self._finish(deletion, still_needed) if deletion.is_complete else None
+        return self._plan._report(version, deletion, still_needed, self._metered)
+
+    def _begin(self) -> Mark:
+        """Record that the purge begins, on exactly the version up to which all is marked."""
+        mark = _mark(survey_versions(self._lake), self._versions, self._plan._planned, self._progress)
+
+        def purging(base: Snapshot) -> LakehouseDef | None:
+            self._check_batches(base.definition)
+            check_not_pinned(mark.survey, self._versions, self._plan.now_ms)
+            self._is_resumed = any(
+                batch.id in self._batches and batch.state == ExpirationState.PURGING
+                for batch in base.definition.expirations
+            )
+            batches = tuple(
+                replace(batch, state=ExpirationState.PURGING) if batch.id in self._batches else batch
+                for batch in base.definition.expirations
+            )
+            return None if batches == base.definition.expirations else replace(base.definition, expirations=batches)
+
+        change = StateChange(
+            _OPERATION,
+            f"begin with versions {self._versions}",
+            purging,
+            lambda _base, latest: mark.extend(latest),
+            {"versions": len(self._versions), "files": self._plan.files, "bytes": self._plan.bytes},
+        )
+        change.commit(self._lake, mark.base)
+        return mark
+
+    def _check_batches(self, definition: LakehouseDef) -> None:
+        """Raise PlanChangedError unless all batches are there as they were planned."""
+        standing = {
+            batch.id: batch.versions for batch in definition.expirations if batch.state != ExpirationState.PURGED
+        }
+        for batch_id, versions in self._batches.items():
+            if standing.get(batch_id) != versions:
+                raise PlanChangedError(
+                    f"the expired versions {versions} were undeleted, in part, or purged since the plan: plan again"
+                )
+
+    def _seal(self) -> None:
+        """Overwrite the roots of all versions, which nobody opens any more, by sealed ones."""
+        storage, roots = self._lake.storage, self._lake.files.roots
+
+        def seal(version: int) -> None:
+            path = roots.path(version)
+            try:
+                root = decode_node(storage.read(path), path)
+            except FileMissingError:
+                return  # deleted by another program, its name with it
+            if not root.is_sealed:
+                storage.write(path, encode_sealed_root(root.system, storage.now_ms()))
+
+        versions = list(self._versions)
+        for start in range(0, len(versions), _SEALED_AT_ONCE):
+            self._held.check()
+            batch = versions[start : start + _SEALED_AT_ONCE]
+            run_parallel(in_one_round(seal), batch, storage.concurrency)
+            self._progress("sealed", start + len(batch), len(versions))
+
+    def _finish(self, deletion: Deletion, still_needed: int) -> int:
+        """Record that all is done; the records of purged batches become one."""
+        plan_paths: list[str] = []
+
+        def purged(base: Snapshot) -> LakehouseDef | None:
+            definition = base.definition
+            ours = [batch for batch in definition.expirations if batch.id in self._batches]
+            if all(batch.state == ExpirationState.PURGED for batch in ours):
+                return None
+            plan_paths[:] = [batch.plan_path for batch in ours if batch.plan_path]
+            return replace(definition, expirations=with_purged(definition.expirations, self._batches))
+
+        change = StateChange(
+            _OPERATION,
+            f"versions {self._versions}",
+            purged,
+            counts={
+                "versions": len(self._versions),
+                "files": deletion.files,
+                "bytes": deletion.bytes,
+                "still_needed": still_needed,
+            },
+        )
+        version = change.commit(self._lake, self._lake.snapshot())
+        discard(self._lake.storage, plan_paths)
+        return version
+
+
+def with_purged(batches: Iterable[ExpirationBatch], finished: Iterable[str]) -> tuple[ExpirationBatch, ...]:
+    """Return batches of which some are finished; one record holds the versions of all that were ever purged."""
+    finished = set(finished)
+    done = [batch for batch in batches if batch.state == ExpirationState.PURGED or batch.id in finished]
+    left = tuple(batch for batch in batches if batch not in done)
+    if not done:
+        return left
+    versions = VersionRanges()
+    for batch in done:
+        versions |= batch.ranges()
+    return (replace(done[-1], versions=str(versions), state=ExpirationState.PURGED, plan_path=""), *left)
+
+
+def check_not_pinned(survey: Survey, versions: VersionRanges, now_ms: int) -> None:
+    """Raise MaintenanceBlockedError where an export that another program recorded names an expired version's root."""
+    for version, pins in sorted(pinned_versions(survey, now_ms).items()):
+        if version in versions:
+            raise MaintenanceBlockedError(
+                f"version {version} is expired, but {', '.join(pins)} needs it: undelete it, or drop the export",
+                version=version,
+            )
+
+
+def plan_purge(lake: Lakehouse, grace: timedelta | int | None = None, *, progress: Progress = no_progress) -> PurgePlan:
+    """Plan the purge of what expired at least ``grace`` (milliseconds or a timedelta) ago; reads only.
+
+    It is never less than the lakehouse's ``txn_ttl_millis`` and 5 minutes, which is also what it is without one.
+    Batches whose purge was cut off are due at once. Raises InvalidInputError for a negative grace,
+    MaintenanceBlockedError before a reconcile, what marking raises.
+    """
+    grace_ms = grace // timedelta(milliseconds=1) if isinstance(grace, timedelta) else grace
+    if grace_ms is not None and grace_ms < 0:
+        raise InvalidInputError(f"the grace is {grace_ms} ms, it must be at least 0")
+    lake = uncached(lake)
+    return _plan(lake, lake.snapshot(), lake.storage.now_ms(), grace_ms, progress)
+
+
+def _plan(
+    lake: Lakehouse, base: Snapshot, now_ms: int, grace_ms: int | None, progress: Progress = no_progress
+) -> PurgePlan:
+    grace_ms = max(grace_ms or 0, protected_ms(base.definition))
+    planned: dict[str, int] = {}
+    shown: list[PurgeBatch] = []
+    versions = VersionRanges()
+    for batch in base.definition.expirations:
+        if batch.state == ExpirationState.PURGED:
+            continue
+        is_due = batch.state == ExpirationState.PURGING or batch.expired_at_millis + grace_ms <= now_ms
+        sizes_bytes = _planned_files(lake, batch)
+        if is_due:
+            planned |= sizes_bytes or {}
+            versions |= batch.ranges()
+        shown.append(
+            PurgeBatch(
+                id=batch.id,
+                versions=batch.versions,
+                state=batch.state.name.lower(),
+                purgeable_at=utc_of(batch.expired_at_millis + grace_ms),
+                is_due=is_due,
+                has_plan=sizes_bytes is not None,
+            )
+        )
+    doomed: dict[str, int] = {}
+    if any(batch.is_due for batch in shown):
+        survey = survey_versions(lake, base, progress)
+        mark = _mark(survey, versions, planned, progress)
+        check_not_pinned(survey, versions, now_ms)
+        doomed = {path: size for path, size in planned.items() if path not in mark}
+    return PurgePlan(
+        base_version=base.version,
+        now_ms=now_ms,
+        versions=str(versions),
+        batches=tuple(shown),
+        files=len(doomed),
+        bytes=sum(doomed.values()),
+        still_needed=len(planned) - len(doomed),
+        _sizes_bytes=doomed,
+        _planned=planned,
+        _grace_ms=grace_ms,
+        _lake=lake,
+    )
+
+
+def _planned_files(lake: Lakehouse, batch: ExpirationBatch) -> dict[str, int] | None:
+    """Return the files that a batch's plan lets go, None where the plan is lost."""
+    try:
+        return dict(read_plan_file(lake.storage, batch).sizes_bytes)
+    except (FileMissingError, CorruptFileError):
+        return None
+
+
+def _mark(survey: Survey, leaving: VersionRanges, planned: Mapping[str, int], progress: Progress) -> Mark:
+    mark = Mark(survey, without=leaving, progress=progress)
+    if any(is_table_path(path) for path in planned):
+        mark.add_tables()
+    return mark

@@ -1,0 +1,339 @@
+"""What is kept, what is reachable, what may be deleted: the only definition of all three (docs/protocol.md).
+
+Nothing is ever deleted by its age or its number alone, only because no kept root reaches it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, StorageError
+from trinitylake_ops.format.definitions import ExpirationState, ExportState, TableDef
+from trinitylake_ops.format.file_names import TABLES_PREFIX, is_immutable_path
+from trinitylake_ops.format.locations import is_uri, to_location
+from trinitylake_ops.format.node_file import NodeFile, decode_node
+from trinitylake_ops.maintenance.survey import Pointers, Progress, Survey, SurveyedRoot, no_progress
+from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.managed import ICEBERG, METADATA_LOCATION
+from trinitylake_ops.tables.reach import TableFile, files_of
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
+
+_BATCH = 256
+
+
+class CatalogReach:
+    """The nodes and definitions that roots reach: pnodes of section 2, pvalues of sections 2 and 3.
+
+    Never ``previous_root`` or ``rollback_from_root``. Values that newer messages shadow count, too. Each
+    node is read once; subtrees in ``known`` are passed over. With ``skips_damaged`` so are nodes that are gone
+    or cannot be decoded, with all below: only for roots that nobody keeps.
+    """
+
+    def __init__(self, files: LakehouseFiles, known: CatalogReach | None = None, *, skips_damaged: bool = False):
+        self._files = files
+        self._known = known
+        self._skips_damaged = skips_damaged
+        self.nodes: set[str] = set()
+        self.tables: set[str] = set()
+        self.others: set[str] = set()
+
+    def __contains__(self, path: str) -> bool:
+        return path in self.nodes or path in self.tables or path in self.others
+
+    def add(self, roots: Iterable[SurveyedRoot], progress: Progress = no_progress) -> None:
+        """Add what roots reach, reading nodes level by level, many at once.
+
+        Raises FileMissingError, CorruptFileError and other StorageErrors for a node that cannot be read: then
+        nobody knows what it reaches.
+        """
+        frontier: list[str] = []
+        for root in roots:
+            self._add_definitions(root.pointers)
+            self.others.add(root.lakehouse_def)
+            frontier += root.pointers.nodes
+        while frontier := self._unknown(frontier):
+            below: list[str] = []
+            for start in range(0, len(frontier), _BATCH):
+                batch = frontier[start : start + _BATCH]
+                for node in self._load(batch):
+                    pointers = Pointers.of(node, self._files.storage.root)
+                    self._add_definitions(pointers)
+                    below += pointers.nodes
+                self.nodes.update(batch)
+                progress("nodes", len(self.nodes), len(self.nodes) + len(frontier) - start - len(batch))
+            frontier = below
+
+    def _load(self, paths: Sequence[str]) -> list[NodeFile]:
+        nodes = []
+        for node in self._files.nodes.load_available(paths):
+            if isinstance(node, NodeFile):
+                nodes.append(node)
+            elif not (self._skips_damaged and isinstance(node, FileMissingError | CorruptFileError)):
+                raise node
+        return nodes
+
+    def _add_definitions(self, pointers: Pointers) -> None:
+        known = self._known
+        self.tables.update(path for path in pointers.tables if known is None or path not in known.tables)
+        self.others.update(path for path in pointers.others if known is None or path not in known.others)
+
+    def _unknown(self, paths: Iterable[str]) -> list[str]:
+        known = self._known
+        return [
+            path
+            for path in dict.fromkeys(paths)
+            if path not in self.nodes and (known is None or path not in known.nodes)
+        ]
+
+
+class TableReach:
+    """The files of Iceberg tables that definitions reach, as a path where they lie under the root.
+
+    Tables of every type count: whoever shares files with a managed table keeps them. What no scan
+    opens - former metadata files, data that all snapshots have deleted - is reached by nobody. ``managed_ids``
+    are the ids of all MANAGED tables seen, ``opaque_ids`` of those whose files nobody can tell: tables of other
+    formats, and those whose metadata file is gone.
+    """
+
+    def __init__(self, lake: Lakehouse):
+        self._io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
+        self._files = lake.files
+        self._known_lists: set[str] = set()
+        self._walked_metadata: set[str] = set()
+        self._walked_definitions: set[str] = set()
+        self.files: set[str] = set()
+        self.managed_ids: set[str] = set()
+        self.opaque_ids: set[str] = set()
+
+    def add(self, locations: Iterable[str], progress: Progress = no_progress) -> None:
+        """Add what the tables of definitions reach.
+
+        A table whose metadata file is gone stops nobody. Raises StorageError for anything else that cannot be
+        read.
+        """
+        missing = [path for path in locations if path not in self._walked_definitions and not is_uri(path)]
+        for start in range(0, len(missing), _BATCH):
+            batch = missing[start : start + _BATCH]
+            for definition in self._files.definitions.tables(batch):
+                self._add_table(definition)
+            self._walked_definitions.update(batch)
+            progress("tables", start + len(batch), len(missing))
+
+    def _add_table(self, definition: TableDef) -> None:
+        if definition.is_managed:
+            self.managed_ids.add(definition.id)
+        metadata = iceberg_metadata(definition)
+        if not metadata:
+            self.opaque_ids.add(definition.id)
+            return
+        if metadata in self._walked_metadata:
+            return
+        location = to_location(self._io.root, metadata)
+        try:
+            self.files.update(file.location for file in files_of(definition, self._io, self._known_lists) if file.live)
+        except FileMissingError as error:
+            if to_location(self._io.root, error.path or "") != location:
+                raise
+            self.opaque_ids |= {definition.id, table_id_in(location) or definition.id}
+        self._walked_metadata.add(metadata)
+
+
+def iceberg_metadata(definition: TableDef) -> str | None:
+    """Return the location of a table's current metadata file, None for a table of another format or without one."""
+    if definition.table_format.upper() != ICEBERG:
+        return None
+    return definition.format_properties.get(METADATA_LOCATION)
+
+
+@dataclass(frozen=True)
+class KeptRoots:
+    """The roots whose files must stay, and single files that belong to exports."""
+
+    roots: tuple[SurveyedRoot, ...]
+    paths: frozenset[str] = field(default_factory=frozenset)
+
+
+def kept_roots(survey: Survey, *, without: Iterable[int] = (), without_exports: Iterable[str] = ()) -> KeptRoots:
+    """Return the kept roots: versions that are live or can be undeleted, exports, and what operations need.
+
+    Those are the copies that manifests of unfinished exports name, and the plans of expired versions. ``without``
+    are versions, and ``without_exports`` exports, that are about to go. Raises StorageError where an exported root
+    or a manifest cannot be read.
+    """
+    leaving = frozenset(without)
+    versions = survey.live() + survey.expired(ExpirationState.EXPIRED)
+    roots = [survey.roots[version] for version in versions if version not in leaving]
+    staying = _exports(survey, without_exports)
+    records = [record for record in survey.definition.exports if record.name in staying]
+    paths = {path for record in records for path in (record.root_location, record.manifest_path) if path}
+    paths |= {batch.plan_path for batch in survey.definition.expirations if batch.plan_path}
+    for record in records:
+        if record.state == ExportState.COPYING:
+            paths |= manifest_targets(survey.lake, record.manifest_path)
+    return KeptRoots((*roots, *exported_roots(survey, staying)), frozenset(paths | set(staying.values())))
+
+
+def _exports(survey: Survey, without: Iterable[str]) -> dict[str, str]:
+    """Return name -> location of all exports but some; those being made have an empty one."""
+    definition, dropped = survey.definition, frozenset(without)
+    names = dict.fromkeys((record.name for record in definition.exports), "") | dict(definition.exported_snapshots)
+    root_uri = survey.lake.root
+    return {name: to_location(root_uri, path) if path else "" for name, path in names.items() if name not in dropped}
+
+
+def exported_roots(survey: Survey, names: Iterable[str]) -> list[SurveyedRoot]:
+    """Return the roots of exports that stand under this root, but of those dropped meanwhile. Raises StorageError."""
+    lake, snapshots = survey.lake, survey.definition.exported_snapshots
+    versions = {lake.files.roots.path(version): root for version, root in survey.roots.items()}
+    locations = {to_location(lake.root, snapshots[name]) for name in names if name in snapshots}
+    found = [versions.get(path) or _read_exported(lake, path) for path in sorted(locations) if not is_uri(path)]
+    return [root for root in found if root is not None]
+
+
+def _read_exported(lake: Lakehouse, path: str) -> SurveyedRoot | None:
+    """Return the root of an export, None where it is gone because the export was dropped since."""
+    try:
+        data = lake.storage.read(path)
+    except FileMissingError:
+        locations = lake.snapshot().definition.exported_snapshots.values()
+        if path in (to_location(lake.root, location) for location in locations):
+            raise
+        return None
+    return SurveyedRoot.of(-1, decode_node(data, path), path, lake.root)
+
+
+def manifest_targets(lake: Lakehouse, path: str) -> set[str]:
+    """Return the files that the manifest of an export names as copies; none where it was not written yet.
+
+    Raises CorruptFileError, StorageError.
+    """
+    if not path:
+        return set()
+    try:
+        return {file["target"] for file in json.loads(lake.storage.read(path))["files"]}
+    except FileMissingError:
+        return set()
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptFileError("the manifest of an export cannot be read; drop the export", path=path) from error
+
+
+class Mark:
+    """What the kept roots reach at one version, and then at later ones: what has once been reached stays marked.
+
+    ``without`` and ``without_exports`` go, as for :func:`kept_roots`. Files of tables are marked from
+    ``add_tables`` on. Raises MaintenanceBlockedError where another program changed the lakehouse definition and
+    nobody reconciled, and what reading raises.
+    """
+
+    def __init__(
+        self,
+        survey: Survey,
+        *,
+        without: Iterable[int] = (),
+        without_exports: Iterable[str] = (),
+        progress: Progress = no_progress,
+    ):
+        self.survey = survey
+        self.catalog = CatalogReach(survey.lake.files)
+        self.tables = TableReach(survey.lake)
+        self._without = frozenset(without)
+        self._without_exports = frozenset(without_exports)
+        self._has_tables = False
+        self._paths: set[str] = set()
+        self._progress = progress
+        self._add()
+
+    def __contains__(self, path: str) -> bool:
+        if path in self.catalog or path in self._paths or path in self.tables.files:
+            return True
+        return bool(self.tables.opaque_ids) and table_id_in(path) in self.tables.opaque_ids
+
+    @property
+    def base(self) -> Snapshot:
+        """The version up to which all is marked."""
+        return self.survey.base
+
+    def extend(self, latest: Snapshot) -> None:
+        """Mark what versions since reach, up to ``latest``."""
+        self.survey = self.survey.extended(latest)
+        self._add()
+
+    def add_tables(self) -> None:
+        """Mark the files of tables, too, from now on."""
+        self._has_tables = True
+        self.tables.add(self.catalog.tables, self._progress)
+
+    def _add(self) -> None:
+        self.survey.check_reconciled()
+        kept = kept_roots(self.survey, without=self._without, without_exports=self._without_exports)
+        self.catalog.add(kept.roots, self._progress)
+        self._paths |= kept.paths
+        if self._has_tables:
+            self.add_tables()
+
+
+_TABLE_PATH = re.compile(rf"{TABLES_PREFIX}([^/]+)/.+", re.DOTALL)
+
+
+def table_id_in(path: str) -> str | None:
+    """Return the id of the table under whose prefix a path lies, None for other paths."""
+    match = _TABLE_PATH.fullmatch(path)
+    return match[1] if match else None
+
+
+def is_table_path(path: str) -> bool:
+    """Whether a path lies under the prefix of some table."""
+    return table_id_in(path) is not None
+
+
+def is_deletable(path: str, owned_tables: Callable[[str], bool]) -> bool:
+    """Whether a file that a listing of this root returned has a name we own: of a node, a definition, or a table's.
+
+    ``owned_tables`` tells whether a prefix of a table belongs to this lakehouse.
+    """
+    table_id = table_id_in(path)
+    return is_immutable_path(path) if table_id is None else owned_tables(table_id)
+
+
+def readable_tables(lake: Lakehouse, locations: Iterable[str]) -> list[TableDef]:
+    """Return the table definitions at locations, without those that are gone or cannot be decoded.
+
+    Raises other StorageErrors.
+    """
+    found = []
+    paths = [location for location in locations if not is_uri(location)]
+    for path, data in zip(paths, lake.files.storage.read_available(paths), strict=True):
+        try:
+            if isinstance(data, StorageError):
+                raise data
+            found.append(TableDef.from_bytes(data, path))
+        except (FileMissingError, CorruptFileError):
+            continue
+    return found
+
+
+def table_files(definitions: Sequence[TableDef], io: StorageFileIO) -> dict[str, TableFile]:
+    """Return the files that MANAGED Iceberg tables reach under their own prefixes, by path, live or not.
+
+    A table part of which cannot be decoded or is gone yields what was found until then: what it
+    shares with nobody becomes an orphan.
+    """
+    known: dict[str, set[str]] = {}  # by table: one that has another's metadata yields none of the other's files
+    found: dict[str, TableFile] = {}
+    walked: set[tuple[str, str]] = set()
+    for definition in definitions:
+        metadata = iceberg_metadata(definition)
+        if not definition.is_managed or not metadata or (definition.id, metadata) in walked:
+            continue
+        walked.add((definition.id, metadata))
+        try:
+            for file in files_of(definition, io, known.setdefault(definition.id, set())):
+                if table_id_in(file.location) == definition.id:
+                    found.setdefault(file.location, file)
+        except (FileMissingError, CorruptFileError):
+            continue
+    return found

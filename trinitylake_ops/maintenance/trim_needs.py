@@ -1,0 +1,156 @@
+"""Which Iceberg snapshots the tables of a version list, and which of them kept versions need."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError
+from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.format.keys import ObjectName
+from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.managed import METADATA_LOCATION
+from trinitylake_ops.tables.trimming import ListedSnapshots, is_trimmable, listed_snapshots, referred_snapshots
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.names import resolve_table
+from trinitylake_ops.transaction.snapshot import Snapshot
+from trinitylake_ops.tree.search import scan
+
+_BATCH = 256
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableTrim:
+    """What would be done to one table: ids of Iceberg snapshots, oldest first."""
+
+    namespace: str
+    table: str
+    table_id: str
+    metadata_location: str
+    dropped: tuple[int, ...]
+    kept: tuple[int, ...]
+    definition_location: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A managed table of the base whose metadata lists snapshots that it does not refer to."""
+
+    name: ObjectName
+    definition_location: str
+    table_id: str
+    metadata_location: str
+    snapshots: ListedSnapshots
+
+
+def candidates_of(lake: Lakehouse, base: Snapshot, only: Sequence[str] | None) -> tuple[list[Candidate], list[str]]:
+    """Return the candidates, and the names of managed tables whose metadata is missing or corrupt.
+
+    ``only`` names tables as ``namespace.table``. Raises TableNotFoundError, InvalidInputError for a named
+    table that cannot be trimmed, StorageError.
+    """
+    io = _reading(lake)
+
+    def listed(definition: TableDef) -> ListedSnapshots | None:
+        try:
+            return listed_snapshots(definition, io)
+        except (FileMissingError, CorruptFileError):
+            return None
+
+    candidates: list[Candidate] = []
+    unreadable: list[str] = []
+    refused: list[str] = []
+    for batch in _batches(_tables_of(base, only)):
+        definitions = base.files.definitions.tables([location for _, location in batch])
+        entries = [(name, location, found) for (name, location), found in zip(batch, definitions, strict=True)]
+        refused += [str(name) for name, _, definition in entries if not is_trimmable(definition)]
+        ours = [entry for entry in entries if is_trimmable(entry[2])]
+        found = run_parallel(in_one_round(listed), [definition for _, _, definition in ours], lake.storage.concurrency)
+        for (name, location, definition), snapshots in zip(ours, found, strict=True):
+            if snapshots is None:
+                unreadable.append(str(name))
+            elif not snapshots.is_in_place:
+                refused.append(str(name))
+            elif snapshots.others:
+                metadata_location = definition.format_properties[METADATA_LOCATION]
+                candidates.append(Candidate(name, location, definition.id, metadata_location, snapshots))
+    if only is not None and refused:
+        raise InvalidInputError(
+            f"table {refused[0]} cannot be trimmed: only MANAGED Iceberg tables in their own place under the root can"
+        )
+    return candidates, unreadable
+
+
+def trims_of(
+    lake: Lakehouse, candidates: Sequence[Candidate], kept_definitions: Collection[str]
+) -> tuple[TableTrim, ...]:
+    """Return what each table may lose while the tables of kept definitions, given by their locations, need the rest."""
+    needed = _needed(lake, candidates, kept_definitions)
+    trims = []
+    for candidate in candidates:
+        ids, own = candidate.snapshots.ids, candidate.snapshots.referred | needed[candidate.table_id]
+        dropped = tuple(snapshot_id for snapshot_id in ids if snapshot_id not in own)
+        if dropped:
+            trims.append(
+                TableTrim(
+                    namespace=candidate.name.namespace,
+                    table=candidate.name.table or "",
+                    table_id=candidate.table_id,
+                    metadata_location=candidate.metadata_location,
+                    dropped=dropped,
+                    kept=tuple(snapshot_id for snapshot_id in ids if snapshot_id in own),
+                    definition_location=candidate.definition_location,
+                )
+            )
+    return tuple(trims)
+
+
+def _needed(lake: Lakehouse, candidates: Sequence[Candidate], kept_definitions: Collection[str]) -> dict[str, set[int]]:
+    """Return, by table id, which of the candidates' snapshots other definitions of the same table refer to."""
+    needed: dict[str, set[int]] = {candidate.table_id: set() for candidate in candidates}
+    undecided: dict[str, set[int]] = {table_id: set() for table_id in needed}
+    for candidate in candidates:
+        undecided[candidate.table_id] |= candidate.snapshots.others
+    seen = {candidate.metadata_location for candidate in candidates}
+    own = {candidate.definition_location for candidate in candidates}
+    io = _reading(lake)
+
+    def referred(definition: TableDef) -> frozenset[int]:
+        return referred_snapshots(definition, io)
+
+    # Two tables of one id: what one of them is at, the other may not lose.
+    for candidate in candidates:
+        needed[candidate.table_id] |= candidate.snapshots.referred
+    for batch in _batches([location for location in kept_definitions if location not in own]):
+        fresh: dict[str, TableDef] = {}
+        for definition in lake.files.definitions.tables(batch):
+            metadata_location = definition.format_properties.get(METADATA_LOCATION, "")
+            if undecided.get(definition.id) and is_trimmable(definition) and metadata_location not in seen:
+                fresh[metadata_location] = definition
+        seen.update(fresh)
+        found = run_parallel(in_one_round(referred), list(fresh.values()), lake.storage.concurrency)
+        for definition, ids in zip(fresh.values(), found, strict=True):
+            needed[definition.id] |= ids & undecided[definition.id]
+            undecided[definition.id] -= ids
+    return needed
+
+
+def _tables_of(base: Snapshot, only: Sequence[str] | None) -> list[tuple[ObjectName, str]]:
+    """Return all tables of a version, or those that are named, with the locations of their definitions."""
+    if only is None:
+        named = ((base.keys.decode(key), location) for key, location in scan(base.files.nodes, base.root))
+        return [(name, location) for name, location in named if name is not None and name.table is not None]
+    chosen = dict.fromkeys(ObjectName(*resolve_table(text, base)) for text in only)
+    return [(name, base.entry(base.keys.table_key(name.namespace, name.table or "")) or "") for name in chosen]
+
+
+def _reading(lake: Lakehouse) -> StorageFileIO:
+    return StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
+
+
+def _batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), _BATCH):
+        yield items[start : start + _BATCH]

@@ -1,0 +1,56 @@
+"""Which lakehouse a table's folder belongs to (FORMAT.md, "Managed tables").
+
+Whoever starts a managed table writes ``tables/<id>/_owner.json`` together with, or before, the first other
+file there. So what a writer leaves behind that never published its table is known for this lakehouse's own,
+and may be removed as an orphan; a folder without that file, which no version defines either, is left alone.
+"""
+
+from __future__ import annotations
+
+import json
+
+from trinitylake_ops.errors import CorruptFileError, FileExistsAlreadyError
+from trinitylake_ops.format.definitions import LakehouseDef
+from trinitylake_ops.format.file_names import table_prefix
+from trinitylake_ops.storage import Storage
+from trinitylake_ops.storage.write_outcome import create_settled
+from trinitylake_ops.tables.managed import managed_table_id
+
+OWNER_NAME = "_owner.json"
+_LAKEHOUSE_ID = "lakehouse_id"
+
+
+def owner_path(table_id: str) -> str:
+    """Return the path of a table's owner file. Raises InvalidDefinitionError for an id that names no folder."""
+    return f"{table_prefix(table_id)}{OWNER_NAME}"
+
+
+def owner_file(definition: LakehouseDef) -> bytes:
+    """Return the owner file of every managed table of a lakehouse."""
+    return json.dumps({_LAKEHOUSE_ID: definition.id}).encode("ascii")
+
+
+def read_owner(data: bytes, path: str) -> str:
+    """Return the id of the lakehouse that an owner file names. Raises CorruptFileError."""
+    try:
+        found = json.loads(data)
+    except ValueError as error:
+        raise CorruptFileError("this is no owner file of a table: it holds no JSON", path=path) from error
+    owner = found.get(_LAKEHOUSE_ID) if isinstance(found, dict) else None
+    if not isinstance(owner, str) or not owner:
+        raise CorruptFileError(f"this is no owner file of a table: it has no {_LAKEHOUSE_ID!r}", path=path)
+    return owner
+
+
+def claim_location(storage: Storage, location: str, definition: LakehouseDef) -> str | None:
+    """Write the owner file of a new table's fresh location, a URI; return its path.
+
+    None, and nothing written, for a location beyond the root: its files are never deleted. Raises StorageError.
+    """
+    table_id = managed_table_id(location, storage.root)
+    if table_id is None:
+        return None
+    path, data = owner_path(table_id), owner_file(definition)
+    if not create_settled(storage, path, data, is_ours=lambda found: found == data, trusts_refusals=True):
+        raise FileExistsAlreadyError(f"another lakehouse has the fresh table folder of {path!r}", path=path)
+    return path
