@@ -27,6 +27,8 @@ ROUND_TIMEOUT_SECONDS = 60
 
 #: Rounds of a test run by place and size; what is not here has all of them.
 FEWER_ROUNDS = {
+    ("local", MIB): 20,
+    ("local", 9 * MIB): 3,
     ("s3fs", 0): 20,
     ("s3fs", MIB): 20,
     ("s3fs", 9 * MIB): 3,
