@@ -30,10 +30,10 @@ FEWER_ROUNDS = {
     ("local", MIB): 20,
     ("local", 9 * MIB): 3,
     ("s3fs", 0): 20,
-    ("s3fs", MIB): 20,
+    ("s3fs", MIB): 8,
     ("s3fs", 9 * MIB): 3,
     ("obstore", 0): 20,
-    ("obstore", MIB): 20,
+    ("obstore", MIB): 8,
     ("obstore", 9 * MIB): 3,
 }
 
