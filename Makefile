@@ -17,7 +17,7 @@ ARGS ?=
 # Those of the longer kind run in `make soak`.
 TESTS_ON_RADOSGW := tests/concurrency tests/transaction
 LONG_ON_RADOSGW := tests/transaction/test_find_latest.py tests/transaction/test_root_naming.py \
-	tests/transaction/test_group_commit.py \
+	tests/transaction/test_group_commit.py tests/transaction/test_rebase.py tests/transaction/test_lakehouse.py \
 	tests/maintenance tests/tables
 LONG_ON_MOTO := tests/transaction/test_transaction.py tests/maintenance/test_rollback.py
 

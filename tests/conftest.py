@@ -2,9 +2,12 @@
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
+from xdist.scheduler.protocol import Scheduling
 
 from trinitylake_ops.storage.cache import clear_process_caches
 
@@ -16,7 +19,9 @@ settings.load_profile("ci" if os.environ.get("CI") == "true" else "local")
 #: A property of a test (``record_property``) whose text is shown when all tests have run.
 SHOWN = "shown"
 
-_LONGEST = ("e2e", "dagster_plugin", "simulator")  # folders
+_LONGEST = ("dagster_plugin", "spark_jobs", "e2e", "simulator")  # folders
+#: Folders whose tests share a Spark session: to start one and to warm it up takes longer than most tests.
+_ON_SPARK = ("tests/dagster_plugin/", "tests/spark_jobs/")
 
 pytest_plugins = ["tests.servers.plugin"]
 
@@ -33,6 +38,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(
         key=lambda item: next((at for at, name in enumerate(_LONGEST) if name in item.path.parts), len(_LONGEST))
     )
+
+
+class _ByFile(LoadFileScheduling):
+    """Each file goes to one worker, and all that use Spark to the same one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "spark" if nodeid.startswith(_ON_SPARK) else super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling | None:
+    """Let ``--dist loadfile`` keep what uses Spark together."""
+    return _ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -27,11 +27,13 @@ ROUND_TIMEOUT_SECONDS = 60
 
 #: Rounds of a test run by place and size; what is not here has all of them.
 FEWER_ROUNDS = {
+    ("local", MIB): 20,
+    ("local", 9 * MIB): 3,
     ("s3fs", 0): 20,
-    ("s3fs", MIB): 20,
+    ("s3fs", MIB): 8,
     ("s3fs", 9 * MIB): 3,
     ("obstore", 0): 20,
-    ("obstore", MIB): 20,
+    ("obstore", MIB): 8,
     ("obstore", 9 * MIB): 3,
 }
 

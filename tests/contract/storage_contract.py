@@ -102,6 +102,8 @@ class StorageContract:
     refused_names: frozenset[str] = frozenset()
     #: How many files come and go during a listing.
     n_passing_files = 150
+    #: How many files a long listing has: more than a page of S3.
+    n_listed_files = 1200
 
     def make_storage(self, folder: Path) -> Storage:
         raise NotImplementedError
@@ -290,7 +292,7 @@ class StorageContract:
         assert storage.stat("a/b") == file
 
     def test_list_many_files(self, storage: Storage) -> None:
-        names = [f"{number % 7}/{number:05}" for number in range(1200)]
+        names = [f"{number % 7}/{number:05}" for number in range(self.n_listed_files)]
         storage.create_many(dict.fromkeys(names, b""))
         assert paths(storage.list()) == sorted(names)
         assert paths(storage.list("3/")) == sorted(name for name in names if name.startswith("3/"))

@@ -43,6 +43,8 @@ class OnRadosgw(S3Contract):
 
 
 class OnMoto(S3Contract):
+    n_listed_files = 60  # the second page is for the real server to show: moto takes long for so many
+
     @pytest.fixture
     def server(self, moto: S3Server) -> S3Server:
         return moto
@@ -74,6 +76,7 @@ class TestS3fsOnMoto(OnMoto):
         return S3Storage(self._root, self.options())
 
 
+@pytest.mark.soak  # each client is shown on the real server, moto with the other client
 class TestObstoreOnMoto(OnMoto):
     client = "obstore"
 

@@ -54,7 +54,7 @@ class FinishedDemo:
         return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-@pytest.fixture(scope="module", params=[3, pytest.param(12, marks=pytest.mark.soak)])
+@pytest.fixture(scope="module", params=[2, pytest.param(12, marks=pytest.mark.soak)])
 def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FinishedDemo:
     return FinishedDemo(tmp_path_factory.mktemp("demo"), request.param)
 

@@ -206,6 +206,7 @@ MUTATIONS: Mapping[str, Mutation] = {
 
 #: Runs in which a mutation shows that seldom matters.
 CONDITIONS: Mapping[str, Mapping[str, Any]] = {
+    "make up conflicts": {"writers": (1,)},
     "send again after the time to live": {"fault_rate": 0.15, "time_to_live_ms": 3_000},
     "take an undecided commit for lost": {"writers": (1,), "fault_rate": 0.15},
     "give an interrupted group to the next leader, though its root was sent": {

@@ -121,8 +121,8 @@ def bare(root: str, server: S3Server, client: str, **options: str) -> Storage:
     given = {
         **server.storage_options,
         "client": client,
-        "connect_timeout_seconds": "1",
-        "read_timeout_seconds": str(READ_TIMEOUT_S),
+        "connect_timeout_seconds": str(PATIENCE_S),
+        "read_timeout_seconds": str(PATIENCE_S),
         **options,
     }
     storage = open_storage(root, given)
@@ -173,7 +173,7 @@ def test_every_fault(server: S3Server, proxy: FaultyProxy, client: str, root: st
         started = time.monotonic()
         kind, found = outcome(functools.partial(operation.call, storage))
         assert kind is expected, (fault_name, found)
-        assert time.monotonic() - started < PATIENCE_S / 4
+        assert time.monotonic() - started < PATIENCE_S / 2
         assert [exchange.method for exchange in proxy.log] == [operation.method], (fault_name, "sent once")
         proxy.release()
         proxy.begin()
@@ -229,7 +229,7 @@ def test_a_list_is_whole_or_raises(server: S3Server, proxy: FaultyProxy, client:
 def test_the_clock(server: S3Server, proxy: FaultyProxy, client: str, root: str) -> None:
     for name in ("answer dropped", "head cut", "500", "403"):
         fault, expected, _ = FAULTS[name]
-        storage = bare(root, server, client, endpoint=proxy.url, read_timeout_seconds=str(PATIENCE_S))
+        storage = bare(root, server, client, endpoint=proxy.url)
         proxy.begin(fault)
         kind, found = outcome(storage.now_ms)
         assert kind is expected, (name, found)
@@ -294,7 +294,7 @@ def test_a_closed_port(server: S3Server, client: str, root: str, name: str) -> N
         kind, error = outcome(lambda: OPERATIONS[name].call(storage))
     assert kind is UnreachableError, "nothing was sent"
     assert endpoint in str(error)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < PATIENCE_S / 2
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -303,10 +303,10 @@ def test_a_server_that_never_answers(server: S3Server, client: str, root: str, n
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        storage = bare(root, server, client, endpoint=endpoint)
+        storage = bare(root, server, client, endpoint=endpoint, read_timeout_seconds=str(READ_TIMEOUT_S))
         started = time.monotonic()
         kind, error = outcome(lambda: OPERATIONS[name].call(storage))
         elapsed_s = time.monotonic() - started
     assert kind is (AmbiguousWriteError if OPERATIONS[name].changes_files else TransientError)
     assert endpoint in str(error)
-    assert READ_TIMEOUT_S * 0.9 < elapsed_s < 5
+    assert READ_TIMEOUT_S * 0.9 < elapsed_s < PATIENCE_S

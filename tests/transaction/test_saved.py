@@ -179,6 +179,7 @@ def test_a_root_that_is_gone_leaves_open_whether_it_was_committed(lakes: Lakes) 
         drop_memory_root(lake.root)
 
 
+@pytest.mark.local_only("damages each byte of a file in turn: what is read, no storage changes")
 def test_damaged_files_are_refused(filled: Lakehouse) -> None:
     transaction_id = everything(filled)
     path = saved_transaction_path(transaction_id)

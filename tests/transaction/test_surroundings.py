@@ -58,6 +58,7 @@ def _create(lake: Lakehouse) -> None:
         txn.create_namespace("n")
 
 
+@pytest.mark.local_only("begins hundreds of transactions for the sake of their sizes, which no storage changes")
 def test_a_message_that_leaves_no_room_is_refused_at_begin(lakes: Lakes) -> None:
     lake = lakes.memory()
     lengths = range(3400, 4200)

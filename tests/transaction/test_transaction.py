@@ -277,6 +277,7 @@ def test_requests_and_rounds_of_a_small_commit(lakes: Lakes) -> None:
 # Sizes
 
 
+@pytest.mark.local_only("about sizes, which no storage changes")
 @pytest.mark.parametrize("order", [3, 4, 128])
 @pytest.mark.parametrize("char", ["x", "é", "𠮷"])
 def test_the_smallest_node_limit_holds_full_size_names(lakes: Lakes, order: int, char: str) -> None:

@@ -17,6 +17,7 @@ TABLE_SCHEMA_ID = 2
 _BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _SCHEMA_ID_CHARS = 4
 _PAD = " "
+_FEW_KEYS = 32  # that are decoded one by one sooner than together
 
 
 def encode_schema_id(schema_id: int) -> str:
@@ -109,12 +110,12 @@ class KeyCodec:
     def table_names(self, keys: pa.StringArray) -> list[str]:
         """Return the names of tables by their keys, a column of text; all are of tables of one namespace.
 
-        Names of ASCII, as nearly all are, are decoded together, far faster than each for itself. Raises
+        Many names of ASCII, as nearly all are, are decoded together, far faster than each for itself. Raises
         CorruptFileError for a key that no name encodes to.
         """
         first_byte = _SCHEMA_ID_CHARS + self.namespace_name_max_size_bytes
         end_byte = first_byte + self.table_name_max_size_bytes
-        if pc.all(pc.equal(pc.binary_length(keys), end_byte)).as_py():
+        if len(keys) > _FEW_KEYS and pc.all(pc.equal(pc.binary_length(keys), end_byte)).as_py():
             binary = pa.large_binary() if is_large_text(keys) else pa.binary()
             padded = pc.binary_slice(keys.cast(binary), first_byte, end_byte).cast(keys.type)
             names = pc.ascii_rtrim(padded, _PAD)

@@ -13,6 +13,8 @@ from trinitylake_ops.format.node_file import NodeFile
 from trinitylake_ops.format.text_column import joined_texts, text_array
 from trinitylake_ops.tree.node_store import NodeStore
 
+_FEW_ROWS = 64  # that are merged one by one sooner than by Arrow's functions
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -132,6 +134,8 @@ def with_messages(
     """Return ascending keys and their locations after messages that are newer than them."""
     if not messages:
         return keys, locations
+    if len(keys) + len(messages) <= _FEW_ROWS:
+        return _with_few_messages(keys, locations, messages)
     is_older = pc.invert(pc.is_in(keys, pa.array(list(messages), keys.type)))
     live = {key: location for key, location in messages.items() if location is not None}
     keys = joined_texts([keys.filter(is_older), pa.array(list(live), pa.utf8())])
@@ -140,10 +144,25 @@ def with_messages(
     return keys.take(order), locations.take(order)
 
 
+def _with_few_messages(
+    keys: pa.StringArray, locations: pa.StringArray, messages: Mapping[str, str | None]
+) -> tuple[pa.StringArray, pa.StringArray]:
+    rows = dict(zip(keys.to_pylist(), locations.to_pylist(), strict=True))
+    for key, location in messages.items():
+        if location is None:
+            rows.pop(key, None)
+        else:
+            rows[key] = location
+    order = sorted(rows)  # by code points, which is by bytes of UTF-8
+    return pa.array(order, keys.type), pa.array([rows[key] for key in order], locations.type)
+
+
 def prefix_keys(store: NodeStore, root: NodeFile, prefix: str) -> pa.StringArray:
     """Return all keys that start with a prefix, ascending."""
     parts, messages = _parts(store, root, prefix, prefix_end(prefix))
     keys = joined_texts([part[0] for part in parts])
+    if len(keys) + len(messages) <= _FEW_ROWS:
+        return with_messages(keys, pa.nulls(len(keys), pa.utf8()), messages)[0]
     if messages:
         texts = pa.array(list(messages), keys.type)
         is_known = pc.is_in(texts, keys)
