@@ -213,6 +213,17 @@ def test_trim_of_a_table_that_is_not_there(run: Run) -> None:
     assert_error(run("trim", "ns.nowhere"), 4, "ns.nowhere")
 
 
+def test_a_trim_names_tables_that_it_cannot_read(run: Run, lake: Lakehouse, clock: LocalClock) -> None:
+    overwrite_rows(lake, "ns.a", "ns.b")
+    clock.forward()
+    path = lake.snapshot().table("ns", "b").format_properties["metadata_location"].removeprefix(lake.root)
+    lake.storage.write(path, b"no JSON")
+    assert run("trim", "--json").json["unreadable"] == ["ns.b"]
+    result = run("trim", "--yes", "--json")
+    assert (result.code, result.json["tables"]) == (0, ["ns.a"])
+    assert result.err == "Left as they are, since their metadata cannot be read: ns.b; verify says why\n"
+
+
 def test_what_cannot_be_undeleted(run: Run, clock: LocalClock, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_error(run("undelete", "3"), 2, "not expired")
     assert_error(run("undelete", "2-4294967295"), 2, "not expired")

@@ -279,6 +279,8 @@ def test_it_dies_at_every_request(prepared: dict[str, Prepared], operation: Oper
     begin = prepared[operation.name]
     course = uninterrupted(operation, begin)
     assert {"read", "create"} <= {request.kind for request in course.requests}
+    deletes = " ".join(request.path for request in course.requests if request.kind == "delete")
+    assert ("tables/" in deletes) == (operation.name in ("purge", "orphans"))
     for request in course.requests:
         moment: Moment = "after" if request.kind in EFFECTS else "before"
         death = fail(request.number, DeathError, moment)  # type: ignore[arg-type]

@@ -27,6 +27,7 @@ from trinitylake_ops.format.definitions import ExpirationState
 from trinitylake_ops.format.file_names import HINT_PATH, LEASE_PREFIX, OPERATIONS_PREFIX, parse_root_path, root_path
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.format.node_file import COMMIT_ID, decode_node
+from trinitylake_ops.maintenance.survey import expired_versions, is_lapsed
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.walk import walk
 
@@ -218,7 +219,12 @@ def _wrong_versions(lake: Lakehouse, world: World, states: Sequence[State]) -> l
 
 
 def _wrong_exports(lake: Lakehouse, states: Sequence[State]) -> list[str]:
-    wrong = []
+    definition, now_ms = lake.snapshot().definition, lake.storage.now_ms()
+    wrong = [
+        f"version {record.version} is expired, though export {record.name} pins it"
+        for record in definition.exports
+        if not is_lapsed(record, now_ms) and record.version in expired_versions(definition)
+    ]
     for info in maintenance.list_exports(lake):
         if info.state != "complete" or info.version is None:
             continue

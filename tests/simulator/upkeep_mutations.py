@@ -10,7 +10,8 @@ from unittest import mock
 
 from tests.simulator.mutations import Mutation, both
 from trinitylake_ops.format.definitions import ExpirationState
-from trinitylake_ops.maintenance import expire, export, orphans, purge, reachability, rollback, survey
+from trinitylake_ops.maintenance import expire, orphans, purge, reachability, survey
+from trinitylake_ops.maintenance.rollback import _WholeTree
 from trinitylake_ops.maintenance.state_change import StateChange
 from trinitylake_ops.transaction.snapshot import Snapshot
 
@@ -39,7 +40,7 @@ def _forget_exports() -> AbstractContextManager[Any]:
 
 def _go_back_to_the_old_definition() -> AbstractContextManager[Any]:
     """Copy the root of the target as it is, as a program may that does not know what the definition holds for us."""
-    draft = rollback._WholeTree.draft
+    draft = _WholeTree.draft
 
     def literal(self: Any, base: Snapshot, stamp: Any) -> Any:
         found = draft(self, base, stamp)
@@ -49,7 +50,7 @@ def _go_back_to_the_old_definition() -> AbstractContextManager[Any]:
         system = {**found.root_system, "lakehouse_def": old.definition_location}
         return replace(found, root_system=system, definition=old.definition)
 
-    return mock.patch.object(rollback._WholeTree, "draft", literal)
+    return mock.patch.object(_WholeTree, "draft", literal)
 
 
 def _delete_roots() -> AbstractContextManager[Any]:
@@ -133,7 +134,6 @@ UPKEEP_MUTATIONS: Mapping[str, Mutation] = {
     "delete what the plan names, reached or not": _replacing(
         reachability.Mark, "__contains__", lambda self, path: False
     ),
-    "export a version that is expired": _replacing(export, "check_not_expired", lambda version, definition: None),
     "roll back to the definition of that time": _go_back_to_the_old_definition,
     "expire versions that transactions may be based on": _replacing(
         survey, "judge",
@@ -148,8 +148,7 @@ UPKEEP_CONDITIONS: Mapping[str, Mapping[str, Any]] = {
     "remove orphans without a commit": {"upkeep": ("orphans",), "writers": (1,), "fault_rate": 0.15},
     "forget exports": {"upkeep": ("expire", "purge", "export")},
     "roll back to the definition of that time": {"upkeep": ("expire", "purge", "export")},
-    "export a version that is expired": {"upkeep": ("expire", "purge", "export")},
-    "expire what was exported meanwhile": {"upkeep": ("expire", "purge", "export")},
+    "expire what was exported meanwhile": {"upkeep": ("expire", "export")},
     "purge what was undeleted": {"upkeep": ("expire", "purge", "undelete")},
     "purge without grace, and what was undeleted": {"upkeep": ("expire", "purge", "undelete")},
     "undelete what is being purged": {"upkeep": ("expire", "purge", "undelete")},

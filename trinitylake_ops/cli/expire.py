@@ -23,6 +23,7 @@ from trinitylake_ops.cli.context import (
     shown_progress,
 )
 from trinitylake_ops.maintenance import RetentionPolicy
+from trinitylake_ops.maintenance.report import visible
 
 _NUMBER = click.IntRange(0)
 _RULES = (
@@ -107,8 +108,11 @@ def trim(
         report = None if digest is None and not yes else plan.execute(digest)
     if report is None:
         print_plan(plan, as_json, is_empty=not plan.tables)
-    else:
-        print_shown(report, as_json)
+        return
+    print_shown(report, as_json)
+    if plan.unreadable:
+        names = visible(", ".join(plan.unreadable))
+        click.echo(f"Left as they are, since their metadata cannot be read: {names}; verify says why", err=True)
 
 
 @click.command(short_help="Bring expired versions back.", epilog=FREEING_SPACE)

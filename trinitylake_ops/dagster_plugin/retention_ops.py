@@ -8,6 +8,7 @@ from trinitylake_ops.dagster_plugin.metadata import markdown_table
 from trinitylake_ops.dagster_plugin.ops import log_version, operating, report_metadata
 from trinitylake_ops.dagster_plugin.plans import RulesConfig, digest_field, logged_progress, show_plan
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+from trinitylake_ops.maintenance import TrimPlan
 
 
 class ExpireConfig(RulesConfig):
@@ -86,9 +87,14 @@ def run_trim_plan(context: dg.OpExecutionContext, config: TrimConfig, lakehouse:
             "unreadable": ", ".join(plan.unreadable),
             "plan": markdown_table(("table", "snapshots dropped", "snapshots kept"), rows),
         }
-        if plan.unreadable:
-            context.log.warning("tables whose metadata cannot be read stay as they are: %s", shown["unreadable"])
+        _warn_of_unreadable(context, plan)
         show_plan(context, plan, shown, apply_op="run_trim_apply", options=config, is_empty=not plan.tables)
+
+
+def _warn_of_unreadable(context: dg.OpExecutionContext, plan: TrimPlan) -> None:
+    if plan.unreadable:
+        names = ", ".join(plan.unreadable)
+        context.log.warning("left as they are, since their metadata cannot be read: %s; verify says why", names)
 
 
 @dg.op(description="Drops the snapshots of an approved plan from the latest version of tables; older ones keep them.")
@@ -98,7 +104,13 @@ def run_trim_apply(context: dg.OpExecutionContext, config: TrimApplyConfig, lake
         plan = maintenance.plan_trim_tables(lake, config.policy(lake), tables=config.tables or None)
         report = plan.execute(config.approved_digest)
         context.log.info("%s", report.table().title)
-        metadata = {**report_metadata(report.to_dict()), "tables": len(report.tables), "left": ", ".join(report.left)}
+        _warn_of_unreadable(context, plan)
+        metadata = {
+            **report_metadata(report.to_dict()),
+            "tables": len(report.tables),
+            "left": ", ".join(report.left),
+            "unreadable": ", ".join(plan.unreadable),
+        }
         if report.tables:
             log_version(context, lake, "trim", metadata)
         context.add_output_metadata(metadata)

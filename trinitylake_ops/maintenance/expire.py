@@ -36,7 +36,15 @@ from trinitylake_ops.maintenance.reachability import (
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table, utc_of
 from trinitylake_ops.maintenance.retention import RetentionPolicy, Verdict, protected_ms
 from trinitylake_ops.maintenance.state_change import StateChange
-from trinitylake_ops.maintenance.survey import Progress, Survey, is_lapsed, no_progress, survey_versions, uncached
+from trinitylake_ops.maintenance.survey import (
+    Progress,
+    Survey,
+    is_lapsed,
+    no_progress,
+    on_latest,
+    survey_versions,
+    uncached,
+)
 from trinitylake_ops.maintenance.timed_plan import TimedPlan
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.transaction.commit import discard
@@ -148,8 +156,7 @@ class ExpirationPlan(TimedPlan):
         lake = metered.lake
         approved = self.as_approved(lake, approved_digest)
         for _ in range(_MAX_PLANS):
-            latest = lake.snapshot()
-            now = approved if latest.version == approved.base_version else approved._spared(lake, latest, progress)
+            latest, now = on_latest(lake, lambda base: (base, approved._on(base, lake, progress)))
             if now.is_empty:
                 return now._report(approved, None, None, metered)
             try:
@@ -160,8 +167,10 @@ class ExpirationPlan(TimedPlan):
             "exports, expirations or settings of the lakehouse changed each time; nothing expired, run it again"
         )
 
-    def _spared(self, lake: Lakehouse, latest: Snapshot, progress: Progress) -> ExpirationPlan:
-        """Return this plan on a later version: without what is kept there, and never with more."""
+    def _on(self, latest: Snapshot, lake: Lakehouse, progress: Progress) -> ExpirationPlan:
+        """Return this plan on this or a later version: without what is kept there, and never with more."""
+        if latest.version == self.base_version:
+            return self
         now = _plan(lake, latest, self.now_ms, self._policy, within=self, progress=progress)
         sizes_bytes = {path: size for path, size in now._sizes_bytes.items() if path in self._sizes_bytes}
         return replace(now, _sizes_bytes=sizes_bytes, bytes=sum(sizes_bytes.values()))
@@ -241,7 +250,7 @@ def plan_expiration(
     and FileMissingError for a kept root or node that cannot be read, StorageError.
     """
     lake = uncached(lake)
-    return _plan(lake, lake.snapshot(), lake.storage.now_ms(), policy, progress=progress)
+    return on_latest(lake, lambda base: _plan(lake, base, lake.storage.now_ms(), policy, progress=progress))
 
 
 def _plan(

@@ -8,7 +8,6 @@ is executed again.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -18,11 +17,9 @@ from datetime import datetime, timedelta
 from rich.table import Table
 
 from trinitylake_ops.errors import (
-    AmbiguousWriteError,
     CorruptFileError,
     ExportExistsError,
     ExportNotFoundError,
-    FileExistsAlreadyError,
     FileMissingError,
     InvalidInputError,
     InvalidNameError,
@@ -33,6 +30,7 @@ from trinitylake_ops.format.keys import validate_name
 from trinitylake_ops.format.node_file import MAX_TIME_MS
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, Plan, digest_of, new_table, utc_of
 from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.storage.write_outcome import create_settled
 from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.lakehouse import Lakehouse, check_not_expired
 from trinitylake_ops.transaction.snapshot import Snapshot
@@ -264,9 +262,8 @@ def check_manifest(storage: Storage, record: ExportRecord) -> None:
 
 def _place(storage: Storage, path: str, data: bytes) -> None:
     """Create a file and read it back; an earlier attempt, or this one with its answer lost, may have been here."""
-    with contextlib.suppress(FileExistsAlreadyError, AmbiguousWriteError):  # what stands there is compared
-        storage.create(path, data)
-    if storage.read(path) != data:
+    is_copy = create_settled(storage, path, data, is_ours=lambda found: found == data)
+    if not is_copy or storage.read(path) != data:
         raise CorruptFileError("the file of an export is not what was copied; drop the export", path=path)
 
 

@@ -36,7 +36,7 @@ from trinitylake_ops.maintenance.reachability import Mark, is_deletable, is_tabl
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table
 from trinitylake_ops.maintenance.retention import protected_ms
 from trinitylake_ops.maintenance.state_change import StateChange
-from trinitylake_ops.maintenance.survey import Progress, no_progress, survey_versions, uncached
+from trinitylake_ops.maintenance.survey import Progress, no_progress, on_latest, survey_versions, uncached
 from trinitylake_ops.maintenance.timed_plan import TimedPlan, timed_digest
 from trinitylake_ops.storage import FileInfo
 from trinitylake_ops.tables.ownership import OWNER_NAME, owner_path, read_owner
@@ -149,7 +149,7 @@ class OrphanPlan(TimedPlan):
             return _report(None, Deletion(), 0, metered)
         with lease(lake.storage, _OPERATION) as held:
             has_tables = any(map(is_table_path, approved.paths))
-            mark = _mark(lake, lake.snapshot(), with_tables=has_tables, progress=progress)
+            mark = on_latest(lake, lambda base: _mark(lake, base, with_tables=has_tables, progress=progress))
 
             def unchanged(base: Snapshot) -> LakehouseDef:
                 _check_no_purge(base.definition)
@@ -206,7 +206,7 @@ def plan_orphan_removal(
     if older_than_ms is not None and older_than_ms < 0:
         raise InvalidInputError(f"older_than is {older_than_ms} ms, it must be at least 0")
     lake = uncached(lake)
-    return _plan(lake, lake.snapshot(), lake.storage.now_ms(), older_than_ms, progress)
+    return on_latest(lake, lambda base: _plan(lake, base, lake.storage.now_ms(), older_than_ms, progress))
 
 
 def _plan(

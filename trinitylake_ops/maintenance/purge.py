@@ -33,6 +33,7 @@ from trinitylake_ops.maintenance.survey import (
     Progress,
     Survey,
     no_progress,
+    on_latest,
     pinned_versions,
     survey_versions,
     uncached,
@@ -209,7 +210,12 @@ class _Purge:
 
     def _begin(self) -> Mark:
         """Record that the purge begins, on exactly the version up to which all is marked."""
-        mark = _mark(survey_versions(self._lake), self._versions, self._plan._planned, self._progress)
+
+        def marked(base: Snapshot) -> Mark:
+            survey = survey_versions(self._lake, base, self._progress)
+            return _mark(survey, self._versions, self._plan._planned, self._progress)
+
+        mark = on_latest(self._lake, marked)
 
         def purging(base: Snapshot) -> LakehouseDef | None:
             self._check_batches(base.definition)
@@ -327,7 +333,7 @@ def plan_purge(lake: Lakehouse, grace: timedelta | int | None = None, *, progres
     if grace_ms is not None and grace_ms < 0:
         raise InvalidInputError(f"the grace is {grace_ms} ms, it must be at least 0")
     lake = uncached(lake)
-    return _plan(lake, lake.snapshot(), lake.storage.now_ms(), grace_ms, progress)
+    return on_latest(lake, lambda base: _plan(lake, base, lake.storage.now_ms(), grace_ms, progress))
 
 
 def _plan(

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from trinitylake_ops.errors import CorruptFileError, FileMissingError, StorageError
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, PlanChangedError, StorageError
 from trinitylake_ops.format.definitions import ExpirationState, ExportState, TableDef
 from trinitylake_ops.format.file_names import TABLES_PREFIX, is_immutable_path
 from trinitylake_ops.format.locations import is_uri, to_location
@@ -258,9 +258,19 @@ class Mark:
         return self.survey.base
 
     def extend(self, latest: Snapshot) -> None:
-        """Mark what versions since reach, up to ``latest``."""
+        """Mark what versions since reach, up to ``latest``.
+
+        Raises PlanChangedError where a file vanished because another operation went on meanwhile.
+        """
         self.survey = self.survey.extended(latest)
-        self._add()
+        try:
+            self._add()
+        except FileMissingError as error:
+            if self.survey.lake.latest_version() == latest.version:
+                raise
+            raise PlanChangedError(
+                "another operation deleted files while this one looked at them: run it again", path=error.path
+            ) from error
 
     def add_tables(self) -> None:
         """Mark the files of tables, too, from now on."""

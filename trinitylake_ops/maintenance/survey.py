@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from trinitylake_ops.errors import CorruptFileError, MaintenanceBlockedError, VersionNotFoundError
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, MaintenanceBlockedError, VersionNotFoundError
 from trinitylake_ops.format.definitions import ExpirationState, ExportLevel, ExportRecord, ExportState, LakehouseDef
 from trinitylake_ops.format.file_names import ROOT_PREFIX, parse_root_path, root_naming
 from trinitylake_ops.format.keys import TABLE_KEY_PREFIX
@@ -31,6 +31,9 @@ from trinitylake_ops.transaction.versions import one_naming, read_roots, version
 
 RECONCILE = "reconcile"
 _BATCH = 64
+_MOST_LOOKS = 10
+
+T = TypeVar("T")
 
 #: Told how much of what is done, and of how much.
 Progress = Callable[[str, int, int], None]
@@ -192,6 +195,24 @@ class Survey:
 def uncached(lake: Lakehouse) -> Lakehouse:
     """Return a lakehouse that asks its storage for every file: caches could hide that one is gone."""
     return Lakehouse(lake.storage, lake.storage_options, cache="off")
+
+
+def on_latest(lake: Lakehouse, work: Callable[[Snapshot], T]) -> T:
+    """Do something on the latest version, once more where a file vanished and it is not the latest any more.
+
+    What other operations deleted meanwhile was not needed by any version that they saw. Raises FileMissingError
+    for a file that the latest version needs, and what ``work`` raises.
+    """
+    base = lake.snapshot()
+    for _ in range(_MOST_LOOKS):
+        try:
+            return work(base)
+        except FileMissingError:
+            latest = lake.snapshot()
+            if latest.version == base.version:
+                raise
+            base = latest
+    return work(base)
 
 
 def survey_versions(lake: Lakehouse, base: Snapshot | None = None, progress: Progress = no_progress) -> Survey:

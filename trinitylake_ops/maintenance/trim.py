@@ -17,7 +17,7 @@ from trinitylake_ops.format.definitions import ExpirationState, TableDef
 from trinitylake_ops.maintenance.reachability import CatalogReach, kept_roots
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, Plan, digest_of, new_table
 from trinitylake_ops.maintenance.retention import RetentionPolicy
-from trinitylake_ops.maintenance.survey import survey_versions
+from trinitylake_ops.maintenance.survey import on_latest, survey_versions
 from trinitylake_ops.maintenance.trim_needs import TableTrim, candidates_of, trims_of
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.file_io import StorageFileIO
@@ -140,9 +140,12 @@ def plan_trim_tables(
     cannot be trimmed and for an empty policy, MaintenanceBlockedError before ``reconcile``,
     CorruptFileError and other StorageErrors where what is kept cannot be read.
     """
-    base = lake.snapshot()
-    check_no_gap(lake.files.roots, base.version)
     only = None if tables is None else tuple(tables)
+    return on_latest(lake, lambda base: _plan(lake, base, policy, only))
+
+
+def _plan(lake: Lakehouse, base: Snapshot, policy: RetentionPolicy | None, only: tuple[str, ...] | None) -> TrimPlan:
+    check_no_gap(lake.files.roots, base.version)
     candidates, unreadable = candidates_of(lake, base, only)
     kept = _kept_definitions(lake, base, policy) if candidates else frozenset()
     return TrimPlan(

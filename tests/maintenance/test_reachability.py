@@ -1,0 +1,485 @@
+"""What is kept, reachable and deletable: the three functions that every deletion goes through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.lakes import Lakes, listed, table
+from tests.maintenance.aging import DAY_MS, HOUR_MS, Aging, grow, keeping, needed_files
+from tests.maintenance.changes import append_rows, create, drop, node_bytes, node_columns, truncate
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    FileMissingError,
+    MaintenanceBlockedError,
+    StorageError,
+    TransientError,
+)
+from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, ExportState, TableDef
+from trinitylake_ops.maintenance.reachability import CatalogReach, Mark, is_deletable, kept_roots
+from trinitylake_ops.maintenance.survey import survey_versions
+from trinitylake_ops.storage import StorageWrapper
+from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.tables.managed import METADATA_LOCATION
+from trinitylake_ops.tree.walk import walk
+
+UUID = "00000000-0000-4000-8000-000000000000"
+
+
+@pytest.fixture
+def aging(lakes: Lakes) -> Aging:
+    return Aging.on(lakes.storage())
+
+
+@pytest.fixture
+def lake(aging: Aging) -> Lakehouse:
+    return aging.lake
+
+
+def clean_up(aging: Aging) -> None:
+    """Expire, purge and remove orphans, with all waiting there is."""
+    aging.later()
+    aging.expire()
+    aging.later()
+    aging.purge()
+    aging.later()
+    aging.remove_orphans()
+
+
+def read_rows(lake: Lakehouse, name: str) -> list[int]:
+    with catalog_at(lake) as catalog:
+        ids: list[int] = catalog.load_table(name).scan().to_arrow()["id"].to_pylist()
+    return sorted(ids)
+
+
+# Reachable
+
+
+def test_all_that_roots_point_to_counts_shadowed_values_too(aging: Aging, lake: Lakehouse) -> None:
+    """A message in the root's buffer hides the value below it: the definition it hides is needed as before."""
+    grow(aging, 4)
+    with lake.transaction() as txn:
+        txn.alter_table("n0", "a", table(newest="yes"))
+    snapshot = lake.snapshot()
+    key = snapshot.keys.table_key("n0", "a")
+    held = {
+        value
+        for visited in walk(lake.files.nodes, snapshot.root, snapshot.location)
+        for at, value in [*zip(visited.node.keys, visited.node.values, strict=True), *visited.node.buffer.items()]
+        if at == key
+    }
+    assert len(held) == 2, "one is shadowed"
+    reach = CatalogReach(lake.files)
+    survey = survey_versions(lake)
+    reach.add([survey.roots[snapshot.version]])
+    assert reach.nodes | reach.tables | reach.others == needed_files(lake).keys() - {snapshot.location}
+    assert held <= reach.tables
+    clean_up(aging)
+    assert held <= listed(lake.storage)
+    assert snapshot.location not in reach, "previous_root and the root itself are no pointers"
+    with lake.transaction(message="m" * 3_400) as txn:  # the tree still takes changes at every place
+        for name in ("n1", "n2", "n3"):
+            txn.drop_namespace(name, cascade=True)
+    assert maintenance.verify(lake).is_clean
+
+
+def test_known_subtrees_are_passed_over(aging: Aging, lake: Lakehouse) -> None:
+    grow(aging, 4)
+    survey = survey_versions(lake)
+    first = CatalogReach(lake.files)
+    first.add([survey.roots[4]])
+    second = CatalogReach(lake.files, first)
+    second.add([survey.roots[4], survey.roots[3]])
+    assert not second.nodes & first.nodes
+    assert not second.tables & first.tables
+
+
+def test_exported_roots_reach_what_versions_do_not(aging: Aging, lake: Lakehouse) -> None:
+    grow(aging, 3)
+    maintenance.plan_export(lake, "e", version=1).execute()
+    exported = needed_files(lake, "e")
+    # Another program knows the name and the root only, and lets the version itself expire.
+    lake.alter_definition(exports=())
+    clean_up(aging)
+    assert {path: lake.storage.read(path) for path in exported} == exported
+    assert needed_files(lake, "e") == exported
+    manifest = next(iter(path for path in listed(lake.storage) if path.startswith("_ops/export-")), None)
+    assert manifest is None, "nobody names it any more"
+
+
+def test_a_version_that_is_an_exports_root_itself_is_pinned(aging: Aging, lake: Lakehouse) -> None:
+    """As the format's text has it, an export may name the version's own root."""
+    grow(aging, 3)
+    lake.alter_definition(exported_snapshots={"theirs": lake.files.roots.path(2)})
+    aging.later()
+    plan = maintenance.plan_expiration(lake, keeping(1))
+    assert plan.versions == "0-1,3"
+    assert plan.verdicts[2].reason == "pinned by export 'theirs'"
+    plan.execute()
+    aging.later()
+    aging.purge()
+    assert needed_files(lake, "theirs")[lake.files.roots.path(2)]
+
+
+def test_an_export_of_an_expired_version_blocks_its_purge(aging: Aging, lake: Lakehouse) -> None:
+    grow(aging, 3)
+    aging.later()
+    aging.expire()
+    lake.alter_definition(exported_snapshots={"theirs": lake.files.roots.path(1)})
+    aging.later()
+    with pytest.raises(MaintenanceBlockedError, match="export 'theirs' needs it: undelete it"):
+        maintenance.plan_purge(lake)
+    maintenance.undelete(lake, 1)
+    assert aging.purge().is_complete
+    assert needed_files(lake, "theirs")
+
+
+def test_what_an_unfinished_export_copied_is_kept(aging: Aging, lake: Lakehouse) -> None:
+    grow(aging, 2)
+    copies = [f"_export_{UUID}.arrow", f"1111/1111/1111/11111111-node-{UUID}.arrow", "_ops/manifest-of-others"]
+    manifest = f"_ops/export-{UUID}.json"
+    record = ExportRecord(
+        name="copying",
+        version=1,
+        level=ExportLevel.PARTIAL,
+        root_location=copies[0],
+        state=ExportState.COPYING,
+        created_at_millis=aging.clock.time_ms,
+        manifest_path=manifest,
+    )
+    lake.alter_definition(exports=(record,))
+    assert kept_roots(survey_versions(lake)).paths >= {copies[0], manifest}, "nothing is written yet"
+    for path in copies[:2]:
+        lake.storage.create(path, b"copy")
+    stray = f"1111/1111/1111/11111110-node-{UUID}.arrow"
+    lake.storage.create(stray, b"not in the manifest")
+    text = ",".join(f'{{"source": "x", "target": "{path}"}}' for path in copies)
+    lake.storage.create(manifest, f'{{"files": [{text}]}}'.encode())
+    clean_up(aging)
+    assert {*copies[:2], manifest} <= listed(lake.storage)
+    assert stray not in listed(lake.storage)
+    assert lake.snapshot(1), "its version is pinned"
+    lake.storage.write(manifest, b"garbage")
+    for plan in (lambda: maintenance.plan_expiration(lake, keeping(1)).execute(), aging.remove_orphans):
+        create(lake, f"n{len(listed(lake.storage))}")
+        aging.later()
+        with pytest.raises(CorruptFileError, match="manifest"):
+            plan()
+
+
+# Kept: whatever cannot be read stops marking
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "refused"])
+@pytest.mark.parametrize("what", ["node", "root", "exported root", "table definition", "manifest list"])
+def test_a_kept_file_that_cannot_be_read_stops_everything(
+    aging: Aging, lake: Lakehouse, what: str, damage: str
+) -> None:
+    grow(aging, 4)
+    append_rows(lake)
+    maintenance.plan_export(lake, "e", version=1).execute()
+    grow(aging, 1, "o")
+    aging.later()
+    aging.expire(keeping(3))
+    lake.storage.create(f"tables/{lake.snapshot().table('ns', 't').id}/data/left.parquet", b"orphan")
+    aging.later()
+    create(lake, "last")
+    aging.later()
+    latest = needed_files(lake)
+    path = {
+        "node": next(path for path in latest if "-node-" in path),
+        "root": lake.files.roots.path(lake.latest_version() - 1),
+        "exported root": lake.snapshot().definition.exported_snapshots["e"],
+        "table definition": next(path for path in latest if "table-t-ns" in path),
+        "manifest list": next(path for path in latest if "/metadata/snap-" in path),
+    }[what]
+    storage: Any = lake.storage
+    if damage == "missing":
+        lake.storage.delete(path)
+    elif damage == "cut":
+        truncate(lake.storage, path)
+    else:
+        storage = Refusing(lake.storage, path)
+    before = listed(lake.storage)
+    damaged = Lakehouse(storage)
+    plans: list[Callable[[], Any]] = [
+        lambda: maintenance.plan_expiration(damaged, keeping(1)),
+        lambda: maintenance.plan_orphan_removal(damaged),
+    ]
+    if what not in ("table definition", "manifest list"):
+        plans.append(lambda: maintenance.plan_purge(damaged))  # no file of a table is in its plan
+    if what in ("table definition", "manifest list"):
+        del plans[0]  # no table's file expires
+    for plan in plans:
+        with pytest.raises(StorageError):
+            plan()
+    assert listed(lake.storage) == before
+
+
+class Refusing(StorageWrapper):
+    def __init__(self, inner: Any, path: str):
+        super().__init__(inner)
+        self.path = path
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        if path == self.path:
+            raise TransientError("not now", path=path)
+        return super().read(path, offset=offset, length=length)
+
+
+def test_damage_of_expiring_versions_stops_nothing(aging: Aging, lake: Lakehouse) -> None:
+    grow(aging, 5)
+    append_rows(lake)
+    append_rows(lake)
+    latest_only = needed_files(lake)
+    gone = needed_files(lake, 6).keys() - latest_only.keys()
+    aging.later()
+    for path in gone:
+        if not path.startswith("_"):
+            lake.storage.delete(path)
+    clean_up(aging)
+    assert (
+        needed_files(lake).items()
+        >= {path: data for path, data in latest_only.items() if not path.startswith("_")}.items()
+    )
+
+
+# Deletable
+
+
+@pytest.mark.parametrize(
+    ("path", "is_ours"),
+    [
+        (f"0101/0101/0101/01010101-node-{UUID}.arrow", True),
+        (f"0101/0101/0101/01010101-table-t-ns-{UUID}.binpb", True),
+        (f"_lakehouse_def_{UUID}.binpb", True),
+        ("tables/owned/data/1.parquet", True),
+        ("tables/other/data/1.parquet", False),
+        ("tables/owned", False),
+        ("tables/", False),
+        ("_10000000000000000000000000000000.arrow", False),
+        ("_latest_hint.txt", False),
+        ("0101/0101/0101/01010101-node.arrow", False),
+        ("0101/0101/0101/notes.txt", False),
+        (f"x/0101/0101/0101/01010101-node-{UUID}.arrow", False),
+        (f"memory://other/0101/0101/0101/01010101-node-{UUID}.arrow", False),
+        ("s3://bucket/tables/owned/data/1.parquet", False),
+        ("file:///tables/owned/x", False),
+    ],
+)
+def test_deletable_names(path: str, is_ours: bool) -> None:
+    assert is_deletable(path, {"owned"}.__contains__) == is_ours
+
+
+def test_stray_files_are_untouched(aging: Aging, lake: Lakehouse) -> None:
+    grow(aging, 3)
+    append_rows(lake)
+    dropped = lake.snapshot().table("ns", "t").id
+    drop(lake, "ns")
+    stray = [
+        "notes.txt",
+        "_notes.arrow",
+        "_ops/notes.json",
+        "_ops/plan-mine.json",
+        "0101/0101/0101/notes.txt",
+        "0101/0101/0101/01010101-notes.arrow",
+        "1010/data.parquet",
+        "tables/mine/data/1.parquet",
+        "tables/readme.txt",
+        f"tables/{UUID}/data/1.parquet",
+        f"archive/tables/{dropped}/data/1.parquet",
+        f"tables/other/{dropped}/data/1.parquet",
+        "tables/foreign/_owner.json",
+        "tables/foreign/data/1.parquet",
+    ]
+    for path in stray:
+        lake.storage.create(path, b'{"lakehouse_id": "another"}' if path.endswith("_owner.json") else b"stray")
+    clean_up(aging)
+    assert set(stray) <= listed(lake.storage)
+    assert not list(lake.storage.list(f"tables/{dropped}/"))
+    plan = maintenance.plan_orphan_removal(lake)
+    assert (plan.is_empty, plan.unowned_files) == (True, 5)
+    assert "5 files under tables/ are of nobody we know and stay" in str(plan)
+
+
+def test_pointers_that_are_uris_are_never_deleted(aging: Aging, lake: Lakehouse, lakes: Lakes) -> None:
+    """A version's pointers may lead into another lakehouse; what is there is another's."""
+    other = Aging.on(lakes.storage("other")).lake
+    create(other, "ns", "t")
+    theirs = next(path for path in needed_files(other) if "table-t-ns" in path)
+    grow(aging, 2)
+    path = lake.files.roots.path(lake.latest_version())
+    columns = node_columns(lake.storage.read(path))
+    snapshot = lake.snapshot()
+    for name, value in (
+        (snapshot.keys.table_key("n0", "z"), other.root + theirs),
+        (snapshot.keys.table_key("n0", "y"), f"{lake.root}notes.txt"),
+    ):
+        for column, cell in zip(columns.values(), (name, value, None), strict=True):
+            column.append(cell)
+    lake.storage.write(path, node_bytes(columns))
+    lake.storage.create("notes.txt", b"not a definition's name")
+    with lake.transaction() as txn:
+        for name in "yz":
+            txn.drop_table("n0", name)
+    before = listed(other.storage)
+    aging.later()
+    report = aging.expire()
+    assert report.versions == "0-2"
+    aging.later()
+    aging.purge()
+    assert listed(other.storage) == before
+    assert "notes.txt" in listed(lake.storage)
+
+
+# Tables
+
+
+SCHEMA = pa.schema([("id", pa.int64())])
+
+
+@pytest.mark.parametrize("table_type", ["MANAGED", "EXTERNAL"])
+@pytest.mark.parametrize("dropped", ["t", "copy"])
+def test_tables_that_share_files_are_safe(aging: Aging, lake: Lakehouse, table_type: str, dropped: str) -> None:
+    """Two definitions of one metadata file, of which each may go."""
+    append_rows(lake)
+    definition = lake.snapshot().table("ns", "t")
+    with lake.transaction() as txn:
+        txn.create_table("ns", "copy", replace(definition, id="copy", table_type=table_type))
+    append_rows(lake, "ns.t")  # the copy stays where it was: it shares data files
+    drop(lake, "ns", dropped)
+    left = "copy" if dropped == "t" else "t"
+    expected = read_rows(lake, f"ns.{left}")
+    clean_up(aging)
+    assert read_rows(lake, f"ns.{left}") == expected
+    assert maintenance.verify(lake).is_clean
+    drop(lake, "ns", left)
+    clean_up(aging)
+    rest = {info.path for info in lake.storage.list("tables/")}
+    assert rest == set(), "with the last one all goes"
+
+
+@pytest.mark.parametrize("table_type", ["EXTERNAL", "FEDERATED"])
+def test_a_table_that_is_not_managed_loses_nothing(
+    aging: Aging, lake: Lakehouse, lakes: Lakes, table_type: str
+) -> None:
+    """Neither one in another lakehouse nor one in a folder of this very root."""
+    other = Aging.on(lakes.storage("other")).lake
+    append_rows(other)
+    location = other.snapshot().table("ns", "t").format_properties[METADATA_LOCATION]
+    for info in other.storage.list("tables/"):
+        lake.storage.create(f"lent/{info.path}", other.storage.read(info.path))
+    create(lake, "ns")
+    maintenance.register_table(lake, "ns", "far", other.root + location, table_type=table_type)
+    with lake.transaction() as txn:
+        definition = lake.snapshot().table("ns", "far")
+        properties = {METADATA_LOCATION: f"lent/{location}"}
+        txn.create_table("ns", "near", replace(definition, id="near", format_properties=properties))
+    before = listed(other.storage), {path for path in listed(lake.storage) if path.startswith("lent/")}
+    drop(lake, "ns", "far", "near")
+    clean_up(aging)
+    assert (listed(other.storage), {path for path in listed(lake.storage) if path.startswith("lent/")}) == before
+
+
+def test_a_managed_table_elsewhere_loses_nothing(aging: Aging, lake: Lakehouse, lakes: Lakes) -> None:
+    """``table_root`` may lie beyond the root: its files are not listed, so they are not deleted."""
+    other = lakes.storage("tables-of-others")
+    lake.alter_definition(table_root=other.root)
+    append_rows(lake)
+    before = listed(other)
+    assert before
+    drop(lake, "ns", "t")
+    clean_up(aging)
+    assert listed(other) == before
+
+
+def test_tables_whose_files_nobody_can_tell_keep_their_folders(aging: Aging, lake: Lakehouse) -> None:
+    """Those of another format, and those whose metadata file is gone: what is there may be all that is left."""
+    append_rows(lake, "ns.lost")
+    append_rows(lake, "ns.lost")
+    lost = lake.snapshot().table("ns", "lost")
+    with lake.transaction() as txn:
+        txn.create_table("ns", "lance", TableDef(id="lance-id", table_format="LANCE"))
+        txn.create_table("ns", "bare", TableDef(id="bare-id", table_format="ICEBERG"))
+    for table_id in ("lance-id", "bare-id"):
+        lake.storage.create(f"tables/{table_id}/data/1", b"rows")
+    lake.storage.delete(lost.format_properties[METADATA_LOCATION])
+    before = {info.path for info in lake.storage.list("tables/")}
+    clean_up(aging)
+    assert {info.path for info in lake.storage.list("tables/")} == before
+    drop(lake, "ns", "lost", "lance", "bare")
+    maintenance.compact(lake)  # or what is dropped stays where the message hides it
+    clean_up(aging)
+    left = {info.path for info in lake.storage.list("tables/")}
+    assert left == {"tables/lance-id/data/1", "tables/bare-id/data/1"}, "no owner file says that they are ours"
+
+
+def test_the_metadata_of_former_versions_expires_with_them(aging: Aging, lake: Lakehouse) -> None:
+    """Iceberg's metadata log names former metadata files, which no scan opens: they go with their versions."""
+    for _ in range(3):
+        append_rows(lake)
+    paths = [path for path in listed(lake.storage) if path.endswith(".metadata.json")]
+    assert len(paths) == 4
+    rows = read_rows(lake, "ns.t")
+    clean_up(aging)
+    current = lake.snapshot().table("ns", "t").format_properties[METADATA_LOCATION]
+    assert [path for path in listed(lake.storage) if path.endswith(".metadata.json")] == [current]
+    assert read_rows(lake, "ns.t") == rows, "all data is in the current snapshot's history"
+    append_rows(lake)
+    assert len(read_rows(lake, "ns.t")) == len(rows) + 3
+
+
+# Marks
+
+
+def test_a_mark_only_grows(aging: Aging, lake: Lakehouse) -> None:
+    grow(aging, 3)
+    append_rows(lake)
+    mark = Mark(survey_versions(lake))
+    mark.add_tables()
+    before = mark.catalog.nodes | mark.catalog.tables | mark.catalog.others | mark.tables.files
+    version = append_rows(lake)
+    drop(lake, "n0")
+    fresh = set(needed_files(lake, version)) - before
+    assert fresh
+    mark.extend(lake.snapshot())
+    assert mark.base.version == version + 1
+    assert all(path in mark for path in before)
+    assert all(path in mark for path in fresh if path != lake.files.roots.path(version))
+
+
+def test_reading_goes_once_over_every_node(aging: Aging, lake: Lakehouse) -> None:
+    """The number of node reads for a plan is that of kept nodes and of those that expire."""
+    grow(aging, 6)
+    aging.later(DAY_MS)
+    aging.later(HOUR_MS)
+    counted = Counting(lake.storage)
+    plan = maintenance.plan_expiration(Lakehouse(counted), keeping(1))
+    nodes = {path for version in range(7) for path in needed_files(lake, version) if "-node-" in path}
+    assert plan.versions
+    assert sorted(path for path in counted.reads if "-node-" in path) == sorted(nodes)
+
+
+class Counting(StorageWrapper):
+    def __init__(self, inner: Any):
+        super().__init__(inner)
+        self.reads: list[str] = []
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        self.reads.append(path)
+        return super().read(path, offset=offset, length=length)
+
+
+def test_missing_kept_files_are_named(aging: Aging, lake: Lakehouse) -> None:
+    grow(aging, 5)
+    aging.later()
+    path = next(path for path in needed_files(lake) if "-node-" in path)
+    lake.storage.delete(path)
+    with pytest.raises(FileMissingError) as caught:
+        maintenance.plan_expiration(lake, keeping(1))
+    assert caught.value.path == path
