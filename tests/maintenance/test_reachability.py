@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.foreign import ForeignLake
 from tests.lakes import Lakes, listed, table
 from tests.maintenance.aging import DAY_MS, HOUR_MS, Aging, grow, keeping, needed_files
 from tests.maintenance.changes import append_rows, create, drop, node_bytes, node_columns, truncate
@@ -21,10 +22,11 @@ from trinitylake_ops.errors import (
     TransientError,
 )
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, ExportState, TableDef
-from trinitylake_ops.maintenance.reachability import CatalogReach, Mark, is_deletable, kept_roots
+from trinitylake_ops.maintenance.reachability import CatalogReach, Mark, is_deletable, kept_roots, table_files
 from trinitylake_ops.maintenance.survey import survey_versions
 from trinitylake_ops.storage import StorageWrapper
 from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import METADATA_LOCATION
 from trinitylake_ops.tree.walk import walk
 
@@ -61,19 +63,23 @@ def read_rows(lake: Lakehouse, name: str) -> list[int]:
 
 
 def test_all_that_roots_point_to_counts_shadowed_values_too(aging: Aging, lake: Lakehouse) -> None:
-    """A message in the root's buffer hides the value below it: the definition it hides is needed as before."""
+    """A message in the root's buffer hides values below it, and in it: what it hides is needed as before."""
     grow(aging, 4)
-    with lake.transaction() as txn:
-        txn.alter_table("n0", "a", table(newest="yes"))
+    base = lake.snapshot()
+    keys = [next(key for key in base.root.keys if key.startswith("C===")), base.keys.table_key("n0", "a")]
+    staged = [lake.stage_definition("n0", "a", table(newest="yes")).location for _ in keys]
+    aging.later(HOUR_MS)
+    foreign = ForeignLake(lake.storage)  # we apply messages for a root's own keys at once, others may not
+    foreign.commit([*foreign.rows(base.location), *zip(keys, staged, (None, None), strict=True)])
     snapshot = lake.snapshot()
-    key = snapshot.keys.table_key("n0", "a")
+    assert keys[0] in snapshot.root.buffer.keys() & set(snapshot.root.keys)
     held = {
         value
         for visited in walk(lake.files.nodes, snapshot.root, snapshot.location)
         for at, value in [*zip(visited.node.keys, visited.node.values, strict=True), *visited.node.buffer.items()]
-        if at == key
+        if at in keys and value is not None
     }
-    assert len(held) == 2, "one is shadowed"
+    assert len(held) == 4, "of each one is shadowed"
     reach = CatalogReach(lake.files)
     survey = survey_versions(lake)
     reach.add([survey.roots[snapshot.version]])
@@ -362,6 +368,18 @@ def test_tables_that_share_files_are_safe(aging: Aging, lake: Lakehouse, table_t
     clean_up(aging)
     rest = {info.path for info in lake.storage.list("tables/")}
     assert rest == set(), "with the last one all goes"
+
+
+def test_whoever_comes_first_a_tables_own_files_are_found(aging: Aging, lake: Lakehouse) -> None:
+    """Of two definitions of one metadata file, that which owns the folder yields its files, in any order."""
+    append_rows(lake)
+    own = lake.snapshot().table("ns", "t")
+    copies = [replace(own, id="copy"), replace(own, table_type="EXTERNAL")]
+    io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
+    files = table_files([own], io)
+    assert len(files) == len(list(lake.storage.list("tables/"))) - 1, "all but the owner file"
+    assert table_files([*copies, own], io) == table_files([own, *copies], io) == files
+    assert table_files(copies, io) == {}
 
 
 @pytest.mark.parametrize("table_type", ["EXTERNAL", "FEDERATED"])

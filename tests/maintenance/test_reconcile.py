@@ -406,3 +406,27 @@ def test_its_rollback_in_the_middle_of_an_operation_stops_it(
     assert needed_files(lake, "late") == exported
     assert_same_tables(lake, foreign)
     assert maintenance.verify(lake).is_clean
+
+
+@pytest.mark.parametrize("kind", ["create", "write"])
+def test_it_goes_back_to_a_version_that_is_being_purged(
+    aging: Aging, lake: Lakehouse, foreign: ForeignLake, kind: str
+) -> None:
+    """It knows no expired versions: until a root is sealed, it may make any of them the latest again."""
+    aging.expire()
+    aging.later()
+
+    def go_back() -> None:
+        current = ("lakehouse_def", lake.snapshot().definition_location, None)
+        rows = foreign.rows(foreign.root(2))
+        foreign.commit([current, *(row for row in rows if row[0] != current[0])])
+
+    interrupting = Interrupting(lake.storage, lambda found, path: found == kind and is_root(path), go_back)
+    report = maintenance.plan_purge(Lakehouse(interrupting)).execute()
+    assert report.is_complete
+    assert report.still_needed > 0
+    assert foreign.tables() == {"n0.a", "n0.b", "n1.a", "n1.b", "n1.c"}
+    assert_same_tables(lake, foreign)
+    clean_up(aging)
+    assert_same_tables(lake, foreign)
+    assert maintenance.verify(lake).is_clean

@@ -44,7 +44,9 @@ def contents(reader: CatalogReader) -> State:
     for namespace in reader.namespaces():
         found["namespace", namespace] = reader.namespace(namespace).properties[TOKEN]
         for table in reader.tables(namespace):
-            found["table", namespace, table] = reader.table(namespace, table).properties[TOKEN]
+            properties = reader.table(namespace, table).properties
+            if TOKEN in properties:
+                found["table", namespace, table] = properties[TOKEN]
     return found
 
 

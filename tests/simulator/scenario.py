@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from unittest import mock
 
 from tests.simulator import history as seen
+from tests.simulator import tables
 from tests.simulator.history import History, ReadRecord, RollbackRecord, TransactionRecord
 from tests.simulator.model import Operation, contents, run
 from tests.simulator.upkeep import Upkeep, all_states, archive
@@ -45,6 +46,7 @@ N_READS = 8
 N_ROLLBACKS = 2
 N_KEEPERS = 2
 N_UPKEEPS = 7  # of each keeper
+N_APPENDS = 4
 TIME_TO_LIVE_MS = 10_000
 
 _NAMESPACES = ("a", "b")
@@ -53,6 +55,7 @@ _SETTINGS = ("x", "y")
 _ATTEMPTS = 30
 _RESOLVES = 4
 _ERRORS_OF_RESUMING = (TransactionNotFoundError, TransactionExpiredError, VersionExpiredError)
+_WITH_TABLE = 0.1  # of all runs: an Iceberg table is written, and trimmed
 _VERIFIED = 0.2  # of all runs: what all versions hold is read in each
 
 
@@ -76,6 +79,7 @@ def simulate(
     interrupt_rate: float | None = None,
     time_to_live_ms: int = TIME_TO_LIVE_MS,
     upkeep: Sequence[str] | None = None,
+    with_table: bool | None = None,
 ) -> Outcome:
     """Run the scenario of a seed, with a mutation of the engine; the verdict is always that of the true engine.
 
@@ -97,6 +101,7 @@ def simulate(
             is_harmless=fault_rate == 0,
             time_to_live_ms=time_to_live_ms,
             upkeep=upkeep,
+            with_table=chance.random() < _WITH_TABLE if with_table is None else with_table,
         )
         try:
             with mutation():
@@ -121,6 +126,7 @@ class _Scenario:
         is_harmless: bool,
         time_to_live_ms: int,
         upkeep: Sequence[str] | None,
+        with_table: bool,
     ):
         self.world = world
         self.history = History()
@@ -141,19 +147,27 @@ class _Scenario:
         txn = lake.transaction()
         record = TransactionRecord(txn.id, "snapshot", txn.base.version)
         self.history.transactions.append(record)
-        for namespace in _NAMESPACES:
+        for namespace in (*_NAMESPACES, *([tables.NAMESPACE] if with_table else [])):
             self._step(txn, record, Operation("create namespace", namespace, token=self._token()))
+        for namespace in _NAMESPACES:
             for table in _TABLES[:2]:
                 self._step(txn, record, Operation("put", namespace, table, self._token()))
         record.outcome, record.version = "committed", txn.commit()
         world.observers.append(self._observe)
+        self._tables = tables.Tables(world, self.happened, self._note) if with_table else None
+        if self._tables is not None:
+            self.history.has_table_writer = True
+            self._tables.create(lake)
+            writer = [self._thread("table writer", N_APPENDS, self._tables.append)]
+            world.add(Process("table writer", writer, _opened))
         for number, n_threads in enumerate(writers):
             names = [f"writer {number}.{thread}" for thread in range(n_threads)]
             threads = [self._thread(name, N_TRANSACTIONS, self._write) for name in names]
             world.add(Process(f"writers {number}", threads, _opened, is_interrupted=True))
         world.add(Process("reader", [self._thread("reader", N_READS, self._read)], _opened))
         world.add(Process("operator", [self._thread("operator", N_ROLLBACKS, self._roll_back)], _opened))
-        self._upkeep = Upkeep(world, self.happened, self._note, 2 * (time_to_live_ms + CLOCK_MARGIN_MS), upkeep)
+        leap_ms = 2 * (time_to_live_ms + CLOCK_MARGIN_MS)
+        self._upkeep = Upkeep(world, self.happened, self._note, leap_ms, self._tables, upkeep)
         for number in range(N_KEEPERS):
             threads = [self._thread(f"keeper {number}", N_UPKEEPS, self._upkeep.work)]
             world.add(Process(f"keeper {number}", threads, _opened))
@@ -166,9 +180,9 @@ class _Scenario:
         states = all_states(past)
         self.happened["versions"] += len(infos)
         self.happened["groups"] += sum(1 for info in infos if len(info.members) > 1)
-        wrong = seen.check(self.history, infos, states) + self._upkeep.wrong(lake, states)
+        wrong = seen.check(self.history, infos, states) + self._upkeep.wrong(lake, past, states)
         if self._verifies:
-            wrong += self._upkeep.wrong_in_the_end(lake, states)
+            wrong += self._upkeep.wrong_in_the_end(lake, past, states)
             report = verify(lake)
             wrong += [f"verify: {finding}" for finding in report.findings if finding.severity == "error"]
         return wrong

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import subprocess
 import sys
@@ -15,10 +16,13 @@ import pytest
 from tests.conftest import SHOWN
 from tests.simulator.mutations import CONDITIONS, MUTATIONS
 from tests.simulator.scenario import Outcome, simulate
+from tests.simulator.upkeep import OPERATIONS
+from tests.simulator.upkeep_mutations import UPKEEP_CONDITIONS, UPKEEP_MUTATIONS
 from tests.simulator.world import empty_cells, matrix
 
 N_SEEDS = 1_000
 N_SOAK_SEEDS = 20_000
+N_SEEDS_OF_A_PAIR = 200
 _MOST_SEEDS_TO_CATCH = 400
 REPLAY = "replay it with: python -m tests.simulator.replay"
 
@@ -56,6 +60,15 @@ def test_every_seed_is_explained_by_the_order_of_commits(record_property: Callab
         "read as of a time",
         "groups rebased",
         "interrupted",
+        "expire",
+        "undelete",
+        "purge",
+        "purge: budget spent",
+        "orphans",
+        "export",
+        "drop export",
+        "append",
+        "trim",
     ):
         assert happened[what], what
 
@@ -69,10 +82,29 @@ def test_many_more_seeds_are_explained(record_property: Callable[[str, object], 
     assert empty_cells(injected) == []
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("pair", itertools.combinations(OPERATIONS, 2), ids="-".join)
+def test_pairs_of_operations_are_explained(
+    record_property: Callable[[str, object], None], pair: tuple[str, str]
+) -> None:
+    """Two operations against each other and against commits, so that they meet more often."""
+    happened: Counter[str] = Counter()
+    for seed in range(N_SEEDS_OF_A_PAIR):
+        outcome = simulate(seed, upkeep=pair, with_table=True if "trim" in pair else None)
+        assert outcome.wrong == [], f"seed {seed} with {pair}"
+        happened += outcome.happened
+    record_property(SHOWN, "\n".join(f"{count:>9,}  {what}" for what, count in happened.most_common()))
+
+
+ALL_MUTATIONS = {**MUTATIONS, **UPKEEP_MUTATIONS}
+ALL_CONDITIONS = {**CONDITIONS, **UPKEEP_CONDITIONS}
+
+
+@pytest.mark.parametrize("name", ALL_MUTATIONS)
 def test_mutations_are_caught(name: str) -> None:
-    conditions = CONDITIONS.get(name, {})
-    assert any(simulate(seed, MUTATIONS[name], **conditions).wrong for seed in range(_MOST_SEEDS_TO_CATCH))
+    conditions = ALL_CONDITIONS.get(name, {})
+    assert any(simulate(seed, ALL_MUTATIONS[name], **conditions).wrong for seed in range(_MOST_SEEDS_TO_CATCH))
 
 
 def _digest(outcome: Outcome) -> str:

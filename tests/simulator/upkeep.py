@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from tests.simulator.model import State, contents
+from tests.simulator.tables import Tables, needed_files
 from tests.simulator.world import Process, SimulatedStorage, World
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import (
@@ -41,6 +42,8 @@ _LOOK_AGAIN = (
     VersionExpiredError,
     ExportNotFoundError,
 )
+#: The operations, and how often each is chosen; trim only where there is a table.
+OPERATIONS = {"expire": 4, "purge": 4, "orphans": 2, "undelete": 2, "export": 1, "drop export": 1, "trim": 3}
 _LONGEST_WAIT_STEPS = 120
 _LEAPS = 0.3  # of all rounds: nobody did anything for a while
 
@@ -54,17 +57,21 @@ class Upkeep:
         happened: Counter[str],
         note: Callable[..., None],
         leap_ms: int,
+        tables: Tables | None,
         operations: Sequence[str] | None = None,
     ):
         self._world = world
         self._happened = happened
         self._note = note
         self._leap_ms = leap_ms
+        self._tables = tables
         self._names = 0
         self._approved: set[str] = set()
-        self._operations = {name: self._all()[name] for name in operations or self._all()}
+        every = self._all()
+        self._operations = {name: every[name] for name in operations or every if name in every}
 
     def _all(self) -> dict[str, Callable[[Lakehouse, random.Random], object]]:
+        trim = {} if self._tables is None else {"trim": self._trim}
         return {
             "expire": self._expire,
             "purge": self._purge,
@@ -72,6 +79,7 @@ class Upkeep:
             "undelete": self._undelete,
             "export": self._export,
             "drop export": self._drop_export,
+            **trim,
         }
 
     def work(self, lake: Lakehouse, chance: random.Random) -> None:
@@ -80,8 +88,7 @@ class Upkeep:
             self._world.hand_over()
         if chance.random() < _LEAPS:
             self._world.clock_ms += chance.randrange(self._leap_ms)
-        weights = {"expire": 4, "purge": 4, "orphans": 2, "undelete": 2, "export": 1, "drop export": 1}
-        name = chance.choices(list(self._operations), [weights[name] for name in self._operations])[0]
+        name = chance.choices(list(self._operations), [OPERATIONS[name] for name in self._operations])[0]
         try:
             done = self._operations[name](lake, chance)
         except TrinityLakeError as error:
@@ -113,6 +120,11 @@ class Upkeep:
         self._approved.update(plan.paths)
         self._pause(chance)
         return plan.execute().version is not None
+
+    def _trim(self, lake: Lakehouse, chance: random.Random) -> object:
+        plan = maintenance.plan_trim_tables(lake)
+        self._pause(chance)
+        return plan.execute().tables
 
     def _undelete(self, lake: Lakehouse, chance: random.Random) -> object:
         definition = lake.snapshot().definition
@@ -150,11 +162,18 @@ class Upkeep:
 
     # What must hold
 
-    def wrong(self, lake: Lakehouse, states: Sequence[State]) -> list[str]:
+    def wrong(self, lake: Lakehouse, past: Lakehouse, states: Sequence[State]) -> list[str]:
         """Return what does not hold: what is kept must be whole, what went must have been allowed to go."""
-        return [*_wrong_versions(lake, self._world, states), *_wrong_exports(lake, states), *self._wrong_deletions()]
+        return [*self._wrong_contents(lake, past, states), *self._wrong_deletions()]
 
-    def wrong_in_the_end(self, lake: Lakehouse, states: Sequence[State]) -> list[str]:
+    def _wrong_contents(self, lake: Lakehouse, past: Lakehouse, states: Sequence[State]) -> list[str]:
+        wrong = _wrong_versions(lake, self._world, states) + _wrong_exports(lake, states)
+        if self._tables is not None:
+            live = {info.version for info in lake.history() if info.state == "live"}
+            wrong += self._tables.wrong(lake, past, live)
+        return wrong
+
+    def wrong_in_the_end(self, lake: Lakehouse, past: Lakehouse, states: Sequence[State]) -> list[str]:
         """Purge and remove orphans once more, when all is over; nothing may be lost, or left over."""
         self._world.clock_ms += 10 * self._leap_ms
         for _ in range(2):
@@ -164,7 +183,7 @@ class Upkeep:
         wrong = [f"{path} is left over" for path in sorted(_left_over(lake, set(self._world.files)))]
         if purged.version is not None or removed.version is not None:
             wrong.append("a second purge and removal of orphans found something to do")
-        return wrong + _wrong_versions(lake, self._world, states) + _wrong_exports(lake, states)
+        return wrong + self._wrong_contents(lake, past, states)
 
     def _wrong_deletions(self) -> list[str]:
         world = self._world
@@ -250,7 +269,10 @@ def _left_over(lake: Lakehouse, standing: set[str]) -> set[str]:
         needed.add(snapshot.definition_location)
         for visited in walk(lake.files.nodes, snapshot.root, snapshot.location):
             values = [*visited.node.values, *visited.node.buffer.values()]
-            needed |= {visited.location, *(value for value in values if value is not None)}
+            locations = {value for value in values if value is not None} - needed
+            needed |= {visited.location, *locations}  # those that newer messages shadow, too
+            for location in locations:
+                needed |= needed_files(lake, location)
     return {path for path in standing - needed if not is_uri(path)}
 
 

@@ -16,12 +16,14 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from unittest import mock
 
 import greenlet
+from pyiceberg.utils.concurrent import ExecutorFactory
 
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
@@ -32,7 +34,16 @@ from trinitylake_ops.errors import (
     TransientError,
 )
 from trinitylake_ops.format import node_file as node_file_module
-from trinitylake_ops.format.file_names import HINT_PATH, OPERATIONS_PREFIX, ROOT_PREFIX, TURN_PREFIX, parse_root_path
+from trinitylake_ops.format.file_names import (
+    HINT_PATH,
+    LEASE_PREFIX,
+    OPERATIONS_PREFIX,
+    ROOT_PREFIX,
+    TABLES_PREFIX,
+    TEMPORARY_PREFIX,
+    TURN_PREFIX,
+    parse_root_path,
+)
 from trinitylake_ops.maintenance import deletion as deletion_module
 from trinitylake_ops.maintenance import lease as lease_module
 from trinitylake_ops.maintenance import retention as retention_module
@@ -51,6 +62,9 @@ REQUESTS = (
     "create root", "create node", "create definition",
     "write hint", "write saved transaction", "write request for a turn",
     "delete node", "delete definition", "delete saved transaction", "delete request for a turn",
+    "list all files", "write root", "list leases", "create lease", "write lease", "read lease", "delete lease",
+    "create operation file", "read operation file", "delete operation file",
+    "read table file", "write table file", "delete table file",
 )  # fmt: skip
 FAULTS: tuple[Fault, ...] = ("refused", "answer lost", "late", "twice", "crash before", "crash after", "clock jump")
 _NETWORK_FAULTS: tuple[Fault, ...] = ("refused", "answer lost", "late")
@@ -151,8 +165,8 @@ class World:
             self._let_arrive(0)
 
     def is_simulated_here(self) -> bool:
-        """Whether the caller is a simulated thread, and not the test itself."""
-        return greenlet.getcurrent() is not self._main
+        """Whether the caller is a simulated thread, and not the test itself, or a thread of a library."""
+        return greenlet.getcurrent().parent is not None
 
     def hand_over(self, event: SimulatedEvent | None = None) -> None:
         """Let others run; with an event, until it is set."""
@@ -266,6 +280,7 @@ class World:
         threads = _Threads(self)
         with (
             mock.patch.object(uuid, "uuid4", self._uuid),
+            mock.patch.object(ExecutorFactory, "get_or_create", return_value=_HereAndNow()),
             # Every process reads the same few files again and again; what it makes of a file's bytes never changes.
             mock.patch.object(
                 node_file_module, "_columns", functools.lru_cache(maxsize=512)(node_file_module._columns)
@@ -321,6 +336,18 @@ class _Threads:
 
     def Event(self) -> SimulatedEvent:  # noqa: N802 - the name it has in threading
         return SimulatedEvent(self._world)
+
+
+class _HereAndNow(Executor):
+    """Runs what pyiceberg submits at once, in the caller's thread: its own threads would not be simulated."""
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(call(*arguments, **options))
+        except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
+            done.set_exception(error)
+        return done
 
 
 class SimulatedEvent:
@@ -397,6 +424,8 @@ class SimulatedStorage(Storage):
         self._send("create", path, effect)
 
     def write(self, path: str, data: bytes) -> None:
+        self._world.sent_by.setdefault(self._process.name, set()).add(path)
+
         def effect() -> None:
             self._world.files[path] = (data, self._world.clock_ms)
             self._world.created.setdefault(path, self._world.files[path])
@@ -437,8 +466,16 @@ def _class_of(path: str) -> str:
         return "hint" if path == HINT_PATH else "roots"
     if path.startswith(TURN_PREFIX):
         return "request for a turn" if path != TURN_PREFIX else "requests for a turn"
-    if path.startswith(OPERATIONS_PREFIX):
+    if path.startswith(LEASE_PREFIX):
+        return "lease" if path != LEASE_PREFIX else "leases"
+    if path in ("", TEMPORARY_PREFIX):
+        return "all files"
+    if path.startswith(TABLES_PREFIX):
+        return "table file"
+    if path.startswith(f"{OPERATIONS_PREFIX}txn-"):
         return "saved transaction"
+    if path.startswith((OPERATIONS_PREFIX, "_export_")):
+        return "operation file"  # plan, manifest or root of an export
     return "node" if path.endswith(".arrow") else "definition"
 
 

@@ -25,6 +25,7 @@ from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import ICEBERG, METADATA_LOCATION
 from trinitylake_ops.tables.reach import files_of
+from trinitylake_ops.transaction.commit import latest_snapshot
 from trinitylake_ops.transaction.commit_info import CommitInfo
 from trinitylake_ops.transaction.draft import Draft, RootStamp
 from trinitylake_ops.transaction.lakehouse import Change, Lakehouse, change_of, check_not_expired
@@ -261,9 +262,13 @@ def _is_chosen(base: Snapshot, change: KeyChange, chosen: Sequence[ObjectName]) 
 
 def _checked_differences(base: Snapshot, target: _Target, chosen: Sequence[ObjectName]) -> list[KeyChange]:
     """Return what leads from ``base`` to ``target`` after checking that it can be done, whole."""
-    differences = _differences(base, target.snapshot, chosen)
-    _check_namespaces(base, differences)
-    _check_files(target, differences)
+    try:
+        differences = _differences(base, target.snapshot, chosen)
+        _check_namespaces(base, differences)
+        _check_files(target, differences)
+    except FileMissingError:
+        target.check_kept(latest_snapshot(base.files).definition)  # it may have been purged meanwhile
+        raise
     return differences
 
 
