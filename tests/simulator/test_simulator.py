@@ -84,7 +84,7 @@ def test_many_more_seeds_are_explained(record_property: Callable[[str, object], 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("pair", itertools.combinations(OPERATIONS, 2), ids="-".join)
+@pytest.mark.parametrize("pair", list(itertools.combinations(OPERATIONS, 2)), ids="-".join)
 def test_pairs_of_operations_are_explained(
     record_property: Callable[[str, object], None], pair: tuple[str, str]
 ) -> None:
