@@ -594,13 +594,21 @@ def purgeable(aging: Aging) -> int:
     return report.files
 
 
+class OneByOne(StorageWrapper):
+    """Deletes one file a request, as most storages do."""
+
+    def __init__(self, inner: Storage):
+        super().__init__(inner)
+        self.delete_batch_size = 1
+
+
 def test_a_budget_of_requests_ends_a_purge_and_the_next_goes_on(aging: Aging, lake: Lakehouse) -> None:
     n_files = purgeable(aging)
     needed = needed_files(lake)
     deleted, runs = 0, 0
     while True:
         before = listed(lake.storage)
-        report = maintenance.plan_purge(lake).execute(budget=Budget(max_requests=7))
+        report = maintenance.plan_purge(Lakehouse(OneByOne(lake.storage))).execute(budget=Budget(max_requests=7))
         deleted += len([path for path in before - listed(lake.storage) if "_ops/" not in path])
         runs += 1
         if report.is_complete:
@@ -639,8 +647,9 @@ def test_deletes_go_out_in_large_batches_where_the_storage_takes_them(aging: Agi
 class Moody(StorageWrapper):
     """Throttles the first deletes, and refuses those under some prefixes."""
 
-    def __init__(self, inner: Storage, n_throttled: int = 0, refused: tuple[str, ...] = ()):
+    def __init__(self, inner: Storage, n_throttled: int = 0, refused: tuple[str, ...] = (), *, concurrency: int = 1):
         super().__init__(inner)
+        self.concurrency, self.delete_batch_size = concurrency, 1
         self.n_throttled = n_throttled
         self.refused = refused
         self.deletes: list[str] = []
@@ -713,14 +722,14 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
 
 def test_the_rate_of_deletes_is_limited(lakes: Lakes, watch: Watch) -> None:
-    storage = FaultyStorage(lakes.storage("plain"), concurrency=4)
+    storage = FaultyStorage(OneByOne(lakes.storage("plain")), concurrency=4)
     done = delete_files(storage, files_to_delete(storage, 12), Budget(requests_per_second=2))
     assert (done.files, done.bytes, done.is_complete) == (12, 24, True)
     assert watch.pauses == [0, 1, 1, 1, 1, 1], "two at once, each second"
 
 
 def test_back_off_grows_and_the_budget_holds_while_throttled(lakes: Lakes, watch: Watch) -> None:
-    storage = Moody(FaultyStorage(lakes.storage("plain"), concurrency=8), n_throttled=10**6)
+    storage = Moody(lakes.storage("plain"), n_throttled=10**6, concurrency=8)
     done = delete_files(storage, files_to_delete(storage, 30), Budget(max_requests=20))
     assert len(storage.deletes) == done.requests == 20
     assert (done.files, done.is_complete, done.stopped) == (0, False, "the budget of 20 requests is spent")
@@ -736,7 +745,7 @@ def test_back_off_grows_and_the_budget_holds_while_throttled(lakes: Lakes, watch
 
 
 def test_time_ends_a_deletion_too(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = FaultyStorage(lakes.storage("plain"), concurrency=1)
+    storage = FaultyStorage(OneByOne(lakes.storage("plain")), concurrency=1)
     monkeypatch.setattr(deletion, "time", Watch(moment_seconds=1))
     done = delete_files(storage, files_to_delete(storage, 10), Budget(max_seconds=4))
     assert (done.files, done.stopped) == (4, "the budget of 4 seconds is spent")
@@ -749,7 +758,7 @@ def test_budgets_are_positive(field: str) -> None:
 
 
 def test_lost_answers_to_deletes_are_asked_again(lakes: Lakes, watch: Watch) -> None:
-    storage = FaultyStorage(lakes.storage("plain"), [lose_response(3, kind="delete", times=2)], concurrency=1)
+    storage = FaultyStorage(OneByOne(lakes.storage("plain")), [lose_response(3, kind="delete", times=2)], concurrency=1)
     done = delete_files(storage, files_to_delete(storage, 5))
     assert (done.files, done.is_complete, len(watch.pauses)) == (5, True, 2)
 
@@ -834,6 +843,10 @@ def test_orphans_are_what_nothing_reaches_for_long(aging: Aging, lake: Lakehouse
 
 class Undeleting(StorageWrapper):
     """Deletes nothing, as for a process that ends just then."""
+
+    def __init__(self, inner: Storage):
+        super().__init__(inner)
+        self.delete_batch_size = 1
 
     def delete(self, path: str) -> None:
         del path

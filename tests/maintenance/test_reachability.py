@@ -382,6 +382,7 @@ def test_whoever_comes_first_a_tables_own_files_are_found(aging: Aging, lake: La
     assert table_files(copies, io) == {}
 
 
+@pytest.mark.local_only("opens another lakehouse by its root alone")
 @pytest.mark.parametrize("table_type", ["EXTERNAL", "FEDERATED"])
 def test_a_table_that_is_not_managed_loses_nothing(
     aging: Aging, lake: Lakehouse, lakes: Lakes, table_type: str
@@ -404,6 +405,7 @@ def test_a_table_that_is_not_managed_loses_nothing(
     assert (listed(other.storage), {path for path in listed(lake.storage) if path.startswith("lent/")}) == before
 
 
+@pytest.mark.local_only("opens another root by its name alone")
 def test_a_managed_table_elsewhere_loses_nothing(aging: Aging, lake: Lakehouse, lakes: Lakes) -> None:
     """``table_root`` may lie beyond the root: its files are not listed, so they are not deleted."""
     other = lakes.storage("tables-of-others")

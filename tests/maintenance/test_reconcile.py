@@ -189,7 +189,14 @@ def test_a_purge_that_it_forgets_goes_on(aging: Aging, lake: Lakehouse, foreign:
     target = lake.latest_version()
     needed = of_tables(needed_files(lake))
     aging.later()
-    maintenance.plan_purge(lake).execute(budget=maintenance.Budget(max_requests=3))
+
+    class OneByOne(StorageWrapper):
+        def __init__(self, inner: Storage):
+            super().__init__(inner)
+            self.delete_batch_size = 1
+
+    one_by_one = Lakehouse(OneByOne(lake.storage))
+    maintenance.plan_purge(one_by_one).execute(budget=maintenance.Budget(max_requests=3))
     assert states(lake) == [("PURGING", "0-4")]
     foreign.rollback(target, keeps_unknown=True)
     assert states(lake) == [("EXPIRED", "0-4")]
@@ -348,6 +355,7 @@ class Interrupting(StorageWrapper):
 
     def __init__(self, inner: Storage, when: Callable[[str, str], bool], action: Callable[[], Any]):
         super().__init__(inner)
+        self.concurrency = 1
         self.when = when
         self.actions = [action]
 

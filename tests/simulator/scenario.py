@@ -55,7 +55,7 @@ _SETTINGS = ("x", "y")
 _ATTEMPTS = 30
 _RESOLVES = 4
 _ERRORS_OF_RESUMING = (TransactionNotFoundError, TransactionExpiredError, VersionExpiredError)
-_WITH_TABLE = 0.1  # of all runs: an Iceberg table is written, and trimmed
+_WITH_TABLE = 0.08  # of all runs: an Iceberg table is written, and trimmed
 _VERIFIED = 0.2  # of all runs: what all versions hold is read in each
 
 

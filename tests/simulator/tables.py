@@ -38,6 +38,8 @@ class Tables:
         self._next_row = 0
         self._acknowledged: list[int] = []
         self._failed: list[int] = []
+        self._rows: dict[str, list[int]] = {}  # by the location of a definition
+        self._needed: dict[str, set[str]] = {}
 
     def create(self, lake: Lakehouse) -> None:
         """Create the table, in a namespace that is there."""
@@ -63,26 +65,34 @@ class Tables:
             self._acknowledged.append(row)
             self._happened["append"] += 1
 
-    def wrong(self, lake: Lakehouse, past: Lakehouse, live: set[int]) -> list[str]:
-        """Return what does not hold: a live version shows the rows it had at first, acknowledged ones are there."""
-        first = {version: rows_at(past, version) for version in range(past.latest_version() + 1)}
-        now = {version: rows_at(lake, version) for version in live & first.keys()}
-        wrong = [
-            f"the table at version {version} shows {now[version]}, at first it showed {first[version]}"
-            for version in sorted(now)
-            if now[version] != first[version]
-        ]
-        seen = {row for rows in first.values() for row in rows or ()}
+    def wrong(self, past: Lakehouse, live: set[int]) -> list[str]:
+        """Return what does not hold: all that live versions need stands as it was made, acknowledged rows are there."""
+        wrong: list[str] = []
+        seen: set[int] = set()
+        for version, location in definitions(past).items():
+            if location not in self._rows:
+                self._rows[location], self._needed[location] = rows_at(past, location), needed_files(past, location)
+            seen.update(self._rows[location])
+            if version in live:
+                wrong += [
+                    f"the table at version {version} lacks {path}, or finds it changed"
+                    for path in sorted(self._needed[location])
+                    if path not in self._world.files or self._world.files[path][0] != self._world.created[path][0]
+                ]
         wrong += [f"row {row} was acknowledged and is nowhere" for row in self._acknowledged if row not in seen]
         return wrong + [f"row {row} failed and is there" for row in self._failed if row in seen]
 
 
-def rows_at(lake: Lakehouse, version: int) -> list[int] | None:
-    """Return the rows of the table at a version, None where there is none."""
-    snapshot = Snapshot.of(lake.files, version)
-    if not snapshot.has_namespace(NAMESPACE) or not snapshot.has_table(NAMESPACE, TABLE):
-        return None
-    location = snapshot.table(NAMESPACE, TABLE).format_properties[METADATA_LOCATION]
+def definitions(lake: Lakehouse) -> dict[int, str]:
+    """Return where the table's definition stands in each version that has it."""
+    key = lake.snapshot().keys.table_key(NAMESPACE, TABLE)
+    found = {version: Snapshot.of(lake.files, version).entry(key) for version in range(lake.latest_version() + 1)}
+    return {version: location for version, location in found.items() if location is not None}
+
+
+def rows_at(lake: Lakehouse, definition: str) -> list[int]:
+    """Return the rows of the table by one of its definitions."""
+    location = lake.files.definitions.table(definition).format_properties[METADATA_LOCATION]
     io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
     metadata = read_metadata(io, to_uri(lake.root, location))
     table = StaticTable((NAMESPACE, TABLE), metadata, location, io, NoopCatalog("simulated"))

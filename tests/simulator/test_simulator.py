@@ -17,7 +17,7 @@ from tests.conftest import SHOWN
 from tests.simulator.mutations import CONDITIONS, MUTATIONS
 from tests.simulator.scenario import Outcome, simulate
 from tests.simulator.upkeep import OPERATIONS
-from tests.simulator.upkeep_mutations import UPKEEP_CONDITIONS, UPKEEP_MUTATIONS
+from tests.simulator.upkeep_mutations import RARE_UPKEEP_MUTATIONS, UPKEEP_CONDITIONS, UPKEEP_MUTATIONS
 from tests.simulator.world import empty_cells, matrix
 
 N_SEEDS = 1_000
@@ -97,11 +97,13 @@ def test_pairs_of_operations_are_explained(
     record_property(SHOWN, "\n".join(f"{count:>9,}  {what}" for what, count in happened.most_common()))
 
 
-ALL_MUTATIONS = {**MUTATIONS, **UPKEEP_MUTATIONS}
+ALL_MUTATIONS = {**MUTATIONS, **UPKEEP_MUTATIONS, **RARE_UPKEEP_MUTATIONS}
 ALL_CONDITIONS = {**CONDITIONS, **UPKEEP_CONDITIONS}
+_RARE = [pytest.param(name, marks=pytest.mark.soak) for name in RARE_UPKEEP_MUTATIONS]
 
 
-@pytest.mark.parametrize("name", ALL_MUTATIONS)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", [*MUTATIONS, *UPKEEP_MUTATIONS, *_RARE])
 def test_mutations_are_caught(name: str) -> None:
     conditions = ALL_CONDITIONS.get(name, {})
     assert any(simulate(seed, ALL_MUTATIONS[name], **conditions).wrong for seed in range(_MOST_SEEDS_TO_CATCH))

@@ -170,7 +170,7 @@ class Upkeep:
         wrong = _wrong_versions(lake, self._world, states) + _wrong_exports(lake, states)
         if self._tables is not None:
             live = {info.version for info in lake.history() if info.state == "live"}
-            wrong += self._tables.wrong(lake, past, live)
+            wrong += self._tables.wrong(past, live)
         return wrong
 
     def wrong_in_the_end(self, lake: Lakehouse, past: Lakehouse, states: Sequence[State]) -> list[str]:

@@ -10,9 +10,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from tests.clock import ClockStorage
 from tests.faults import Fault, FaultyStorage, fail, kill
 from tests.lakes import check_lake
-from trinitylake_ops import Lakehouse
+from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import (
     CommitConflictError,
     CorruptFileError,
@@ -423,3 +424,20 @@ def test_plans_show_no_storage_options(spark: SparkSession, tmp_path: Path) -> N
     assert any("trinitylake_table_scan" in text for text in shown), "the plan of the read is among them"
     assert not any(secret in text for text in shown)
     assert not any(secret in value for _, value in spark.sparkContext.getConf().getAll())
+
+
+def test_what_was_never_published_is_an_orphan(spark: SparkSession, lake: Lakehouse) -> None:
+    """A task that was killed after it had written its file, and a table that was staged and then forgotten."""
+    before = files_of(lake).keys()
+    faulty = with_faults(lake, kill(1, "after", path_part="/data/"))
+    with pytest.raises(JobFailedError):
+        stage_dataframe(faulty, rows_of(spark, 10), "facts", "numbers", mode="append")
+    stage_dataframe(lake, rows_of(spark, 10), "facts", "forgotten", mode="append")
+    left = files_of(lake).keys() - before
+    assert any("/data/" in path for path in left)
+    assert maintenance.plan_orphan_removal(lake).is_empty, "they may still be published"
+    later = Lakehouse(ClockStorage(lake.storage, lake.storage.now_ms() + 2 * lake.snapshot().definition.txn_ttl_millis))
+    report = maintenance.plan_orphan_removal(later).execute()
+    assert report.files == len(left)
+    assert not left & files_of(lake).keys()
+    assert not list(lake.storage.list("tables/"))
