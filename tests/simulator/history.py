@@ -11,6 +11,10 @@ from trinitylake_ops.transaction.history import VersionInfo
 from trinitylake_ops.transaction.snapshot import epoch_ms
 
 
+#: Operations that change what the lakehouse definition records.
+_RECORDING = ("export", "drop-export", "expire", "undelete", "purge")
+
+
 @dataclass
 class TransactionRecord:
     """A transaction as its client saw it; ``learnt[i]`` is what ``operations[i]`` told.
@@ -147,7 +151,7 @@ def _wrong_begins_and_conflicts(history: History, infos: Sequence[VersionInfo], 
         others = [other for other in history.transactions if other.id == record.id and other.outcome == "committed"]
         if record.has_conflicted and record.id in held and any(other.told_at < record.asked_at for other in others):
             wrong.append(f"transaction {record.id} conflicted with itself, which another process had committed")
-        elif record.has_conflicted and not _may_conflict(record, states):
+        elif record.has_conflicted and not _may_conflict(record, infos, states):
             wrong.append(f"transaction {record.id} conflicted, though nothing that it touched had changed")
     return wrong
 
@@ -164,15 +168,20 @@ def _wrong_rollbacks(history: History, infos: Sequence[VersionInfo], states: Seq
     return wrong
 
 
-def _may_conflict(record: TransactionRecord, states: Sequence[State]) -> bool:
-    """Whether some later version differs from the one it began on in something that it read, wrote or relied on."""
+def _may_conflict(record: TransactionRecord, infos: Sequence[VersionInfo], states: Sequence[State]) -> bool:
+    """Whether some later version differs from the one it began on in something that it read, wrote or relied on.
+
+    Who reads a setting reads the whole definition of the lakehouse, with what operations record there.
+    """
     before = states[record.base_version]
     changed = {key for after in states[record.base_version + 1 :] for key in _differing(before, after)}
     named = {operation.namespace for operation in record.operations}
     kinds = {operation.kind for operation in record.operations}
     wholes = {"namespace"} if "namespaces" in kinds else set()
     if kinds & {"setting", "set"}:
-        wholes.add("setting")  # who reads one reads them all
+        wholes.add("setting")
+        if any(info.operation in _RECORDING for info in infos[record.base_version + 1 :]):
+            return True
     return any(key[1] in named or key[0] in wholes for key in changed)
 
 
@@ -196,7 +205,7 @@ def _wrong_contents(history: History, infos: Sequence[VersionInfo], states: Sequ
         for member in info.members:
             if member in records:
                 wrong += _explained(records[member], states, serial)
-            elif info.operation not in ("export", "drop-export") and not history.has_table_writer:
+            elif info.operation not in _RECORDING and not history.has_table_writer:
                 wrong.append(f"version {info.version} holds a transaction {member} that nobody began")
         if differing := _differing(serial, states[info.version]):
             wrong.append(f"version {info.version} ({info.operation}) is not what its transactions made: {differing}")
