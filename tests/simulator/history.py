@@ -10,7 +10,6 @@ from tests.simulator.model import Key, Operation, State, replay, tree_of
 from trinitylake_ops.transaction.history import VersionInfo
 from trinitylake_ops.transaction.snapshot import epoch_ms
 
-
 #: Operations that change what the lakehouse definition records.
 _RECORDING = ("export", "drop-export", "expire", "undelete", "purge")
 
