@@ -68,6 +68,7 @@ def test_absent_optional_fields_take_the_formats_defaults() -> None:
         "retention_rules": None,
         "table_root": "",
         "node_compression": "",
+        "orphans_removed_before_millis": 0,
         "unknown_fields": b"",
     }
 

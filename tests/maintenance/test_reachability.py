@@ -209,6 +209,7 @@ def test_a_kept_file_that_cannot_be_read_stops_everything(
         lake.storage.delete(path)
     elif damage == "cut":
         truncate(lake.storage, path)
+        aging.later()
     else:
         storage = Refusing(lake.storage, path)
     before = listed(lake.storage)

@@ -149,7 +149,7 @@ def test_a_managed_table_of_this_lakehouse_is_managed_again(lake: Lakehouse, lak
         txn.drop_table("ns", "t")
     location = before.format_properties["metadata_location"]
     maintenance.register_table(lake, "ns", "back", location)
-    catalog_at(lake).register_table("ns.too", lake.root + location)
+    maintenance.register_table(lake, "ns", "too", lake.root + location)
     for name in ("back", "too"):
         definition = lake.snapshot().table("ns", name)
         assert (definition.table_type, definition.id) == ("MANAGED", before.id)
@@ -157,7 +157,7 @@ def test_a_managed_table_of_this_lakehouse_is_managed_again(lake: Lakehouse, lak
     lake.storage.write(owner_path(before.id), b'{"lakehouse_id": "another"}')
     maintenance.register_table(lake, "ns", "foreign", location)
     lake.storage.delete(owner_path(before.id))
-    catalog_at(lake).register_table("ns.unowned", lake.root + location)
+    maintenance.register_table(lake, "ns", "unowned", lake.root + location)
     for name in ("foreign", "unowned"):
         assert lake.snapshot().table("ns", name).table_type == "EXTERNAL"
     other = lakes.local("other")

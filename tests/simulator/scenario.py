@@ -168,7 +168,7 @@ class _Scenario:
         world.add(Process("operator", [self._thread("operator", N_ROLLBACKS, self._roll_back)], _opened))
         leap_ms = 2 * (time_to_live_ms + CLOCK_MARGIN_MS)
         self._upkeep = Upkeep(world, self.happened, self._note, leap_ms, self._tables, upkeep)
-        for number in range(N_KEEPERS):
+        for number in range(N_KEEPERS if upkeep is None or upkeep else 0):
             threads = [self._thread(f"keeper {number}", N_UPKEEPS, self._upkeep.work)]
             world.add(Process(f"keeper {number}", threads, _opened))
         world.add(Process("vandal", [self._thread("vandal", chance.randrange(8), self._spoil_hint)], _opened))

@@ -68,7 +68,9 @@ class Upkeep:
         self._names = 0
         self._approved: set[str] = set()
         every = self._all()
-        self._operations = {name: every[name] for name in operations or every if name in every}
+        self._operations = {
+            name: every[name] for name in (every if operations is None else operations) if name in every
+        }
 
     def _all(self) -> dict[str, Callable[[Lakehouse, random.Random], object]]:
         trim = {} if self._tables is None else {"trim": self._trim}

@@ -348,9 +348,7 @@ def test_other_formats_and_broken_tables_are_told_clearly(lake: Lakehouse, catal
     assert "Invalid JSON" in str(caught.value)
 
 
-def test_registered_tables_are_external_unless_they_stand_in_our_own_place(
-    lake: Lakehouse, catalog: TrinityLakeCatalog, lakes: Lakes
-) -> None:
+def test_registered_tables_are_external(lake: Lakehouse, catalog: TrinityLakeCatalog, lakes: Lakes) -> None:
     other = catalog_at(lakes.local("other"))
     other.create_namespace("ns")
     foreign = other.create_table("ns.t", SCHEMA)
@@ -363,16 +361,16 @@ def test_registered_tables_are_external_unless_they_stand_in_our_own_place(
     assert ids_of(other.load_table("ns.t")) == [1, 2]
     mine = catalog.create_table("ns.t", SCHEMA)
     mine.append(rows(9))
-    table_id = lake.snapshot().table("ns", "t").id
     catalog.drop_table("ns.t")
+    with pytest.raises(InvalidInputError, match="bring it back with the command register-table"):
+        catalog.register_table("ns.back", mine.metadata_location)
     with pytest.raises(TableAlreadyExistsError):
-        catalog.register_table("ns.ext", mine.metadata_location)
-    catalog.register_table("ns.ext", mine.metadata_location, overwrite=True)
-    back = lake.snapshot().table("ns", "ext")
-    assert (back.table_type, back.id) == ("MANAGED", table_id)
-    assert ids_of(catalog.load_table("ns.ext")) == [9]
+        catalog.register_table("ns.ext", foreign.metadata_location)
+    foreign.append(rows(7))
+    catalog.register_table("ns.ext", foreign.metadata_location, overwrite=True)
+    assert ids_of(catalog.load_table("ns.ext")) == [1, 2, 7]
     with pytest.raises(NoSuchNamespaceError):
-        catalog.register_table("nothing.t", mine.metadata_location)
+        catalog.register_table("nothing.t", foreign.metadata_location)
 
 
 def test_concurrent_appends_of_two_catalogs_all_arrive(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:

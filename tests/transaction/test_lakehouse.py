@@ -470,7 +470,7 @@ def test_concurrent_settings_merge_by_field_and_by_key_of_maps(lake: Lakehouse) 
 def test_the_same_setting_changed_alike_needs_no_commit(lake: Lakehouse) -> None:
     ours, theirs = lake.transaction(), lake.transaction()
     for txn in (ours, theirs):
-        txn.alter_definition(replace(txn.definition, txn_ttl_millis=5))
+        txn.alter_definition(replace(txn.definition, txn_ttl_millis=50_000))
     assert theirs.commit() == 1
     assert ours.commit() == 1
     assert left_over_paths(lake) == set()

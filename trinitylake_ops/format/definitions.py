@@ -168,6 +168,7 @@ class LakehouseDef:
     retention_rules: RetentionRules | None = None
     table_root: str = ""
     node_compression: str = ""
+    orphans_removed_before_millis: int = 0
     unknown_fields: bytes = b""
 
     def to_bytes(self) -> bytes:

@@ -30,7 +30,7 @@ _IMMUTABLE_NAME = re.compile(
 )
 _TABLE_NAME = re.compile(r"[01/]+-table-[^/]+-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.binpb")
 _TURN_NAME = re.compile(rf"{TURN_PREFIX}([1-9][0-9]{{0,5}})-[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}")
-_LEASE_NAME = re.compile(rf"{LEASE_PREFIX}([1-9][0-9]{{0,17}})\.json")
+_LEASE_NAME = re.compile(rf"{LEASE_PREFIX}([1-9][0-9]{{0,14}})\.json")
 _UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _OPERATION_NAME = re.compile(
     rf"{OPERATIONS_PREFIX}(?:(?:plan|export)-{_UUID}\.json|txn-{_UUID}\.binpb|tmp/.+)|_export_{_UUID}\.arrow", re.DOTALL

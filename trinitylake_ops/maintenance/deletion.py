@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
@@ -76,15 +76,16 @@ def delete_files(
     budget: Budget = NO_LIMITS,
     *,
     before_batch: Callable[[], None] = lambda: None,
+    spared: Container[str] = (),
     progress: Progress = no_progress,
 ) -> Deletion:
     """Delete files, given with their sizes, and say what became of them.
 
-    ``before_batch`` runs before each batch and may raise to stop. Where a storage throttles or fails in
-    passing, the rest of the batch is sent again more slowly, a few times. After the first refusal under a
-    prefix nothing more is tried there.
+    ``before_batch`` runs before each batch and may raise to stop; it may also add to ``spared``, which stay. Where a
+    storage throttles or fails in passing, the rest of the batch is sent again more slowly, a few times. After the
+    first refusal under a prefix nothing more is tried there.
     """
-    return _Deleting(storage, sizes_bytes, budget, before_batch, progress).run()
+    return _Deleting(storage, sizes_bytes, budget, before_batch, spared, progress).run()
 
 
 class _Deleting:
@@ -94,12 +95,14 @@ class _Deleting:
         sizes_bytes: Mapping[str, int],
         budget: Budget,
         before_batch: Callable[[], None],
+        spared: Container[str],
         progress: Progress,
     ):
         self._storage = storage
         self._sizes_bytes = sizes_bytes
         self._budget = budget
         self._before_batch = before_batch
+        self._spared = spared
         self._progress = progress
         self._begun_s = time.monotonic()
         self._refused: dict[str, StorageError] = {}
@@ -150,6 +153,11 @@ class _Deleting:
         def attempt() -> None:
             nonlocal remaining
             self._before_batch()
+            for path in [path for path in remaining if path in self._spared]:
+                remaining.remove(path)
+                self._done.failures.pop(path, None)
+            if not remaining:
+                return
             self._keep_pace()
             sent, unsent = remaining[: self._batch_files()], remaining[self._batch_files() :]
             failed = self._storage.delete_many(sent)

@@ -182,13 +182,14 @@ class ExpirationPlan(TimedPlan):
         batch = ExpirationBatch(
             id=str(uuid.uuid4()),
             versions=self.versions,
-            expired_at_millis=lake.storage.now_ms(),
             plan_path=plan_path,
             digest=self.digest,
         )
 
         def expired(base: Snapshot) -> LakehouseDef:
-            recorded = replace(batch, expired_at_version=base.version + 1)
+            nonlocal batch
+            batch = replace(batch, expired_at_version=base.version + 1, expired_at_millis=lake.storage.now_ms())
+            recorded = batch
             return without_exports(
                 replace(base.definition, expirations=(*base.definition.expirations, recorded)), self.exports
             )
@@ -350,18 +351,25 @@ def undelete(lake: Lakehouse, versions: str | int | Iterable[int]) -> int:
     """Bring expired versions back, given as ``3-90,95``, a number or numbers; returns the version that records it.
 
     They expire again by the next expiry unless an export pins them or a setting keeps them. Raises
-    VersionExpiredError where their purge has begun, InvalidInputError for versions that are not expired.
+    VersionExpiredError where their purge has begun, InvalidInputError for versions that are not expired,
+    MaintenanceBlockedError before a reconcile.
     """
     wanted = _ranges(versions)
     if not len(wanted):
         raise InvalidInputError("undelete which versions? Write them as 3-90,95")
 
+    lake = uncached(lake)
+    survey = survey_versions(lake)
+    survey.check_reconciled()  # another program's definition may say EXPIRED of what a purge is sealing
+
     def undeleted(base: Snapshot) -> LakehouseDef:
+        if base.version != survey.base.version:
+            survey.extended(base).check_reconciled()
         remaining = _without(base.definition.expirations, wanted)
         _check_not_sealed(lake, wanted)
         return replace(base.definition, expirations=remaining)
 
-    return StateChange("undelete", f"versions {wanted}", undeleted).commit(lake, lake.snapshot())
+    return StateChange("undelete", f"versions {wanted}", undeleted).commit(lake, survey.base)
 
 
 def _check_not_sealed(lake: Lakehouse, versions: VersionRanges) -> None:
@@ -380,7 +388,11 @@ def _check_not_sealed(lake: Lakehouse, versions: VersionRanges) -> None:
 def _ranges(versions: str | int | Iterable[int]) -> VersionRanges:
     if isinstance(versions, str):
         return VersionRanges.parse(versions)
-    return VersionRanges.of([versions] if isinstance(versions, int) else versions)
+    given: list[object] = list(versions) if isinstance(versions, Iterable) else [versions]
+    numbers = [version for version in given if type(version) is int and version >= 0]
+    if len(numbers) < len(given):
+        raise InvalidInputError("versions are given as 3-90,95, as a number, or as numbers")
+    return VersionRanges.of(numbers)
 
 
 def _without(batches: Iterable[ExpirationBatch], wanted: VersionRanges) -> tuple[ExpirationBatch, ...]:

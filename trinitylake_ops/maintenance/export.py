@@ -254,7 +254,7 @@ def check_manifest(storage: Storage, record: ExportRecord) -> None:
     try:
         files = {file["target"]: file for file in json.loads(storage.read(record.manifest_path))["files"]}
         expected = files[record.root_location]["sha256"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptFileError("the manifest cannot be read", path=record.manifest_path) from error
     if hashlib.sha256(storage.read(record.root_location)).hexdigest() != expected:
         raise CorruptFileError("the exported root is not what was copied", path=record.root_location)

@@ -102,8 +102,10 @@ def _check_ended(storage: Storage, info: FileInfo, now_ms: int) -> None:
         expires_at_ms, operation = int(content["expires_at_ms"]), str(content["operation"])
     except FileMissingError:
         raise _taken_now(info.path) from None  # with a newer one there, it was deleted
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         expires_at_ms, operation = info.last_modified_ms + DURATION_MS, "an operation"
+    if expires_at_ms > now_ms + 2 * DURATION_MS:  # nobody asks for so long
+        expires_at_ms = info.last_modified_ms + DURATION_MS
     if now_ms < expires_at_ms:
         raise MaintenanceBlockedError(
             f"{operation} is running; wait until it ends, or until {utc_of(expires_at_ms):%Y-%m-%d %H:%M:%S} UTC if it"

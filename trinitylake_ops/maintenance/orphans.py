@@ -7,7 +7,7 @@ transaction can be that would still name it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Self
@@ -34,7 +34,7 @@ from trinitylake_ops.maintenance.deletion import NO_LIMITS, Budget, Deletion, de
 from trinitylake_ops.maintenance.lease import lease
 from trinitylake_ops.maintenance.reachability import Mark, is_deletable, is_table_path, table_id_in
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table
-from trinitylake_ops.maintenance.retention import protected_ms
+from trinitylake_ops.maintenance.retention import CLOCK_MARGIN_MS, protected_ms
 from trinitylake_ops.maintenance.state_change import StateChange
 from trinitylake_ops.maintenance.survey import Progress, no_progress, on_latest, survey_versions, uncached
 from trinitylake_ops.maintenance.timed_plan import TimedPlan, timed_digest
@@ -151,14 +151,17 @@ class OrphanPlan(TimedPlan):
             has_tables = any(map(is_table_path, approved.paths))
             mark = on_latest(lake, lambda base: _mark(lake, base, with_tables=has_tables, progress=progress))
 
-            def unchanged(base: Snapshot) -> LakehouseDef:
+            def recorded(base: Snapshot) -> LakehouseDef:
+                """Let no transaction commit that began before: what it wrote may go now, whatever its time to live."""
                 _check_no_purge(base.definition)
-                return base.definition
+                before_ms = approved.now_ms - approved.older_than_ms + CLOCK_MARGIN_MS
+                known_ms = base.definition.orphans_removed_before_millis
+                return replace(base.definition, orphans_removed_before_millis=max(before_ms, known_ms))
 
             change = StateChange(
                 _OPERATION,
                 f"{len(approved.paths)} files of {approved.bytes} bytes",
-                unchanged,
+                recorded,
                 lambda _base, latest: mark.extend(latest),
                 {"files": len(approved.paths), "bytes": approved.bytes},
             )
@@ -221,8 +224,7 @@ def _plan(
     owned: set[str] = set()
     if table_ids:
         mark.add_tables()
-        owned = mark.tables.managed_ids & table_ids
-        owned |= _claimed(lake, table_ids - owned, base.definition.id)
+        owned = _owned(lake, table_ids, base.definition.id, mark.tables.managed_ids)
     orphans = {
         path: info.size_bytes for path, info in sorted(old.items()) if path not in mark and _is_ours(path, owned)
     }
@@ -282,20 +284,23 @@ def _check_no_purge(definition: LakehouseDef) -> None:
             raise MaintenanceBlockedError(f"the purge of versions {batch.versions} is unfinished; run it first: purge")
 
 
-def _claimed(lake: Lakehouse, table_ids: Iterable[str], lakehouse_id: str) -> set[str]:
-    """Return the tables that no kept version defines whose owner files name this lakehouse."""
+def _owned(lake: Lakehouse, table_ids: Iterable[str], lakehouse_id: str, managed_ids: Collection[str]) -> set[str]:
+    """Return the tables whose owner files name this lakehouse; without such a file, those that it defines."""
     ordered = sorted(table_id for table_id in table_ids if table_id not in (".", ".."))
-    claimed = set()
+    owned = set()
     paths = [owner_path(table_id) for table_id in ordered]
     for table_id, path, data in zip(ordered, paths, lake.storage.read_available(paths), strict=True):
         try:
             if isinstance(data, StorageError):
                 raise data
-            if read_owner(data, path) == lakehouse_id:
-                claimed.add(table_id)
-        except (FileMissingError, CorruptFileError):
-            continue  # nobody says that it is ours
-    return claimed
+            is_ours = read_owner(data, path) == lakehouse_id
+        except FileMissingError:
+            is_ours = table_id in managed_ids
+        except CorruptFileError:
+            is_ours = False  # nobody says that it is ours
+        if is_ours:
+            owned.add(table_id)
+    return owned
 
 
 def _is_ours(path: str, owned_tables: set[str]) -> bool:

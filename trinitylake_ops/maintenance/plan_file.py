@@ -56,7 +56,7 @@ class PlanFile:
                 tuple(content["exports"]),
                 {str(file): int(size_bytes) for file, size_bytes in content["files"]},
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise CorruptFileError(f"{path!r} is no plan", path=path) from error
 
 

@@ -5,7 +5,7 @@ Every step can be cut off and run again: batches that a purge began stay PURGING
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Self
@@ -32,6 +32,7 @@ from trinitylake_ops.maintenance.state_change import StateChange
 from trinitylake_ops.maintenance.survey import (
     Progress,
     Survey,
+    expired_versions,
     no_progress,
     on_latest,
     pinned_versions,
@@ -46,6 +47,7 @@ from trinitylake_ops.transaction.snapshot import Snapshot
 
 _OPERATION = "purge"
 _SEALED_AT_ONCE = 64
+_UNFINISHED = (ExpirationState.EXPIRED, ExpirationState.PURGING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,8 +204,14 @@ class _Purge:
         still_needed = len(self._plan._planned) - len(doomed)
         if self._is_resumed:  # what is gone already would use up the budget, and count twice
             doomed = {info.path: doomed[info.path] for info in self._lake.storage.list() if info.path in doomed}
+
+        def look() -> None:
+            self._held.check()
+            if self._lake.storage.exists(self._lake.files.roots.path(mark.base.version + 1)):
+                mark.extend(self._lake.snapshot())
+
         deletion = delete_files(
-            self._lake.storage, doomed, self._budget, before_batch=self._held.check, progress=self._progress
+            self._lake.storage, doomed, self._budget, before_batch=look, spared=mark, progress=self._progress
         )
         version = self._finish(deletion, still_needed) if deletion.is_complete else None
         return self._plan._report(version, deletion, still_needed, self._metered)
@@ -240,11 +248,9 @@ class _Purge:
         change.commit(self._lake, mark.base)
         return mark
 
-    def _check_batches(self, definition: LakehouseDef) -> None:
-        """Raise PlanChangedError unless all batches are there as they were planned."""
-        standing = {
-            batch.id: batch.versions for batch in definition.expirations if batch.state != ExpirationState.PURGED
-        }
+    def _check_batches(self, definition: LakehouseDef, states: Collection[ExpirationState] = _UNFINISHED) -> None:
+        """Raise PlanChangedError unless all batches are there as they were planned, in one of these states."""
+        standing = {batch.id: batch.versions for batch in definition.expirations if batch.state in states}
         for batch_id, versions in self._batches.items():
             if standing.get(batch_id) != versions:
                 raise PlanChangedError(
@@ -267,6 +273,7 @@ class _Purge:
         versions = list(self._versions)
         for start in range(0, len(versions), _SEALED_AT_ONCE):
             self._held.check()
+            self._check_batches(self._lake.snapshot().definition, (ExpirationState.PURGING,))
             batch = versions[start : start + _SEALED_AT_ONCE]
             run_parallel(in_one_round(seal), batch, storage.concurrency)
             self._progress("sealed", start + len(batch), len(versions))
@@ -277,9 +284,10 @@ class _Purge:
 
         def purged(base: Snapshot) -> LakehouseDef | None:
             definition = base.definition
+            if not self._versions - expired_versions(definition, (ExpirationState.PURGED,)) and self._versions:
+                return None  # somebody else finished it
+            self._check_batches(definition)
             ours = [batch for batch in definition.expirations if batch.id in self._batches]
-            if all(batch.state == ExpirationState.PURGED for batch in ours):
-                return None
             plan_paths[:] = [batch.plan_path for batch in ours if batch.plan_path]
             return replace(definition, expirations=with_purged(definition.expirations, self._batches))
 
@@ -346,7 +354,8 @@ def _plan(
     for batch in base.definition.expirations:
         if batch.state == ExpirationState.PURGED:
             continue
-        is_due = batch.state == ExpirationState.PURGING or batch.expired_at_millis + grace_ms <= now_ms
+        expired_at_ms = _expired_at_ms(lake, batch)
+        is_due = batch.state == ExpirationState.PURGING or expired_at_ms + grace_ms <= now_ms
         sizes_bytes = _planned_files(lake, batch)
         if is_due:
             planned |= sizes_bytes or {}
@@ -356,7 +365,7 @@ def _plan(
                 id=batch.id,
                 versions=batch.versions,
                 state=batch.state.name.lower(),
-                purgeable_at=utc_of(batch.expired_at_millis + grace_ms),
+                purgeable_at=utc_of(expired_at_ms + grace_ms),
                 is_due=is_due,
                 has_plan=sizes_bytes is not None,
             )
@@ -380,6 +389,15 @@ def _plan(
         _grace_ms=grace_ms,
         _lake=lake,
     )
+
+
+def _expired_at_ms(lake: Lakehouse, batch: ExpirationBatch) -> int:
+    """Return when a batch expired: the later of what its record says and when the root that has it was written."""
+    try:
+        written_ms = lake.storage.stat(lake.files.roots.path(batch.expired_at_version)).last_modified_ms
+    except FileMissingError:
+        written_ms = 0
+    return max(batch.expired_at_millis, written_ms)
 
 
 def _planned_files(lake: Lakehouse, batch: ExpirationBatch) -> dict[str, int] | None:

@@ -41,7 +41,7 @@ class CatalogReach:
         self.tables: set[str] = set()
         self.others: set[str] = set()
 
-    def __contains__(self, path: str) -> bool:
+    def __contains__(self, path: object) -> bool:
         return path in self.nodes or path in self.tables or path in self.others
 
     def add(self, roots: Iterable[SurveyedRoot], progress: Progress = no_progress) -> None:
@@ -93,10 +93,10 @@ class CatalogReach:
 class TableReach:
     """The files of Iceberg tables that definitions reach, as a path where they lie under the root.
 
-    Tables of every type count: whoever shares files with a managed table keeps them. What no scan
-    opens - former metadata files, data that all snapshots have deleted - is reached by nobody. ``managed_ids``
-    are the ids of all MANAGED tables seen, ``opaque_ids`` of those whose files nobody can tell: tables of other
-    formats, and those whose metadata file is gone.
+    Tables of every type count: whoever shares files with a managed table keeps them. What no scan opens - former
+    metadata files, data that all snapshots have deleted - is reached by nobody. ``managed_ids`` are the ids of all
+    MANAGED tables seen that stand in their own folders; ``opaque_ids`` of those whose files nobody can tell: tables
+    of other formats, those whose metadata file is gone, and those that name files beyond this root.
     """
 
     def __init__(self, lake: Lakehouse):
@@ -115,7 +115,7 @@ class TableReach:
         A table whose metadata file is gone stops nobody. Raises StorageError for anything else that cannot be
         read.
         """
-        missing = [path for path in locations if path not in self._walked_definitions and not is_uri(path)]
+        missing = [path for path in locations if path not in self._walked_definitions]
         for start in range(0, len(missing), _BATCH):
             batch = missing[start : start + _BATCH]
             for definition in self._files.definitions.tables(batch):
@@ -124,9 +124,9 @@ class TableReach:
             progress("tables", start + len(batch), len(missing))
 
     def _add_table(self, definition: TableDef) -> None:
-        if definition.is_managed:
-            self.managed_ids.add(definition.id)
         metadata = iceberg_metadata(definition)
+        if definition.is_managed and table_id_in(to_location(self._io.root, metadata or "none")) == definition.id:
+            self.managed_ids.add(definition.id)
         if not metadata:
             self.opaque_ids.add(definition.id)
             return
@@ -134,7 +134,12 @@ class TableReach:
             return
         location = to_location(self._io.root, metadata)
         try:
-            self.files.update(file.location for file in files_of(definition, self._io, self._known_lists) if file.live)
+            found = {file.location for file in files_of(definition, self._io, self._known_lists) if file.live}
+            self.files |= found
+            for path in found:
+                if is_uri(path):  # this root by another name, perhaps: a link, a mount, a copy of the folder
+                    self.opaque_ids.update(_TABLE_FOLDER.findall(path))
+                    self.opaque_ids |= {definition.id} if definition.is_managed else set()
         except FileMissingError as error:
             if to_location(self._io.root, error.path or "") != location:
                 raise
@@ -217,7 +222,7 @@ def manifest_targets(lake: Lakehouse, path: str) -> set[str]:
         return {file["target"] for file in json.loads(lake.storage.read(path))["files"]}
     except FileMissingError:
         return set()
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptFileError("the manifest of an export cannot be read; drop the export", path=path) from error
 
 
@@ -247,10 +252,10 @@ class Mark:
         self._progress = progress
         self._add()
 
-    def __contains__(self, path: str) -> bool:
+    def __contains__(self, path: object) -> bool:
         if path in self.catalog or path in self._paths or path in self.tables.files:
             return True
-        return bool(self.tables.opaque_ids) and table_id_in(path) in self.tables.opaque_ids
+        return isinstance(path, str) and bool(self.tables.opaque_ids) and table_id_in(path) in self.tables.opaque_ids
 
     @property
     def base(self) -> Snapshot:
@@ -286,6 +291,7 @@ class Mark:
             self.add_tables()
 
 
+_TABLE_FOLDER = re.compile(rf"/{TABLES_PREFIX}([^/]+)/")
 _TABLE_PATH = re.compile(rf"{TABLES_PREFIX}([^/]+)/.+", re.DOTALL)
 
 

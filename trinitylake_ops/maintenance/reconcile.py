@@ -108,6 +108,7 @@ class _Settled:
         snapshots = {name: location for name, location in snapshots.items() if name not in dropped}
         known = {record.name for record in ours.exports} | set(ours.exported_snapshots)
         expirations = _agreed(ours, replaced)
+        sealed = VersionRanges.of(version for version, root in survey.roots.items() if root.is_sealed)
         before = VersionRanges()
         for definition in (ours, *replaced):
             before |= _listed(definition.expirations)
@@ -118,11 +119,14 @@ class _Settled:
                 exported_snapshots=snapshots,
                 expirations=expirations,
                 maximum_version_age_millis_overrides=_longest_ages(ours, replaced),
+                orphans_removed_before_millis=max(
+                    definition.orphans_removed_before_millis for definition in (ours, *replaced)
+                ),
             ),
             steps,
             tuple(sorted((set(records) | set(snapshots)) - known)),
             tuple(sorted(dropped)),
-            str(before - _listed(expirations)),
+            str(before - _listed(expirations) - sealed),
         )
 
 
@@ -208,6 +212,10 @@ def _agreed(ours: LakehouseDef, replaced: list[LakehouseDef]) -> tuple[Expiratio
         if untouched:
             own_id = str(uuid.uuid4()) if ranges - untouched else batch.id
             agreed.append(replace(batch, id=own_id, versions=str(untouched)))
+    for batch in (batch for definition in replaced for batch in definition.expirations if batch.state in _BEGUN):
+        rest = batch.ranges() - _listed(tuple(agreed))
+        if rest:
+            agreed.append(replace(batch, id=str(uuid.uuid4()), versions=str(rest)))
     return tuple(agreed)
 
 

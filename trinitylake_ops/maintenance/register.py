@@ -6,8 +6,8 @@ file of it; whoever wrote it so far may go on, and is not seen before it is regi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from pyiceberg.catalog import Catalog, load_catalog
@@ -15,14 +15,23 @@ from pyiceberg.exceptions import NoSuchIcebergTableError, NoSuchNamespaceError
 from pyiceberg.typedef import Identifier
 from rich.table import Table
 
-from trinitylake_ops.errors import InvalidInputError, ObjectExistsError, StorageError, TrinityLakeError
+from trinitylake_ops.errors import (
+    FileMissingError,
+    InvalidInputError,
+    ObjectExistsError,
+    StorageError,
+    TrinityLakeError,
+)
 from trinitylake_ops.format.definitions import TableDef
-from trinitylake_ops.format.locations import to_location
+from trinitylake_ops.format.locations import is_uri, to_location
+from trinitylake_ops.maintenance.lease import lease
+from trinitylake_ops.maintenance.reachability import iceberg_metadata, is_table_path
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table
 from trinitylake_ops.storage.options import redact_assignments
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import EXTERNAL, METADATA_LOCATION
+from trinitylake_ops.tables.reach import files_of
 from trinitylake_ops.tables.registration import registered_table, registered_uri
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.transaction import Transaction
@@ -52,12 +61,36 @@ def register_table(
     uri = registered_uri(lake.root, metadata_location)
     io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
     message = f"{namespace}.{table}"[:_LONGEST_MESSAGE_CHARS]
-    with lake.transaction(message=message, operation=_OPERATION) as txn:
+    with _undisturbed(lake, [uri]), lake.transaction(message=message, operation=_OPERATION) as txn:
         _check_free(txn, namespace, table)
         _, definition = registered_table(io, uri, txn.base.definition, table_type)
+        _check_whole(io, definition)
         txn.create_table(namespace, table, definition)
     assert txn.committed_version is not None
     return txn.committed_version
+
+
+@contextmanager
+def _undisturbed(lake: Lakehouse, uris: Iterable[str]) -> Iterator[None]:
+    """Let nobody delete files while tables are registered that lie where tables of this lakehouse do.
+
+    Of a table that was dropped, purges and orphan removals may be about to. Raises MaintenanceBlockedError
+    while one is running.
+    """
+    is_own = any(is_table_path(to_location(lake.root, uri)) for uri in uris)
+    with lease(lake.storage, _OPERATION) if is_own else nullcontext():
+        yield
+
+
+def _check_whole(io: StorageFileIO, definition: TableDef) -> None:
+    """Raise FileMissingError where a file of a table in our folders is gone: it was dropped, and purged in part."""
+    location = iceberg_metadata(definition)
+    if location is None or not is_table_path(to_location(io.root, location)):
+        return
+    paths = [file.location for file in files_of(definition, io) if file.live and not is_uri(file.location)]
+    for path, found in zip(paths, run_parallel(io.storage.exists, paths, io.storage.concurrency), strict=True):
+        if not found:
+            raise FileMissingError("a file of the table is gone, purged before; nothing was registered", path=path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +144,11 @@ def register_catalog(
     metered = MeteredLakehouse(lake)
     source = _Source.opened(catalog, properties or {})
     found, not_iceberg = source.tables(namespaces)
-    with metered.lake.transaction(message=f"catalog {source.name}", operation=_OPERATION) as txn:
+    uris = [uri for _, uri in found]
+    with (
+        _undisturbed(metered.lake, uris),
+        metered.lake.transaction(message=f"catalog {source.name}", operation=_OPERATION) as txn,
+    ):
         check_no_gap(metered.lake.files.roots, txn.base.version)
         fresh, known = _fresh(txn, metered.lake.root, found)
         definitions = _definitions(metered.lake, txn, fresh)
@@ -260,7 +297,9 @@ def _definitions(lake: Lakehouse, txn: Transaction, fresh: Mapping[_Name, str]) 
     def definition(name: _Name) -> TableDef:
         txn.keys.table_key(*name)
         try:
-            return registered_table(io, fresh[name], lakehouse)[1]
+            registered = registered_table(io, fresh[name], lakehouse)[1]
+            _check_whole(io, registered)
+            return registered
         except TrinityLakeError as error:
             error.message = f"table {'.'.join(name)} cannot be registered: {error.message}; nothing was registered"
             raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.definitions import LakehouseDef, RetentionRules
@@ -183,16 +183,10 @@ def _kept_by_period(newest_first: Sequence[VersionAge], policy: RetentionPolicy)
 
 def _span(duration_ms: int) -> str:
     """Return a duration as people say it: 3 d 4 h."""
-    rest = timedelta(milliseconds=duration_ms)
-    units = (
-        ("d", timedelta(days=1)),
-        ("h", timedelta(hours=1)),
-        ("min", timedelta(minutes=1)),
-        ("s", timedelta(seconds=1)),
-    )
+    rest = duration_ms // 1000
     parts = []
-    for name, unit in units:
-        number, rest = divmod(rest, unit)
+    for name, seconds in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        number, rest = divmod(rest, seconds)
         if number:
             parts.append(f"{number} {name}")
     return " ".join(parts[:2]) or "0 s"

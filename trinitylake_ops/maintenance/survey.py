@@ -144,8 +144,10 @@ class Survey:
         """Return the later of what the next version's root says and when its file was written; None for the latest."""
         if version == self.base.version:
             return None
-        successor = self.roots.get(version + 1)
-        return max(0 if successor is None else successor.created_at_ms, self.written_ms.get(version + 1, 0))
+        successor, written_ms = self.roots.get(version + 1), self.written_ms.get(version + 1, 0)
+        if successor is None:
+            return written_ms
+        return successor.created_at_ms if successor.is_sealed else max(successor.created_at_ms, written_ms)
 
     def verdicts(self, policy: RetentionPolicy, now_ms: int) -> tuple[Verdict, ...]:
         """Return what a policy says of each live version. Raises InvalidInputError for an empty policy."""
@@ -233,7 +235,9 @@ def _survey(
 ) -> Survey:
     written_ms = _listed_roots(lake, base)
     purged = expired_versions(base.definition, (ExpirationState.PURGED,))
-    wanted = [version for version in written_ms if version not in purged and version not in roots]
+    # Of those that were purged only successors of others: they say when those were superseded.
+    needed = (version for version in written_ms if version not in purged or version - 1 not in purged)
+    wanted = [version for version in needed if version not in roots]
     for done, (version, data) in enumerate(read_roots(lake.files.roots, wanted, _BATCH), 1):
         path = lake.files.roots.path(version)
         if data is None:

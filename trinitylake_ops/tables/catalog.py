@@ -48,6 +48,8 @@ from pyiceberg.view import View
 
 from trinitylake_ops import errors
 from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.format.file_names import TABLES_PREFIX
+from trinitylake_ops.format.locations import to_location
 from trinitylake_ops.tables.change import changing
 from trinitylake_ops.tables.file_io import StorageFileIO, public_properties
 from trinitylake_ops.tables.managed import (
@@ -61,6 +63,7 @@ from trinitylake_ops.tables.managed import (
     table_id_of,
 )
 from trinitylake_ops.tables.ownership import claim_location
+from trinitylake_ops.tables.reach import oldest_file_ms
 from trinitylake_ops.tables.registration import registered_table, registered_uri
 from trinitylake_ops.tables.target import CatalogTarget, LatestTarget, SnapshotTarget, TransactionTarget, target_of
 from trinitylake_ops.tables.types import check_arrow_schema
@@ -72,7 +75,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_LOADED_AT_MS = "trinitylake.loaded-at-ms"
 _FILE_IO = "trinitylake_ops.tables.file_io.StorageFileIO"
+
+
+class _LoadedTable(Table):
+    """A table that knows when it was first loaded: no file that a commit adds is older, but for files added by name."""
+
+    def refresh(self) -> Table:
+        config = self.config
+        super().refresh()
+        self.config = config
+        return self
 
 
 class TrinityLakeCatalog(MetastoreCatalog):
@@ -149,6 +163,7 @@ class TrinityLakeCatalog(MetastoreCatalog):
         if self.target.read_only:
             raise errors.InvalidInputError("this catalog only reads; open one on the latest version to create a table")
         staged = self._create_staged_table(identifier, schema, location, partition_spec, sort_order, properties)
+        staged.config = self._loaded_now()
         claim_location(self.io.storage, staged.metadata.location, self._lakehouse)
         return CreateTableTransaction(staged)
 
@@ -169,13 +184,18 @@ class TrinityLakeCatalog(MetastoreCatalog):
     def register_table(self, identifier: str | Identifier, metadata_location: str, overwrite: bool = False) -> Table:
         """Add a table whose metadata file exists, a URI; ``overwrite`` replaces a table of that name.
 
-        It is EXTERNAL, so its files are never deleted, but for a managed table of this
-        lakehouse (see ``registration.registered_table``). Raises TableAlreadyExistsError,
-        NoSuchNamespaceError, UnsupportedTypeError, InvalidInputError, StorageError.
+        It is EXTERNAL, so its files are never deleted. Raises TableAlreadyExistsError, NoSuchNamespaceError,
+        UnsupportedTypeError, StorageError, InvalidInputError for one in a table's folder of this lakehouse, which
+        purges may be about to delete: ``maintenance.register_table`` waits for them.
         """
         namespace, table = self.identifier_to_database_and_table(identifier)
         uri = registered_uri(self.io.root, metadata_location)
         with changing(self.target, self.io, f"register table {namespace}.{table}") as change:
+            if to_location(self.io.root, uri).startswith(TABLES_PREFIX):
+                raise errors.InvalidInputError(
+                    f"{metadata_location!r} is of a table of this lakehouse; bring it back with the command"
+                    " register-table, or maintenance.register_table, which let no purge run beside them"
+                )
             metadata, definition = registered_table(self.io, uri, change.writer.base.definition)
             if overwrite and change.writer.has_table(namespace, table):
                 change.writer.drop_table(namespace, table)
@@ -227,6 +247,7 @@ class TrinityLakeCatalog(MetastoreCatalog):
             if current is not None and staged.metadata == current.metadata:
                 return _response(current)
             _check_update(staged.metadata, current, base)
+            self._date_back(writer, table, staged.metadata, updates)
             change.write_metadata(staged)
             definition = self._definition(staged, base)
             if base is None:
@@ -234,6 +255,22 @@ class TrinityLakeCatalog(MetastoreCatalog):
             else:
                 writer.alter_table(namespace, name, definition)
         return _response(staged)
+
+    def _date_back(
+        self, writer: Transaction, table: Table, metadata: TableMetadata, updates: tuple[TableUpdate, ...]
+    ) -> None:
+        """Let the transaction be as old as the oldest file that it adds: orphan removal spares none for longer.
+
+        Files that are added were written after the table was loaded. Where that was too long ago to tell, the
+        storage says when they were. Raises TransactionExpiredError where one is gone.
+        """
+        added = {update.snapshot.snapshot_id for update in updates if isinstance(update, AddSnapshotUpdate)}
+        if not added:
+            return
+        begun_at_ms = int(table.config.get(_LOADED_AT_MS, "0"))
+        if self.io.storage.now_ms() - begun_at_ms > writer.base.definition.txn_ttl_millis:
+            begun_at_ms = oldest_file_ms(metadata, added, self.io)
+        writer.date_back(begun_at_ms)
 
     def list_tables(self, namespace: str | Identifier) -> list[Identifier]:
         """Return the tables of a namespace, of all formats. Raises NoSuchNamespaceError."""
@@ -372,7 +409,10 @@ class TrinityLakeCatalog(MetastoreCatalog):
         return self._load(namespace, name, definition)
 
     def _table(self, identifier: Identifier, metadata: TableMetadata, uri: str) -> Table:
-        return Table(identifier, metadata, uri, self.io, self)
+        return _LoadedTable(identifier, metadata, uri, self.io, self, self._loaded_now())
+
+    def _loaded_now(self) -> dict[str, str]:
+        return {_LOADED_AT_MS: str(self.io.storage.now_ms())}
 
     def _definition(self, staged: StagedTable, base: TableDef | None = None) -> TableDef:
         table_id = table_id_of(staged.metadata.location) or ""

@@ -96,7 +96,8 @@ def read_metadata(io: FileIO, uri: str) -> TableMetadata:
     try:
         return FromInputFile.table_metadata(io.new_input(uri))
     except (ValueError, ValidationError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        reason = ": ".join(line.strip() for line in str(error).splitlines()[:2])
+        # Without what stands in the file: it may be any file, with secrets.
+        reason = ": ".join(line.partition("[type=")[0].strip() for line in str(error).splitlines()[:2])
         raise CorruptFileError(f"{uri!r} is no Iceberg table metadata: {reason}", path=uri) from error
 
 

@@ -34,7 +34,7 @@ def read_owner(data: bytes, path: str) -> str:
     """Return the id of the lakehouse that an owner file names. Raises CorruptFileError."""
     try:
         found = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptFileError("this is no owner file of a table: it holds no JSON", path=path) from error
     owner = found.get(_LAKEHOUSE_ID) if isinstance(found, dict) else None
     if not isinstance(owner, str) or not owner:

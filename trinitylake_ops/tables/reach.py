@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
 from pyiceberg.manifest import DataFileContent, ManifestEntry, ManifestEntryStatus, ManifestFile
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
-from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, TransactionExpiredError, TrinityLakeError
 from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import metadata_uri, read_metadata
 
 T = TypeVar("T")
+_ADDED = ManifestEntryStatus.ADDED
 
 
 class FileKind(StrEnum):
@@ -74,6 +77,32 @@ def files_of(definition: TableDef, io: StorageFileIO, known: set[str] | None = N
     yield from _snapshot_files(snapshots, io, known)
 
 
+def oldest_file_ms(metadata: TableMetadata, snapshot_ids: Collection[int], io: StorageFileIO) -> int:
+    """Return when the oldest file was last modified that these snapshots add, in milliseconds since the epoch.
+
+    Files beyond the root do not count. Raises TransactionExpiredError where one is gone, removed as an orphan.
+    """
+    try:
+        paths = _added_paths(metadata, snapshot_ids, io)
+        infos = run_parallel(io.storage.stat, paths, io.storage.concurrency)
+    except FileMissingError as error:
+        raise TransactionExpiredError(
+            "a file that was written for this commit is gone, removed as an orphan; write it again", path=error.path
+        ) from error
+    return min((info.last_modified_ms for info in infos), default=io.storage.now_ms())
+
+
+def _added_paths(metadata: TableMetadata, snapshot_ids: Collection[int], io: StorageFileIO) -> list[str]:
+    """Return the files under the root that these snapshots add."""
+    snapshots = [shot for shot in metadata.snapshots if shot.snapshot_id in snapshot_ids and shot.manifest_list]
+    listed = run_parallel(lambda snapshot: _manifests(snapshot, io), snapshots, io.storage.concurrency)
+    manifests = [one for several in listed for one in several if one.added_snapshot_id in snapshot_ids]
+    entries = run_parallel(lambda manifest: _entries(manifest, io), manifests, io.storage.concurrency)
+    uris = {snapshot.manifest_list for snapshot in snapshots} | {manifest.manifest_path for manifest in manifests}
+    uris |= {entry.data_file.file_path for several in entries for entry in several if entry.status == _ADDED}
+    return [path for uri in sorted(uris) if not is_uri(path := io.location(uri))]
+
+
 def _snapshot_files(snapshots: Sequence[Snapshot], io: StorageFileIO, known: set[str]) -> Iterator[TableFile]:
     concurrency = io.storage.concurrency
     manifests: dict[str, ManifestFile] = {}
@@ -92,12 +121,25 @@ def _snapshot_files(snapshots: Sequence[Snapshot], io: StorageFileIO, known: set
 
 def _manifests(snapshot: Snapshot, io: StorageFileIO) -> list[ManifestFile]:
     with _decoding(snapshot.manifest_list, "manifest list", io):
-        return snapshot.manifests(io)
+        manifests = snapshot.manifests(io)
+        expected = int((snapshot.summary or {}).get("total-data-files", "0"))  # type: ignore[call-overload]
+    if expected and not manifests:
+        location = io.location(snapshot.manifest_list)
+        raise CorruptFileError(f"{location!r} is empty, its snapshot says that it has {expected} files", path=location)
+    return manifests
 
 
 def _entries(manifest: ManifestFile, io: StorageFileIO) -> list[ManifestEntry]:
     with _decoding(manifest.manifest_path, "manifest", io):
-        return manifest.fetch_manifest_entry(io, discard_deleted=False)
+        entries = manifest.fetch_manifest_entry(io, discard_deleted=False)
+    counts = (manifest.added_files_count, manifest.existing_files_count, manifest.deleted_files_count)
+    if None not in counts and len(entries) != sum(count or 0 for count in counts):
+        location = io.location(manifest.manifest_path)
+        raise CorruptFileError(
+            f"{location!r} lists {len(entries)} files, its manifest list says {sum(count or 0 for count in counts)}",
+            path=location,
+        )
+    return entries
 
 
 @contextmanager

@@ -412,11 +412,11 @@ def _check_unmoved(
 def _check_fresh(transaction: LakehouseTransaction, staged: StagedTable) -> None:
     """Raise TransactionExpiredError for a table that was staged too long ago, by the storage's clock."""
     age_ms = transaction.base.files.storage.now_ms() - staged.begun_at_ms
-    ttl_ms = transaction.base.definition.txn_ttl_millis
-    if age_ms > ttl_ms:
+    definition = transaction.base.definition
+    if age_ms > definition.txn_ttl_millis or staged.begun_at_ms < definition.orphans_removed_before_millis:
         raise TransactionExpiredError(
-            f"table {staged.namespace}.{staged.table} was staged {age_ms} ms ago, more than txn_ttl_millis ({ttl_ms}):"
-            " its files may be removed as orphans; stage it again"
+            f"table {staged.namespace}.{staged.table} was staged {age_ms} ms ago, more than txn_ttl_millis"
+            f" ({definition.txn_ttl_millis}), or before orphans were removed: its files may be gone; stage it again"
         )
 
 

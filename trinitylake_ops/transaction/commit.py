@@ -73,11 +73,19 @@ class CommitClock:
 
     def check(self, definition: LakehouseDef) -> None:
         """Raise TransactionExpiredError when the transaction is older than its time to live."""
-        check_age(self.storage.now_ms() - self.begun_at_ms, definition)
+        check_age(self.begun_at_ms, self.storage.now_ms(), definition)
 
 
-def check_age(age_ms: int, definition: LakehouseDef) -> None:
-    """Raise TransactionExpiredError for a transaction that is older than its time to live."""
+def check_age(begun_at_ms: int, now_ms: int, definition: LakehouseDef) -> None:
+    """Raise TransactionExpiredError for a transaction that is older than its time to live.
+
+    That is also one whose files may have been removed as orphans, when the time to live was shorter.
+    """
+    if begun_at_ms < definition.orphans_removed_before_millis:
+        raise TransactionExpiredError(
+            "orphans from before the transaction began were removed since, perhaps files of its own; begin a new one"
+        )
+    age_ms = now_ms - begun_at_ms
     if age_ms > definition.txn_ttl_millis:
         raise TransactionExpiredError(
             f"the transaction began {age_ms} ms ago, more than txn_ttl_millis ({definition.txn_ttl_millis});"

@@ -409,7 +409,7 @@ class _Group:
         now_ms = self._files.storage.now_ms()
         for member in self.members:
             try:
-                check_age(now_ms - member.begun_at_ms, definition)
+                check_age(member.begun_at_ms, now_ms, definition)
             except TrinityLakeError as error:
                 member.expiry = error
         if any(member.expiry is not None for member in self.members):

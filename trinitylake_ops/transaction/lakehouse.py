@@ -258,7 +258,7 @@ class Lakehouse:
         did, CorruptFileError, StorageError.
         """
         saved = read_saved(self.storage, transaction_id)
-        check_age(self.storage.now_ms() - saved.begun_at_millis, self.snapshot().definition)
+        check_age(saved.begun_at_millis, self.storage.now_ms(), self.snapshot().definition)
         return Transaction.resumed(saved, self.snapshot(saved.base_version), self._queue)
 
     def stage_definition(self, namespace: str, table: str, definition: TableDef) -> StagedDefinition:

@@ -1,0 +1,152 @@
+"""Whose files look like orphans, and are not: other names of a root, copies, slow writers, other lifetimes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyiceberg.exceptions import CommitFailedException
+
+from tests.clock import ClockStorage
+from tests.lakes import Lakes, table
+from tests.maintenance.aging import DAY_MS, Aging
+from tests.maintenance.changes import append_rows
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import CommitConflictError, StorageError, TransactionExpiredError
+from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.tables.ownership import owner_path
+
+
+def later(lake: Lakehouse, days: int = 3) -> Lakehouse:
+    return Lakehouse(ClockStorage(lake.storage, lake.storage.now_ms() + days * DAY_MS))
+
+
+def rows_of(lake: Lakehouse) -> int:
+    return len(catalog_at(lake).load_table("ns.t").scan().to_arrow())
+
+
+@pytest.mark.local_only("gives a folder other names")
+def test_a_link_or_a_copy_is_not_taken_for_a_root_without_table_files(lakes: Lakes, tmp_path: Path) -> None:
+    """The metadata of tables holds URIs of the name that the root had when they were written."""
+    lake = lakes.local()
+    append_rows(lake)
+    folder = Path(lake.root.removeprefix("file://"))
+    os.symlink(folder, tmp_path / "link")
+    shutil.copytree(folder, tmp_path / "copy")
+    for name in ("link", "copy"):
+        other = later(Lakehouse.open(str(tmp_path / name)))
+        before = {info.path for info in other.storage.list("tables/")}
+        maintenance.plan_orphan_removal(other).execute()
+        assert {info.path for info in other.storage.list("tables/")} == before
+    assert rows_of(lake) == 3
+
+
+def test_an_owner_file_of_somebody_else_counts(lakes: Lakes) -> None:
+    lake = lakes.memory()
+    append_rows(lake)
+    lake.storage.create("tables/backup/precious.txt", b"mine")
+    lake.storage.create(owner_path("backup"), b'{"lakehouse_id": "somebody else"}')
+    with lake.transaction() as txn:
+        txn.create_table("ns", "x", replace(txn.table("ns", "t"), id="backup"))
+    assert maintenance.plan_orphan_removal(later(lake)).is_empty
+
+
+def test_a_manifest_cut_between_blocks_stops_the_removal(lakes: Lakes) -> None:
+    lake = lakes.memory()
+    append_rows(lake)
+    manifest = next(info.path for info in lake.storage.list("tables/") if info.path.endswith("-m0.avro"))
+    data = lake.storage.read(manifest)
+    sync = data[-16:]
+    lake.storage.write(manifest, data[: data.index(sync) + 16])  # the header alone: a file without entries
+    with pytest.raises(StorageError, match="lists 0 files, its manifest list says 1"):
+        maintenance.plan_orphan_removal(later(lake))
+    lake.storage.write(manifest, data)
+
+
+def slow_append(aging: Aging) -> object:
+    txn = catalog_at(aging.lake).load_table("ns.t").transaction()
+    txn.append(pa.table({"id": pa.array([2], pa.int64())}))
+    return txn
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_table_write_that_takes_longer_than_a_transaction_lives(lakes: Lakes, is_removed: bool) -> None:
+    aging = Aging.on(lakes.storage())
+    append_rows(aging.lake)
+    rows = rows_of(aging.lake)
+    txn = slow_append(aging)
+    aging.later()
+    if is_removed:
+        assert aging.remove_orphans().files > 0
+    with pytest.raises((CommitFailedException, TransactionExpiredError)):
+        txn.commit_transaction()  # type: ignore[attr-defined]
+    assert rows_of(aging.lake) == rows
+
+
+def test_a_table_that_was_loaded_long_ago_can_be_written(lakes: Lakes) -> None:
+    aging = Aging.on(lakes.storage())
+    append_rows(aging.lake)
+    loaded = catalog_at(aging.lake).load_table("ns.t")
+    aging.later()
+    aging.remove_orphans()
+    loaded.append(pa.table({"id": pa.array([2], pa.int64())}))
+    assert rows_of(aging.lake) == 4
+
+
+class _Sleeps(ClockStorage):
+    """Shows the time of another storage's clock; calls somebody before the next root is created."""
+
+    meanwhile = None
+
+    def create(self, path: str, data: bytes) -> None:
+        meanwhile, self.meanwhile = (self.meanwhile, None) if path.endswith(".arrow") else (None, self.meanwhile)
+        if meanwhile is not None:
+            meanwhile()
+        super().create(path, data)
+
+
+@pytest.mark.parametrize("was_long_before", [False, True])
+def test_a_longer_time_to_live_revives_nobody(lakes: Lakes, was_long_before: bool) -> None:
+    """A transaction's definitions were removed as orphans when the time to live was short."""
+    hour_ms = DAY_MS // 24
+    aging = Aging.on(lakes.storage(), txn_ttl_millis=DAY_MS if was_long_before else hour_ms)
+    with aging.lake.transaction() as txn:
+        txn.create_namespace("ns")
+    sleeping = _Sleeps(aging.clock, 0)
+    sleeping.now_ms = aging.clock.now_ms  # type: ignore[method-assign]
+    slow = Lakehouse(sleeping).transaction()
+    slow.create_table("ns", "t", table(slow="true"))
+
+    def meanwhile() -> None:
+        aging.lake.alter_definition(txn_ttl_millis=hour_ms) if was_long_before else aging.lake.alter_definition(
+            properties={"a": "b"}
+        )
+        aging.later(2 * hour_ms)
+        assert aging.remove_orphans().files == 1
+        aging.lake.alter_definition(txn_ttl_millis=DAY_MS)
+
+    sleeping.meanwhile = meanwhile  # type: ignore[assignment]
+    with pytest.raises(TransactionExpiredError, match="orphans from before the transaction began were removed"):
+        slow.commit()
+    assert aging.lake.snapshot().tables("ns") == []
+
+
+def test_a_table_is_brought_back_whole_or_not_at_all(lakes: Lakes) -> None:
+    aging = Aging.on(lakes.storage(), minimum_versions_to_keep=1, maximum_version_age_millis=1)
+    append_rows(aging.lake)
+    location = aging.lake.snapshot().table("ns", "t").format_properties["metadata_location"]
+    with aging.lake.transaction() as txn:
+        txn.drop_table("ns", "t")
+    aging.later()
+    maintenance.compact(aging.lake)  # no message keeps the old definition
+    aging.expire()
+    aging.later()
+    plan = maintenance.plan_purge(aging.lake)
+    plan.execute(budget=maintenance.Budget(max_requests=plan.files - 1))
+    with pytest.raises((StorageError, CommitConflictError)):
+        maintenance.register_table(aging.lake, "ns", "back", location)
+    assert aging.lake.snapshot().tables("ns") == []
