@@ -206,9 +206,16 @@ MUTATIONS: Mapping[str, Mutation] = {
 
 #: Runs in which a mutation shows that seldom matters.
 CONDITIONS: Mapping[str, Mapping[str, Any]] = {
-    "make up conflicts": {"writers": (1,)},
+    "make up conflicts": {"writers": (1, 1), "fault_rate": 0.0, "upkeep": ("export",)},
     "send again after the time to live": {"fault_rate": 0.15, "time_to_live_ms": 3_000},
-    "take an undecided commit for lost": {"writers": (1,), "fault_rate": 0.15},
+    "take an undecided commit for lost": {
+        "writers": (1,),
+        "fault_rate": 0.2,
+        "upkeep": (),
+        "time_to_live_ms": 60_000,
+    },
+    "skip the check of read settings": {"writers": (3, 3), "upkeep": ()},
+    "look nowhere for a resumed transaction": {"writers": (3, 3), "upkeep": ()},
     "give an interrupted group to the next leader, though its root was sent": {
         "writers": (6,),
         "fault_rate": 0.02,
