@@ -109,7 +109,7 @@ class Upkeep:
 
     def _purge(self, lake: Lakehouse, chance: random.Random) -> object:
         plan = maintenance.plan_purge(lake)
-        self._approved.update(plan._planned)
+        self._approved.update(plan._sizes_bytes)
         self._pause(chance)
         budget = maintenance.Budget(max_requests=chance.choice([1, 5, None]))
         report = plan.execute(budget=budget)

@@ -155,7 +155,7 @@ def end_deletion(
     if report.version is not None or report.stopped is not None:  # one that ended early has committed its begin
         log_version(context, lake, operation, metadata)
     if report.stopped is not None:
-        context.log.warning("not finished, as %s: run %s_apply again", report.stopped, operation)
+        context.log.warning("not finished, as %s: run %s_plan and %s_apply again", report.stopped, operation, operation)
     context.add_output_metadata(metadata)
 
 

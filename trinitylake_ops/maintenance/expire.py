@@ -24,6 +24,7 @@ from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState,
 from trinitylake_ops.format.file_names import is_operation_path
 from trinitylake_ops.format.node_file import SEALED_AT_MILLIS, decode_system_rows
 from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.maintenance.export import without_exports
 from trinitylake_ops.maintenance.plan_file import PlanFile, write_plan_file
 from trinitylake_ops.maintenance.reachability import (
     CatalogReach,
@@ -32,6 +33,7 @@ from trinitylake_ops.maintenance.reachability import (
     is_deletable,
     readable_tables,
     table_files,
+    table_id_in,
 )
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table, utc_of
 from trinitylake_ops.maintenance.retention import RetentionPolicy, Verdict, protected_ms
@@ -326,25 +328,13 @@ def _freed(
         **dict.fromkeys(export_paths, "export"),
     }
     candidates = {path for path in kind_of if path not in mark}
-    owned = {file_id for path in files if (file_id := path.split("/")[1])}
+    owned = {table_id_in(path) for path in files}
     sizes_bytes: dict[str, int] = {}
     for info in lake.storage.list() if candidates else ():
         if info.path in candidates and (info.path in export_paths or is_deletable(info.path, owned.__contains__)):
             sizes_bytes[info.path] = info.size_bytes
     kinds = Counter(kind_of[path] for path in sizes_bytes)
     return dict(sorted(kinds.items())), dict(sorted(sizes_bytes.items()))
-
-
-def without_exports(definition: LakehouseDef, names: Iterable[str]) -> LakehouseDef:
-    """Return a definition that has forgotten exports."""
-    dropped = set(names)
-    return replace(
-        definition,
-        exports=tuple(record for record in definition.exports if record.name not in dropped),
-        exported_snapshots={
-            name: location for name, location in definition.exported_snapshots.items() if name not in dropped
-        },
-    )
 
 
 def undelete(lake: Lakehouse, versions: str | int | Iterable[int]) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -358,13 +358,7 @@ def drop_export(lake: Lakehouse, name: str) -> int:
         txn.require(lambda base: _check_known(base.definition, name))
         definition = txn.definition
         record = _record(definition, name)
-        txn.alter_definition(
-            replace(
-                definition,
-                exports=tuple(other for other in definition.exports if other.name != name),
-                exported_snapshots=_without(definition.exported_snapshots, name),
-            )
-        )
+        txn.alter_definition(without_exports(definition, [name]))
     assert txn.committed_version is not None
     if record is not None:
         lake.storage.delete_many(_own_files(record, txn.definition))
@@ -388,5 +382,12 @@ def _check_known(definition: LakehouseDef, name: str) -> None:
         raise ExportNotFoundError(f"there is no export {name!r}")
 
 
-def _without(snapshots: Mapping[str, str], name: str) -> dict[str, str]:
-    return {other: location for other, location in snapshots.items() if other != name}
+def without_exports(definition: LakehouseDef, names: Iterable[str]) -> LakehouseDef:
+    """Return a definition that has forgotten exports."""
+    dropped = set(names)
+    snapshots = definition.exported_snapshots
+    return replace(
+        definition,
+        exports=tuple(record for record in definition.exports if record.name not in dropped),
+        exported_snapshots={name: location for name, location in snapshots.items() if name not in dropped},
+    )

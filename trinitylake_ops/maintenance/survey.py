@@ -153,10 +153,6 @@ class Survey:
         """Return what a policy says of each live version. Raises InvalidInputError for an empty policy."""
         return judge(self.ages(now_ms), policy, now_ms)
 
-    def kept(self, policy: RetentionPolicy, now_ms: int) -> list[int]:
-        """Return the live versions that a policy keeps."""
-        return [verdict.version for verdict in self.verdicts(policy, now_ms) if not verdict.expires]
-
     def foreign_steps(self) -> list[int]:
         """Return the versions where another program replaced the lakehouse definition and nobody reconciled since.
 
