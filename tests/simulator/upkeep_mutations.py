@@ -99,7 +99,7 @@ UPKEEP_MUTATIONS: Mapping[str, Mutation] = {
     "keep nothing that can be undeleted": _forget_expired_ones,
     "forget exports": _forget_exports,
     "remove orphans of any age": _replacing(orphans, "protected_ms", lambda definition: -(10**9)),
-    "purge what was undeleted": _replacing(purge._Purge, "_check_batches", lambda self, definition: None),
+    "purge what was undeleted": _replacing(purge._Purge, "_check_batches", lambda self, definition, states=(): None),
     "undelete what is being purged": _undelete_what_is_being_purged,
     "delete what the plan names, reached or not": _replacing(
         reachability.Mark, "__contains__", lambda self, path: False

@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.faults import FaultyStorage, fail
-from tests.lakes import Lakes
+from tests.lakes import Lakes, seal
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.errors import LakehouseNotFoundError, StoragePermissionError, VersionNotFoundError
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    LakehouseNotFoundError,
+    StoragePermissionError,
+    VersionNotFoundError,
+)
 from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, root_path
-from trinitylake_ops.storage import MemoryStorage, MeteredStorage, drop_memory_root
+from trinitylake_ops.storage import MemoryStorage, MeteredStorage, Storage, StorageWrapper, drop_memory_root
 from trinitylake_ops.transaction.versions import Roots, find_latest
 
 LATEST = 37
@@ -149,3 +156,42 @@ def test_the_last_version_of_all_is_found() -> None:
     storage.write(root_path(MAX_VERSION - 1), b"older")
     assert find_latest(Roots(storage)) == (MAX_VERSION, b"root")
     drop_memory_root(storage.root)
+
+
+class _SleepsBeforeTheRoot(StorageWrapper):
+    """Lets much happen between finding the latest version and reading it."""
+
+    def __init__(self, inner: Storage, path: str, meanwhile: Callable[[], object]):
+        super().__init__(inner)
+        self._path = path
+        self._meanwhile: Callable[[], object] | None = meanwhile
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        if path == self._path and self._meanwhile is not None:
+            meanwhile, self._meanwhile = self._meanwhile, None
+            meanwhile()
+        return self.inner.read(path, offset=offset, length=length)
+
+
+def test_who_reads_a_root_when_it_is_purged_looks_again(lake: Lakehouse) -> None:
+    for name in ("a", "b"):
+        with lake.transaction() as txn:
+            txn.create_namespace(name)
+
+    def purge_it() -> None:
+        with lake.transaction() as txn:
+            txn.create_namespace("c")
+        seal(lake, 2)
+
+    storage = _SleepsBeforeTheRoot(lake.storage, root_path(2), purge_it)
+    assert Lakehouse(storage).snapshot().namespaces() == ["a", "b", "c"]
+
+
+def test_a_latest_root_that_is_sealed_is_told(lake: Lakehouse) -> None:
+    with lake.transaction() as txn:
+        txn.create_namespace("a")
+    sound = lake.storage.read(root_path(1))
+    seal(lake, 1)
+    with pytest.raises(CorruptFileError, match="version 1, the latest, is sealed"):
+        lake.snapshot()
+    lake.storage.write(root_path(1), sound)

@@ -479,7 +479,11 @@ def test_the_same_setting_changed_alike_needs_no_commit(lake: Lakehouse) -> None
 @pytest.mark.parametrize(
     ("ours", "theirs", "message"),
     [
-        ({"txn_ttl_millis": 5}, {"txn_ttl_millis": 6}, "txn_ttl_millis of the lakehouse: we set 5, .* 6"),
+        (
+            {"txn_ttl_millis": 50_000},
+            {"txn_ttl_millis": 60_000},
+            "txn_ttl_millis of the lakehouse: we set 50000, .* 60000",
+        ),
         ({"properties": {"a": "1"}}, {"properties": {"a": "2"}}, r"properties\['a'\]"),
         ({"properties": {}}, {"properties": {"base": "2"}}, r"properties\['base'\]"),
         (

@@ -34,7 +34,7 @@ from trinitylake_ops.maintenance.deletion import NO_LIMITS, Budget, Deletion, de
 from trinitylake_ops.maintenance.lease import lease
 from trinitylake_ops.maintenance.reachability import Mark, is_deletable, is_table_path, table_id_in
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table
-from trinitylake_ops.maintenance.retention import CLOCK_MARGIN_MS, protected_ms
+from trinitylake_ops.maintenance.retention import barred_before_ms, protected_ms
 from trinitylake_ops.maintenance.state_change import StateChange
 from trinitylake_ops.maintenance.survey import Progress, no_progress, on_latest, survey_versions, uncached
 from trinitylake_ops.maintenance.timed_plan import TimedPlan, timed_digest
@@ -154,7 +154,7 @@ class OrphanPlan(TimedPlan):
             def recorded(base: Snapshot) -> LakehouseDef:
                 """Let no transaction commit that began before: what it wrote may go now, whatever its time to live."""
                 _check_no_purge(base.definition)
-                before_ms = approved.now_ms - approved.older_than_ms + CLOCK_MARGIN_MS
+                before_ms = barred_before_ms(approved.now_ms, approved.older_than_ms)
                 known_ms = base.definition.orphans_removed_before_millis
                 return replace(base.definition, orphans_removed_before_millis=max(before_ms, known_ms))
 

@@ -93,6 +93,11 @@ def protected_ms(definition: LakehouseDef) -> int:
     return definition.txn_ttl_millis + CLOCK_MARGIN_MS
 
 
+def barred_before_ms(now_ms: int, age_ms: int) -> int:
+    """Return the begin before which transactions may have written files that are as old as ``age_ms`` now."""
+    return now_ms - age_ms + CLOCK_MARGIN_MS
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """Whether a version expires, and why."""

@@ -16,6 +16,7 @@ from trinitylake_ops.errors import (
     AmbiguousWriteError,
     CommitAttemptsExhaustedError,
     CommitOutcomeUnknownError,
+    CorruptFileError,
     StorageError,
     TransactionExpiredError,
     TrinityLakeError,
@@ -45,6 +46,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_MAX_ATTEMPTS = 100
 _LONGEST_PAUSE_S = 1.0
 _TIMES_AT_ONCE = 16
+_MOST_LOOKS = 5
 
 
 class Committable(Protocol):
@@ -98,16 +100,31 @@ def latest_snapshot(files: LakehouseFiles, probed: ProbedRoots | None = None) ->
 
     Raises LakehouseNotFoundError, CorruptFileError, StorageError.
     """
+    snapshot = _found_latest(files, probed)
+    for _ in range(_MOST_LOOKS):
+        if not snapshot.root.is_sealed:
+            return snapshot
+        # Who sleeps long enough finds the latest version, and reads it when it was purged.
+        snapshot = _found_latest(files)
+    raise CorruptFileError(
+        f"the root of version {snapshot.version}, the latest, is sealed: another program copied one of a purged"
+        " version; move such files away, from the latest version down to one that is not sealed",
+        path=snapshot.location,
+        version=snapshot.version,
+    )
+
+
+def _found_latest(files: LakehouseFiles, probed: ProbedRoots | None = None) -> Snapshot:
     hinted = read_hint(files.storage)
     read_at_ms = files.storage.now_ms()  # before any root is read; a storage may know it from the hint's answer
-    version, data = find_latest_from(files.roots, hinted, probed)
-    return _snapshot(files, version, data, read_at_ms)
+    return _snapshot(files, *find_latest_from(files.roots, hinted, probed), read_at_ms)
 
 
 def latest_after(files: LakehouseFiles, known: int) -> Snapshot:
     """Return the latest version where one is known to stand, mostly in a single round."""
     read_at_ms = files.storage.now_ms()
-    return _snapshot(files, *find_latest_after(files.roots, known), read_at_ms)
+    snapshot = _snapshot(files, *find_latest_after(files.roots, known), read_at_ms)
+    return latest_snapshot(files) if snapshot.root.is_sealed else snapshot
 
 
 def _snapshot(files: LakehouseFiles, version: int, root_file: bytes, read_at_ms: int) -> Snapshot:
