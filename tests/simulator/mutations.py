@@ -214,6 +214,7 @@ CONDITIONS: Mapping[str, Mapping[str, Any]] = {
         "upkeep": (),
         "time_to_live_ms": 60_000,
     },
+    "leave the files of lost attempts behind": {"fault_rate": 0.0, "upkeep": ()},
     "skip the check of read settings": {"writers": (3, 3), "upkeep": ()},
     "look nowhere for a resumed transaction": {"writers": (3, 3), "upkeep": ()},
     "give an interrupted group to the next leader, though its root was sent": {

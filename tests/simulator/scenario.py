@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from unittest import mock
 
+from tests.lakes import left_over_paths
 from tests.simulator import history as seen
 from tests.simulator import tables
 from tests.simulator.history import History, ReadRecord, RollbackRecord, TransactionRecord
@@ -31,7 +32,7 @@ from trinitylake_ops.errors import (
     VersionExpiredError,
     VersionNotFoundError,
 )
-from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path
+from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, saved_transaction_path
 from trinitylake_ops.format.node_file import decode_commit_info, decode_system_rows
 from trinitylake_ops.maintenance.verify import verify
 from trinitylake_ops.storage import RetryStorage, Storage
@@ -134,6 +135,7 @@ class _Scenario:
         self._tokens = itertools.count()
         self._verifies = chance.random() < _VERIFIED
         self._is_harmless = is_harmless
+        self._has_keepers = upkeep is None or bool(upkeep)
         self._time_to_live_ms = time_to_live_ms
         self._deadlines: dict[str, int] = {}
         self._saved: list[TransactionRecord] = []
@@ -168,7 +170,7 @@ class _Scenario:
         world.add(Process("operator", [self._thread("operator", N_ROLLBACKS, self._roll_back)], _opened))
         leap_ms = 2 * (time_to_live_ms + CLOCK_MARGIN_MS)
         self._upkeep = Upkeep(world, self.happened, self._note, leap_ms, self._tables, upkeep)
-        for number in range(N_KEEPERS if upkeep is None or upkeep else 0):
+        for number in range(N_KEEPERS if self._has_keepers else 0):
             threads = [self._thread(f"keeper {number}", N_UPKEEPS, self._upkeep.work)]
             world.add(Process(f"keeper {number}", threads, _opened))
         world.add(Process("vandal", [self._thread("vandal", chance.randrange(8), self._spoil_hint)], _opened))
@@ -180,6 +182,9 @@ class _Scenario:
         states = all_states(past)
         self.happened["versions"] += len(infos)
         self.happened["groups"] += sum(1 for info in infos if len(info.members) > 1)
+        if self._is_harmless and not self._has_keepers:  # nothing went wrong, and nobody tidied up
+            saved = {saved_transaction_path(record.id) for record in self._saved}
+            self.history.left_over = left_over_paths(lake) - saved
         wrong = seen.check(self.history, infos, states) + self._upkeep.wrong(lake, past, states)
         if self._verifies:
             wrong += self._upkeep.wrong_in_the_end(lake, past, states)

@@ -69,6 +69,14 @@ def _undelete_what_is_being_purged() -> AbstractContextManager[Any]:
     return mock.patch.object(expire, "_without", blindly)
 
 
+def _remove_young_orphans() -> AbstractContextManager[Any]:
+    """Take files of any age for orphans, and bar no transaction."""
+    return both(
+        mock.patch.object(orphans, "protected_ms", return_value=0),
+        mock.patch.object(orphans, "barred_before_ms", return_value=0),
+    )
+
+
 def _reach_no_further_than(kind: str) -> Mutation:
     def shallow() -> AbstractContextManager[Any]:
         add = reachability.CatalogReach.add
@@ -98,7 +106,7 @@ UPKEEP_MUTATIONS: Mapping[str, Mutation] = {
     "mark no definitions of the lakehouse and of namespaces": _reach_no_further_than("others"),
     "keep nothing that can be undeleted": _forget_expired_ones,
     "forget exports": _forget_exports,
-    "remove orphans of any age": _replacing(orphans, "protected_ms", lambda definition: -(10**9)),
+    "remove orphans of any age": _remove_young_orphans,
     "purge what was undeleted": _replacing(purge._Purge, "_check_batches", lambda self, definition, states=(): None),
     "undelete what is being purged": _undelete_what_is_being_purged,
     "delete what the plan names, reached or not": _replacing(
