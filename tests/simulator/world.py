@@ -15,7 +15,7 @@ import random
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -55,7 +55,7 @@ from trinitylake_ops.transaction import group_commit as group_commit_module
 
 Kind = Literal["read", "stat", "list", "create", "write", "delete"]
 Fault = Literal["refused", "answer lost", "late", "twice", "crash before", "crash after", "clock jump"]
-#: What is requested of which files; the matrix has a row for each.
+#: What is requested of which files: rows of the matrix that a thousand runs fill. Rarer requests are shown, too.
 REQUESTS = (
     "read hint", "read root", "read node", "read definition", "read saved transaction",
     "stat root", "list roots", "list requests for a turn",
@@ -64,10 +64,6 @@ REQUESTS = (
     "delete node", "delete definition", "delete saved transaction", "delete request for a turn",
     "list all files", "list leases", "write lease", "create operation file", "read operation file",
     "read table file", "write table file",
-)  # fmt: skip
-#: Those that are rare: twenty thousand runs fill their rows, a thousand do not.
-RARE_REQUESTS = (
-    "write root", "create lease", "read lease", "delete lease", "delete operation file", "delete table file",
 )  # fmt: skip
 FAULTS: tuple[Fault, ...] = ("refused", "answer lost", "late", "twice", "crash before", "crash after", "clock jump")
 _NETWORK_FAULTS: tuple[Fault, ...] = ("refused", "answer lost", "late")
@@ -490,6 +486,6 @@ def matrix(injected: Counter[tuple[str, str]]) -> str:
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
 
-def empty_cells(injected: Counter[tuple[str, str]], requests: Sequence[str] = REQUESTS) -> list[tuple[str, str]]:
-    """Return what was never injected into these requests."""
-    return [cell for cell in itertools.product(requests, FAULTS) if not injected[cell]]
+def empty_cells(injected: Counter[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return what was never injected."""
+    return [cell for cell in itertools.product(REQUESTS, FAULTS) if not injected[cell]]
