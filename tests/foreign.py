@@ -7,6 +7,7 @@ text says: a new root that is "most identical" to the old one, and names the roo
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 
 import mmh3
 import pyarrow as pa
@@ -29,7 +30,7 @@ class ForeignLake:
 
     def latest(self) -> int:
         hint = self.storage.read("_latest_hint.txt") if self.storage.exists("_latest_hint.txt") else b"0"
-        version = int(hint) if self.storage.exists(self.root(int(hint))) else 0
+        version = int(hint) if hint.isdigit() and self.storage.exists(self.root(int(hint))) else 0
         while self.storage.exists(self.root(version + 1)):
             version += 1
         return version
@@ -39,7 +40,7 @@ class ForeignLake:
         return list(zip(columns["key"], columns["pvalue"], columns["pnode"], strict=True))
 
     def system(self, rows: list[Row]) -> dict[str, str]:
-        first_pointer = next(at for at, row in enumerate(rows) if row[0] is None)
+        first_pointer = next((at for at, row in enumerate(rows) if row[0] is None), len(rows))
         return {key: value for key, value, _ in rows[:first_pointer] if key is not None and value is not None}
 
     def entries(self, path: str) -> dict[str, str]:
@@ -63,28 +64,37 @@ class ForeignLake:
         end = 4 + definition.namespace_name_max_size_bytes
         return {f"{key[4:end].strip()}.{key[end:].strip()}" for key in found if key.startswith("C===")}
 
-    def definition(self) -> pb.LakehouseDef:
-        location = self.system(self.rows(self.root(self.latest())))["lakehouse_def"]
+    def definition(self, version: int | None = None) -> pb.LakehouseDef:
+        location = self.system(self.rows(self.root(self.latest() if version is None else version)))["lakehouse_def"]
         return pb.LakehouseDef.FromString(self.storage.read(location))
 
-    def commit_table(self, namespace: str, table: str) -> int:
-        definition, original = self.definition(), f"table-{table}-{namespace}-{uuid.uuid4()}.binpb"
+    def commit_table(self, namespace: str, table: str, properties: Mapping[str, str] | None = None) -> int:
+        latest, definition = self.latest(), self.definition()
+        sizes = definition.namespace_name_max_size_bytes, definition.table_name_max_size_bytes
+        if f"B==={namespace.ljust(sizes[0])}" not in self.entries(self.root(latest)):
+            raise KeyError(f"no namespace {namespace}")
+        original = f"table-{table}-{namespace}-{uuid.uuid4()}.binpb"
         bits = f"{mmh3.hash(original, signed=False) & 0xFFFFF:020b}"
         location = f"{bits[:4]}/{bits[4:8]}/{bits[8:12]}/{bits[12:]}-{original}"
-        self.storage.create(location, pb.TableDef(id=str(uuid.uuid4())).SerializeToString())
-        sizes = definition.namespace_name_max_size_bytes, definition.table_name_max_size_bytes
+        table_def = pb.TableDef(id=str(uuid.uuid4()), properties=properties or {})
+        self.storage.create(location, table_def.SerializeToString())
         message = (f"C==={namespace.ljust(sizes[0])}{table.ljust(sizes[1])}", location, None)
-        return self.commit([*self.rows(self.root(self.latest())), message])
+        return self.commit(latest, [*self.rows(self.root(latest)), message])
 
-    def rollback(self, version: int, *, keeps_unknown: bool) -> int:
-        rows = self.rows(self.root(version))
-        from_root = ("rollback_from_root", self.root(self.latest()), None)
-        return self.commit([from_root, *(row for row in rows if row[0] != from_root[0])], keeps_unknown=keeps_unknown)
+    def rollback(self, version: int, *, keeps_unknown: bool, carries_definition: bool = False) -> int:
+        """Make a version the latest again; it may read "most identical" so that the lakehouse definition stays."""
+        latest, rows = self.latest(), self.rows(self.root(version))
+        changed = {"rollback_from_root": self.root(latest)}
+        if carries_definition:
+            changed["lakehouse_def"] = self.system(self.rows(self.root(latest)))["lakehouse_def"]
+        others = [row for row in rows if row[0] not in changed]
+        new = [(key, value, None) for key, value in changed.items()]
+        return self.commit(latest, [*new, *others], keeps_unknown=keeps_unknown)
 
-    def commit(self, rows: list[Row], *, keeps_unknown: bool = False) -> int:
+    def commit(self, latest: int, rows: list[Row], *, keeps_unknown: bool = False) -> int:
         """Write the rows as the next root; ``commit_id`` and ``commit_info`` are unknown to this program."""
-        latest, unknown = self.latest(), () if keeps_unknown else ("commit_id", "commit_info")
-        now = {"created_at_millis": str(self.storage.now_ms()), "previous_root": self.root(latest)}
+        unknown = () if keeps_unknown else ("commit_id", "commit_info")
+        now = {"created_at_millis": str(self.now_ms(latest)), "previous_root": self.root(latest)}
         changed = [
             (key, now.get(key or "", value), pnode)
             for key, value, pnode in [*((key, "", None) for key in now), *rows]
@@ -97,3 +107,8 @@ class ForeignLake:
         self.storage.create(self.root(latest + 1), sink.getvalue().to_pybytes())
         self.storage.write("_latest_hint.txt", str(latest + 1).encode())
         return latest + 1
+
+    def now_ms(self, latest: int) -> int:
+        """Return the time of the storage, or what comes after the latest version where that is later."""
+        before = self.system(self.rows(self.root(latest)))["created_at_millis"]
+        return max(self.storage.now_ms(), int(before) + 1)

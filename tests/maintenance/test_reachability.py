@@ -70,7 +70,7 @@ def test_all_that_roots_point_to_counts_shadowed_values_too(aging: Aging, lake: 
     staged = [lake.stage_definition("n0", "a", table(newest="yes")).location for _ in keys]
     aging.later(HOUR_MS)
     foreign = ForeignLake(lake.storage)  # we apply messages for a root's own keys at once, others may not
-    foreign.commit([*foreign.rows(base.location), *zip(keys, staged, (None, None), strict=True)])
+    foreign.commit(base.version, [*foreign.rows(base.location), *zip(keys, staged, (None, None), strict=True)])
     snapshot = lake.snapshot()
     assert keys[0] in snapshot.root.buffer.keys() & set(snapshot.root.keys)
     held = {

@@ -47,9 +47,9 @@ class LaterLake(ForeignLake):
         super().__init__(aging.clock)
         self.aging = aging
 
-    def commit(self, rows: list[Row], *, keeps_unknown: bool = False) -> int:
+    def commit(self, latest: int, rows: list[Row], *, keeps_unknown: bool = False) -> int:
         self.aging.later(1000)
-        return super().commit(rows, keeps_unknown=keeps_unknown)
+        return super().commit(latest, rows, keeps_unknown=keeps_unknown)
 
 
 @pytest.fixture
@@ -430,7 +430,7 @@ def test_it_goes_back_to_a_version_that_is_being_purged(
     def go_back() -> None:
         current = ("lakehouse_def", lake.snapshot().definition_location, None)
         rows = foreign.rows(foreign.root(2))
-        foreign.commit([current, *(row for row in rows if row[0] != current[0])])
+        foreign.commit(foreign.latest(), [current, *(row for row in rows if row[0] != current[0])])
 
     interrupting = Interrupting(lake.storage, lambda found, path: found == kind and is_root(path), go_back)
     report = maintenance.plan_purge(Lakehouse(interrupting)).execute()

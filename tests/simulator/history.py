@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tests.simulator.model import Key, Operation, State, replay, tree_of
+from tests.simulator.foreigner import ForeignStep
+from tests.simulator.model import Key, Operation, State, replay, tree_of, with_settings
 from trinitylake_ops.transaction.history import VersionInfo
 from trinitylake_ops.transaction.snapshot import epoch_ms
 
 #: Operations that change what the lakehouse definition records.
-_RECORDING = ("export", "drop-export", "expire", "undelete", "purge")
+_RECORDING = ("export", "drop-export", "expire", "undelete", "purge", "reconcile")
 
 
 @dataclass
@@ -79,6 +80,7 @@ class History:
     newest_acknowledged: int = 0
     late_roots: list[str] = field(default_factory=list)  # roots that were sent after the time to live
     left_over: set[str] = field(default_factory=set)  # files that nothing refers to, though nothing went wrong
+    foreign: Mapping[int, ForeignStep] = field(default_factory=dict)  # versions that another program made
     has_table_writer: bool = False  # whose transactions are told apart by the rows that they append
     untoward: list[str] = field(default_factory=list)  # what should not happen to anybody
 
@@ -118,7 +120,7 @@ def _wrong_outcomes(history: History, infos: Sequence[VersionInfo], states: Sequ
     wrong = []
     places: dict[str, list[int]] = {}
     for info in infos:
-        for member in info.members:
+        for member in info.members if info.version not in history.foreign else ():
             places.setdefault(member, []).append(info.version)
     wrong += [
         f"transaction {member} was committed as versions {found}" for member, found in places.items() if found[1:]
@@ -140,7 +142,7 @@ def _wrong_outcomes(history: History, infos: Sequence[VersionInfo], states: Sequ
 def _wrong_begins_and_conflicts(history: History, infos: Sequence[VersionInfo], states: Sequence[State]) -> list[str]:
     """Each began on what had been acknowledged by then, or later, and conflicted only with what was there."""
     wrong = []
-    held = {member for info in infos for member in info.members}
+    held = {member for info in infos for member in info.members if info.version not in history.foreign}
     for record in history.transactions:
         if record.base_version < record.acknowledged_before:
             wrong.append(
@@ -150,7 +152,7 @@ def _wrong_begins_and_conflicts(history: History, infos: Sequence[VersionInfo], 
         others = [other for other in history.transactions if other.id == record.id and other.outcome == "committed"]
         if record.has_conflicted and record.id in held and any(other.told_at < record.asked_at for other in others):
             wrong.append(f"transaction {record.id} conflicted with itself, which another process had committed")
-        elif record.has_conflicted and not _may_conflict(record, infos, states):
+        elif record.has_conflicted and not _may_conflict(history, record, infos, states):
             wrong.append(f"transaction {record.id} conflicted, though nothing that it touched had changed")
     return wrong
 
@@ -167,7 +169,9 @@ def _wrong_rollbacks(history: History, infos: Sequence[VersionInfo], states: Seq
     return wrong
 
 
-def _may_conflict(record: TransactionRecord, infos: Sequence[VersionInfo], states: Sequence[State]) -> bool:
+def _may_conflict(
+    history: History, record: TransactionRecord, infos: Sequence[VersionInfo], states: Sequence[State]
+) -> bool:
     """Whether some later version differs from the one it began on in something that it read, wrote or relied on.
 
     Who reads a setting reads the whole definition of the lakehouse, with what operations record there.
@@ -177,19 +181,27 @@ def _may_conflict(record: TransactionRecord, infos: Sequence[VersionInfo], state
     named = {operation.namespace for operation in record.operations}
     kinds = {operation.kind for operation in record.operations}
     wholes = {"namespace"} if "namespaces" in kinds else set()
-    if kinds & {"setting", "set"}:
+    if kinds & {"setting", "set", "set time to live"}:
         wholes.add("setting")
-        if any(info.operation in _RECORDING for info in infos[record.base_version + 1 :]):
+        since = infos[record.base_version + 1 :]
+        if any(info.operation in _RECORDING or info.version in history.foreign for info in since):
             return True
     return any(key[1] in named or key[0] in wholes for key in changed)
 
 
 def _changed_nothing(record: TransactionRecord, states: Sequence[State]) -> bool:
-    """Whether a transaction that is in no version had nothing to change, and was told the version it began on."""
-    after = dict(states[record.base_version])
+    """Whether a transaction that is in no version had nothing to change in the version that it was told.
+
+    That is the one it began on, or one where somebody else had set the same.
+    """
+    before = states[record.base_version]
+    after = dict(before)
     for operation in record.operations:
         replay(operation, after)
-    return record.version == record.base_version and after == states[record.base_version]
+    if record.version == record.base_version or record.version not in range(record.base_version, len(states)):
+        return record.version == record.base_version and after == before
+    told, written = states[record.version], _differing(before, after)
+    return bool(written) and all(told.get(key) == after.get(key) for key in written)
 
 
 def _wrong_contents(history: History, infos: Sequence[VersionInfo], states: Sequence[State]) -> list[str]:
@@ -198,10 +210,12 @@ def _wrong_contents(history: History, infos: Sequence[VersionInfo], states: Sequ
     records = {record.id: record for record in history.transactions}
     serial: State = dict(states[0])
     for info in infos[1:]:
-        if info.operation == "rollback":
+        if info.version in history.foreign:
+            serial = _after_foreign(history.foreign[info.version], serial, states)
+        elif info.operation == "rollback":
             target = int((info.message or "").split()[-1])
-            serial = {**{key: token for key, token in serial.items() if key[0] == "setting"}, **tree_of(states[target])}
-        for member in info.members:
+            serial = with_settings(states[target], serial)
+        for member in info.members if info.version not in history.foreign else ():
             if member in records:
                 wrong += _explained(records[member], states, serial)
             elif info.operation not in _RECORDING and not history.has_table_writer:
@@ -210,6 +224,14 @@ def _wrong_contents(history: History, infos: Sequence[VersionInfo], states: Sequ
             wrong.append(f"version {info.version} ({info.operation}) is not what its transactions made: {differing}")
             serial = dict(states[info.version])
     return wrong
+
+
+def _after_foreign(step: ForeignStep, serial: State, states: Sequence[State]) -> State:
+    """Return what a step of another program makes of a state; its rollback may bring old settings back, too."""
+    if step.target is not None:
+        settings = serial if step.carries_definition else states[step.target]
+        return with_settings(states[step.target], settings)
+    return {**serial, ("table", step.namespace, step.table): step.token}
 
 
 def _explained(record: TransactionRecord, states: Sequence[State], serial: State) -> list[str]:

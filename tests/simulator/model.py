@@ -1,6 +1,7 @@
 """What a lakehouse holds, as a plain dict, and the operations of simulated transactions on both.
 
-Keys: ("namespace", ns), ("table", ns, table) and ("setting", name); values: a token that nobody else writes.
+Keys: ("namespace", ns), ("table", ns, table) and ("setting", name); values: a token that nobody else writes. How
+long transactions live is a setting, too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from trinitylake_ops.transaction.transaction import Transaction
 Key = tuple[str, ...]
 State = dict[Key, str]
 TOKEN = "token"
+TIME_TO_LIVE = "time to live"
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,9 @@ def replay(operation: Operation, state: State) -> Any:
 
 def contents(reader: CatalogReader) -> State:
     """Return all that a version or transaction shows."""
-    found = {("setting", name): token for name, token in reader.definition.properties.items()}
+    definition = reader.definition
+    found = {("setting", name): token for name, token in definition.properties.items()}
+    found["setting", TIME_TO_LIVE] = str(definition.txn_ttl_millis)
     for namespace in reader.namespaces():
         found["namespace", namespace] = reader.namespace(namespace).properties[TOKEN]
         for table in reader.tables(namespace):
@@ -98,6 +102,10 @@ def _set(operation: Operation, txn: Transaction) -> None:
     txn.alter_definition(replace(definition, properties=properties))
 
 
+def _set_time_to_live(operation: Operation, txn: Transaction) -> None:
+    txn.alter_definition(replace(txn.definition, txn_ttl_millis=int(operation.token)))
+
+
 _IN_LAKEHOUSE: Mapping[str, Callable[[Operation, Transaction], Any]] = {
     "read": _read,
     "list": _list,
@@ -107,6 +115,7 @@ _IN_LAKEHOUSE: Mapping[str, Callable[[Operation, Transaction], Any]] = {
     "create namespace": _create_namespace,
     "drop namespace": _drop_namespace,
     "set": _set,
+    "set time to live": _set_time_to_live,
     "setting": lambda operation, txn: txn.definition.properties.get(operation.namespace),
 }
 
@@ -148,6 +157,10 @@ def _model_set(operation: Operation, state: State) -> None:
     state["setting", operation.namespace] = operation.token
 
 
+def _model_set_time_to_live(operation: Operation, state: State) -> None:
+    state["setting", TIME_TO_LIVE] = operation.token
+
+
 _IN_MODEL: Mapping[str, Callable[[Operation, State], Any]] = {
     "read": lambda operation, state: state.get(("table", operation.namespace, operation.table)),
     "list": _model_list,
@@ -157,6 +170,7 @@ _IN_MODEL: Mapping[str, Callable[[Operation, State], Any]] = {
     "create namespace": _model_create_namespace,
     "drop namespace": _model_drop_namespace,
     "set": _model_set,
+    "set time to live": _model_set_time_to_live,
     "setting": lambda operation, state: state.get(("setting", operation.namespace)),
 }
 
@@ -164,3 +178,8 @@ _IN_MODEL: Mapping[str, Callable[[Operation, State], Any]] = {
 def tree_of(state: State) -> State:
     """Return the part of a state that a rollback brings back: all but settings."""
     return {key: token for key, token in state.items() if key[0] != "setting"}
+
+
+def with_settings(tree: State, settings: State) -> State:
+    """Return the state that has the tree of one state and the settings of another."""
+    return {**{key: token for key, token in settings.items() if key[0] == "setting"}, **tree_of(tree)}

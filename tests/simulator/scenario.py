@@ -6,18 +6,18 @@ import functools
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from unittest import mock
 
 from tests.lakes import left_over_paths
+from tests.simulator import foreigner, tables
 from tests.simulator import history as seen
-from tests.simulator import tables
 from tests.simulator.history import History, ReadRecord, RollbackRecord, TransactionRecord
-from tests.simulator.model import Operation, contents, run
-from tests.simulator.upkeep import Upkeep, all_states, archive
-from tests.simulator.world import CLOCK_MARGIN_MS, START_MS, Process, SimulatedStorage, World
+from tests.simulator.model import TIME_TO_LIVE, Operation, contents, run
+from tests.simulator.upkeep import LEAPS, OPERATIONS, Upkeep, all_states, archive
+from tests.simulator.world import CLOCK_MARGIN_MS, LEASE_MS, START_MS, Process, SimulatedStorage, World
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
@@ -32,8 +32,9 @@ from trinitylake_ops.errors import (
     VersionExpiredError,
     VersionNotFoundError,
 )
-from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, saved_transaction_path
-from trinitylake_ops.format.node_file import decode_commit_info, decode_system_rows
+from trinitylake_ops.format.definitions import LakehouseDef
+from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, root_path, saved_transaction_path
+from trinitylake_ops.format.node_file import LAKEHOUSE_DEF, decode_commit_info, decode_system_rows
 from trinitylake_ops.maintenance.verify import verify
 from trinitylake_ops.storage import RetryStorage, Storage
 from trinitylake_ops.storage.cache import clear_process_caches
@@ -48,7 +49,12 @@ N_ROLLBACKS = 2
 N_KEEPERS = 2
 N_UPKEEPS = 7  # of each keeper
 N_APPENDS = 4
+N_FOREIGN_STEPS = 4
 TIME_TO_LIVE_MS = 10_000
+#: What transactions set the time to live to, times what it was at first.
+TIMES_TO_LIVE = (0.5, 1, 2)
+#: What transactions change, and how often of so many times.
+CHANGES = {"put": 24, "drop": 6, "create namespace": 6, "drop namespace": 2, "set": 2, "set time to live": 1}
 
 _NAMESPACES = ("a", "b")
 _TABLES = ("t", "u", "v", "w")
@@ -57,6 +63,7 @@ _ATTEMPTS = 30
 _RESOLVES = 4
 _ERRORS_OF_RESUMING = (TransactionNotFoundError, TransactionExpiredError, VersionExpiredError)
 _WITH_TABLE = 0.08  # of all runs: an Iceberg table is written, and trimmed
+_WITH_FOREIGNER = 0.12  # of all runs: another program commits, and rolls back
 _VERIFIED = 0.2  # of all runs: what all versions hold is read in each
 
 
@@ -81,6 +88,11 @@ def simulate(
     time_to_live_ms: int = TIME_TO_LIVE_MS,
     upkeep: Sequence[str] | None = None,
     with_table: bool | None = None,
+    n_foreign_steps: int | None = None,
+    times_to_live: Sequence[float] = TIMES_TO_LIVE,
+    changes: Mapping[str, int] = CHANGES,
+    stop_rate: float | None = None,
+    leaps: float = LEAPS,
 ) -> Outcome:
     """Run the scenario of a seed, with a mutation of the engine; the verdict is always that of the true engine.
 
@@ -92,7 +104,8 @@ def simulate(
     fault_rate = chosen_rate if fault_rate is None else fault_rate
     chosen_rate = chance.choice([0.001, 0.001, 0.02]) if fault_rate else 0
     interrupt_rate = chosen_rate if interrupt_rate is None else interrupt_rate
-    world = World(seed, fault_rate, interrupt_rate)
+    foreign_steps = N_FOREIGN_STEPS if chance.random() < _WITH_FOREIGNER else 0
+    world = World(seed, fault_rate, interrupt_rate, stop_rate)
     buffer_target = mock.patch.object(node, "DEFAULT_BUFFER_TARGET_BYTES", chance.choice([0, 200, 1_000, 48 * 1024]))
     with world.surroundings(), buffer_target:
         scenario = _Scenario(
@@ -103,6 +116,10 @@ def simulate(
             time_to_live_ms=time_to_live_ms,
             upkeep=upkeep,
             with_table=chance.random() < _WITH_TABLE if with_table is None else with_table,
+            n_foreign_steps=foreign_steps if n_foreign_steps is None else n_foreign_steps,
+            times_to_live=times_to_live,
+            changes=changes,
+            leaps=leaps,
         )
         try:
             with mutation():
@@ -128,6 +145,10 @@ class _Scenario:
         time_to_live_ms: int,
         upkeep: Sequence[str] | None,
         with_table: bool,
+        n_foreign_steps: int,
+        times_to_live: Sequence[float],
+        changes: Mapping[str, int],
+        leaps: float,
     ):
         self.world = world
         self.history = History()
@@ -136,8 +157,10 @@ class _Scenario:
         self._verifies = chance.random() < _VERIFIED
         self._is_harmless = is_harmless
         self._has_keepers = upkeep is None or bool(upkeep)
-        self._time_to_live_ms = time_to_live_ms
-        self._deadlines: dict[str, int] = {}
+        self._times_to_live_ms = [int(time_to_live_ms * factor) for factor in times_to_live]
+        self._changes = dict(changes)
+        self._begun_ms: dict[str, int] = {}  # by transaction
+        self._definitions: dict[str, LakehouseDef] = {}
         self._saved: list[TransactionRecord] = []
         self._sent_together: dict[frozenset[str], int] = {}
         self._storage = SimulatedStorage(world, Process("test", [], lambda storage: None))
@@ -168,8 +191,16 @@ class _Scenario:
             world.add(Process(f"writers {number}", threads, _opened, is_interrupted=True))
         world.add(Process("reader", [self._thread("reader", N_READS, self._read)], _opened))
         world.add(Process("operator", [self._thread("operator", N_ROLLBACKS, self._roll_back)], _opened))
+        has_reconciler = upkeep is None or "reconcile" in upkeep
+        self._foreigner = None
+        if n_foreign_steps and has_reconciler:
+            self._foreigner = foreigner.Foreigner(world, self.happened, self._token)
+            foreign = [self._thread(foreigner.NAME, n_foreign_steps, self._foreigner.work)]
+            world.add(Process(foreigner.NAME, foreign, lambda storage: storage))
         leap_ms = 2 * (time_to_live_ms + CLOCK_MARGIN_MS)
-        self._upkeep = Upkeep(world, self.happened, self._note, leap_ms, self._tables, upkeep)
+        every = [name for name in OPERATIONS if name != "reconcile" or self._foreigner is not None]
+        chosen = every if upkeep is None else [name for name in every if name in upkeep]
+        self._upkeep = Upkeep(world, self.happened, self._note, self._tables, chosen, leap_ms, leaps)
         for number in range(N_KEEPERS if self._has_keepers else 0):
             threads = [self._thread(f"keeper {number}", N_UPKEEPS, self._upkeep.work)]
             world.add(Process(f"keeper {number}", threads, _opened))
@@ -178,8 +209,14 @@ class _Scenario:
     def verdict(self) -> list[str]:
         """Read every version anew, and return what is wrong."""
         lake, past = Lakehouse(self._storage), Lakehouse(archive(self.world))
+        if self._foreigner is not None:
+            self.world.clock_ms += LEASE_MS  # of whoever was cut off
+            maintenance.reconcile(lake)
+            past = Lakehouse(archive(self.world))
         infos = sorted(past.history(), key=lambda info: info.version)
         states = all_states(past)
+        if self._foreigner is not None:
+            self.history.foreign = self._foreigner.steps(len(infos))
         self.happened["versions"] += len(infos)
         self.happened["groups"] += sum(1 for info in infos if len(info.members) > 1)
         if self._is_harmless and not self._has_keepers:  # nothing went wrong, and nobody tidied up
@@ -233,7 +270,7 @@ class _Scenario:
             return
         if operations:
             record.id, record.base_version = txn.id, txn.base.version
-            self._deadlines[txn.id] = txn.base.read_at_ms + self._time_to_live_ms
+            self._begun_ms[txn.id] = txn.base.read_at_ms
             if self._is_harmless and not begin_ms <= txn.base.read_at_ms <= self.world.clock_ms:
                 self.history.untoward.append(f"transaction {txn.id} has another age than the clock says")
         else:
@@ -373,7 +410,9 @@ class _Scenario:
         return Operation(kind, chance.choice(_NAMESPACES), chance.choice(_TABLES))
 
     def _change(self, chance: random.Random) -> Operation:
-        kind = chance.choices(["put", "drop", "create namespace", "drop namespace", "set"], [12, 3, 3, 1, 1])[0]
+        kind = chance.choices(list(self._changes), list(self._changes.values()))[0]
+        if kind == "set time to live":
+            return Operation(kind, TIME_TO_LIVE, token=str(chance.choice(self._times_to_live_ms)))
         name = chance.choice(_SETTINGS if kind == "set" else _NAMESPACES)
         return Operation(kind, name, chance.choice(_TABLES), self._token())
 
@@ -381,7 +420,7 @@ class _Scenario:
         return str(next(self._tokens))
 
     def _observe(self, process: Process, path: str, data: bytes) -> None:
-        """Note roots that are sent although one of their transactions has outlived its time, and groups that rebase."""
+        """Note roots that are sent although one of their transactions is too old, and groups that rebase."""
         version = parse_root_path(path)
         if version is None:
             return
@@ -389,10 +428,23 @@ class _Scenario:
         members = frozenset(info.get("members", ()))
         if len(members) > 1 and self._sent_together.setdefault(members, version) != version:
             self.happened["groups rebased"] += 1
-        late = [
-            member for member in info.get("members", ()) if self._deadlines.get(member, 1 << 62) < self.world.clock_ms
+        if version == 0 or process.name == foreigner.NAME:
+            return
+        known = self._definition_before(version)
+        begun_ms = {member: self._begun_ms[member] for member in info.get("members", ()) if member in self._begun_ms}
+        self.history.late_roots += [
+            f"{path} of {member}"
+            for member, at_ms in begun_ms.items()
+            if at_ms + known.txn_ttl_millis < self.world.clock_ms or at_ms < known.orphans_removed_before_millis
         ]
-        self.history.late_roots += [f"{path} of {member}" for member in late]
+
+    def _definition_before(self, version: int) -> LakehouseDef:
+        """Return the lakehouse definition that whoever sends the root of a version must know."""
+        path = root_path(version - 1)
+        location = decode_system_rows(self.world.created[path][0], path)[LAKEHOUSE_DEF]
+        if location not in self._definitions:
+            self._definitions[location] = LakehouseDef.from_bytes(self.world.created[location][0], location)
+        return self._definitions[location]
 
 
 def _opened(storage: Storage) -> Lakehouse:

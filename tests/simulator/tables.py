@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 from pyiceberg.catalog.noop import NoopCatalog
@@ -14,8 +14,9 @@ from pyiceberg.table import StaticTable
 from pyiceberg.types import LongType, NestedField
 
 from tests.simulator.world import World
-from trinitylake_ops import Lakehouse
-from trinitylake_ops.errors import TrinityLakeError, VersionExpiredError
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import FileMissingError, TrinityLakeError, VersionExpiredError
+from trinitylake_ops.format.file_names import TABLES_PREFIX
 from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.file_io import StorageFileIO
@@ -29,13 +30,14 @@ _SCHEMA = Schema(NestedField(1, "id", LongType(), required=False))
 
 
 class Tables:
-    """One table, and the rows that were acknowledged."""
+    """One table, under several names, and the rows that were acknowledged."""
 
     def __init__(self, world: World, happened: Counter[str], note: Callable[..., None]):
         self._world = world
         self._happened = happened
         self._note = note
         self._next_row = 0
+        self._names = 0
         self._acknowledged: list[int] = []
         self._failed: list[int] = []
         self._rows: dict[str, list[int]] = {}  # by the location of a definition
@@ -65,17 +67,35 @@ class Tables:
             self._acknowledged.append(row)
             self._happened["append"] += 1
 
+    def register(self, lake: Lakehouse, chance: random.Random) -> bool:
+        """Give the table another name by one of its metadata files, or drop such a name."""
+        names = [name for name in lake.snapshot().tables(NAMESPACE) if name != TABLE]
+        if names and chance.random() < 0.5:
+            with lake.transaction() as txn:
+                txn.drop_table(NAMESPACE, chance.choice(names))
+            return False
+        paths = [info.path for info in lake.storage.list(TABLES_PREFIX) if info.path.endswith(".metadata.json")]
+        if not paths:
+            return False
+        self._names += 1
+        try:
+            maintenance.register_table(lake, NAMESPACE, f"r{self._names}", chance.choice(sorted(paths)))
+        except FileMissingError:  # of a version that was purged, or that is being removed
+            self._happened["register: files are gone"] += 1
+            return False
+        return True
+
     def wrong(self, past: Lakehouse, live: set[int]) -> list[str]:
         """Return what does not hold: all that live versions need stands as it was made, acknowledged rows are there."""
         wrong: list[str] = []
         seen: set[int] = set()
-        for version, location in definitions(past).items():
+        for version, table, location in definitions(past):
             if location not in self._rows:
                 self._rows[location], self._needed[location] = rows_at(past, location), needed_files(past, location)
             seen.update(self._rows[location])
             if version in live:
                 wrong += [
-                    f"the table at version {version} lacks {path}, or finds it changed"
+                    f"table {table} at version {version} lacks {path}, or finds it changed"
                     for path in sorted(self._needed[location])
                     if path not in self._world.files or self._world.files[path][0] != self._world.created[path][0]
                 ]
@@ -83,11 +103,14 @@ class Tables:
         return wrong + [f"row {row} failed and is there" for row in self._failed if row in seen]
 
 
-def definitions(lake: Lakehouse) -> dict[int, str]:
-    """Return where the table's definition stands in each version that has it."""
-    key = lake.snapshot().keys.table_key(NAMESPACE, TABLE)
-    found = {version: Snapshot.of(lake.files, version).entry(key) for version in range(lake.latest_version() + 1)}
-    return {version: location for version, location in found.items() if location is not None}
+def definitions(lake: Lakehouse) -> Iterator[tuple[int, str, str]]:
+    """Yield each version, the names of tables there, and where the definition of each stands."""
+    for version in range(lake.latest_version() + 1):
+        snapshot = Snapshot.of(lake.files, version)
+        for table in snapshot.tables(NAMESPACE) if snapshot.has_namespace(NAMESPACE) else ():
+            location = snapshot.entry(snapshot.keys.table_key(NAMESPACE, table))
+            assert location is not None
+            yield version, table, location
 
 
 def rows_at(lake: Lakehouse, definition: str) -> list[int]:
@@ -100,9 +123,10 @@ def rows_at(lake: Lakehouse, definition: str) -> list[int]:
 
 
 def needed_files(lake: Lakehouse, location: str) -> set[str]:
-    """Return the files that the table needs, if this is the location of one of its definitions."""
-    if f"table-{TABLE}-{NAMESPACE}-" not in location:
+    """Return the files that a table needs, if this is the location of a definition of one."""
+    if "-table-" not in location or f"-{NAMESPACE}-" not in location:
         return set()
     definition = lake.files.definitions.table(location)
     io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
-    return {owner_path(definition.id), *(file.location for file in files_of(definition, io) if file.live)}
+    owners = {owner_path(definition.id)} if definition.is_managed else set()
+    return owners | {file.location for file in files_of(definition, io) if file.live}

@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import SHOWN
 from tests.simulator.mutations import CONDITIONS, MUTATIONS
-from tests.simulator.scenario import Outcome, simulate
+from tests.simulator.scenario import N_FOREIGN_STEPS, Outcome, simulate
 from tests.simulator.upkeep import OPERATIONS
 from tests.simulator.upkeep_mutations import RARE_UPKEEP_MUTATIONS, UPKEEP_CONDITIONS, UPKEEP_MUTATIONS
 from tests.simulator.world import empty_cells, matrix
@@ -69,6 +69,10 @@ def test_every_seed_is_explained_by_the_order_of_commits(record_property: Callab
         "drop export",
         "append",
         "trim",
+        "register",
+        "reconcile",
+        "foreign commit",
+        "foreign rollback",
     ):
         assert happened[what], what
 
@@ -91,7 +95,13 @@ def test_pairs_of_operations_are_explained(
     """Two operations against each other and against commits, so that they meet more often."""
     happened: Counter[str] = Counter()
     for seed in range(N_SEEDS_OF_A_PAIR):
-        outcome = simulate(seed, upkeep=pair, with_table=True if "trim" in pair else None)
+        has_table, has_foreigner = {"trim", "register"} & set(pair), "reconcile" in pair
+        outcome = simulate(
+            seed,
+            upkeep=pair,
+            with_table=True if has_table else None,
+            n_foreign_steps=N_FOREIGN_STEPS if has_foreigner else None,
+        )
         assert outcome.wrong == [], f"seed {seed} with {pair}"
         happened += outcome.happened
     record_property(SHOWN, "\n".join(f"{count:>9,}  {what}" for what, count in happened.most_common()))

@@ -42,10 +42,13 @@ _LOOK_AGAIN = (
     VersionExpiredError,
     ExportNotFoundError,
 )
-#: The operations, and how often each is chosen; trim only where there is a table.
-OPERATIONS = {"expire": 4, "purge": 4, "orphans": 2, "undelete": 2, "export": 1, "drop export": 1, "trim": 3}
+#: The operations, and how often each is chosen; the last three only where there is a table, or another program.
+OPERATIONS = {
+    "expire": 4, "purge": 4, "orphans": 2, "undelete": 2, "export": 1, "drop export": 1,
+    "trim": 3, "register": 1, "reconcile": 4,
+}  # fmt: skip
 _LONGEST_WAIT_STEPS = 120
-_LEAPS = 0.3  # of all rounds: nobody did anything for a while
+LEAPS = 0.3  # of all rounds: nobody did anything for a while
 
 
 class Upkeep:
@@ -56,24 +59,25 @@ class Upkeep:
         world: World,
         happened: Counter[str],
         note: Callable[..., None],
-        leap_ms: int,
         tables: Tables | None,
-        operations: Sequence[str] | None = None,
+        operations: Sequence[str],
+        leap_ms: int,
+        leaps: float,
     ):
         self._world = world
         self._happened = happened
         self._note = note
         self._leap_ms = leap_ms
+        self._leaps = leaps
         self._tables = tables
         self._names = 0
         self._approved: set[str] = set()
+        self._kept_exports: set[str] = set()  # that were acknowledged, for ever, and that nobody began to drop
         every = self._all()
-        self._operations = {
-            name: every[name] for name in (every if operations is None else operations) if name in every
-        }
+        self._operations = {name: every[name] for name in operations if name in every}
 
     def _all(self) -> dict[str, Callable[[Lakehouse, random.Random], object]]:
-        trim = {} if self._tables is None else {"trim": self._trim}
+        on_tables = {} if self._tables is None else {"trim": self._trim, "register": self._tables.register}
         return {
             "expire": self._expire,
             "purge": self._purge,
@@ -81,14 +85,15 @@ class Upkeep:
             "undelete": self._undelete,
             "export": self._export,
             "drop export": self._drop_export,
-            **trim,
+            "reconcile": lambda lake, chance: maintenance.reconcile(lake).version is not None,
+            **on_tables,
         }
 
     def work(self, lake: Lakehouse, chance: random.Random) -> None:
         """Do one of the operations, after a while."""
         for _ in range(chance.randrange(_LONGEST_WAIT_STEPS)):
             self._world.hand_over()
-        if chance.random() < _LEAPS:
+        if chance.random() < self._leaps:
             self._world.clock_ms += chance.randrange(self._leap_ms)
         name = chance.choices(list(self._operations), [OPERATIONS[name] for name in self._operations])[0]
         try:
@@ -147,15 +152,20 @@ class Upkeep:
 
     def _export(self, lake: Lakehouse, chance: random.Random) -> object:
         self._names += 1
+        name = f"e{self._names}"
         version = chance.randrange(lake.latest_version() + 1)
         retained_ms = chance.choice([None, self._leap_ms])
-        maintenance.plan_export(lake, f"e{self._names}", version=version, retain_for=retained_ms).execute()
+        maintenance.plan_export(lake, name, version=version, retain_for=retained_ms).execute()
+        if retained_ms is None:
+            self._kept_exports.add(name)
         return True
 
     def _drop_export(self, lake: Lakehouse, chance: random.Random) -> object:
         names = [info.name for info in maintenance.list_exports(lake)]
         if names:
-            maintenance.drop_export(lake, chance.choice(names))
+            name = chance.choice(names)
+            self._kept_exports.discard(name)
+            maintenance.drop_export(lake, name)
         return bool(names)
 
     def _pause(self, chance: random.Random) -> None:
@@ -170,6 +180,8 @@ class Upkeep:
 
     def _wrong_contents(self, lake: Lakehouse, past: Lakehouse, states: Sequence[State]) -> list[str]:
         wrong = _wrong_versions(lake, self._world, states) + _wrong_exports(lake, states)
+        forgotten = self._kept_exports - {info.name for info in maintenance.list_exports(lake)}
+        wrong += [f"export {name} is forgotten" for name in sorted(forgotten)]
         if self._tables is not None:
             live = {info.version for info in lake.history() if info.state == "live"}
             wrong += self._tables.wrong(past, live)

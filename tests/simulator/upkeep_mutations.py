@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 from unittest import mock
 
 from tests.simulator.mutations import Mutation, both
+from trinitylake_ops import Lakehouse
 from trinitylake_ops.format.definitions import ExpirationState
-from trinitylake_ops.maintenance import expire, orphans, purge, reachability, survey
+from trinitylake_ops.maintenance import expire, orphans, purge, reachability, register, survey
 from trinitylake_ops.maintenance.rollback import _WholeTree
 from trinitylake_ops.transaction.snapshot import Snapshot
+
+#: The package has a function of that name.
+_RECONCILE = import_module("trinitylake_ops.maintenance.reconcile")
 
 
 def _replacing(place: object, name: str, value: Any) -> Mutation:
@@ -90,6 +95,24 @@ def _reach_no_further_than(kind: str) -> Mutation:
     return shallow
 
 
+def _remove_orphans_unrecorded() -> AbstractContextManager[Any]:
+    """Delete orphans without the commit that takes the next version before."""
+
+    class Unrecorded(orphans.StateChange):
+        def commit(self, lake: Lakehouse, base: Snapshot) -> int:
+            return base.version
+
+    return mock.patch.object(orphans, "StateChange", Unrecorded)
+
+
+def _register_beside_purges() -> AbstractContextManager[Any]:
+    """Neither wait for who deletes files, nor look whether all are there."""
+    return both(
+        mock.patch.object(register, "_undisturbed", return_value=nullcontext()),
+        mock.patch.object(register, "_check_whole"),
+    )
+
+
 def _purge_before_its_time() -> AbstractContextManager[Any]:
     """No grace at all, and no check of what was undeleted meanwhile."""
     return both(
@@ -117,14 +140,35 @@ UPKEEP_MUTATIONS: Mapping[str, Mutation] = {
         survey, "judge",
         lambda versions, policy, now_ms, judge=survey.judge: judge(versions, replace(policy, protected_ms=0), now_ms),
     ),
+    "mark only once": _replacing(reachability.Mark, "extend", lambda self, latest: None),
+    "see no change by other programs": _replacing(survey.Survey, "foreign_steps", lambda self: []),
+    "reconcile: forget the exports of the other side": _replacing(
+        _RECONCILE, "_all_exports",
+        lambda ours, replaced: ({record.name: record for record in ours.exports}, dict(ours.exported_snapshots)),
+    ),
+    "reconcile: forget what purges began with": _replacing(
+        _RECONCILE, "_agreed", lambda ours, replaced: ours.expirations
+    ),
+    "let transactions commit whose files went as orphans": _replacing(
+        orphans, "barred_before_ms", lambda now_ms, older_than_ms: 0
+    ),
 }  # fmt: skip
 
 #: Those that show only in some of a hundred runs.
 RARE_UPKEEP_MUTATIONS: Mapping[str, Mutation] = {
     "purge without grace, and what was undeleted": _purge_before_its_time,
     "expire what was exported meanwhile": _replacing(expire, "_check_same_settings", lambda base, latest: None),
+    "remove orphans without a commit": _remove_orphans_unrecorded,
+    "register beside purges": _register_beside_purges,
 }
 
+_WITH_FOREIGN_ROLLBACKS: Mapping[str, Any] = {
+    "upkeep": ("expire", "purge", "reconcile"),
+    "n_foreign_steps": 8,
+    "time_to_live_ms": 3_000,
+    "leaps": 0.7,
+    "fault_rate": 0.0,
+}
 #: Runs in which a mutation shows that seldom matters.
 UPKEEP_CONDITIONS: Mapping[str, Mapping[str, Any]] = {
     "remove orphans of any age": {"upkeep": ("orphans",), "time_to_live_ms": 600_000},
@@ -134,4 +178,28 @@ UPKEEP_CONDITIONS: Mapping[str, Mapping[str, Any]] = {
     "purge what was undeleted": {"upkeep": ("expire", "purge", "undelete")},
     "purge without grace, and what was undeleted": {"upkeep": ("expire", "purge", "undelete")},
     "undelete what is being purged": {"upkeep": ("expire", "purge", "undelete")},
+    "mark only once": {**_WITH_FOREIGN_ROLLBACKS, "n_foreign_steps": 16, "writers": (1,), "time_to_live_ms": 6_000},
+    "see no change by other programs": _WITH_FOREIGN_ROLLBACKS,
+    "reconcile: forget the exports of the other side": {**_WITH_FOREIGN_ROLLBACKS, "upkeep": ("export", "reconcile")},
+    "reconcile: forget what purges began with": {**_WITH_FOREIGN_ROLLBACKS, "leaps": 0.9},
+    "let transactions commit whose files went as orphans": {
+        "upkeep": ("orphans",),
+        "time_to_live_ms": 1_500,
+        "times_to_live": (1, 40),
+        "changes": {"put": 1, "set time to live": 1},
+        "stop_rate": 0.02,
+    },
+    "remove orphans without a commit": {
+        "writers": (1,),
+        "upkeep": ("orphans",),
+        "time_to_live_ms": 1_500,
+        "stop_rate": 0.02,
+    },
+    "register beside purges": {
+        "with_table": True,
+        "upkeep": ("expire", "purge", "trim", "register"),
+        "time_to_live_ms": 3_000,
+        "leaps": 0.7,
+        "fault_rate": 0.0,
+    },
 }

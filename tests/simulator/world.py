@@ -71,7 +71,7 @@ _NO_ANSWER: tuple[Fault, ...] = ("refused", "answer lost")  # a late answer to a
 _CHANGES = ("create", "write", "delete")
 #: In a run of some seconds, what minutes are in life: how far clocks may be off, and how long a lease lasts.
 CLOCK_MARGIN_MS = 1_000
-_LEASE_MS = 3_000
+LEASE_MS = 3_000
 _SECONDS_A_STEP = 0.01
 _LONGEST_PAUSE_STEPS = 10
 _LONGEST_STOP_STEPS = 1_500
@@ -114,12 +114,13 @@ class DeadlockError(AssertionError):
 class World:
     """Everything outside the code under test: storage, clock, network, processes, and chance."""
 
-    def __init__(self, seed: int, fault_rate: float, interrupt_rate: float):
+    def __init__(self, seed: int, fault_rate: float, interrupt_rate: float, stop_rate: float | None = None):
         self.random = random.Random(seed)
         self._uuids = random.Random(f"uuids of {seed}")
         self._fault_rate = fault_rate
         self._interrupt_rate = interrupt_rate
-        self._stop_rate = self.random.choice([0, 0.005])  # of threads that sleep, as by SIGSTOP, while others go on
+        chosen_rate = self.random.choice([0, 0.005])
+        self._stop_rate = chosen_rate if stop_rate is None else stop_rate  # of threads that sleep, as by SIGSTOP
         self._arrival_rate = self.random.choice([0.04, 0.01])  # of what is late, at each step
         self.files: dict[str, tuple[bytes, int]] = {}
         self.created: dict[str, tuple[bytes, int]] = {}  # each file as it was first created
@@ -289,7 +290,7 @@ class World:
             mock.patch.object(commit_module, "time", _Pauses(self)),
             mock.patch.object(fairness_module, "time", _Pauses(self)),
             mock.patch.object(deletion_module, "time", _Pauses(self)),
-            mock.patch.object(lease_module, "DURATION_MS", _LEASE_MS),
+            mock.patch.object(lease_module, "DURATION_MS", LEASE_MS),
             mock.patch.object(retention_module, "CLOCK_MARGIN_MS", CLOCK_MARGIN_MS),
             # Runs are short: let what happens only after long contention happen in them.
             mock.patch.object(fairness_module, "LOSSES_BEFORE_ASKING", 1),

@@ -11,6 +11,7 @@ import pytest
 from tests.clock import ClockStorage
 from tests.faults import Fault, FaultyStorage, fail, lose_response
 from tests.lakes import Lakes, check_lake, left_over_paths, listed, objects, seal, table
+from tests.transaction.groups import commit_waiting
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
@@ -303,12 +304,13 @@ class _Asleep(ClockStorage):
     """Lets something happen, and its clock pass the time to live, just before it sends a root."""
 
     meanwhile: Callable[[], object] | None = None
+    sleeps_ms = 10**9
 
     def create(self, path: str, data: bytes) -> None:
         meanwhile, self.meanwhile = (self.meanwhile, None) if path in ROOTS else (None, self.meanwhile)
         if meanwhile is not None:
             meanwhile()
-            self.time_ms += 10**9
+            self.time_ms += self.sleeps_ms
         super().create(path, data)
 
 
@@ -321,25 +323,55 @@ def test_one_that_slept_past_its_time_is_refused_whatever_became_of_its_base(lak
     clock = _Asleep(lake.storage, lake.snapshot().created_at_ms + 10)
     txn = Lakehouse(clock).transaction()
     txn.alter_table("ns", "t00", table(slow="true"))
-    base = {visited.location for visited in walk(lake.files.nodes, txn.base.root, txn.base.location)}
-
-    def purge() -> None:
-        maintenance.compact(lake)
-        with lake.transaction() as other:
-            for number in range(40):
-                other.alter_table("ns", f"t{number:02}", table(n="1"))
-        latest = lake.snapshot()
-        kept = {visited.location for visited in walk(lake.files.nodes, latest.root, latest.location)}
-        assert base - kept - ROOTS
-        for path in base - kept - ROOTS:
-            lake.storage.delete(path)
-
-    clock.meanwhile = purge
+    clock.meanwhile = lambda: _purge_the_first_versions(lake)
     with pytest.raises(TransactionExpiredError, match="txn_ttl_millis"):
         txn.commit()
     assert not lake.snapshot().table("ns", "t00").properties.get("slow")
-    for version in (0, 1):  # as a purge does
+
+
+@pytest.mark.parametrize("is_asleep_in_commit", [False, True])
+def test_one_whose_base_was_purged_is_told_so(lake: Lakehouse, is_asleep_in_commit: bool) -> None:
+    """Though it is young enough, when the time to live was shorter in between; its group goes on without it."""
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+        for number in range(40):
+            txn.create_table("ns", f"t{number:02}", table())
+    clock = _Asleep(lake.storage, lake.snapshot().created_at_ms + 10)
+    clock.sleeps_ms = 0
+    sleepy = Lakehouse(clock)
+    txn = sleepy.transaction()
+    txn.alter_table("ns", "t00", table(slow="true"))
+    if is_asleep_in_commit:
+        clock.meanwhile = lambda: _purge_the_first_versions(lake)
+        with pytest.raises(TransactionExpiredError, match="version 1, which it is based on, was expired and purged"):
+            txn.commit()
+    else:
+        _purge_the_first_versions(lake)
+        young = sleepy.transaction()
+        young.alter_table("ns", "t01", table(slow="false"))
+        outcomes = commit_waiting(sleepy, [txn, young])
+        assert isinstance(outcomes[0], TransactionExpiredError)
+        assert outcomes[1] == lake.latest_version()
+    assert not lake.snapshot().table("ns", "t00").properties.get("slow")
+
+
+def _purge_the_first_versions(lake: Lakehouse) -> None:
+    """Change all, then do to versions 0 and 1 what a purge does."""
+    first = lake.snapshot(1)
+    maintenance.compact(lake)
+    with lake.transaction() as other:
+        for number in range(40):
+            other.alter_table("ns", f"t{number:02}", table(n="1"))
+    latest = lake.snapshot()
+    base, kept = (
+        {visited.location for visited in walk(lake.files.nodes, snapshot.root, snapshot.location)}
+        for snapshot in (first, latest)
+    )
+    for version in (0, 1):
         seal(lake, version)
+    assert base - kept - ROOTS
+    for path in base - kept - ROOTS:
+        lake.storage.delete(path)
 
 
 # The last version

@@ -8,7 +8,7 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from trinitylake_ops.errors import (
     CommitAttemptsExhaustedError,
     CommitOutcomeUnknownError,
     CorruptFileError,
+    FileMissingError,
     StorageError,
     TransactionExpiredError,
     TrinityLakeError,
@@ -93,6 +94,26 @@ def check_age(begun_at_ms: int, now_ms: int, definition: LakehouseDef) -> None:
             f"the transaction began {age_ms} ms ago, more than txn_ttl_millis ({definition.txn_ttl_millis});"
             " begin a new one"
         )
+
+
+@contextlib.contextmanager
+def reading_bases(*bases: Snapshot) -> Iterator[None]:
+    """Read nodes of versions in the block: where one vanished because its version was purged, say that.
+
+    Raises TransactionExpiredError instead of FileMissingError then. So it can be where the transaction is young
+    enough by now, but was too old for the time to live of the purge.
+    """
+    try:
+        yield
+    except FileMissingError as error:
+        for base in bases:
+            if base.is_sealed_now():
+                raise TransactionExpiredError(
+                    f"version {base.version}, which it is based on, was expired and purged; begin a new one",
+                    path=base.location,
+                    version=base.version,
+                ) from error
+        raise
 
 
 def latest_snapshot(files: LakehouseFiles, probed: ProbedRoots | None = None) -> Snapshot:
@@ -188,7 +209,8 @@ class Commit:
         try:
             while True:
                 began_s = time.monotonic()
-                self.committed = self._attempt(base)
+                with reading_bases(base):
+                    self.committed = self._attempt(base)
                 if self.committed is not None:
                     break
                 self.sent = None
@@ -200,7 +222,8 @@ class Commit:
                 # First: what the base of an old one reaches may be purged.
                 with contextlib.suppress(DraftOutdatedError):  # rebase and draft leave out who is too old
                     self._clock.check(latest.definition)
-                self._change.rebase(base, latest)
+                with reading_bases(base, latest):
+                    self._change.rebase(base, latest)
                 base = latest
         except CommitOutcomeUnknownError:
             turn.withdraw()

@@ -27,6 +27,7 @@ from trinitylake_ops.transaction.commit import (
     attempts_exhausted,
     check_age,
     outcome_unknown,
+    reading_bases,
 )
 from trinitylake_ops.transaction.commit_info import LARGEST_COST, CommitInfo
 from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
@@ -360,10 +361,11 @@ class _Group:
         for member in list(self.members):
             if member.base.version == base.version:
                 continue
-            if member.base.version not in changes:
-                differences = diff_trees(self._files.nodes, member.base.root, base.root)
-                changes[member.base.version] = {change.key: change for change in differences}
             try:
+                if member.base.version not in changes:
+                    with reading_bases(member.base, base):
+                        differences = diff_trees(self._files.nodes, member.base.root, base.root)
+                        changes[member.base.version] = {change.key: change for change in differences}
                 member.transaction.check(member.base, base, changes[member.base.version])
                 member.base = base
             except Exception as error:  # noqa: BLE001 - whatever it is, it is this member's alone

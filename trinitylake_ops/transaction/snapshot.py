@@ -224,13 +224,14 @@ class Snapshot(CatalogReader):
         try:
             yield
         except FileMissingError as error:
-            if self._is_sealed_now():
+            if self.is_sealed_now():
                 raise VersionExpiredError(
                     "the version was expired and purged while it was read", path=self.location, version=self.version
                 ) from error
             raise
 
-    def _is_sealed_now(self) -> bool:
+    def is_sealed_now(self) -> bool:
+        """Whether the version was purged since it was opened; as far as its root can be read."""
         try:
             return SEALED_AT_MILLIS in decode_system_rows(self.files.storage.read(self.location), self.location)
         except StorageError:
