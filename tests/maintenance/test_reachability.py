@@ -280,7 +280,7 @@ def test_damage_of_expiring_versions_stops_nothing(aging: Aging, lake: Lakehouse
     ],
 )
 def test_deletable_names(path: str, is_ours: bool) -> None:
-    assert is_deletable(path, {"owned"}.__contains__) == is_ours
+    assert is_deletable(path, {"owned"}) == is_ours
 
 
 def test_stray_files_are_untouched(aging: Aging, lake: Lakehouse) -> None:

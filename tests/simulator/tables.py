@@ -69,10 +69,14 @@ class Tables:
 
     def register(self, lake: Lakehouse, chance: random.Random) -> bool:
         """Give the table another name by one of its metadata files, or drop such a name."""
-        names = [name for name in lake.snapshot().tables(NAMESPACE) if name != TABLE]
+        snapshot = lake.snapshot()
+        tables = snapshot.tables(NAMESPACE) if snapshot.has_namespace(NAMESPACE) else []
+        names = [name for name in tables if name != TABLE]
         if names and chance.random() < 0.5:
+            name = chance.choice(names)
             with lake.transaction() as txn:
-                txn.drop_table(NAMESPACE, chance.choice(names))
+                if txn.has_namespace(NAMESPACE) and txn.has_table(NAMESPACE, name):
+                    txn.drop_table(NAMESPACE, name)
             return False
         paths = [info.path for info in lake.storage.list(TABLES_PREFIX) if info.path.endswith(".metadata.json")]
         if not paths:

@@ -40,14 +40,13 @@ from trinitylake_ops.format.file_names import (
     OPERATIONS_PREFIX,
     ROOT_PREFIX,
     TABLES_PREFIX,
-    TEMPORARY_PREFIX,
     TURN_PREFIX,
     parse_root_path,
 )
 from trinitylake_ops.maintenance import deletion as deletion_module
 from trinitylake_ops.maintenance import lease as lease_module
 from trinitylake_ops.maintenance import retention as retention_module
-from trinitylake_ops.storage import FileInfo, Storage
+from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, Storage
 from trinitylake_ops.storage import cache as cache_module
 from trinitylake_ops.transaction import commit as commit_module
 from trinitylake_ops.transaction import fairness as fairness_module

@@ -23,7 +23,7 @@ from trinitylake_ops.errors import (
     StorageFullError,
     StoragePermissionError,
 )
-from trinitylake_ops.storage import MeteredStorage
+from trinitylake_ops.storage import MeteredStorage, StorageWrapper
 from trinitylake_ops.tables.file_io import READ_AHEAD_BYTES, WHOLE_FILE_BYTES, StorageFileIO
 
 
@@ -191,13 +191,30 @@ def test_a_lost_answer_to_a_create_is_looked_up(lake: Lakehouse) -> None:
     uri = put(io, "f", b"mine")
     assert io.new_input(uri).open().read() == b"mine"
     io = faulty(lake, fail(1, AmbiguousWriteError, kind="create"))
+    assert io.new_input(put(io, "g", b"sent again")).open().read() == b"sent again"
+    io = faulty(lake, fail(1, AmbiguousWriteError, kind="create", times=10))
     with pytest.raises(AmbiguousWriteError):
-        put(io, "g", b"mine")
-    assert not io.new_input(f"{io.root}tables/x/g").exists()
+        put(io, "h", b"mine")
+    assert not io.new_input(f"{io.root}tables/x/h").exists()
+
+
+class _Twice(StorageWrapper):
+    """Sends each file twice, as whatever is in between may; the answer is the second one's."""
+
+    def create(self, path: str, data: bytes) -> None:
+        self.inner.create(path, data)
+        self.inner.create(path, data)
+
+
+def test_a_file_that_was_sent_twice_is_ours(lake: Lakehouse) -> None:
+    io = StorageFileIO.on(_Twice(lake.storage))
+    assert io.new_input(put(io, "f", b"mine")).open().read() == b"mine"
+    with pytest.raises(FileExistsError):
+        put(io, "f", b"another")
 
 
 def test_failures_keep_their_kind(lake: Lakehouse) -> None:
-    io = faulty(lake, fail(1, StorageFullError, kind="create"), fail(1, StoragePermissionError, kind="read"))
+    io = faulty(lake, fail(1, StorageFullError, kind="create"), fail(2, StoragePermissionError, kind="read"))
     with pytest.raises(StorageFullError):
         put(io, "f", b"x")
     assert list(lake.storage.list("tables/")) == []

@@ -179,6 +179,16 @@ def print_plan(plan: Plan, as_json: bool, *, is_empty: bool = False) -> None:
     click.echo("Nothing to do." if is_empty else f"Nothing was done. To do it: --apply {plan.digest}", err=True)
 
 
+def print_outcome(plan: Plan, report: Shown | None, as_json: bool, *, is_empty: bool, is_complete: bool = True) -> None:
+    """Print the report of a plan that was executed, or the plan; exit with 1 where something is left to do."""
+    if report is None:
+        print_plan(plan, as_json, is_empty=is_empty)
+        return
+    print_shown(report, as_json)
+    if not is_complete:
+        raise click.exceptions.Exit(1)
+
+
 @contextmanager
 def shown_progress(what: str | None = None) -> Iterator[Callable[[str, int, int], None]]:
     """Show on a terminal's standard error what is being done, as a bar for each thing that is counted.

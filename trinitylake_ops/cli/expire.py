@@ -18,8 +18,7 @@ from trinitylake_ops.cli.context import (
     json_option,
     pass_session,
     print_committed,
-    print_plan,
-    print_shown,
+    print_outcome,
     shown_progress,
 )
 from trinitylake_ops.maintenance import RetentionPolicy
@@ -75,10 +74,7 @@ def expire(session: Session, /, digest: str | None, yes: bool, as_json: bool, **
     with shown_progress() as progress:
         plan = maintenance.plan_expiration(lake, _policy(lake, **rules), progress=progress)
         report = None if digest is None and not yes else plan.execute(digest, progress=progress)
-    if report is None:
-        print_plan(plan, as_json, is_empty=plan.is_empty)
-    else:
-        print_shown(report, as_json)
+    print_outcome(plan, report, as_json, is_empty=plan.is_empty)
 
 
 @click.command(short_help="Plan or do the trim of tables.", epilog=FREEING_SPACE)
@@ -106,11 +102,8 @@ def trim(
     with shown_progress("reading the tables"):
         plan = maintenance.plan_trim_tables(lake, _policy(lake, **rules), tables=tables or None)
         report = None if digest is None and not yes else plan.execute(digest)
-    if report is None:
-        print_plan(plan, as_json, is_empty=not plan.tables)
-        return
-    print_shown(report, as_json)
-    if plan.unreadable:
+    print_outcome(plan, report, as_json, is_empty=not plan.tables)
+    if report is not None and plan.unreadable:
         names = visible(", ".join(plan.unreadable))
         click.echo(f"Left as they are, since their metadata cannot be read: {names}; verify says why", err=True)
 

@@ -16,7 +16,7 @@ from trinitylake_ops.cli.context import (
     approval_options,
     json_option,
     pass_session,
-    print_plan,
+    print_outcome,
     print_shown,
     shown_progress,
 )
@@ -67,12 +67,8 @@ def purge(
     with shown_progress() as progress:
         plan = maintenance.plan_purge(lake, grace, progress=progress)
         report = None if digest is None and not yes else plan.execute(digest, budget=budget, progress=progress)
-    if report is None:
-        print_plan(plan, as_json, is_empty=plan.is_empty)
-        return
-    print_shown(report, as_json)
-    if not report.is_complete:
-        raise click.exceptions.Exit(1)
+    is_complete = report is None or report.is_complete
+    print_outcome(plan, report, as_json, is_empty=plan.is_empty, is_complete=is_complete)
 
 
 @click.command(short_help="Plan or do the removal of orphans.", epilog=FREEING_SPACE)
@@ -105,12 +101,8 @@ def orphans(
     with shown_progress() as progress:
         plan = maintenance.plan_orphan_removal(lake, older_than, progress=progress)
         report = None if digest is None and not yes else plan.execute(digest, budget=budget, progress=progress)
-    if report is None:
-        print_plan(plan, as_json, is_empty=plan.is_empty)
-        return
-    print_shown(report, as_json)
-    if not report.is_complete:
-        raise click.exceptions.Exit(1)
+    is_complete = report is None or report.is_complete
+    print_outcome(plan, report, as_json, is_empty=plan.is_empty, is_complete=is_complete)
 
 
 @click.command(short_help="Settle what another program did to the settings.")

@@ -253,6 +253,10 @@ class TableDef:
     def is_managed(self) -> bool:
         return self.table_type in ("", "MANAGED")
 
+    @property
+    def is_iceberg(self) -> bool:
+        return self.table_format.upper() == "ICEBERG"
+
     def to_bytes(self) -> bytes:
         """Return the protobuf file. Raises InvalidDefinitionError for values that no field holds."""
         return _to_file(self, pb.TableDef)

@@ -15,23 +15,22 @@ HINT_PATH = "_latest_hint.txt"
 ROOT_PREFIX = "_"
 OPERATIONS_PREFIX = "_ops/"
 TURN_PREFIX = f"{OPERATIONS_PREFIX}turn-"
-TEMPORARY_PREFIX = f"{OPERATIONS_PREFIX}tmp/"
 LEASE_PREFIX = f"{OPERATIONS_PREFIX}lease-"
 TABLES_PREFIX = "tables/"
 MAX_VERSION = 2**32 - 1
 MAX_SEGMENT_BYTES = 255
 
 _HASH_BITS = 20
+_UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _ROOT_NAME = re.compile(r"_([01]{32}(?:[01]{32})?)(\.arrow|\.ipc)")
 _IMMUTABLE_NAME = re.compile(
     r"(?:[01]{4}/[01]{4}/[01]{4}/[01]{8}-(?:[^/]*-)?|_lakehouse_def_)"
     r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\.(?:arrow|ipc|binpb)",
     re.DOTALL,
 )
-_TABLE_NAME = re.compile(r"[01/]+-table-[^/]+-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.binpb")
-_TURN_NAME = re.compile(rf"{TURN_PREFIX}([1-9][0-9]{{0,5}})-[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}")
+_TABLE_NAME = re.compile(rf"[01/]+-table-[^/]+-({_UUID})\.binpb")
+_TURN_NAME = re.compile(rf"{TURN_PREFIX}([1-9][0-9]{{0,5}})-{_UUID}")
 _LEASE_NAME = re.compile(rf"{LEASE_PREFIX}([1-9][0-9]{{0,14}})\.json")
-_UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _OPERATION_NAME = re.compile(
     rf"{OPERATIONS_PREFIX}(?:(?:plan|export)-{_UUID}\.json|txn-{_UUID}\.binpb|tmp/.+)|_export_{_UUID}\.arrow", re.DOTALL
 )

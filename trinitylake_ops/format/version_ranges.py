@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -25,6 +26,7 @@ class VersionRanges:
         return cls._merged((version, version) for version in versions)
 
     @classmethod
+    @functools.lru_cache(maxsize=64)  # each version of a history asks for the same few
     def parse(cls, text: str) -> VersionRanges:
         """Read ``3-90,95``; empty text is the empty set. Raises InvalidInputError."""
         ranges = []

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
@@ -19,6 +20,7 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.file_names import OPERATIONS_PREFIX, TABLES_PREFIX
 from trinitylake_ops.maintenance.reachability import table_id_in
+from trinitylake_ops.maintenance.report import Cost, Document
 from trinitylake_ops.maintenance.survey import Progress, no_progress
 from trinitylake_ops.storage import Storage
 
@@ -68,6 +70,50 @@ class Deletion:
     def is_complete(self) -> bool:
         """Whether all files are gone."""
         return self.stopped is None and not self.failures
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeletionReport(Document):
+    """Base of what operations that delete report: ``files`` and ``bytes`` are those that were deleted.
+
+    ``version`` recorded it, if any. ``still_needed`` files of the plan were reached by then and stay. ``throttled``
+    counts the times when the storage asked for a slower pace. ``stopped`` says why it ended early, ``failures``
+    which files could not be deleted, with the reason.
+    """
+
+    version: int | None
+    files: int
+    bytes: int
+    still_needed: int
+    throttled: int
+    failures: Mapping[str, str]
+    stopped: str | None
+    cost: Cost
+
+    @classmethod
+    def of(cls, deletion: Deletion, *, version: int | None, still_needed: int, cost: Cost, **own: Any) -> Self:
+        """Return the report of a deletion; ``own`` are the fields of the kind of report."""
+        return cls(
+            version=version,
+            files=deletion.files,
+            bytes=deletion.bytes,
+            still_needed=still_needed,
+            throttled=deletion.throttled,
+            failures={path: error.message for path, error in deletion.failures.items()},
+            stopped=deletion.stopped,
+            cost=cost,
+            **own,
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.stopped is None and not self.failures
+
+    def failure_rows(self, n_columns: int) -> list[Sequence[object]]:
+        """Return a row for each failure, in the last of so many columns."""
+        blanks = [""] * (n_columns - 1)
+        return [(*blanks, f"{path}: {reason}") for path, reason in sorted(self.failures.items())]
 
 
 def delete_files(

@@ -191,9 +191,8 @@ class ExpirationPlan(TimedPlan):
         def expired(base: Snapshot) -> LakehouseDef:
             nonlocal batch
             batch = replace(batch, expired_at_version=base.version + 1, expired_at_millis=lake.storage.now_ms())
-            recorded = batch
             return without_exports(
-                replace(base.definition, expirations=(*base.definition.expirations, recorded)), self.exports
+                replace(base.definition, expirations=(*base.definition.expirations, batch)), self.exports
             )
 
         change = StateChange(
@@ -328,10 +327,10 @@ def _freed(
         **dict.fromkeys(export_paths, "export"),
     }
     candidates = {path for path in kind_of if path not in mark}
-    owned = {table_id_in(path) for path in files}
+    owned = {table_id for path in files if (table_id := table_id_in(path)) is not None}
     sizes_bytes: dict[str, int] = {}
     for info in lake.storage.list() if candidates else ():
-        if info.path in candidates and (info.path in export_paths or is_deletable(info.path, owned.__contains__)):
+        if info.path in candidates and (info.path in export_paths or is_deletable(info.path, owned)):
             sizes_bytes[info.path] = info.size_bytes
     kinds = Counter(kind_of[path] for path in sizes_bytes)
     return dict(sorted(kinds.items())), dict(sorted(sizes_bytes.items()))

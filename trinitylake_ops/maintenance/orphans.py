@@ -7,7 +7,7 @@ transaction can be that would still name it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Self
@@ -17,28 +17,26 @@ from rich.table import Table
 from trinitylake_ops.errors import (
     CorruptFileError,
     FileMissingError,
-    InvalidInputError,
     MaintenanceBlockedError,
     StorageError,
 )
 from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
 from trinitylake_ops.format.file_names import (
     TABLES_PREFIX,
-    TEMPORARY_PREFIX,
     is_immutable_path,
     is_operation_path,
     lease_path,
     parse_lease_path,
 )
-from trinitylake_ops.maintenance.deletion import NO_LIMITS, Budget, Deletion, delete_files
+from trinitylake_ops.maintenance.deletion import NO_LIMITS, Budget, Deletion, DeletionReport, delete_files
 from trinitylake_ops.maintenance.lease import lease
 from trinitylake_ops.maintenance.reachability import Mark, is_deletable, is_table_path, table_id_in
-from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table
-from trinitylake_ops.maintenance.retention import barred_before_ms, protected_ms
+from trinitylake_ops.maintenance.report import MeteredLakehouse, new_table
+from trinitylake_ops.maintenance.retention import barred_before_ms, duration_ms, protected_ms
 from trinitylake_ops.maintenance.state_change import StateChange
 from trinitylake_ops.maintenance.survey import Progress, no_progress, on_latest, survey_versions, uncached
 from trinitylake_ops.maintenance.timed_plan import TimedPlan, timed_digest
-from trinitylake_ops.storage import FileInfo
+from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo
 from trinitylake_ops.tables.ownership import OWNER_NAME, owner_path, read_owner
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
@@ -48,35 +46,17 @@ _LISTED = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class OrphanReport(Document):
-    """Which orphans were deleted: ``files`` and ``bytes``.
-
-    ``version`` recorded that it began, None where there were none. ``still_needed`` files of the plan were
-    reached by then and stay. ``stopped`` says why it ended early, ``failures`` which files could not be deleted.
-    """
-
-    version: int | None
-    files: int
-    bytes: int
-    still_needed: int
-    throttled: int
-    failures: Mapping[str, str]
-    stopped: str | None
-    cost: Cost
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether nothing is left to do."""
-        return self.stopped is None and not self.failures
+class OrphanReport(DeletionReport):
+    """Which orphans were deleted; ``version`` recorded that it began, None where there were none."""
 
     def table(self) -> Table:
         """Return a row with the figures, and one for each failure."""
         title = "No orphans" if self.version is None else f"Orphans removed, recorded in version {self.version}"
         if not self.is_complete:
             title = f"Not all orphans removed, run it again: {self.stopped or f'{len(self.failures)} not deleted'}"
-        rows: list[tuple[object, ...]] = [(self.files, self.bytes, self.still_needed, "")] if self.version else []
-        rows += [("", "", "", f"{path}: {reason}") for path, reason in sorted(self.failures.items())]
-        return new_table(title, "files", "bytes", "still needed", "failures", rows=rows)
+        rows: list[Sequence[object]] = [(self.files, self.bytes, self.still_needed, "")] if self.version else []
+        columns = ("files", "bytes", "still needed", "failures")
+        return new_table(title, *columns, rows=[*rows, *self.failure_rows(len(columns))])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,10 +126,14 @@ class OrphanPlan(TimedPlan):
         lake = metered.lake
         approved = self.as_approved(lake, approved_digest)
         if approved.is_empty:
-            return _report(None, Deletion(), 0, metered)
+            return OrphanReport.of(Deletion(), version=None, still_needed=0, cost=metered.cost())
         with lease(lake.storage, _OPERATION) as held:
             has_tables = any(map(is_table_path, approved.paths))
-            mark = on_latest(lake, lambda base: _mark(lake, base, with_tables=has_tables, progress=progress))
+
+            def marked(base: Snapshot) -> Mark:
+                return Mark(survey_versions(lake, base, progress), with_tables=has_tables, progress=progress)
+
+            mark = on_latest(lake, marked)
 
             def recorded(base: Snapshot) -> LakehouseDef:
                 """Let no transaction commit that began before: what it wrote may go now, whatever its time to live."""
@@ -179,20 +163,8 @@ class OrphanPlan(TimedPlan):
                     bytes=done.bytes + last.bytes,
                     throttled=done.throttled + last.throttled,
                 )
-        return _report(version, done, len(approved.paths) - len(doomed) - len(owners), metered)
-
-
-def _report(version: int | None, deletion: Deletion, still_needed: int, metered: MeteredLakehouse) -> OrphanReport:
-    return OrphanReport(
-        version=version,
-        files=deletion.files,
-        bytes=deletion.bytes,
-        still_needed=still_needed,
-        throttled=deletion.throttled,
-        failures={path: error.message for path, error in deletion.failures.items()},
-        stopped=deletion.stopped,
-        cost=metered.cost(),
-    )
+        still_needed = len(approved.paths) - len(doomed) - len(owners)
+        return OrphanReport.of(done, version=version, still_needed=still_needed, cost=metered.cost())
 
 
 def plan_orphan_removal(
@@ -205,9 +177,7 @@ def plan_orphan_removal(
     InvalidInputError for a negative age, MaintenanceBlockedError for an unfinished purge or before a reconcile,
     and what marking raises.
     """
-    older_than_ms = older_than // timedelta(milliseconds=1) if isinstance(older_than, timedelta) else older_than
-    if older_than_ms is not None and older_than_ms < 0:
-        raise InvalidInputError(f"older_than is {older_than_ms} ms, it must be at least 0")
+    older_than_ms = None if older_than is None else duration_ms(older_than, "older_than")
     lake = uncached(lake)
     return on_latest(lake, lambda base: _plan(lake, base, lake.storage.now_ms(), older_than_ms, progress))
 
@@ -217,7 +187,7 @@ def _plan(
 ) -> OrphanPlan:
     _check_no_purge(base.definition)
     age_ms = max(older_than_ms or 0, protected_ms(base.definition))
-    mark = _mark(lake, base, with_tables=False, progress=progress)
+    mark = Mark(survey_versions(lake, base, progress), progress=progress)
     found = _Listing.of(lake, now_ms - age_ms)
     old = {path: info for path, info in found.old.items() if path not in mark}
     table_ids = {table_id for path in old if (table_id := table_id_in(path)) is not None}
@@ -270,13 +240,6 @@ class _Listing:
         return cls(old, n_table_files)
 
 
-def _mark(lake: Lakehouse, base: Snapshot, *, with_tables: bool, progress: Progress) -> Mark:
-    mark = Mark(survey_versions(lake, base, progress), progress=progress)
-    if with_tables:
-        mark.add_tables()
-    return mark
-
-
 def _check_no_purge(definition: LakehouseDef) -> None:
     """Raise MaintenanceBlockedError while a purge is unfinished: its files are neither kept nor orphans."""
     for batch in definition.expirations:
@@ -305,7 +268,7 @@ def _owned(lake: Lakehouse, table_ids: Iterable[str], lakehouse_id: str, managed
 
 def _is_ours(path: str, owned_tables: set[str]) -> bool:
     is_operational = is_operation_path(path) or parse_lease_path(path) is not None
-    return is_operational or is_deletable(path, owned_tables.__contains__)
+    return is_operational or is_deletable(path, owned_tables)
 
 
 def _is_owner_path(path: str) -> bool:

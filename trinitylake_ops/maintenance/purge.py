@@ -5,7 +5,7 @@ Every step can be cut off and run again: batches that a purge began stay PURGING
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Self
@@ -15,19 +15,18 @@ from rich.table import Table
 from trinitylake_ops.errors import (
     CorruptFileError,
     FileMissingError,
-    InvalidInputError,
     MaintenanceBlockedError,
     PlanChangedError,
 )
 from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState, LakehouseDef
 from trinitylake_ops.format.node_file import decode_node, encode_sealed_root
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.maintenance.deletion import NO_LIMITS, Budget, Deletion, delete_files
+from trinitylake_ops.maintenance.deletion import NO_LIMITS, Budget, Deletion, DeletionReport, delete_files
 from trinitylake_ops.maintenance.lease import Lease, lease
 from trinitylake_ops.maintenance.plan_file import read_plan_file
 from trinitylake_ops.maintenance.reachability import Mark, is_table_path
-from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table, utc_of
-from trinitylake_ops.maintenance.retention import protected_ms
+from trinitylake_ops.maintenance.report import MeteredLakehouse, new_table, utc_of
+from trinitylake_ops.maintenance.retention import duration_ms, protected_ms
 from trinitylake_ops.maintenance.state_change import StateChange
 from trinitylake_ops.maintenance.survey import (
     Progress,
@@ -38,6 +37,7 @@ from trinitylake_ops.maintenance.survey import (
     pinned_versions,
     survey_versions,
     uncached,
+    versions_in,
 )
 from trinitylake_ops.maintenance.timed_plan import TimedPlan, timed_digest
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
@@ -51,27 +51,10 @@ _UNFINISHED = (ExpirationState.EXPIRED, ExpirationState.PURGING)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PurgeReport(Document):
-    """What a purge deleted: ``files`` and ``bytes``, and how many files stay because something reaches them.
+class PurgeReport(DeletionReport):
+    """What a purge of ``versions`` deleted; ``version`` records its end, None where it is not finished."""
 
-    ``version`` records the end of the purge; None where it is not finished: ``stopped`` says why it ended
-    early, ``failures`` which files could not be deleted, with the reason.
-    """
-
-    version: int | None
     versions: str
-    files: int
-    bytes: int
-    still_needed: int
-    throttled: int
-    failures: Mapping[str, str]
-    stopped: str | None
-    cost: Cost
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether nothing is left to do."""
-        return self.stopped is None and not self.failures
 
     def table(self) -> Table:
         """Return a row with the figures, and one for each failure."""
@@ -79,11 +62,11 @@ class PurgeReport(Document):
             title = f"Purge not finished, run it again: {self.stopped or f'{len(self.failures)} files not deleted'}"
         else:
             title = "Nothing to purge" if self.version is None else f"Purged, recorded in version {self.version}"
-        rows: list[tuple[object, ...]] = (
-            [(self.versions, self.files, self.bytes, self.still_needed, "")] if self.versions else []
-        )
-        rows += [("", "", "", "", f"{path}: {reason}") for path, reason in sorted(self.failures.items())]
-        return new_table(title, "versions", "files", "bytes", "still needed", "failures", rows=rows)
+        did_something = self.versions or self.files or self.version is not None
+        figures = (self.versions or "none", self.files, self.bytes, self.still_needed, "")
+        rows: list[Sequence[object]] = [figures] if did_something else []
+        columns = ("versions", "files", "bytes", "still needed", "failures")
+        return new_table(title, *columns, rows=[*rows, *self.failure_rows(len(columns))])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,24 +144,9 @@ class PurgePlan(TimedPlan):
         metered = MeteredLakehouse(self._lake)
         approved = self.as_approved(metered.lake, approved_digest)
         if approved.is_empty:
-            return approved._report(None, Deletion(), 0, metered)
+            return PurgeReport.of(Deletion(), version=None, still_needed=0, cost=metered.cost(), versions="")
         with lease(metered.lake.storage, _OPERATION) as held:
             return _Purge(approved, metered, held, budget, progress).run()
-
-    def _report(
-        self, version: int | None, deletion: Deletion, still_needed: int, metered: MeteredLakehouse
-    ) -> PurgeReport:
-        return PurgeReport(
-            version=version,
-            versions=self.versions,
-            files=deletion.files,
-            bytes=deletion.bytes,
-            still_needed=still_needed,
-            throttled=deletion.throttled,
-            failures={path: error.message for path, error in deletion.failures.items()},
-            stopped=deletion.stopped,
-            cost=metered.cost(),
-        )
 
 
 class _Purge:
@@ -214,14 +182,20 @@ class _Purge:
             self._lake.storage, doomed, self._budget, before_batch=look, spared=mark, progress=self._progress
         )
         version = self._finish(deletion, still_needed) if deletion.is_complete else None
-        return self._plan._report(version, deletion, still_needed, self._metered)
+        return PurgeReport.of(
+            deletion,
+            version=version,
+            still_needed=still_needed,
+            cost=self._metered.cost(),
+            versions=self._plan.versions,
+        )
 
     def _begin(self) -> Mark:
         """Record that the purge begins, on exactly the version up to which all is marked."""
 
         def marked(base: Snapshot) -> Mark:
             survey = survey_versions(self._lake, base, self._progress)
-            return _mark(survey, self._versions, self._plan._planned, self._progress)
+            return _marked(survey, self._versions, self._plan._planned, self._progress)
 
         mark = on_latest(self._lake, marked)
 
@@ -314,10 +288,7 @@ def with_purged(batches: Iterable[ExpirationBatch], finished: Iterable[str]) -> 
     left = tuple(batch for batch in batches if batch not in done)
     if not done:
         return left
-    versions = VersionRanges()
-    for batch in done:
-        versions |= batch.ranges()
-    return (replace(done[-1], versions=str(versions), state=ExpirationState.PURGED, plan_path=""), *left)
+    return (replace(done[-1], versions=str(versions_in(done)), state=ExpirationState.PURGED, plan_path=""), *left)
 
 
 def check_not_pinned(survey: Survey, versions: VersionRanges, now_ms: int) -> None:
@@ -337,9 +308,7 @@ def plan_purge(lake: Lakehouse, grace: timedelta | int | None = None, *, progres
     Batches whose purge was cut off are due at once. Raises InvalidInputError for a negative grace,
     MaintenanceBlockedError before a reconcile, what marking raises.
     """
-    grace_ms = grace // timedelta(milliseconds=1) if isinstance(grace, timedelta) else grace
-    if grace_ms is not None and grace_ms < 0:
-        raise InvalidInputError(f"the grace is {grace_ms} ms, it must be at least 0")
+    grace_ms = None if grace is None else duration_ms(grace, "the grace")
     lake = uncached(lake)
     return on_latest(lake, lambda base: _plan(lake, base, lake.storage.now_ms(), grace_ms, progress))
 
@@ -373,7 +342,7 @@ def _plan(
     doomed: dict[str, int] = {}
     if any(batch.is_due for batch in shown):
         survey = survey_versions(lake, base, progress)
-        mark = _mark(survey, versions, planned, progress)
+        mark = _marked(survey, versions, planned, progress)
         check_not_pinned(survey, versions, now_ms)
         doomed = {path: size for path, size in planned.items() if path not in mark}
     return PurgePlan(
@@ -408,8 +377,6 @@ def _planned_files(lake: Lakehouse, batch: ExpirationBatch) -> dict[str, int] | 
         return None
 
 
-def _mark(survey: Survey, leaving: VersionRanges, planned: Mapping[str, int], progress: Progress) -> Mark:
-    mark = Mark(survey, without=leaving, progress=progress)
-    if any(is_table_path(path) for path in planned):
-        mark.add_tables()
-    return mark
+def _marked(survey: Survey, leaving: VersionRanges, planned: Iterable[str], progress: Progress) -> Mark:
+    """Mark what stays when versions go; of tables' files where some are planned."""
+    return Mark(survey, without=leaving, with_tables=any(map(is_table_path, planned)), progress=progress)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, PlanChangedError, StorageError
@@ -17,7 +17,7 @@ from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.format.node_file import NodeFile, decode_node
 from trinitylake_ops.maintenance.survey import Pointers, Progress, Survey, SurveyedRoot, no_progress
 from trinitylake_ops.tables.file_io import StorageFileIO
-from trinitylake_ops.tables.managed import ICEBERG, METADATA_LOCATION
+from trinitylake_ops.tables.managed import METADATA_LOCATION
 from trinitylake_ops.tables.reach import TableFile, files_of
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
@@ -149,9 +149,7 @@ class TableReach:
 
 def iceberg_metadata(definition: TableDef) -> str | None:
     """Return the location of a table's current metadata file, None for a table of another format or without one."""
-    if definition.table_format.upper() != ICEBERG:
-        return None
-    return definition.format_properties.get(METADATA_LOCATION)
+    return definition.format_properties.get(METADATA_LOCATION) if definition.is_iceberg else None
 
 
 @dataclass(frozen=True)
@@ -229,9 +227,9 @@ def manifest_targets(lake: Lakehouse, path: str) -> set[str]:
 class Mark:
     """What the kept roots reach at one version, and then at later ones: what has once been reached stays marked.
 
-    ``without`` and ``without_exports`` go, as for :func:`kept_roots`. Files of tables are marked from
-    ``add_tables`` on. Raises MaintenanceBlockedError where another program changed the lakehouse definition and
-    nobody reconciled, and what reading raises.
+    ``without`` and ``without_exports`` go, as for :func:`kept_roots`. Files of tables are marked with
+    ``with_tables``, or from ``add_tables`` on. Raises MaintenanceBlockedError where another program changed the
+    lakehouse definition and nobody reconciled, and what reading raises.
     """
 
     def __init__(
@@ -240,6 +238,7 @@ class Mark:
         *,
         without: Iterable[int] = (),
         without_exports: Iterable[str] = (),
+        with_tables: bool = False,
         progress: Progress = no_progress,
     ):
         self.survey = survey
@@ -247,7 +246,7 @@ class Mark:
         self.tables = TableReach(survey.lake)
         self._without = frozenset(without)
         self._without_exports = frozenset(without_exports)
-        self._has_tables = False
+        self._has_tables = with_tables
         self._paths: set[str] = set()
         self._progress = progress
         self._add()
@@ -306,13 +305,13 @@ def is_table_path(path: str) -> bool:
     return table_id_in(path) is not None
 
 
-def is_deletable(path: str, owned_tables: Callable[[str], bool]) -> bool:
+def is_deletable(path: str, owned_tables: Container[str]) -> bool:
     """Whether a file that a listing of this root returned has a name we own: of a node, a definition, or a table's.
 
-    ``owned_tables`` tells whether a prefix of a table belongs to this lakehouse.
+    ``owned_tables`` are the ids of tables whose prefix belongs to this lakehouse.
     """
     table_id = table_id_in(path)
-    return is_immutable_path(path) if table_id is None else owned_tables(table_id)
+    return is_immutable_path(path) if table_id is None else table_id in owned_tables
 
 
 def readable_tables(lake: Lakehouse, locations: Iterable[str]) -> list[TableDef]:

@@ -7,7 +7,7 @@ one may lack exports, whose files would be deleted, and may list versions as exp
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from rich.table import Table
@@ -19,7 +19,7 @@ from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.lease import lease
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table
 from trinitylake_ops.maintenance.state_change import StateChange
-from trinitylake_ops.maintenance.survey import RECONCILE, Survey, survey_versions
+from trinitylake_ops.maintenance.survey import RECONCILE, Survey, expired_versions, survey_versions, versions_in
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
 
@@ -111,7 +111,7 @@ class _Settled:
         sealed = VersionRanges.of(version for version, root in survey.roots.items() if root.is_sealed)
         before = VersionRanges()
         for definition in (ours, *replaced):
-            before |= _listed(definition.expirations)
+            before |= expired_versions(definition)
         return cls(
             replace(
                 ours,
@@ -126,7 +126,7 @@ class _Settled:
             steps,
             tuple(sorted((set(records) | set(snapshots)) - known)),
             tuple(sorted(dropped)),
-            str(before - _listed(expirations) - sealed),
+            str(before - versions_in(expirations) - sealed),
         )
 
 
@@ -182,29 +182,19 @@ def _stands(survey: Survey, location: str) -> bool:
     return True
 
 
-def _listed(
-    batches: tuple[ExpirationBatch, ...], states: Collection[ExpirationState] = tuple(ExpirationState)
-) -> VersionRanges:
-    listed = VersionRanges()
-    for batch in batches:
-        if batch.state in states:
-            listed |= batch.ranges()
-    return listed
-
-
 def _agreed(ours: LakehouseDef, replaced: list[LakehouseDef]) -> tuple[ExpirationBatch, ...]:
     """Return the batches of which all sides know, each with the versions that are expired on all.
 
     What a purge began with on any side cannot be undeleted any more: the purge is to go on.
     """
-    begun = _listed(ours.expirations, _BEGUN)
+    begun = expired_versions(ours, _BEGUN)
     for definition in replaced:
-        begun |= _listed(definition.expirations, _BEGUN)
+        begun |= expired_versions(definition, _BEGUN)
     agreed: list[ExpirationBatch] = []
     for batch in ours.expirations:
         ranges = batch.ranges()
         for definition in replaced:
-            ranges -= ranges - _listed(definition.expirations)
+            ranges -= ranges - expired_versions(definition)
         untouched = ranges - begun
         state = batch.state if batch.state in _BEGUN else ExpirationState.PURGING
         if ranges - untouched:
@@ -213,7 +203,7 @@ def _agreed(ours: LakehouseDef, replaced: list[LakehouseDef]) -> tuple[Expiratio
             own_id = str(uuid.uuid4()) if ranges - untouched else batch.id
             agreed.append(replace(batch, id=own_id, versions=str(untouched)))
     for batch in (batch for definition in replaced for batch in definition.expirations if batch.state in _BEGUN):
-        rest = batch.ranges() - _listed(tuple(agreed))
+        rest = batch.ranges() - versions_in(agreed)
         if rest:
             agreed.append(replace(batch, id=str(uuid.uuid4()), versions=str(rest)))
     return tuple(agreed)

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.definitions import LakehouseDef, RetentionRules
+from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS
 from trinitylake_ops.transaction.snapshot import utc_datetime
-
-#: By how much clocks may differ, on top of a transaction's time to live.
-CLOCK_MARGIN_MS = 5 * 60 * 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +84,14 @@ class RetentionPolicy:
             *(getattr(self, name) for name in _PERIODS),
         )
         return not any(rules)
+
+
+def duration_ms(duration: timedelta | int, name: str) -> int:
+    """Return a duration, given as that or in milliseconds, in milliseconds. Raises InvalidInputError below 0."""
+    found_ms = duration // timedelta(milliseconds=1) if isinstance(duration, timedelta) else duration
+    if found_ms < 0:
+        raise InvalidInputError(f"{name} is {found_ms} ms, it must be at least 0")
+    return found_ms
 
 
 def protected_ms(definition: LakehouseDef) -> int:

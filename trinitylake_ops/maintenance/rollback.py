@@ -23,7 +23,7 @@ from trinitylake_ops.maintenance.report import Plan, change_rows, digest_of, new
 from trinitylake_ops.maintenance.survey import uncached
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.file_io import StorageFileIO
-from trinitylake_ops.tables.managed import ICEBERG, METADATA_LOCATION
+from trinitylake_ops.tables.managed import METADATA_LOCATION
 from trinitylake_ops.tables.reach import files_of
 from trinitylake_ops.transaction.commit import latest_snapshot
 from trinitylake_ops.transaction.commit_info import CommitInfo
@@ -308,7 +308,7 @@ def _check_table_files(version: int, io: StorageFileIO, definition: TableDef) ->
 
     One listing tells; only files beyond the lakehouse's root, under another ``table_root``, take a request each.
     """
-    is_ours = definition.is_managed and definition.table_format.upper() == ICEBERG
+    is_ours = definition.is_managed and definition.is_iceberg
     if not is_ours or METADATA_LOCATION not in definition.format_properties:
         return
     storage = io.storage

@@ -6,12 +6,19 @@ another program went back to an older lakehouse definition; none is read twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, MaintenanceBlockedError, VersionNotFoundError
-from trinitylake_ops.format.definitions import ExpirationState, ExportLevel, ExportRecord, ExportState, LakehouseDef
+from trinitylake_ops.format.definitions import (
+    ExpirationBatch,
+    ExpirationState,
+    ExportLevel,
+    ExportRecord,
+    ExportState,
+    LakehouseDef,
+)
 from trinitylake_ops.format.file_names import ROOT_PREFIX, parse_root_path, root_naming
 from trinitylake_ops.format.keys import TABLE_KEY_PREFIX
 from trinitylake_ops.format.locations import to_location
@@ -300,14 +307,21 @@ def _versions(lake: Lakehouse, infos: Mapping[str, FileInfo], base: Snapshot) ->
 
 
 def expired_versions(
-    definition: LakehouseDef, states: Iterable[ExpirationState] = tuple(ExpirationState)
+    definition: LakehouseDef, states: Collection[ExpirationState] = tuple(ExpirationState)
 ) -> VersionRanges:
     """Return the versions in batches of these states. Raises CorruptFileError."""
-    listed = VersionRanges()
-    for batch in definition.expirations:
-        if batch.state in tuple(states):
-            listed |= batch.ranges()
-    return listed
+    return versions_in(definition.expirations, states)
+
+
+def versions_in(
+    batches: Iterable[ExpirationBatch], states: Collection[ExpirationState] = tuple(ExpirationState)
+) -> VersionRanges:
+    """Return the versions in those of some batches that have one of these states. Raises CorruptFileError."""
+    versions = VersionRanges()
+    for batch in batches:
+        if batch.state in states:
+            versions |= batch.ranges()
+    return versions
 
 
 def is_lapsed(record: ExportRecord, now_ms: int) -> bool:

@@ -22,13 +22,13 @@ from trinitylake_ops.maintenance.hint import HintState, inspect_hint
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table
 from trinitylake_ops.maintenance.verify_objects import ObjectVerifier
 from trinitylake_ops.maintenance.verify_tree import TreeVerifier
+from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot, utc_datetime
 from trinitylake_ops.transaction.versions import find_latest, versions_beyond_gap
 
 _STALE_EXPORT_MS = 7 * 24 * 3600 * 1000
 _BATCH = 64
-_CLOCK_MARGIN_MS = 5 * 60 * 1000
 
 Severity = Literal["error", "warning"]
 
@@ -185,7 +185,7 @@ class _Verification:
         if root.created_at_ms <= before_ms:
             message = f"created at {root.created_at_ms} ms, not after its predecessor at {before_ms} ms"
             self._error("time-not-rising", message, path, version)
-        if root.created_at_ms > self._now_ms + _CLOCK_MARGIN_MS:
+        if root.created_at_ms > self._now_ms + CLOCK_MARGIN_MS:
             self._check_future(path, version, root.created_at_ms)
         if not root.is_sealed:
             self.versions += 1

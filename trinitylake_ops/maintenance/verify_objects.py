@@ -11,7 +11,7 @@ from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.maintenance.verify_tree import Report
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.file_io import StorageFileIO
-from trinitylake_ops.tables.managed import ICEBERG, METADATA_LOCATION
+from trinitylake_ops.tables.managed import METADATA_LOCATION
 from trinitylake_ops.tables.reach import files_of
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
@@ -122,7 +122,7 @@ class ObjectVerifier:
             path = snapshot.entry(snapshot.keys.table_key(name.namespace, name.table or ""))
             self._report("definition-unreadable", f"the definition of table {name} is empty", path, version)
         metadata = definition.format_properties.get(METADATA_LOCATION)
-        is_ours = definition.is_managed and definition.table_format.upper() == ICEBERG
+        is_ours = definition.is_managed and definition.is_iceberg
         if not is_ours or metadata is None or metadata in self._checked_metadata:
             return
         self._checked_metadata.add(metadata)

@@ -51,7 +51,7 @@ def read_table(
     if not (namespace and dot and name) or "." in name:
         raise InvalidInputError(f"{table!r} names no table; write NAMESPACE.TABLE")
     definition = lake.snapshot(version).table(namespace, name)
-    if definition.table_format.upper() != ICEBERG:
+    if not definition.is_iceberg:
         raise InvalidInputError(f"table {table} has the format {definition.table_format!r}; only {ICEBERG} can be read")
     return read_files(spark, lake, metadata_uri(definition, lake.root), row_filter=row_filter, columns=columns)
 

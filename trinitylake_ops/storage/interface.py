@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from trinitylake_ops.errors import FileMissingError, StorageError
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 
+#: By how much the clocks of a storage and of those who use it may differ (S8).
+CLOCK_MARGIN_MS = 5 * 60 * 1000
+
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:

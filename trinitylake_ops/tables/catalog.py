@@ -446,7 +446,7 @@ def catalog_at(
 
 
 def _check_format(definition: TableDef, name: str) -> TableDef:
-    if definition.table_format.upper() != ICEBERG:
+    if not definition.is_iceberg:
         raise NoSuchIcebergTableError(
             f"Table {name} has the format {definition.table_format!r}; only {ICEBERG} tables can be read here"
         )

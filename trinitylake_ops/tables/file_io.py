@@ -23,7 +23,6 @@ from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStrea
 from pyiceberg.typedef import EMPTY_DICT, Properties
 
 from trinitylake_ops.errors import (
-    AmbiguousWriteError,
     FileExistsAlreadyError,
     FileMissingError,
     InvalidInputError,
@@ -35,6 +34,7 @@ from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_loca
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.options import SECRET_OPTIONS, StorageOptions
+from trinitylake_ops.storage.write_outcome import create_fresh
 
 ROOT = "root"
 STORAGE_OPTION_PREFIX = "storage."
@@ -416,18 +416,10 @@ class StorageOutputStream:
                 if self._overwrite:
                     self._storage.write(self._path, data)
                 else:
-                    self._create(data)
+                    create_fresh(self._storage, {self._path: data})  # names of table files hold a uuid
             self.published = True
         finally:
             self._buffer.close()
-
-    def _create(self, data: bytes) -> None:
-        try:
-            self._storage.create(self._path, data)
-        except AmbiguousWriteError:
-            # Names of table files hold a uuid, so a file with these bytes is the one just sent.
-            if not self._storage.exists(self._path) or self._storage.read(self._path) != data:
-                raise
 
     def discard(self) -> None:
         """Drop what was written; later writes are accepted and go nowhere, so that a writer can still finish."""

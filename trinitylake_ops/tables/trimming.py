@@ -26,7 +26,6 @@ from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import (
-    ICEBERG,
     METADATA_LOCATION,
     managed_table_id,
     metadata_uri,
@@ -55,7 +54,7 @@ class ListedSnapshots:
 def is_trimmable(definition: TableDef) -> bool:
     """Whether a table is a MANAGED Iceberg table whose metadata file lies where those of its id do."""
     location = definition.format_properties.get(METADATA_LOCATION, "")
-    is_ours = definition.is_managed and definition.table_format.upper() == ICEBERG and bool(definition.id)
+    is_ours = definition.is_managed and definition.is_iceberg and bool(definition.id)
     return is_ours and location.startswith(table_prefix(definition.id))
 
 

@@ -41,6 +41,7 @@ from trinitylake_ops.format.file_names import (
 from trinitylake_ops.format.keys import NAMESPACE_KEY_PREFIX, KeyCodec, ObjectName
 from trinitylake_ops.format.limits import validate_changed_settings, validate_table_def
 from trinitylake_ops.format.node_file import COMMIT_ID
+from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS
 from trinitylake_ops.transaction.commit_info import LARGEST_COST, CommitInfo
@@ -66,7 +67,6 @@ from trinitylake_ops.tree.diff import KeyChange
 _LISTED_TABLES = 3
 _LONGEST_OPERATION = "alter-definition"
 _LONGEST_SUMMARY_CHARS = 200
-_CLOCK_MARGIN_MS = 5 * 60 * 1000
 _LARGEST_COUNTS = {"set": 10**9, "deleted": 10**9}
 
 
@@ -281,7 +281,7 @@ class Transaction(CatalogReader):
         for one in staged:
             if not is_table_path(one.location, one.namespace, one.table, limit_bytes):
                 raise InvalidInputError(f"{one.location!r} was not staged for table {one.namespace}.{one.table}")
-        storage, oldest_ms = self.base.files.storage, self.base.read_at_ms - _CLOCK_MARGIN_MS
+        storage, oldest_ms = self.base.files.storage, self.base.read_at_ms - CLOCK_MARGIN_MS
         keys = [self._table_key_in_namespace(one.namespace, one.table) for one in staged]
 
         def load(one: StagedDefinition) -> TableDef:
