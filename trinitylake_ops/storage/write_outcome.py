@@ -70,19 +70,25 @@ def create_settled(
 
 
 def create_fresh(storage: Storage, files: Mapping[str, bytes]) -> None:
-    """Create files under names that nobody else can have chosen, in parallel; a file with these bytes is ours.
+    """Create files as :func:`create_fresh_file` does, in parallel.
 
-    Nothing refers to them yet, so a refusal is raised as it came where the name cannot be read either.
-    Raises the first failure once none is on its way any more: FileExistsAlreadyError where other bytes stand,
-    AmbiguousWriteError where nobody can tell, other StorageErrors.
+    Raises the first failure once none is on its way any more.
     """
 
     def create_one(path: str) -> None:
-        data = files[path]
-        if not create_settled(storage, path, data, is_ours=lambda found: found == data, trusts_refusals=True):
-            raise FileExistsAlreadyError(f"another file stands at the fresh name {path!r}", path=path)
+        create_fresh_file(storage, path, files[path])
 
     run_parallel(in_one_round(create_one), list(files), storage.concurrency)
+
+
+def create_fresh_file(storage: Storage, path: str, data: bytes) -> None:
+    """Create a file under a name that nobody else can have chosen; one with these bytes is ours.
+
+    Nothing refers to it yet, so a refusal is raised as it came where the name cannot be read either. Raises
+    FileExistsAlreadyError where other bytes stand, AmbiguousWriteError where nobody can tell, other StorageErrors.
+    """
+    if not create_settled(storage, path, data, is_ours=lambda found: found == data, trusts_refusals=True):
+        raise FileExistsAlreadyError(f"another file stands at the fresh name {path!r}", path=path)
 
 
 def _send(storage: Storage, path: str, data: bytes, before_send: Callable[[], None]) -> TrinityLakeError | None:

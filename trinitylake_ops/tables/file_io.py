@@ -34,7 +34,7 @@ from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_loca
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.options import SECRET_OPTIONS, StorageOptions
-from trinitylake_ops.storage.write_outcome import create_fresh
+from trinitylake_ops.storage.write_outcome import create_fresh_file
 
 ROOT = "root"
 STORAGE_OPTION_PREFIX = "storage."
@@ -416,7 +416,7 @@ class StorageOutputStream:
                 if self._overwrite:
                     self._storage.write(self._path, data)
                 else:
-                    create_fresh(self._storage, {self._path: data})  # names of table files hold a uuid
+                    create_fresh_file(self._storage, self._path, data)  # names of table files hold a uuid
             self.published = True
         finally:
             self._buffer.close()
