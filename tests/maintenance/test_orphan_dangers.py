@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.exceptions import CommitFailedException
 
@@ -43,6 +44,26 @@ def test_a_link_or_a_copy_is_not_taken_for_a_root_without_table_files(lakes: Lak
         maintenance.plan_orphan_removal(other).execute()
         assert {info.path for info in other.storage.list("tables/")} == before
     assert rows_of(lake) == 3
+
+
+@pytest.mark.local_only("files that were added have paths of the machine")
+def test_files_that_were_added_by_an_absolute_path_stay(lakes: Lakes, tmp_path: Path) -> None:
+    """Iceberg keeps the text of a path as it was given."""
+    lake = lakes.local()
+    append_rows(lake)
+    folder = Path(lake.root.removeprefix("file://"))
+    with catalog_at(lake) as catalog:
+        loaded = catalog.load_table("ns.t")
+        own = folder / loaded.location().removeprefix(lake.root) / "data" / "added.parquet"
+        added = [own, tmp_path / "elsewhere.parquet"]
+        for path in added:
+            pq.write_table(loaded.scan().to_arrow(), path)
+        loaded.add_files([str(path) for path in added])
+        assert loaded.scan().count() == 9
+    removed = maintenance.plan_orphan_removal(later(lake)).execute()
+    assert rows_of(lake) == 9
+    assert not removed.failures
+    assert added[1].exists()
 
 
 def test_an_owner_file_of_somebody_else_counts(lakes: Lakes) -> None:

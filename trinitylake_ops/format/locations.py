@@ -21,7 +21,7 @@ def normalize_root_uri(root: str) -> str:
         raise InvalidLocationError(
             "a root holds no credentials: leave out what stands before '@' and give it by the environment"
         )
-    uri = f"file://{root}" if root.startswith("/") else root
+    uri = as_uri(root)
     match = _URI.match(uri)
     if match is None:
         raise InvalidLocationError(
@@ -37,6 +37,11 @@ def normalize_root_uri(root: str) -> str:
     _check_segments(path[1:-1].split("/") if path != "/" else [], root)
     _check_segments([authority] if authority else [], root)
     return f"{scheme}://{authority}{path}"
+
+
+def as_uri(location: str) -> str:
+    """Return an absolute POSIX path as the ``file`` URI that it stands for, anything else unchanged."""
+    return f"file://{location}" if location.startswith("/") else location
 
 
 def is_uri(location: str) -> bool:

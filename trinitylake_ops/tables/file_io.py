@@ -30,7 +30,7 @@ from trinitylake_ops.errors import (
     StorageError,
     StoragePermissionError,
 )
-from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location, to_uri
+from trinitylake_ops.format.locations import as_uri, is_uri, normalize_root_uri, to_location, to_uri
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.options import SECRET_OPTIONS, StorageOptions
@@ -155,8 +155,11 @@ class StorageFileIO(FileIO):
         return self.storage.root
 
     def location(self, uri: str) -> str:
-        """Return a URI as a path when it lies under the root, else unchanged. Raises InvalidLocationError."""
-        return to_location(self.root, uri)
+        """Return a URI, or an absolute path, as a path when it lies under the root, else as a URI.
+
+        Raises InvalidLocationError.
+        """
+        return to_location(self.root, as_uri(uri))
 
     def size_bytes(self, location: str) -> int | None:
         """Return the size of a file, a path under the root or a URI; None when it is missing. Raises StorageError."""
@@ -192,9 +195,9 @@ class StorageFileIO(FileIO):
             )
 
     def _resolve(self, location: str) -> tuple[Storage, str]:
-        if location.startswith(self.root):
-            return self.storage, location.removeprefix(self.root)
-        uri = f"file://{location}" if location.startswith("/") else location
+        uri = as_uri(location)
+        if uri.startswith(self.root):
+            return self.storage, uri.removeprefix(self.root)
         if not is_uri(uri):
             raise InvalidLocationError(f"table file {location!r} is no URI", path=location)
         scheme, _, rest = uri.partition("://")

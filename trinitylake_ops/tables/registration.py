@@ -6,7 +6,7 @@ from pyiceberg.table.metadata import TableMetadata
 
 from trinitylake_ops.errors import FileMissingError, InvalidInputError
 from trinitylake_ops.format.definitions import LakehouseDef, TableDef
-from trinitylake_ops.format.locations import is_uri, to_uri
+from trinitylake_ops.format.locations import as_uri, to_uri
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import EXTERNAL, MANAGED, managed_table_id, read_metadata, table_definition
 from trinitylake_ops.tables.ownership import owner_path, read_owner
@@ -19,8 +19,7 @@ def registered_uri(root: str, metadata_location: str) -> str:
 
     Raises InvalidLocationError.
     """
-    is_absolute_path = metadata_location.startswith("/") and not is_uri(metadata_location)
-    return to_uri(root, f"file://{metadata_location}" if is_absolute_path else metadata_location)
+    return to_uri(root, as_uri(metadata_location))
 
 
 def registered_table(
