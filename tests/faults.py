@@ -21,6 +21,13 @@ T = TypeVar("T")
 Moment = Literal["before", "after"]
 
 
+class DeathError(BaseException):
+    """The process ends here: nothing catches it."""
+
+    def __init__(self, message: str, *, path: str):
+        super().__init__(message, path)
+
+
 @dataclass(frozen=True)
 class Request:
     """A request that reached the storage: its number from 1, its kind, and its path or prefix."""

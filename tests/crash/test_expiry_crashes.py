@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.clock import AgingStorage
-from tests.faults import Fault, FaultyStorage, Moment, Request, fail, lose_response
+from tests.faults import DeathError, Fault, FaultyStorage, Moment, Request, fail, lose_response
 from tests.lakes import listed, roots, table
 from tests.maintenance.aging import (
     HOUR_MS,
@@ -46,13 +46,6 @@ from trinitylake_ops.tables.ownership import owner_file, owner_path
 ROOT = "memory://expiry-crashes/"
 LEASE_MS = 11 * 60 * 1000
 EFFECTS = ("create", "write", "delete")
-
-
-class DeathError(BaseException):
-    """The process ends here: nothing catches it."""
-
-    def __init__(self, message: str, *, path: str):
-        super().__init__(message, path)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults import FaultyStorage, Moment, Request, fail, lose_response
+from tests.faults import DeathError, FaultyStorage, Moment, Request, fail, lose_response
 from tests.lakes import entries, table
 from tests.maintenance.changes import create, small_sizes
 from trinitylake_ops import Lakehouse, maintenance
@@ -23,13 +23,6 @@ from trinitylake_ops.storage import MemoryStorage, drop_memory_root
 ROOT = "memory://maintenance-crash/"
 TARGET = 1
 State = dict[str, Any]
-
-
-class DeathError(BaseException):
-    """The process ends here: nothing catches it."""
-
-    def __init__(self, message: str, *, path: str):
-        super().__init__(message, path)
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,15 @@ class Aging:
     def remove_orphans(self) -> OrphanReport:
         return maintenance.plan_orphan_removal(self.lake).execute()
 
+    def clean_up(self) -> None:
+        """Expire, purge and remove orphans, with all waiting there is."""
+        self.later()
+        self.expire()
+        self.later()
+        self.purge()
+        self.later()
+        self.remove_orphans()
+
 
 def grow(aging: Aging, versions: int, namespace: str = "n") -> None:
     """Commit versions, an hour apart, that add, change and drop tables, so that nodes and definitions are replaced."""

@@ -1,5 +1,18 @@
 """Lakehouses of these tests are checked when they end."""
 
-from tests.lakes import lake, lakes
+import pytest
+
+from tests.lakes import Lakes, lake, lakes
+from tests.maintenance.aging import Aging, grow
 
 __all__ = ["lake", "lakes"]
+
+
+@pytest.fixture
+def aging(lakes: Lakes) -> Aging:
+    """A lakehouse of six versions, all of which but the latest are old enough to expire."""
+    made = Aging.on(lakes.storage())
+    lakes.watch(made.lake)
+    grow(made, 5)
+    made.later()
+    return made

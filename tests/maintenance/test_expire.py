@@ -17,7 +17,6 @@ from tests.maintenance.aging import (
     HOUR_MS,
     LONG_MS,
     Aging,
-    grow,
     keeping,
     live_versions,
     needed_files,
@@ -44,16 +43,6 @@ from trinitylake_ops.maintenance import Budget, ExpirationPlan, deletion
 from trinitylake_ops.maintenance.deletion import delete_files
 from trinitylake_ops.maintenance.lease import lease
 from trinitylake_ops.storage import MeteredStorage, Storage, StorageWrapper
-
-
-@pytest.fixture
-def aging(lakes: Lakes) -> Aging:
-    """A lakehouse of six versions, all of which but the latest are old enough to expire."""
-    made = Aging.on(lakes.storage())
-    lakes.watch(made.lake)
-    grow(made, 5)
-    made.later()
-    return made
 
 
 @pytest.fixture

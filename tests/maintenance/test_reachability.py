@@ -43,16 +43,6 @@ def lake(aging: Aging) -> Lakehouse:
     return aging.lake
 
 
-def clean_up(aging: Aging) -> None:
-    """Expire, purge and remove orphans, with all waiting there is."""
-    aging.later()
-    aging.expire()
-    aging.later()
-    aging.purge()
-    aging.later()
-    aging.remove_orphans()
-
-
 def read_rows(lake: Lakehouse, name: str) -> list[int]:
     with catalog_at(lake) as catalog:
         ids: list[int] = catalog.load_table(name).scan().to_arrow()["id"].to_pylist()
@@ -85,7 +75,7 @@ def test_all_that_roots_point_to_counts_shadowed_values_too(aging: Aging, lake: 
     reach.add([survey.roots[snapshot.version]])
     assert reach.nodes | reach.tables | reach.others == needed_files(lake).keys() - {snapshot.location}
     assert held <= reach.tables
-    clean_up(aging)
+    aging.clean_up()
     assert held <= listed(lake.storage)
     assert snapshot.location not in reach, "previous_root and the root itself are no pointers"
     with lake.transaction(message="m" * 3_400) as txn:  # the tree still takes changes at every place
@@ -111,7 +101,7 @@ def test_exported_roots_reach_what_versions_do_not(aging: Aging, lake: Lakehouse
     exported = needed_files(lake, "e")
     # Another program knows the name and the root only, and lets the version itself expire.
     lake.alter_definition(exports=())
-    clean_up(aging)
+    aging.clean_up()
     assert {path: lake.storage.read(path) for path in exported} == exported
     assert needed_files(lake, "e") == exported
     manifest = next(iter(path for path in listed(lake.storage) if path.startswith("_ops/export-")), None)
@@ -166,7 +156,7 @@ def test_what_an_unfinished_export_copied_is_kept(aging: Aging, lake: Lakehouse)
     lake.storage.create(stray, b"not in the manifest")
     text = ",".join(f'{{"source": "x", "target": "{path}"}}' for path in copies)
     lake.storage.create(manifest, f'{{"files": [{text}]}}'.encode())
-    clean_up(aging)
+    aging.clean_up()
     assert {*copies[:2], manifest} <= listed(lake.storage)
     assert stray not in listed(lake.storage)
     assert lake.snapshot(1), "its version is pinned"
@@ -249,7 +239,7 @@ def test_damage_of_expiring_versions_stops_nothing(aging: Aging, lake: Lakehouse
     for path in gone:
         if not path.startswith("_"):
             lake.storage.delete(path)
-    clean_up(aging)
+    aging.clean_up()
     assert (
         needed_files(lake).items()
         >= {path: data for path, data in latest_only.items() if not path.startswith("_")}.items()
@@ -306,7 +296,7 @@ def test_stray_files_are_untouched(aging: Aging, lake: Lakehouse) -> None:
     ]
     for path in stray:
         lake.storage.create(path, b'{"lakehouse_id": "another"}' if path.endswith("_owner.json") else b"stray")
-    clean_up(aging)
+    aging.clean_up()
     assert set(stray) <= listed(lake.storage)
     assert not list(lake.storage.list(f"tables/{dropped}/"))
     plan = maintenance.plan_orphan_removal(lake)
@@ -362,11 +352,11 @@ def test_tables_that_share_files_are_safe(aging: Aging, lake: Lakehouse, table_t
     drop(lake, "ns", dropped)
     left = "copy" if dropped == "t" else "t"
     expected = read_rows(lake, f"ns.{left}")
-    clean_up(aging)
+    aging.clean_up()
     assert read_rows(lake, f"ns.{left}") == expected
     assert maintenance.verify(lake).is_clean
     drop(lake, "ns", left)
-    clean_up(aging)
+    aging.clean_up()
     rest = {info.path for info in lake.storage.list("tables/")}
     assert rest == set(), "with the last one all goes"
 
@@ -402,7 +392,7 @@ def test_a_table_that_is_not_managed_loses_nothing(
         txn.create_table("ns", "near", replace(definition, id="near", format_properties=properties))
     before = listed(other.storage), {path for path in listed(lake.storage) if path.startswith("lent/")}
     drop(lake, "ns", "far", "near")
-    clean_up(aging)
+    aging.clean_up()
     assert (listed(other.storage), {path for path in listed(lake.storage) if path.startswith("lent/")}) == before
 
 
@@ -415,7 +405,7 @@ def test_a_managed_table_elsewhere_loses_nothing(aging: Aging, lake: Lakehouse, 
     before = listed(other)
     assert before
     drop(lake, "ns", "t")
-    clean_up(aging)
+    aging.clean_up()
     assert listed(other) == before
 
 
@@ -431,11 +421,11 @@ def test_tables_whose_files_nobody_can_tell_keep_their_folders(aging: Aging, lak
         lake.storage.create(f"tables/{table_id}/data/1", b"rows")
     lake.storage.delete(lost.format_properties[METADATA_LOCATION])
     before = {info.path for info in lake.storage.list("tables/")}
-    clean_up(aging)
+    aging.clean_up()
     assert {info.path for info in lake.storage.list("tables/")} == before
     drop(lake, "ns", "lost", "lance", "bare")
     maintenance.compact(lake)  # or what is dropped stays where the message hides it
-    clean_up(aging)
+    aging.clean_up()
     left = {info.path for info in lake.storage.list("tables/")}
     assert left == {"tables/lance-id/data/1", "tables/bare-id/data/1"}, "no owner file says that they are ours"
 
@@ -447,7 +437,7 @@ def test_the_metadata_of_former_versions_expires_with_them(aging: Aging, lake: L
     paths = [path for path in listed(lake.storage) if path.endswith(".metadata.json")]
     assert len(paths) == 4
     rows = read_rows(lake, "ns.t")
-    clean_up(aging)
+    aging.clean_up()
     current = lake.snapshot().table("ns", "t").format_properties[METADATA_LOCATION]
     assert [path for path in listed(lake.storage) if path.endswith(".metadata.json")] == [current]
     assert read_rows(lake, "ns.t") == rows, "all data is in the current snapshot's history"

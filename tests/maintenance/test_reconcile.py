@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from tests.foreign import ForeignLake, Row
-from tests.lakes import Lakes, listed
+from tests.lakes import listed
 from tests.maintenance.aging import (
     HOUR_MS,
     Aging,
-    grow,
     keeping,
     live_versions,
     needed_files,
@@ -24,15 +23,6 @@ from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import MaintenanceBlockedError, VersionExpiredError
 from trinitylake_ops.maintenance.lease import lease
 from trinitylake_ops.storage import Storage, StorageWrapper
-
-
-@pytest.fixture
-def aging(lakes: Lakes) -> Aging:
-    made = Aging.on(lakes.storage())
-    lakes.watch(made.lake)
-    grow(made, 5)
-    made.later()
-    return made
 
 
 @pytest.fixture
@@ -83,16 +73,6 @@ def of_tables(files: dict[str, bytes]) -> dict[str, bytes]:
     return {path: data for path, data in files.items() if not path.startswith("_")}
 
 
-def clean_up(aging: Aging) -> None:
-    """Expire, purge and remove orphans, with all waiting there is."""
-    aging.later()
-    aging.expire()
-    aging.later()
-    aging.purge()
-    aging.later()
-    aging.remove_orphans()
-
-
 def test_the_other_program_names_roots_as_the_text_does(foreign: ForeignLake) -> None:
     assert foreign.root(100) == "_00100110000000000000000000000000.arrow"
 
@@ -115,7 +95,7 @@ def test_it_works_beside_us(aging: Aging, lake: Lakehouse, foreign: ForeignLake)
     foreign.rollback(version - 1, keeps_unknown=False)
     assert_same_tables(lake, foreign)
     assert "n3.foreign4" not in foreign.tables()
-    clean_up(aging)
+    aging.clean_up()
     assert_same_tables(lake, foreign)
     assert {path for path in needed if "foreign" in path} <= listed(lake.storage)
     assert not [path for path in listed(lake.storage) if "foreign4" in path], "what it wrote expires as what we do"
@@ -157,7 +137,7 @@ def test_its_rollback_to_an_older_definition(
     assert (again.version, str(again)) == (None, "Nothing to reconcile")
     assert lake.latest_version() == report.version
 
-    clean_up(aging)
+    aging.clean_up()
     assert {name: needed_files(lake, name) for name in files} == files
     assert {1, 2, 3} <= set(live_versions(lake)), "exports keep their versions"
     assert_same_tables(lake, foreign)
@@ -207,7 +187,7 @@ def test_a_purge_that_it_forgets_goes_on(aging: Aging, lake: Lakehouse, foreign:
         maintenance.undelete(lake, 1)
     assert aging.purge().is_complete
     assert states(lake) == [("PURGED", "0-4")]
-    clean_up(aging)
+    aging.clean_up()
     assert needed.items() <= {path: lake.storage.read(path) for path in listed(lake.storage)}.items()
     assert maintenance.verify(lake).is_clean
     assert_same_tables(lake, foreign)
@@ -247,7 +227,7 @@ def test_a_finished_purge_stays_done(
     assert_blocked(lake)
     maintenance.reconcile(lake)
     assert 0 not in live_versions(lake)
-    clean_up(aging)
+    aging.clean_up()
     for version in range(5):
         with pytest.raises(VersionExpiredError):
             lake.snapshot(version)
@@ -264,7 +244,7 @@ def test_exports_of_one_name_both_stay(aging: Aging, lake: Lakehouse, foreign: F
     maintenance.plan_export(lake, "name", version=3).execute()
     second = needed_files(lake, "name")
     assert maintenance.reconcile(lake).restored_exports == ("name-2",)
-    clean_up(aging)
+    aging.clean_up()
     assert (needed_files(lake, "name-2"), needed_files(lake, "name")) == (first, second)
 
 
@@ -277,7 +257,7 @@ def test_an_export_that_was_dropped_is_not_restored_in_name_only(
     foreign.rollback(target, keeps_unknown=False)
     report = maintenance.reconcile(lake)
     assert (report.dropped_exports, maintenance.list_exports(lake)) == (("gone",), [])
-    clean_up(aging)
+    aging.clean_up()
     assert maintenance.verify(lake).is_clean
 
 
@@ -294,7 +274,7 @@ def test_an_export_being_made_is_finished_after_it(aging: Aging, lake: Lakehouse
         maintenance.plan_export(Lakehouse(Cut(lake.storage)), "slow", version=1).execute()
     foreign.rollback(target, keeps_unknown=False)
     maintenance.reconcile(lake)
-    clean_up(aging)
+    aging.clean_up()
     maintenance.plan_export(lake, "slow", version=1).execute()
     assert lake.snapshot("slow").namespaces() == ["n0"]
 
@@ -322,16 +302,16 @@ def test_its_steps_stay_settled_when_the_reconciliation_itself_is_purged(
     maintenance.plan_export(lake, "a", version=before).execute()
     maintenance.plan_export(lake, "b", version=step).execute()
     create(lake, "more")
-    clean_up(aging)
+    aging.clean_up()
     assert settled not in live_versions(lake)
     assert {before, step} <= set(live_versions(lake))
     create(lake, "most")
     assert maintenance.reconcile(lake).version is None
-    clean_up(aging)
+    aging.clean_up()
     maintenance.drop_export(lake, "before")
     foreign.rollback(lake.latest_version() - 1, keeps_unknown=False)
     with pytest.raises(MaintenanceBlockedError):
-        clean_up(aging)
+        aging.clean_up()
     assert maintenance.reconcile(lake).dropped_exports == ("before",)
 
 
@@ -413,7 +393,7 @@ def test_its_rollback_in_the_middle_of_an_operation_stops_it(
         foreign.rollback(target, keeps_unknown=False)
     maintenance.reconcile(lake)
     assert needed_files(lake, "late") == exported
-    clean_up(aging)
+    aging.clean_up()
     assert needed_files(lake, "late") == exported
     assert_same_tables(lake, foreign)
     assert maintenance.verify(lake).is_clean
@@ -438,6 +418,6 @@ def test_it_goes_back_to_a_version_that_is_being_purged(
     assert report.still_needed > 0
     assert foreign.tables() == {"n0.a", "n0.b", "n1.a", "n1.b", "n1.c"}
     assert_same_tables(lake, foreign)
-    clean_up(aging)
+    aging.clean_up()
     assert_same_tables(lake, foreign)
     assert maintenance.verify(lake).is_clean

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import FaultyStorage, fail
+from tests.faults import DeathError, FaultyStorage, fail
 from tests.lakes import Lakes
 from tests.tables.test_catalog import SCHEMA, ids_of, rows
 from tests.tables.test_data_files import FLIGHTS, flights
@@ -18,13 +18,6 @@ from trinitylake_ops.storage import MeteredStorage
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at, catalog_for
 from trinitylake_ops.tables.ownership import claim_location, owner_file, owner_path, read_owner
 from trinitylake_ops.tables.staging import StagingCatalog, plan_write, stage_data_files
-
-
-class DeathError(BaseException):
-    """The process ends here."""
-
-    def __init__(self, message: str, *, path: str):
-        super().__init__(message, path)
 
 
 def owned(lake: Lakehouse) -> set[str]:
