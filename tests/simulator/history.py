@@ -38,6 +38,7 @@ class TransactionRecord:
     asked_at: int = 0
     told_at: int = 0
     has_conflicted: bool = False
+    n_versions_then: int = 0  # that there were when it had conflicted
 
     def resumed(self) -> TransactionRecord:
         """Return the record of a process that resumes it."""
@@ -172,19 +173,19 @@ def _wrong_rollbacks(history: History, infos: Sequence[VersionInfo], states: Seq
 def _may_conflict(
     history: History, record: TransactionRecord, infos: Sequence[VersionInfo], states: Sequence[State]
 ) -> bool:
-    """Whether some later version differs from the one it began on in something that it read, wrote or relied on.
+    """Whether a version since then differs from the one it began on in something that it read, wrote or relied on.
 
     Who reads a setting reads the whole definition of the lakehouse, with what operations record there.
     """
     before = states[record.base_version]
-    changed = {key for after in states[record.base_version + 1 :] for key in _differing(before, after)}
+    since = range(record.base_version + 1, min(record.n_versions_then, len(states)))
+    changed = {key for version in since for key in _differing(before, states[version])}
     named = {operation.namespace for operation in record.operations}
     kinds = {operation.kind for operation in record.operations}
     wholes = {"namespace"} if "namespaces" in kinds else set()
     if kinds & {"setting", "set", "set time to live"}:
         wholes.add("setting")
-        since = infos[record.base_version + 1 :]
-        if any(info.operation in _RECORDING or info.version in history.foreign for info in since):
+        if any(infos[version].operation in _RECORDING or version in history.foreign for version in since):
             return True
     return any(key[1] in named or key[0] in wholes for key in changed)
 

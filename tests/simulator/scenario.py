@@ -285,6 +285,7 @@ class _Scenario:
             record.version = txn.commit(max_attempts=_ATTEMPTS)
         except CommitConflictError:
             record.outcome, record.has_conflicted = "failed", True
+            record.n_versions_then = sum(parse_root_path(path) is not None for path in self.world.created)
             self.happened["conflicted"] += 1
         except CommitOutcomeUnknownError as error:
             self._note(error, "commit")

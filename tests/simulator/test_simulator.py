@@ -22,7 +22,7 @@ from tests.simulator.world import empty_cells, matrix
 
 N_SEEDS = 1_000
 N_SOAK_SEEDS = 20_000
-N_SEEDS_OF_A_PAIR = 200
+N_SEEDS_OF_A_PAIR = 100
 _MOST_SEEDS_TO_CATCH = 400
 REPLAY = "replay it with: python -m tests.simulator.replay"
 
