@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.faults import FaultyStorage
-from tests.lakes import listed
+from tests.lakes import listed, seal
 from tests.maintenance.changes import create
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import LakehouseNotFoundError
@@ -49,6 +49,16 @@ def test_wrong_hints_are_found_and_repaired(
     repaired = maintenance.repair_hint(lake)
     assert (repaired.state, repaired.hinted, repaired.repaired, repaired.is_right) == (state, hinted, True, True)
     assert lake.storage.read(HINT_PATH) == b"2"
+    assert maintenance.inspect_hint(lake).state == HintState.RIGHT
+
+
+def test_one_that_names_a_purged_version_is_told_apart(lake: Lakehouse) -> None:
+    lake_with_hint(lake, b"1")
+    seal(lake, 1)
+    assert maintenance.inspect_hint(lake).state == HintState.SEALED
+    assert lake.latest_version() == 2
+    repaired = maintenance.repair_hint(lake)
+    assert (repaired.state, repaired.repaired) == (HintState.SEALED, True)
     assert maintenance.inspect_hint(lake).state == HintState.RIGHT
 
 

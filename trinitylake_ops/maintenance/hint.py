@@ -15,6 +15,7 @@ from trinitylake_ops.errors import FileMissingError, StorageError
 from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, parse_hint
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table
 from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.snapshot import is_sealed_root
 from trinitylake_ops.transaction.versions import Roots, find_latest
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,8 @@ class HintState(StrEnum):
     AHEAD = "ahead"
     MISSING = "missing"
     GARBAGE = "garbage"
+    #: It names a version that was purged: readers lose time, other programs may fail at its root.
+    SEALED = "sealed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,4 +98,7 @@ def _state(roots: Roots) -> tuple[HintState, int | None, int]:
         return HintState.GARBAGE, None, latest
     if hinted == latest:
         return HintState.RIGHT, hinted, latest
-    return HintState.BEHIND if hinted < latest else HintState.AHEAD, hinted, latest
+    if hinted > latest:
+        return HintState.AHEAD, hinted, latest
+    is_sealed = is_sealed_root(roots.storage, roots.path(hinted))
+    return HintState.SEALED if is_sealed else HintState.BEHIND, hinted, latest

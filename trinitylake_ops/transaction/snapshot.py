@@ -232,7 +232,12 @@ class Snapshot(CatalogReader):
 
     def is_sealed_now(self) -> bool:
         """Whether the version was purged since it was opened; as far as its root can be read."""
-        try:
-            return SEALED_AT_MILLIS in decode_system_rows(self.files.storage.read(self.location), self.location)
-        except StorageError:
-            return False  # the file that vanished is the news, whatever became of the root
+        return is_sealed_root(self.files.storage, self.location)
+
+
+def is_sealed_root(storage: Storage, path: str) -> bool:
+    """Whether the root at a path is sealed now; False where it cannot be read."""
+    try:
+        return SEALED_AT_MILLIS in decode_system_rows(storage.read(path), path)
+    except StorageError:
+        return False  # whoever asks has other news
