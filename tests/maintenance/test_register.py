@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 
-from tests.lakes import Lakes
+from tests.lakes import Lakes, table
 from tests.maintenance.changes import ROWS, append_rows, create
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import (
@@ -165,6 +166,21 @@ def test_a_managed_table_of_this_lakehouse_is_managed_again(lake: Lakehouse, lak
     mine = other.snapshot().table("ns", "t").format_properties["metadata_location"]
     maintenance.register_table(lake, "ns", "theirs", other.root + mine)
     assert lake.snapshot().table("ns", "theirs").table_type == "EXTERNAL"
+
+
+def test_a_table_file_that_was_never_committed_is_not_registered(lake: Lakehouse) -> None:
+    """Whoever wrote it may still be about to delete it, with all that it names: its commit failed."""
+    append_rows(lake)
+    location = lake.snapshot().table("ns", "t").format_properties["metadata_location"]
+    staged = f"{location.rpartition('/')[0]}/00009-{uuid.uuid4()}.metadata.json"
+    lake.storage.create(staged, lake.storage.read(location))
+    before = lake.latest_version()
+    with pytest.raises(InvalidInputError, match="no kept version names it"):
+        maintenance.register_table(lake, "ns", "too", staged)
+    assert lake.latest_version() == before
+    with lake.transaction() as txn:
+        txn.create_table("ns", "z", table())  # what the latest version names is found, too
+    maintenance.register_table(lake, "ns", "too", lake.root + location)
 
 
 def test_a_whole_catalog_is_one_commit(lake: Lakehouse, source: SqlCatalog) -> None:

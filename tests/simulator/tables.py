@@ -15,7 +15,7 @@ from pyiceberg.types import LongType, NestedField
 
 from tests.simulator.world import World
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.errors import FileMissingError, TrinityLakeError, VersionExpiredError
+from trinitylake_ops.errors import FileMissingError, InvalidInputError, TrinityLakeError, VersionExpiredError
 from trinitylake_ops.format.file_names import TABLES_PREFIX
 from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.tables.catalog import catalog_at
@@ -84,8 +84,11 @@ class Tables:
         self._names += 1
         try:
             maintenance.register_table(lake, NAMESPACE, f"r{self._names}", chance.choice(sorted(paths)))
-        except FileMissingError:  # of a version that was purged, or that is being removed
-            self._happened["register: files are gone"] += 1
+        except (FileMissingError, InvalidInputError) as error:
+            # The file is of a version that was purged, or its commit failed.
+            if isinstance(error, InvalidInputError) and "no kept version names it" not in error.message:
+                raise
+            self._happened["register: not committed, or purged"] += 1
             return False
         return True
 

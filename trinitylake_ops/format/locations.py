@@ -8,6 +8,7 @@ from trinitylake_ops.errors import InvalidLocationError
 
 # ``user:password@`` after the scheme. A port is none, nor is a path with both letters.
 _USER_INFO = re.compile(r"^(?:[A-Za-z][A-Za-z0-9+.-]*:/{1,2})?[^/@:]+:(?!\d+(?:/|$)|/)[^@]*@")
+_FILE_PATH = re.compile(r"^file:/(?!/)")
 _URI = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(/.*)?$", re.DOTALL)
 
 
@@ -40,8 +41,12 @@ def normalize_root_uri(root: str) -> str:
 
 
 def as_uri(location: str) -> str:
-    """Return an absolute POSIX path as the ``file`` URI that it stands for, anything else unchanged."""
-    return f"file://{location}" if location.startswith("/") else location
+    """Return an absolute POSIX path as the ``file`` URI that it stands for, anything else unchanged.
+
+    ``file:/path``, as Hadoop's file systems write it, is one, too.
+    """
+    path = location.removeprefix("file:") if _FILE_PATH.match(location) else location
+    return f"file://{path}" if path.startswith("/") else location
 
 
 def is_uri(location: str) -> bool:

@@ -19,7 +19,8 @@ from trinitylake_ops.errors import (
     TransientError,
 )
 from trinitylake_ops.format.file_names import OPERATIONS_PREFIX, TABLES_PREFIX
-from trinitylake_ops.maintenance.reachability import table_id_in
+from trinitylake_ops.maintenance.lease import Lease
+from trinitylake_ops.maintenance.reachability import Mark, table_id_in
 from trinitylake_ops.maintenance.report import Cost, Document
 from trinitylake_ops.maintenance.survey import Progress, no_progress
 from trinitylake_ops.storage import Storage
@@ -56,11 +57,12 @@ NO_LIMITS = Budget()
 class Deletion:
     """What became of the files to delete: their number and bytes, failures by path, and why it ended early, if it did.
 
-    ``throttled`` counts the times when the storage asked for a slower pace.
+    ``throttled`` counts the times when the storage asked for a slower pace, ``spared`` the files that stay.
     """
 
     files: int = 0
     bytes: int = 0
+    spared: int = 0
     requests: int = 0
     throttled: int = 0
     failures: dict[str, StorageError] = field(default_factory=dict)
@@ -127,11 +129,32 @@ def delete_files(
 ) -> Deletion:
     """Delete files, given with their sizes, and say what became of them.
 
-    ``before_batch`` runs before each batch and may raise to stop; it may also add to ``spared``, which stay. Where a
-    storage throttles or fails in passing, the rest of the batch is sent again more slowly, a few times. After the
-    first refusal under a prefix nothing more is tried there.
+    ``before_batch`` runs before each send of a batch and may raise to stop, or add to ``spared``, which stay; where
+    the storage fails it in passing the deletion stops there. Where a storage throttles or fails in passing, the rest
+    of the batch is sent again more slowly, a few times. After the first refusal under a prefix nothing more is
+    tried there.
     """
     return _Deleting(storage, sizes_bytes, budget, before_batch, spared, progress).run()
+
+
+def delete_unreached(
+    storage: Storage,
+    sizes_bytes: Mapping[str, int],
+    mark: Mark,
+    held: Lease,
+    budget: Budget = NO_LIMITS,
+    progress: Progress = no_progress,
+) -> Deletion:
+    """Delete files that a mark does not reach, under a lease; before each batch both are looked at again.
+
+    Raises MaintenanceBlockedError where the lease is lost or another program changed the settings, PlanChangedError.
+    """
+
+    def look() -> None:
+        held.check()
+        mark.look()
+
+    return delete_files(storage, sizes_bytes, budget, before_batch=look, spared=mark, progress=progress)
 
 
 class _Deleting:
@@ -160,7 +183,7 @@ class _Deleting:
             batch = [left.popleft() for _ in range(min(self._batch_files(), len(left)))]
             self._delete(self._allowed(batch))
             self._progress("deleted", len(self._sizes_bytes) - len(left), len(self._sizes_bytes))
-            if left:
+            if left and self._done.stopped is None:
                 self._done.stopped = self._exhausted()
         return self._done
 
@@ -198,10 +221,12 @@ class _Deleting:
 
         def attempt() -> None:
             nonlocal remaining
-            self._before_batch()
+            if not self._may_go_on():
+                return
             for path in [path for path in remaining if path in self._spared]:
                 remaining.remove(path)
                 self._done.failures.pop(path, None)
+                self._done.spared += 1
             if not remaining:
                 return
             self._keep_pace()
@@ -232,6 +257,15 @@ class _Deleting:
             retry_error_callback=lambda _: None,  # what failed to the end is in the report
         )
         again(attempt)
+
+    def _may_go_on(self) -> bool:
+        """Whether the batch may be sent. What could not be looked at is not deleted, and the end says so."""
+        try:
+            self._before_batch()
+        except _PASSING as error:
+            self._done.stopped = f"it could not be seen whether more may be deleted: {error.message}"
+            return False
+        return True
 
     def _keep_pace(self) -> None:
         """Wait until the next batch may be sent, by the limit of requests per second over the whole run."""

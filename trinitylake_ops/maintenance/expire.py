@@ -31,6 +31,7 @@ from trinitylake_ops.maintenance.reachability import (
     Mark,
     exported_roots,
     is_deletable,
+    owned_tables,
     readable_tables,
     table_files,
     table_id_in,
@@ -65,6 +66,7 @@ _DECIDING_SETTINGS = (
     "maximum_version_age_millis",
     "maximum_version_age_millis_overrides",
     "minimum_versions_to_keep",
+    "orphans_removed_before_millis",  # lost where another program went back: to be reconciled first
     "retention_rules",
     "txn_ttl_millis",
 )
@@ -327,7 +329,8 @@ def _freed(
         **dict.fromkeys(export_paths, "export"),
     }
     candidates = {path for path in kind_of if path not in mark}
-    owned = {table_id for path in files if (table_id := table_id_in(path)) is not None}
+    defined = {table_id for path in files if (table_id := table_id_in(path)) is not None}
+    owned = owned_tables(lake, defined, survey.definition.id, defined)
     sizes_bytes: dict[str, int] = {}
     for info in lake.storage.list() if candidates else ():
         if info.path in candidates and (info.path in export_paths or is_deletable(info.path, owned)):

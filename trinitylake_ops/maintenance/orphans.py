@@ -7,7 +7,7 @@ transaction can be that would still name it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Self
@@ -15,10 +15,7 @@ from typing import Self
 from rich.table import Table
 
 from trinitylake_ops.errors import (
-    CorruptFileError,
-    FileMissingError,
     MaintenanceBlockedError,
-    StorageError,
 )
 from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
 from trinitylake_ops.format.file_names import (
@@ -28,16 +25,16 @@ from trinitylake_ops.format.file_names import (
     lease_path,
     parse_lease_path,
 )
-from trinitylake_ops.maintenance.deletion import NO_LIMITS, Budget, Deletion, DeletionReport, delete_files
+from trinitylake_ops.maintenance.deletion import NO_LIMITS, Budget, Deletion, DeletionReport, delete_unreached
 from trinitylake_ops.maintenance.lease import lease
-from trinitylake_ops.maintenance.reachability import Mark, is_deletable, is_table_path, table_id_in
+from trinitylake_ops.maintenance.reachability import Mark, is_deletable, is_table_path, owned_tables, table_id_in
 from trinitylake_ops.maintenance.report import MeteredLakehouse, new_table
 from trinitylake_ops.maintenance.retention import barred_before_ms, duration_ms, protected_ms
 from trinitylake_ops.maintenance.state_change import StateChange
 from trinitylake_ops.maintenance.survey import Progress, no_progress, on_latest, survey_versions, uncached
 from trinitylake_ops.maintenance.timed_plan import TimedPlan, timed_digest
 from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo
-from trinitylake_ops.tables.ownership import OWNER_NAME, owner_path, read_owner
+from trinitylake_ops.tables.ownership import OWNER_NAME
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
 
@@ -150,20 +147,24 @@ class OrphanPlan(TimedPlan):
                 {"files": len(approved.paths), "bytes": approved.bytes},
             )
             version = change.commit(lake, mark.base)
-            doomed, owners = (
-                {path: size for path, size in sizes.items() if path not in mark}
-                for sizes in (approved._sizes_bytes, approved._owners)
-            )
-            done = delete_files(lake.storage, doomed, budget, before_batch=held.check, progress=progress)
-            if done.is_complete and owners:  # last: without it, nobody knows whose the other files are
-                last = delete_files(lake.storage, owners, before_batch=held.check)
+            doomed = {path: size for path, size in approved._sizes_bytes.items() if path not in mark}
+            done = delete_unreached(lake.storage, doomed, mark, held, budget, progress)
+            still_needed = len(approved._sizes_bytes) - len(doomed) + done.spared
+            if done.is_complete and approved._owners:  # last: without it, nobody knows whose the other files are
+                inhabited = {table_id_in(path) for path in approved._sizes_bytes if path in mark}
+                owners = {
+                    path: size
+                    for path, size in approved._owners.items()
+                    if path not in mark and table_id_in(path) not in inhabited
+                }
+                last = delete_unreached(lake.storage, owners, mark, held)
+                still_needed += len(approved._owners) - len(owners) + last.spared
                 done = replace(
                     last,
                     files=done.files + last.files,
                     bytes=done.bytes + last.bytes,
                     throttled=done.throttled + last.throttled,
                 )
-        still_needed = len(approved.paths) - len(doomed) - len(owners)
         return OrphanReport.of(done, version=version, still_needed=still_needed, cost=metered.cost())
 
 
@@ -194,7 +195,7 @@ def _plan(
     owned: set[str] = set()
     if table_ids:
         mark.add_tables()
-        owned = _owned(lake, table_ids, base.definition.id, mark.tables.managed_ids)
+        owned = owned_tables(lake, table_ids, base.definition.id, mark.tables.managed_ids)
     orphans = {
         path: info.size_bytes for path, info in sorted(old.items()) if path not in mark and _is_ours(path, owned)
     }
@@ -247,28 +248,9 @@ def _check_no_purge(definition: LakehouseDef) -> None:
             raise MaintenanceBlockedError(f"the purge of versions {batch.versions} is unfinished; run it first: purge")
 
 
-def _owned(lake: Lakehouse, table_ids: Iterable[str], lakehouse_id: str, managed_ids: Collection[str]) -> set[str]:
-    """Return the tables whose owner files name this lakehouse; without such a file, those that it defines."""
-    ordered = sorted(table_id for table_id in table_ids if table_id not in (".", ".."))
-    owned = set()
-    paths = [owner_path(table_id) for table_id in ordered]
-    for table_id, path, data in zip(ordered, paths, lake.storage.read_available(paths), strict=True):
-        try:
-            if isinstance(data, StorageError):
-                raise data
-            is_ours = read_owner(data, path) == lakehouse_id
-        except FileMissingError:
-            is_ours = table_id in managed_ids
-        except CorruptFileError:
-            is_ours = False  # nobody says that it is ours
-        if is_ours:
-            owned.add(table_id)
-    return owned
-
-
-def _is_ours(path: str, owned_tables: set[str]) -> bool:
+def _is_ours(path: str, tables: set[str]) -> bool:
     is_operational = is_operation_path(path) or parse_lease_path(path) is not None
-    return is_operational or is_deletable(path, owned_tables)
+    return is_operational or is_deletable(path, tables)
 
 
 def _is_owner_path(path: str) -> bool:

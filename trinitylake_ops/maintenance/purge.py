@@ -21,7 +21,7 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState, LakehouseDef
 from trinitylake_ops.format.node_file import decode_node, encode_sealed_root
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.maintenance.deletion import NO_LIMITS, Budget, Deletion, DeletionReport, delete_files
+from trinitylake_ops.maintenance.deletion import NO_LIMITS, Budget, Deletion, DeletionReport, delete_unreached
 from trinitylake_ops.maintenance.lease import Lease, lease
 from trinitylake_ops.maintenance.plan_file import read_plan_file
 from trinitylake_ops.maintenance.reachability import Mark, is_table_path
@@ -172,15 +172,8 @@ class _Purge:
         still_needed = len(self._plan._planned) - len(doomed)
         if self._is_resumed:  # what is gone already would use up the budget, and count twice
             doomed = {info.path: doomed[info.path] for info in self._lake.storage.list() if info.path in doomed}
-
-        def look() -> None:
-            self._held.check()
-            if self._lake.storage.exists(self._lake.files.roots.path(mark.base.version + 1)):
-                mark.extend(self._lake.snapshot())
-
-        deletion = delete_files(
-            self._lake.storage, doomed, self._budget, before_batch=look, spared=mark, progress=self._progress
-        )
+        deletion = delete_unreached(self._lake.storage, doomed, mark, self._held, self._budget, self._progress)
+        still_needed += deletion.spared
         version = self._finish(deletion, still_needed) if deletion.is_complete else None
         return PurgeReport.of(
             deletion,

@@ -5,12 +5,20 @@ Nothing is ever deleted by its age or its number alone, only because no kept roo
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from trinitylake_ops.errors import CorruptFileError, FileMissingError, PlanChangedError, StorageError
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    FileMissingError,
+    InvalidLocationError,
+    PlanChangedError,
+    StorageError,
+    TrinityLakeError,
+)
 from trinitylake_ops.format.definitions import ExpirationState, ExportState, TableDef
 from trinitylake_ops.format.file_names import TABLES_PREFIX, is_immutable_path
 from trinitylake_ops.format.locations import is_uri, to_location
@@ -18,6 +26,7 @@ from trinitylake_ops.format.node_file import NodeFile, decode_node
 from trinitylake_ops.maintenance.survey import Pointers, Progress, Survey, SurveyedRoot, no_progress
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import METADATA_LOCATION
+from trinitylake_ops.tables.ownership import owner_path, read_owner
 from trinitylake_ops.tables.reach import TableFile, files_of
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
@@ -31,6 +40,9 @@ class CatalogReach:
     Never ``previous_root`` or ``rollback_from_root``. Values that newer messages shadow count, too. Each
     node is read once; subtrees in ``known`` are passed over. With ``skips_damaged`` so are nodes that are gone
     or cannot be decoded, with all below: only for roots that nobody keeps.
+
+    What is named by a URI may stand under this root by another name of it, such as a link: ``alias_names`` are the
+    last parts of such paths, each of which holds a uuid.
     """
 
     def __init__(self, files: LakehouseFiles, known: CatalogReach | None = None, *, skips_damaged: bool = False):
@@ -40,6 +52,7 @@ class CatalogReach:
         self.nodes: set[str] = set()
         self.tables: set[str] = set()
         self.others: set[str] = set()
+        self.alias_names: set[str] = set()
 
     def __contains__(self, path: object) -> bool:
         return path in self.nodes or path in self.tables or path in self.others
@@ -55,6 +68,7 @@ class CatalogReach:
             self._add_definitions(root.pointers)
             self.others.add(root.lakehouse_def)
             frontier += root.pointers.nodes
+            self.alias_names.update(map(_name_of, filter(is_uri, (root.lakehouse_def, *root.pointers.nodes))))
         while frontier := self._unknown(frontier):
             below: list[str] = []
             for start in range(0, len(frontier), _BATCH):
@@ -63,6 +77,7 @@ class CatalogReach:
                     pointers = Pointers.of(node, self._files.storage.root)
                     self._add_definitions(pointers)
                     below += pointers.nodes
+                    self.alias_names.update(map(_name_of, filter(is_uri, pointers.nodes)))
                 self.nodes.update(batch)
                 progress("nodes", len(self.nodes), len(self.nodes) + len(frontier) - start - len(batch))
             frontier = below
@@ -80,6 +95,7 @@ class CatalogReach:
         known = self._known
         self.tables.update(path for path in pointers.tables if known is None or path not in known.tables)
         self.others.update(path for path in pointers.others if known is None or path not in known.others)
+        self.alias_names.update(map(_name_of, filter(is_uri, (*pointers.tables, *pointers.others))))
 
     def _unknown(self, paths: Iterable[str]) -> list[str]:
         known = self._known
@@ -96,7 +112,9 @@ class TableReach:
     Tables of every type count: whoever shares files with a managed table keeps them. What no scan opens - former
     metadata files, data that all snapshots have deleted - is reached by nobody. ``managed_ids`` are the ids of all
     MANAGED tables seen that stand in their own folders; ``opaque_ids`` of those whose files nobody can tell: tables
-    of other formats, those whose metadata file is gone, and those that name files beyond this root.
+    of other formats, with those whose folders their properties name, those whose metadata file is gone, and managed
+    ones that name files beyond this root. Files beyond it may be files under it by another name of the root, or of a
+    folder in it: ``alias_names`` are their names, each of which holds a uuid.
     """
 
     def __init__(self, lake: Lakehouse):
@@ -108,12 +126,13 @@ class TableReach:
         self.files: set[str] = set()
         self.managed_ids: set[str] = set()
         self.opaque_ids: set[str] = set()
+        self.alias_names: set[str] = set()
 
     def add(self, locations: Iterable[str], progress: Progress = no_progress) -> None:
         """Add what the tables of definitions reach.
 
-        A table whose metadata file is gone stops nobody. Raises StorageError for anything else that cannot be
-        read.
+        A table whose metadata file is gone stops nobody, nor does a snapshot of somebody else's table whose manifests
+        are gone: nobody can read it. Raises StorageError for anything else that cannot be read, with what to do.
         """
         missing = [path for path in locations if path not in self._walked_definitions]
         for start in range(0, len(missing), _BATCH):
@@ -128,22 +147,29 @@ class TableReach:
         if definition.is_managed and table_id_in(to_location(self._io.root, metadata or "none")) == definition.id:
             self.managed_ids.add(definition.id)
         if not metadata:
-            self.opaque_ids.add(definition.id)
+            named = (*definition.format_properties.values(), *definition.properties.values())
+            self.opaque_ids.update((definition.id, *_TABLE_FOLDER.findall("\n".join(named))))
             return
         if metadata in self._walked_metadata:
             return
         location = to_location(self._io.root, metadata)
+        # Of our own tables a manifest that is gone is a loss that somebody has to look at.
+        skips_missing = not definition.is_managed
         try:
-            found = {file.location for file in files_of(definition, self._io, self._known_lists) if file.live}
-            self.files |= found
-            for path in found:
-                if is_uri(path):  # this root by another name, perhaps: a link, a mount, a copy of the folder
-                    self.opaque_ids.update(_TABLE_FOLDER.findall(path))
-                    self.opaque_ids |= {definition.id} if definition.is_managed else set()
+            walk = files_of(definition, self._io, self._known_lists, skips_missing=skips_missing)
+            found = {file.location for file in walk if file.live}
         except FileMissingError as error:
             if to_location(self._io.root, error.path or "") != location:
-                raise
+                raise _stopped_by(error, location) from error
             self.opaque_ids |= {definition.id, table_id_in(location) or definition.id}
+        except (CorruptFileError, InvalidLocationError) as error:
+            raise _stopped_by(error, location) from error
+        else:
+            self.files |= found
+            for uri in filter(is_uri, found):
+                self.alias_names.add(_name_of(uri))
+                self.opaque_ids.update(_TABLE_FOLDER.findall(uri))
+                self.opaque_ids |= {definition.id} if definition.is_managed else set()
         self._walked_metadata.add(metadata)
 
 
@@ -249,12 +275,24 @@ class Mark:
         self._has_tables = with_tables
         self._paths: set[str] = set()
         self._progress = progress
-        self._add()
+        self._add(survey)
 
     def __contains__(self, path: object) -> bool:
         if path in self.catalog or path in self._paths or path in self.tables.files:
             return True
-        return isinstance(path, str) and bool(self.tables.opaque_ids) and table_id_in(path) in self.tables.opaque_ids
+        if not isinstance(path, str):
+            return False
+        name = path.rpartition("/")[2]
+        return name in self.catalog.alias_names or name in self.tables.alias_names or self._is_of_kept_table(path)
+
+    def _is_of_kept_table(self, path: str) -> bool:
+        """Whether a file is of a table whose files nobody can tell, or the owner file of one that is kept."""
+        table_id = table_id_in(path)
+        if table_id is None:
+            return False
+        return table_id in self.tables.opaque_ids or (
+            table_id in self.tables.managed_ids and path == owner_path(table_id)
+        )
 
     @property
     def base(self) -> Snapshot:
@@ -266,32 +304,53 @@ class Mark:
 
         Raises PlanChangedError where a file vanished because another operation went on meanwhile.
         """
-        self.survey = self.survey.extended(latest)
+        extended = self.survey.extended(latest)
         try:
-            self._add()
+            self._add(extended)
         except FileMissingError as error:
-            if self.survey.lake.latest_version() == latest.version:
+            if extended.lake.latest_version() == latest.version:
                 raise
             raise PlanChangedError(
                 "another operation deleted files while this one looked at them: run it again", path=error.path
             ) from error
+        self.survey = extended  # not before: whoever tries again marks again
+
+    def look(self) -> None:
+        """Mark what was committed since. Raises as ``extend`` does."""
+        lake = self.survey.lake
+        if lake.storage.exists(lake.files.roots.path(self.base.version + 1)):
+            self.extend(lake.snapshot())
 
     def add_tables(self) -> None:
         """Mark the files of tables, too, from now on."""
         self._has_tables = True
         self.tables.add(self.catalog.tables, self._progress)
 
-    def _add(self) -> None:
-        self.survey.check_reconciled()
-        kept = kept_roots(self.survey, without=self._without, without_exports=self._without_exports)
+    def _add(self, survey: Survey) -> None:
+        survey.check_reconciled()
+        kept = kept_roots(survey, without=self._without, without_exports=self._without_exports)
         self.catalog.add(kept.roots, self._progress)
         self._paths |= kept.paths
         if self._has_tables:
             self.add_tables()
 
 
-_TABLE_FOLDER = re.compile(rf"/{TABLES_PREFIX}([^/]+)/")
+_TABLE_FOLDER = re.compile(rf"(?<![^/\n]){TABLES_PREFIX}([^/\n]+)(?=/|$)", re.MULTILINE)
 _TABLE_PATH = re.compile(rf"{TABLES_PREFIX}([^/]+)/.+", re.DOTALL)
+
+
+def _name_of(location: str) -> str:
+    return location.rpartition("/")[2]
+
+
+def _stopped_by(error: TrinityLakeError, metadata_location: str) -> TrinityLakeError:
+    """Return an error with what to do about a table whose files cannot be told."""
+    stopped = copy.copy(error)
+    stopped.message = (
+        f"{error.message}; the table of {metadata_location!r} needs it: nothing is deleted before that file is"
+        " restored, or no kept version and no export has the table"
+    )
+    return stopped
 
 
 def table_id_in(path: str) -> str | None:
@@ -312,6 +371,25 @@ def is_deletable(path: str, owned_tables: Container[str]) -> bool:
     """
     table_id = table_id_in(path)
     return is_immutable_path(path) if table_id is None else table_id in owned_tables
+
+
+def owned_tables(lake: Lakehouse, table_ids: Iterable[str], lakehouse_id: str, managed_ids: Container[str]) -> set[str]:
+    """Return the tables whose owner files name this lakehouse; without such a file, those that it defines."""
+    ordered = sorted(table_id for table_id in table_ids if table_id not in (".", ".."))
+    owned = set()
+    paths = [owner_path(table_id) for table_id in ordered]
+    for table_id, path, data in zip(ordered, paths, lake.storage.read_available(paths), strict=True):
+        try:
+            if isinstance(data, StorageError):
+                raise data
+            is_ours = read_owner(data, path) == lakehouse_id
+        except FileMissingError:
+            is_ours = table_id in managed_ids
+        except CorruptFileError:
+            is_ours = False  # nobody says that it is ours
+        if is_ours:
+            owned.add(table_id)
+    return owned
 
 
 def readable_tables(lake: Lakehouse, locations: Iterable[str]) -> list[TableDef]:

@@ -6,8 +6,8 @@ file of it; whoever wrote it so far may go on, and is not seen before it is regi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pyiceberg.catalog import Catalog, load_catalog
@@ -16,30 +16,31 @@ from pyiceberg.typedef import Identifier
 from rich.table import Table
 
 from trinitylake_ops.errors import (
-    FileMissingError,
     InvalidInputError,
     ObjectExistsError,
     StorageError,
     TrinityLakeError,
 )
 from trinitylake_ops.format.definitions import TableDef
-from trinitylake_ops.format.locations import is_uri, to_location
+from trinitylake_ops.format.locations import to_location
 from trinitylake_ops.maintenance.lease import lease
-from trinitylake_ops.maintenance.reachability import iceberg_metadata, is_table_path
+from trinitylake_ops.maintenance.reachability import CatalogReach, iceberg_metadata, is_table_path, kept_roots
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table
+from trinitylake_ops.maintenance.survey import survey_versions, uncached
 from trinitylake_ops.storage.options import redact_assignments
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import EXTERNAL, METADATA_LOCATION
-from trinitylake_ops.tables.reach import files_of
 from trinitylake_ops.tables.registration import registered_table, registered_uri
 from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.transaction.versions import check_no_gap
 
 _OPERATION = "register-table"
 _LONGEST_MESSAGE_CHARS = 500
 _LISTED = 10
+_BATCH = 64
 _PUBLIC_PROPERTIES = ("type", "py-catalog-impl", "warehouse")
 _SHORTEST_SECRET_CHARS = 6
 
@@ -56,41 +57,62 @@ def register_table(
     schema. A managed table of this lakehouse that was dropped is MANAGED again; any other is of
     ``table_type``, EXTERNAL or FEDERATED, and none of its files is ever deleted. Raises ObjectExistsError,
     NamespaceNotFoundError, FileMissingError, CorruptFileError for what is no Iceberg metadata,
-    UnsupportedTypeError for a schema that our columns cannot hold, InvalidNameError, and what a commit raises.
+    UnsupportedTypeError for a schema that our columns cannot hold, InvalidNameError, InvalidInputError for one in
+    a table's folder of this lakehouse that no kept version names, MaintenanceBlockedError for such a one while
+    something else deletes files, and what a commit raises.
     """
     uri = registered_uri(lake.root, metadata_location)
     io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
     message = f"{namespace}.{table}"[:_LONGEST_MESSAGE_CHARS]
-    with _undisturbed(lake, [uri]), lake.transaction(message=message, operation=_OPERATION) as txn:
+    with (
+        _undisturbed(lake, [uri]) as still_undisturbed,
+        lake.transaction(message=message, operation=_OPERATION) as txn,
+    ):
+        txn.require(still_undisturbed)
         _check_free(txn, namespace, table)
         _, definition = registered_table(io, uri, txn.base.definition, table_type)
-        _check_whole(io, definition)
         txn.create_table(namespace, table, definition)
     assert txn.committed_version is not None
     return txn.committed_version
 
 
 @contextmanager
-def _undisturbed(lake: Lakehouse, uris: Iterable[str]) -> Iterator[None]:
+def _undisturbed(lake: Lakehouse, uris: Iterable[str]) -> Iterator[Callable[[Snapshot], None]]:
     """Let nobody delete files while tables are registered that lie where tables of this lakehouse do.
 
-    Of a table that was dropped, purges and orphan removals may be about to. Raises MaintenanceBlockedError
-    while one is running.
+    Of a table that was dropped, purges and orphan removals may be about to; of one whose commit failed, who wrote
+    it. Yields a precondition of the commit: that this is so still. Raises MaintenanceBlockedError while something
+    deletes files, InvalidInputError for what no kept version names.
     """
-    is_own = any(is_table_path(to_location(lake.root, uri)) for uri in uris)
-    with lease(lake.storage, _OPERATION) if is_own else nullcontext():
-        yield
-
-
-def _check_whole(io: StorageFileIO, definition: TableDef) -> None:
-    """Raise FileMissingError where a file of a table in our folders is gone: it was dropped, and purged in part."""
-    location = iceberg_metadata(definition)
-    if location is None or not is_table_path(to_location(io.root, location)):
+    own = {path for uri in uris if is_table_path(path := to_location(lake.root, uri))}
+    if not own:
+        yield lambda _base: None
         return
-    paths = [file.location for file in files_of(definition, io) if file.live and not is_uri(file.location)]
-    for path, found in zip(paths, run_parallel(io.storage.exists, paths, io.storage.concurrency), strict=True):
-        if not found:
-            raise FileMissingError("a file of the table is gone, purged before; nothing was registered", path=path)
+    with lease(lake.storage, _OPERATION) as held:
+        _check_committed(lake, own)
+        yield lambda _base: held.check()
+
+
+def _check_committed(lake: Lakehouse, metadata_paths: Collection[str]) -> None:
+    """Raise InvalidInputError unless kept versions define tables by all of these metadata files.
+
+    Reads the definitions that the latest version lacks first: most often a table is brought back that was dropped.
+    """
+    survey = survey_versions(uncached(lake))
+    reach, missing = CatalogReach(survey.lake.files), set(metadata_paths)
+    reach.add([survey.roots[survey.base.version]])
+    latest = sorted(reach.tables)
+    reach.add(kept_roots(survey).roots)
+    locations = [*sorted(reach.tables.difference(latest)), *latest]
+    for start in range(0, len(locations), _BATCH):
+        for definition in survey.lake.files.definitions.tables(locations[start : start + _BATCH]):
+            missing.discard(to_location(lake.root, iceberg_metadata(definition) or "none"))
+        if not missing:
+            return
+    raise InvalidInputError(
+        f"{min(missing)!r} is of a table of this lakehouse and no kept version names it: its commit failed, or it was"
+        " purged; register the metadata file of a kept version, or roll back"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,9 +168,10 @@ def register_catalog(
     found, not_iceberg = source.tables(namespaces)
     uris = [uri for _, uri in found]
     with (
-        _undisturbed(metered.lake, uris),
+        _undisturbed(metered.lake, uris) as still_undisturbed,
         metered.lake.transaction(message=f"catalog {source.name}", operation=_OPERATION) as txn,
     ):
+        txn.require(still_undisturbed)
         check_no_gap(metered.lake.files.roots, txn.base.version)
         fresh, known = _fresh(txn, metered.lake.root, found)
         definitions = _definitions(metered.lake, txn, fresh)
@@ -297,9 +320,7 @@ def _definitions(lake: Lakehouse, txn: Transaction, fresh: Mapping[_Name, str]) 
     def definition(name: _Name) -> TableDef:
         txn.keys.table_key(*name)
         try:
-            registered = registered_table(io, fresh[name], lakehouse)[1]
-            _check_whole(io, registered)
-            return registered
+            return registered_table(io, fresh[name], lakehouse)[1]
         except TrinityLakeError as error:
             error.message = f"table {'.'.join(name)} cannot be registered: {error.message}; nothing was registered"
             raise

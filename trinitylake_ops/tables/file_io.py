@@ -157,9 +157,16 @@ class StorageFileIO(FileIO):
     def location(self, uri: str) -> str:
         """Return a URI, or an absolute path, as a path when it lies under the root, else as a URI.
 
-        Raises InvalidLocationError.
+        What no name of ours is, with an empty segment for one, stays a URI also under the root. Raises
+        InvalidLocationError for what is neither.
         """
-        return to_location(self.root, as_uri(uri))
+        full = as_uri(uri)
+        if not is_uri(full):
+            raise InvalidLocationError(f"{uri!r} is neither a URI nor an absolute path", path=uri)
+        try:
+            return to_location(self.root, full)
+        except InvalidLocationError:
+            return full
 
     def size_bytes(self, location: str) -> int | None:
         """Return the size of a file, a path under the root or a URI; None when it is missing. Raises StorageError."""

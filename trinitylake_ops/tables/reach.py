@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -51,11 +51,15 @@ class TableFile:
     live: bool = True
 
 
-def files_of(definition: TableDef, io: StorageFileIO, known: set[str] | None = None) -> Iterator[TableFile]:
+def files_of(
+    definition: TableDef, io: StorageFileIO, known: set[str] | None = None, *, skips_missing: bool = False
+) -> Iterator[TableFile]:
     """Yield every file that an Iceberg table reaches at one version, each once.
 
     ``known`` are locations of manifest lists and manifests that are passed over with all that they
-    list, because an earlier walk saw them; those of this walk are added to it when it ends.
+    list, because an earlier walk saw them; those of this walk are added to it when it ends. With
+    ``skips_missing`` manifest lists and manifests that are gone are passed over, too, as nobody can read
+    what only they list.
 
     That is its metadata file, former metadata files, and for all its snapshots the manifest lists,
     manifests, data and delete files and statistics. Reads the metadata, each manifest list and each
@@ -74,7 +78,7 @@ def files_of(definition: TableDef, io: StorageFileIO, known: set[str] | None = N
         yield TableFile(FileKind.STATISTICS, io.location(location), size_bytes)
     known = set() if known is None else known
     snapshots = [shot for shot in metadata.snapshots if shot.manifest_list and shot.manifest_list not in known]
-    yield from _snapshot_files(snapshots, io, known)
+    yield from _snapshot_files(snapshots, io, known, skips_missing=skips_missing)
 
 
 def oldest_file_ms(metadata: TableMetadata, snapshot_ids: Collection[int], io: StorageFileIO) -> int:
@@ -103,19 +107,23 @@ def _added_paths(metadata: TableMetadata, snapshot_ids: Collection[int], io: Sto
     return [path for uri in sorted(uris) if not is_uri(path := io.location(uri))]
 
 
-def _snapshot_files(snapshots: Sequence[Snapshot], io: StorageFileIO, known: set[str]) -> Iterator[TableFile]:
+def _snapshot_files(
+    snapshots: Sequence[Snapshot], io: StorageFileIO, known: set[str], *, skips_missing: bool
+) -> Iterator[TableFile]:
     concurrency = io.storage.concurrency
     manifests: dict[str, ManifestFile] = {}
+
+    def listed_in(snapshot: Snapshot) -> list[ManifestFile]:
+        return _standing(lambda: _manifests(snapshot, io), skips_missing=skips_missing)
+
     for batch in _batches(snapshots, concurrency):
-        for snapshot, listed in zip(
-            batch, run_parallel(lambda snapshot: _manifests(snapshot, io), batch, concurrency), strict=True
-        ):
+        for snapshot, listed in zip(batch, run_parallel(listed_in, batch, concurrency), strict=True):
             yield TableFile(FileKind.MANIFEST_LIST, io.location(snapshot.manifest_list))
             for manifest in listed:
                 if manifest.manifest_path not in manifests and manifest.manifest_path not in known:
                     manifests[manifest.manifest_path] = manifest
                     yield TableFile(FileKind.MANIFEST, io.location(manifest.manifest_path), manifest.manifest_length)
-    yield from _content_files(list(manifests.values()), io)
+    yield from _content_files(list(manifests.values()), io, skips_missing=skips_missing)
     known.update(manifests, (snapshot.manifest_list for snapshot in snapshots))
 
 
@@ -156,12 +164,26 @@ def _decoding(uri: str, what: str, io: StorageFileIO) -> Iterator[None]:
         ) from error
 
 
-def _content_files(manifests: list[ManifestFile], io: StorageFileIO) -> Iterator[TableFile]:
+def _standing(read: Callable[[], list[T]], *, skips_missing: bool) -> list[T]:
+    """Return what is read from a file, nothing where it is gone and may be."""
+    try:
+        return read()
+    except FileMissingError:
+        if not skips_missing:
+            raise
+        return []
+
+
+def _content_files(manifests: list[ManifestFile], io: StorageFileIO, *, skips_missing: bool) -> Iterator[TableFile]:
     concurrency = io.storage.concurrency
     seen: set[str] = set()
     deleted: dict[str, TableFile] = {}
+
+    def entries_in(manifest: ManifestFile) -> list[ManifestEntry]:
+        return _standing(lambda: _entries(manifest, io), skips_missing=skips_missing)
+
     for batch in _batches(manifests, concurrency):
-        for entries in run_parallel(lambda manifest: _entries(manifest, io), batch, concurrency):
+        for entries in run_parallel(entries_in, batch, concurrency):
             for entry in entries:
                 path = entry.data_file.file_path
                 if entry.status == ManifestEntryStatus.DELETED:
