@@ -68,10 +68,10 @@ def register_table(
         _undisturbed(lake, [uri]) as still_undisturbed,
         lake.transaction(message=message, operation=_OPERATION) as txn,
     ):
-        txn.require(still_undisturbed)
         _check_free(txn, namespace, table)
         _, definition = registered_table(io, uri, txn.base.definition, table_type)
         txn.create_table(namespace, table, definition)
+        txn.require(still_undisturbed)
     assert txn.committed_version is not None
     return txn.committed_version
 
@@ -171,7 +171,6 @@ def register_catalog(
         _undisturbed(metered.lake, uris) as still_undisturbed,
         metered.lake.transaction(message=f"catalog {source.name}", operation=_OPERATION) as txn,
     ):
-        txn.require(still_undisturbed)
         check_no_gap(metered.lake.files.roots, txn.base.version)
         fresh, known = _fresh(txn, metered.lake.root, found)
         definitions = _definitions(metered.lake, txn, fresh)
@@ -180,6 +179,7 @@ def register_catalog(
             txn.create_namespace(namespace)
         for (namespace, table), definition in definitions.items():
             txn.create_table(namespace, table, definition)
+        txn.require(still_undisturbed)
     assert txn.committed_version is not None
     return RegistrationReport(
         catalog=source.name,
