@@ -14,7 +14,7 @@ from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import VersionExpiredError
 from trinitylake_ops.format.definitions import LakehouseDef, TableDef
-from trinitylake_ops.format.file_names import HINT_PATH, ROOT_PREFIX, TABLES_PREFIX, root_path
+from trinitylake_ops.format.file_names import HINT_PATH, ORPHAN_BARRIER_PATH, ROOT_PREFIX, TABLES_PREFIX, root_path
 from trinitylake_ops.format.limits import smallest_node_file_limit_bytes
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.format.node_file import (
@@ -84,7 +84,7 @@ def reached_paths(lake: Lakehouse) -> set[str]:
 def left_over_paths(lake: Lakehouse) -> set[str]:
     """Return the paths of files that no version reaches: none after commits that ended, well or not."""
     stored = {info.path for info in lake.storage.list() if not info.path.startswith(TABLES_PREFIX)}
-    return stored - reached_paths(lake) - {HINT_PATH}
+    return stored - reached_paths(lake) - {HINT_PATH, ORPHAN_BARRIER_PATH}
 
 
 def listed(storage: Storage) -> set[str]:

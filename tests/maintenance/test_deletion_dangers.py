@@ -15,7 +15,8 @@ from tests.lakes import Lakes
 from tests.maintenance.aging import Aging
 from tests.maintenance.changes import append_rows
 from trinitylake_ops import Lakehouse, TableDef, maintenance
-from trinitylake_ops.errors import FileMissingError, MaintenanceBlockedError, ThrottledError
+from trinitylake_ops.errors import FileMissingError, InvalidInputError, MaintenanceBlockedError, ThrottledError
+from trinitylake_ops.format.file_names import lease_path
 from trinitylake_ops.maintenance import deletion
 from trinitylake_ops.maintenance.lease import DURATION_MS, lease
 from trinitylake_ops.storage import FileInfo, LocalStorage, Storage, StorageWrapper
@@ -233,6 +234,25 @@ def test_the_owner_file_of_a_table_that_came_back_stays(lakes: Lakes) -> None:
 
 
 # Leases
+
+
+def test_a_lease_that_nobody_could_have_is_told(lakes: Lakes) -> None:
+    aging = Aging.on(lakes.storage())
+    aging.clock.create(lease_path(999_999_999_999_999), b"{}")
+    aging.later()
+    with pytest.raises(MaintenanceBlockedError, match="remove the file"), lease(aging.clock, "purge"):
+        raise AssertionError("two could have it")
+
+
+@pytest.mark.parametrize("plan", [maintenance.plan_purge, maintenance.plan_orphan_removal])
+def test_what_is_no_duration_or_number_is_told(lakes: Lakes, plan: Callable[..., object]) -> None:
+    aging = Aging.on(lakes.storage())
+    for wrong in ("7d", float("nan"), True, -1):
+        with pytest.raises(InvalidInputError):
+            plan(aging.lake, wrong)
+    for wrong in ("a", float("nan"), False, 0):
+        with pytest.raises(InvalidInputError):
+            maintenance.Budget(max_requests=wrong)
 
 
 def test_a_registration_that_outlives_its_lease_is_not_made(lakes: Lakes) -> None:

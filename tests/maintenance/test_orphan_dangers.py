@@ -13,6 +13,7 @@ import pytest
 from pyiceberg.exceptions import CommitFailedException
 
 from tests.clock import ClockStorage
+from tests.foreign import ForeignLake
 from tests.lakes import Lakes, table
 from tests.maintenance.aging import DAY_MS, Aging
 from tests.maintenance.changes import append_rows
@@ -130,13 +131,14 @@ class _Sleeps(ClockStorage):
         super().create(path, data)
 
 
-@pytest.mark.parametrize("was_long_before", [False, True])
-def test_a_longer_time_to_live_revives_nobody(lakes: Lakes, was_long_before: bool) -> None:
+@pytest.mark.parametrize("how", ["raised", "lowered and raised", "lowered, and another program goes back"])
+def test_a_longer_time_to_live_revives_nobody(lakes: Lakes, how: str) -> None:
     """A transaction's definitions were removed as orphans when the time to live was short."""
-    hour_ms = DAY_MS // 24
+    hour_ms, was_long_before = DAY_MS // 24, how != "raised"
     aging = Aging.on(lakes.storage(), txn_ttl_millis=DAY_MS if was_long_before else hour_ms)
     with aging.lake.transaction() as txn:
         txn.create_namespace("ns")
+    long_before = aging.lake.latest_version()
     sleeping = _Sleeps(aging.clock, 0)
     sleeping.now_ms = aging.clock.now_ms  # type: ignore[method-assign]
     slow = Lakehouse(sleeping).transaction()
@@ -148,7 +150,10 @@ def test_a_longer_time_to_live_revives_nobody(lakes: Lakes, was_long_before: boo
         )
         aging.later(2 * hour_ms)
         assert aging.remove_orphans().files == 1
-        aging.lake.alter_definition(txn_ttl_millis=DAY_MS)
+        if how.endswith("goes back"):
+            ForeignLake(aging.clock).rollback(long_before, keeps_unknown=False)
+        else:
+            aging.lake.alter_definition(txn_ttl_millis=DAY_MS)
 
     sleeping.meanwhile = meanwhile  # type: ignore[assignment]
     with pytest.raises(TransactionExpiredError, match="orphans from before the transaction began were removed"):

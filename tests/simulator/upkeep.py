@@ -25,7 +25,14 @@ from trinitylake_ops.errors import (
     VersionExpiredError,
 )
 from trinitylake_ops.format.definitions import ExpirationState
-from trinitylake_ops.format.file_names import HINT_PATH, LEASE_PREFIX, OPERATIONS_PREFIX, parse_root_path, root_path
+from trinitylake_ops.format.file_names import (
+    HINT_PATH,
+    LEASE_PREFIX,
+    OPERATIONS_PREFIX,
+    ORPHAN_BARRIER_PATH,
+    parse_root_path,
+    root_path,
+)
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.format.node_file import COMMIT_ID, decode_node
 from trinitylake_ops.maintenance.survey import expired_versions, is_lapsed
@@ -272,7 +279,11 @@ def _wrong_exports(lake: Lakehouse, states: Sequence[State]) -> list[str]:
 def _left_over(lake: Lakehouse, standing: set[str]) -> set[str]:
     """Return the files that nothing needs: no version that can be read or undeleted, no export, no operation."""
     definition = lake.snapshot().definition
-    needed = {HINT_PATH, max((path for path in standing if path.startswith(LEASE_PREFIX)), default="", key=_number)}
+    needed = {
+        HINT_PATH,
+        ORPHAN_BARRIER_PATH,
+        max((path for path in standing if path.startswith(LEASE_PREFIX)), default="", key=_number),
+    }
     needed |= {path for path in standing if parse_root_path(path) is not None}
     needed |= {batch.plan_path for batch in definition.expirations}
     needed |= {path for record in definition.exports for path in (record.root_location, record.manifest_path)}

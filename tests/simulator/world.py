@@ -51,6 +51,7 @@ from trinitylake_ops.storage import cache as cache_module
 from trinitylake_ops.transaction import commit as commit_module
 from trinitylake_ops.transaction import fairness as fairness_module
 from trinitylake_ops.transaction import group_commit as group_commit_module
+from trinitylake_ops.transaction import orphan_barrier as orphan_barrier_module
 
 Kind = Literal["read", "stat", "list", "create", "write", "delete"]
 Fault = Literal["refused", "answer lost", "late", "twice", "crash before", "crash after", "clock jump"]
@@ -291,6 +292,7 @@ class World:
             mock.patch.object(deletion_module, "time", _Pauses(self)),
             mock.patch.object(lease_module, "DURATION_MS", LEASE_MS),
             mock.patch.object(retention_module, "CLOCK_MARGIN_MS", CLOCK_MARGIN_MS),
+            mock.patch.object(orphan_barrier_module, "YOUNG_MS", CLOCK_MARGIN_MS),
             # Runs are short: let what happens only after long contention happen in them.
             mock.patch.object(fairness_module, "LOSSES_BEFORE_ASKING", 1),
             mock.patch.object(commit_module, "LOSSES_BEFORE_ASKING", 1),

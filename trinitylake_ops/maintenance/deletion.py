@@ -46,7 +46,7 @@ class Budget:
     def __post_init__(self) -> None:
         for name in ("max_requests", "max_seconds", "requests_per_second"):
             number = getattr(self, name)
-            if number is not None and not number > 0:
+            if number is not None and (type(number) not in (int, float) or not number > 0):
                 raise InvalidInputError(f"{name} is {number!r}, it must be above 0; leave it out for no limit")
 
 

@@ -80,6 +80,11 @@ def _take(storage: Storage, operation: str) -> Lease:
     now_ms = storage.now_ms()
     if newest:
         _check_ended(storage, standing[newest], now_ms)
+    if parse_lease_path(lease_path(newest + 1)) is None:
+        raise MaintenanceBlockedError(
+            f"lease {newest} is the last that there can be, and none of ours; when no operation runs, remove the file",
+            path=lease_path(newest),
+        )
     holder = str(uuid.uuid4())
     taken = Lease(storage, newest + 1, holder, operation, now_ms + DURATION_MS)
     data = _content(holder, operation, taken.expires_at_ms)

@@ -36,6 +36,7 @@ from trinitylake_ops.maintenance.timed_plan import TimedPlan, timed_digest
 from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo
 from trinitylake_ops.tables.ownership import OWNER_NAME
 from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.orphan_barrier import raise_barrier
 from trinitylake_ops.transaction.snapshot import Snapshot
 
 _OPERATION = "orphans"
@@ -132,10 +133,12 @@ class OrphanPlan(TimedPlan):
 
             mark = on_latest(lake, marked)
 
+            # What older transactions wrote may go now, whatever their time to live is by the time when they commit.
+            before_ms = barred_before_ms(approved.now_ms, approved.older_than_ms)
+            raise_barrier(lake.storage, before_ms)
+
             def recorded(base: Snapshot) -> LakehouseDef:
-                """Let no transaction commit that began before: what it wrote may go now, whatever its time to live."""
                 _check_no_purge(base.definition)
-                before_ms = barred_before_ms(approved.now_ms, approved.older_than_ms)
                 known_ms = base.definition.orphans_removed_before_millis
                 return replace(base.definition, orphans_removed_before_millis=max(before_ms, known_ms))
 

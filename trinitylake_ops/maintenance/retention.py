@@ -89,6 +89,8 @@ class RetentionPolicy:
 def duration_ms(duration: timedelta | int, name: str) -> int:
     """Return a duration, given as that or in milliseconds, in milliseconds. Raises InvalidInputError below 0."""
     found_ms = duration // timedelta(milliseconds=1) if isinstance(duration, timedelta) else duration
+    if type(found_ms) is not int:
+        raise InvalidInputError(f"{name} is {duration!r}; give a timedelta, or milliseconds as an int")
     if found_ms < 0:
         raise InvalidInputError(f"{name} is {found_ms} ms, it must be at least 0")
     return found_ms

@@ -66,6 +66,7 @@ from trinitylake_ops.tables.staged_table import StagedTable, describe_change
 from trinitylake_ops.tables.target import SnapshotTarget, TransactionTarget
 from trinitylake_ops.tables.types import arrow_to_iceberg_schema, to_iceberg_schema
 from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.orphan_barrier import removed_before_ms
 from trinitylake_ops.transaction.snapshot import CatalogReader
 from trinitylake_ops.transaction.transaction import Transaction as LakehouseTransaction
 
@@ -411,9 +412,10 @@ def _check_unmoved(
 
 def _check_fresh(transaction: LakehouseTransaction, staged: StagedTable) -> None:
     """Raise TransactionExpiredError for a table that was staged too long ago, by the storage's clock."""
-    age_ms = transaction.base.files.storage.now_ms() - staged.begun_at_ms
-    definition = transaction.base.definition
-    if age_ms > definition.txn_ttl_millis or staged.begun_at_ms < definition.orphans_removed_before_millis:
+    storage, definition = transaction.base.files.storage, transaction.base.definition
+    barred_ms = removed_before_ms(storage, definition, staged.begun_at_ms)
+    age_ms = storage.now_ms() - staged.begun_at_ms
+    if age_ms > definition.txn_ttl_millis or staged.begun_at_ms < barred_ms:
         raise TransactionExpiredError(
             f"table {staged.namespace}.{staged.table} was staged {age_ms} ms ago, more than txn_ttl_millis"
             f" ({definition.txn_ttl_millis}), or before orphans were removed: its files may be gone; stage it again"

@@ -32,6 +32,7 @@ from trinitylake_ops.storage.write_outcome import create_fresh, create_settled
 from trinitylake_ops.transaction.commit_info import CommitCost
 from trinitylake_ops.transaction.draft import Draft, RootStamp
 from trinitylake_ops.transaction.fairness import LOSSES_BEFORE_ASKING, Courtesy, TurnRequest
+from trinitylake_ops.transaction.orphan_barrier import removed_before_ms
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
 from trinitylake_ops.transaction.versions import (
     ProbedRoots,
@@ -76,15 +77,17 @@ class CommitClock:
 
     def check(self, definition: LakehouseDef) -> None:
         """Raise TransactionExpiredError when the transaction is older than its time to live."""
-        check_age(self.begun_at_ms, self.storage.now_ms(), definition)
+        barred_ms = removed_before_ms(self.storage, definition, self.begun_at_ms)  # first: it may take a while
+        check_age(self.begun_at_ms, self.storage.now_ms(), definition, barred_ms)
 
 
-def check_age(begun_at_ms: int, now_ms: int, definition: LakehouseDef) -> None:
+def check_age(begun_at_ms: int, now_ms: int, definition: LakehouseDef, barred_before_ms: int) -> None:
     """Raise TransactionExpiredError for a transaction that is older than its time to live.
 
-    That is also one whose files may have been removed as orphans, when the time to live was shorter.
+    That is also one that began before ``barred_before_ms``: its files may have been removed as orphans, when the time
+    to live was shorter.
     """
-    if begun_at_ms < definition.orphans_removed_before_millis:
+    if begun_at_ms < barred_before_ms:
         raise TransactionExpiredError(
             "orphans from before the transaction began were removed since, perhaps files of its own; begin a new one"
         )

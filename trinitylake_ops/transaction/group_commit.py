@@ -32,6 +32,7 @@ from trinitylake_ops.transaction.commit import (
 from trinitylake_ops.transaction.commit_info import LARGEST_COST, CommitInfo
 from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
 from trinitylake_ops.transaction.fairness import Courtesy
+from trinitylake_ops.transaction.orphan_barrier import removed_before_ms
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.transaction.versions import find_latest_after
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
@@ -408,10 +409,14 @@ class _Group:
 
         It has no outcome yet: this root may have been sent before, and landed.
         """
+        if not self.members:
+            return
+        oldest_ms = min(member.begun_at_ms for member in self.members)
+        barred_ms = removed_before_ms(self._files.storage, definition, oldest_ms)  # first: it may take a while
         now_ms = self._files.storage.now_ms()
         for member in self.members:
             try:
-                check_age(member.begun_at_ms, now_ms, definition)
+                check_age(member.begun_at_ms, now_ms, definition, barred_ms)
             except TrinityLakeError as error:
                 member.expiry = error
         if any(member.expiry is not None for member in self.members):

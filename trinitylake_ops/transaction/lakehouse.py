@@ -37,8 +37,8 @@ from trinitylake_ops.storage.cache_options import storage_identity
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.transaction.commit import (
     DEFAULT_MAX_ATTEMPTS,
+    CommitClock,
     Committable,
-    check_age,
     commit,
     latest_snapshot,
 )
@@ -258,7 +258,7 @@ class Lakehouse:
         did, CorruptFileError, StorageError.
         """
         saved = read_saved(self.storage, transaction_id)
-        check_age(saved.begun_at_millis, self.storage.now_ms(), self.snapshot().definition)
+        CommitClock(self.storage, saved.begun_at_millis).check(self.snapshot().definition)
         return Transaction.resumed(saved, self.snapshot(saved.base_version), self._queue)
 
     def stage_definition(self, namespace: str, table: str, definition: TableDef) -> StagedDefinition:
