@@ -71,12 +71,13 @@ class TestObstoreOnRadosgw(OnRadosgw):
         return open_storage(self._root, self.options())
 
 
+@pytest.mark.soak  # each client is shown on the real server
 class TestS3fsOnMoto(OnMoto):
     def make_storage(self, folder: Path) -> Storage:
         return S3Storage(self._root, self.options())
 
 
-@pytest.mark.soak  # each client is shown on the real server, moto with the other client
+@pytest.mark.soak
 class TestObstoreOnMoto(OnMoto):
     client = "obstore"
 

@@ -37,7 +37,7 @@ from trinitylake_ops.errors import (
     TransientError,
     TrinityLakeError,
 )
-from trinitylake_ops.format.file_names import HINT_PATH
+from trinitylake_ops.format.file_names import HINT_PATH, ORPHAN_BARRIER_PATH
 from trinitylake_ops.maintenance import deletion
 from trinitylake_ops.maintenance.reachability import table_id_in
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
@@ -166,7 +166,7 @@ def kept_files(lake: Lakehouse, operation: Operation) -> dict[str, bytes]:
 def reached_by_anything(lake: Lakehouse) -> set[str]:
     """Return the files that versions and exports need, live or expired, and those of our operations' records."""
     definition = lake.snapshot().definition
-    needed = {HINT_PATH, *roots(lake.storage), *expired_files(lake)}
+    needed = {HINT_PATH, ORPHAN_BARRIER_PATH, *roots(lake.storage), *expired_files(lake)}
     needed |= {batch.plan_path for batch in definition.expirations}
     needed |= {path for record in definition.exports for path in (record.root_location, record.manifest_path)}
     needed |= {path for path in listed(lake.storage) if path.startswith("_ops/lease-")}
@@ -195,7 +195,7 @@ def kinds(lake: Lakehouse) -> Counter[str]:
         path.split("/")[0] if path.startswith(("tables/", "_ops/plan", "_ops/export")) else path.split("-")[1]
         for path in listed(lake.storage)
         if not path.startswith("_") or path.startswith("_ops/")
-        if not path.startswith("_ops/lease")
+        if not path.startswith("_ops/lease") and path != ORPHAN_BARRIER_PATH
     )
 
 

@@ -79,7 +79,8 @@ class Upkeep:
         self._tables = tables
         self._names = 0
         self._approved: set[str] = set()
-        self._kept_exports: set[str] = set()  # that were acknowledged, for ever, and that nobody began to drop
+        self._exported: set[str] = set()  # names that were acknowledged, for ever
+        self._dropped: set[str] = set()  # names that somebody began to drop
         every = self._all()
         self._operations = {name: every[name] for name in operations if name in every}
 
@@ -164,14 +165,14 @@ class Upkeep:
         retained_ms = chance.choice([None, self._leap_ms])
         maintenance.plan_export(lake, name, version=version, retain_for=retained_ms).execute()
         if retained_ms is None:
-            self._kept_exports.add(name)
+            self._exported.add(name)
         return True
 
     def _drop_export(self, lake: Lakehouse, chance: random.Random) -> object:
         names = [info.name for info in maintenance.list_exports(lake)]
         if names:
             name = chance.choice(names)
-            self._kept_exports.discard(name)
+            self._dropped.add(name)
             maintenance.drop_export(lake, name)
         return bool(names)
 
@@ -187,7 +188,7 @@ class Upkeep:
 
     def _wrong_contents(self, lake: Lakehouse, past: Lakehouse, states: Sequence[State]) -> list[str]:
         wrong = _wrong_versions(lake, self._world, states) + _wrong_exports(lake, states)
-        forgotten = self._kept_exports - {info.name for info in maintenance.list_exports(lake)}
+        forgotten = self._exported - self._dropped - {info.name for info in maintenance.list_exports(lake)}
         wrong += [f"export {name} is forgotten" for name in sorted(forgotten)]
         if self._tables is not None:
             live = {info.version for info in lake.history() if info.state == "live"}

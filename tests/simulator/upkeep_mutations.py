@@ -133,10 +133,6 @@ UPKEEP_MUTATIONS: Mapping[str, Mutation] = {
         reachability.Mark, "__contains__", lambda self, path: False
     ),
     "roll back to the definition of that time": _go_back_to_the_old_definition,
-    "expire versions that transactions may be based on": _replacing(
-        survey, "judge",
-        lambda versions, policy, now_ms, judge=survey.judge: judge(versions, replace(policy, protected_ms=0), now_ms),
-    ),
     "mark only once": _replacing(reachability.Mark, "extend", lambda self, latest: None),
     "see no change by other programs": _replacing(survey.Survey, "foreign_steps", lambda self: []),
     "reconcile: forget the exports of the other side": _replacing(
@@ -155,6 +151,11 @@ UPKEEP_MUTATIONS: Mapping[str, Mutation] = {
 RARE_UPKEEP_MUTATIONS: Mapping[str, Mutation] = {
     "purge without grace, and what was undeleted": _purge_before_its_time,
     "expire what was exported meanwhile": _replacing(expire, "_check_same_settings", lambda base, latest: None),
+    "expire versions that transactions may be based on": _replacing(
+        survey,
+        "judge",
+        lambda versions, policy, now_ms, judge=survey.judge: judge(versions, replace(policy, protected_ms=0), now_ms),
+    ),
     "remove orphans without a commit": _remove_orphans_unrecorded,
     "register beside purges": _register_beside_purges,
 }

@@ -130,7 +130,7 @@ def delete_files(
     """Delete files, given with their sizes, and say what became of them.
 
     ``before_batch`` runs before each send of a batch and may raise to stop, or add to ``spared``, which stay; where
-    the storage fails it in passing the deletion stops there. Where a storage throttles or fails in passing, the rest
+    the storage fails it in passing again and again the deletion stops there. Where a storage throttles or fails in passing, the rest
     of the batch is sent again more slowly, a few times. After the first refusal under a prefix nothing more is
     tried there.
     """
@@ -175,6 +175,7 @@ class _Deleting:
         self._progress = progress
         self._begun_s = time.monotonic()
         self._refused: dict[str, StorageError] = {}
+        self._unseen: StorageError | None = None
         self._done = Deletion()
 
     def run(self) -> Deletion:
@@ -221,8 +222,7 @@ class _Deleting:
 
         def attempt() -> None:
             nonlocal remaining
-            if not self._may_go_on():
-                return
+            self._look()
             for path in [path for path in remaining if path in self._spared]:
                 remaining.remove(path)
                 self._done.failures.pop(path, None)
@@ -257,15 +257,17 @@ class _Deleting:
             retry_error_callback=lambda _: None,  # what failed to the end is in the report
         )
         again(attempt)
+        if self._unseen is not None:
+            self._done.stopped = f"it could not be seen whether more may be deleted: {self._unseen.message}"
 
-    def _may_go_on(self) -> bool:
-        """Whether the batch may be sent. What could not be looked at is not deleted, and the end says so."""
+    def _look(self) -> None:
+        """See that the batch may be sent; remembers where that failed in passing, and raises it to be tried again."""
         try:
             self._before_batch()
         except _PASSING as error:
-            self._done.stopped = f"it could not be seen whether more may be deleted: {error.message}"
-            return False
-        return True
+            self._unseen = error
+            raise
+        self._unseen = None
 
     def _keep_pace(self) -> None:
         """Wait until the next batch may be sent, by the limit of requests per second over the whole run."""
