@@ -129,10 +129,10 @@ def delete_files(
 ) -> Deletion:
     """Delete files, given with their sizes, and say what became of them.
 
-    ``before_batch`` runs before each send of a batch and may raise to stop, or add to ``spared``, which stay; where
-    the storage fails it in passing again and again the deletion stops there. Where a storage throttles or fails in passing, the rest
-    of the batch is sent again more slowly, a few times. After the first refusal under a prefix nothing more is
-    tried there.
+    ``before_batch`` runs before each send of a batch and may raise to stop, or add to ``spared``, which stay. Where
+    the storage fails that in passing again and again, the deletion stops there. Where a storage throttles or fails in
+    passing, the rest of the batch is sent again more slowly, a few times. After the first refusal under a prefix
+    nothing more is tried there.
     """
     return _Deleting(storage, sizes_bytes, budget, before_batch, spared, progress).run()
 
