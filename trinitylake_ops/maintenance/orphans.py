@@ -14,9 +14,7 @@ from typing import Self
 
 from rich.table import Table
 
-from trinitylake_ops.errors import (
-    MaintenanceBlockedError,
-)
+from trinitylake_ops.errors import MaintenanceBlockedError
 from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
 from trinitylake_ops.format.file_names import (
     TABLES_PREFIX,

@@ -68,7 +68,7 @@ class CatalogReach:
             self._add_definitions(root.pointers)
             self.others.add(root.lakehouse_def)
             frontier += root.pointers.nodes
-            self.alias_names.update(map(_name_of, filter(is_uri, (root.lakehouse_def, *root.pointers.nodes))))
+            self._add_aliases([root.lakehouse_def])
         while frontier := self._unknown(frontier):
             below: list[str] = []
             for start in range(0, len(frontier), _BATCH):
@@ -77,7 +77,6 @@ class CatalogReach:
                     pointers = Pointers.of(node, self._files.storage.root)
                     self._add_definitions(pointers)
                     below += pointers.nodes
-                    self.alias_names.update(map(_name_of, filter(is_uri, pointers.nodes)))
                 self.nodes.update(batch)
                 progress("nodes", len(self.nodes), len(self.nodes) + len(frontier) - start - len(batch))
             frontier = below
@@ -95,7 +94,10 @@ class CatalogReach:
         known = self._known
         self.tables.update(path for path in pointers.tables if known is None or path not in known.tables)
         self.others.update(path for path in pointers.others if known is None or path not in known.others)
-        self.alias_names.update(map(_name_of, filter(is_uri, (*pointers.tables, *pointers.others))))
+        self._add_aliases((*pointers.nodes, *pointers.tables, *pointers.others))
+
+    def _add_aliases(self, locations: Iterable[str]) -> None:
+        self.alias_names.update(map(_name_of, filter(is_uri, locations)))
 
     def _unknown(self, paths: Iterable[str]) -> list[str]:
         known = self._known
@@ -282,7 +284,7 @@ class Mark:
             return True
         if not isinstance(path, str):
             return False
-        name = path.rpartition("/")[2]
+        name = _name_of(path)
         return name in self.catalog.alias_names or name in self.tables.alias_names or self._is_of_kept_table(path)
 
     def _is_of_kept_table(self, path: str) -> bool:
