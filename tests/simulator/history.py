@@ -12,7 +12,7 @@ from trinitylake_ops.transaction.history import VersionInfo
 from trinitylake_ops.transaction.snapshot import epoch_ms
 
 #: Operations that change what the lakehouse definition records.
-_RECORDING = ("export", "drop-export", "expire", "undelete", "purge", "reconcile")
+_RECORDING = ("export", "drop-export", "expire", "undelete", "purge", "orphans", "reconcile")
 
 
 @dataclass

@@ -210,7 +210,7 @@ class _Scenario:
         """Read every version anew, and return what is wrong."""
         lake, past = Lakehouse(self._storage), Lakehouse(archive(self.world))
         if self._foreigner is not None:
-            self.world.clock_ms += LEASE_MS  # of whoever was cut off
+            self.world.clock_ms += LEASE_MS + CLOCK_MARGIN_MS  # the lease of whoever was cut off, by whatever clock
             maintenance.reconcile(lake)
             past = Lakehouse(archive(self.world))
         infos = sorted(past.history(), key=lambda info: info.version)

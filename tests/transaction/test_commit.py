@@ -355,6 +355,28 @@ def test_one_whose_base_was_purged_is_told_so(lake: Lakehouse, is_asleep_in_comm
     assert not lake.snapshot().table("ns", "t00").properties.get("slow")
 
 
+def test_one_whose_namespace_was_purged_is_told_so(lake: Lakehouse) -> None:
+    """Whether the namespace is still the same one cannot be seen any more."""
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+    old = lake.snapshot()
+    clock = _Asleep(lake.storage, old.created_at_ms + 10)
+    clock.sleeps_ms = 0
+    txn = Lakehouse(clock, cache="off").transaction()
+    txn.create_table("ns", "t", table())
+
+    def purge() -> None:
+        with lake.transaction() as other:
+            other.alter_namespace("ns", {"a": "b"})
+        seal(lake, old.version)
+        lake.storage.delete(old.entry(old.keys.namespace_key("ns")) or "")
+
+    clock.meanwhile = purge
+    with pytest.raises(TransactionExpiredError, match="version 1, which it is based on, was expired and purged"):
+        txn.commit()
+    assert not lake.snapshot().has_table("ns", "t")
+
+
 def _purge_the_first_versions(lake: Lakehouse) -> None:
     """Change all, then do to versions 0 and 1 what a purge does."""
     first = lake.snapshot(1)

@@ -21,6 +21,7 @@ from trinitylake_ops.errors import (
     StorageError,
     TransactionExpiredError,
     TrinityLakeError,
+    VersionExpiredError,
     VersionNotFoundError,
 )
 from trinitylake_ops.format.definitions import LakehouseDef
@@ -101,14 +102,14 @@ def check_age(begun_at_ms: int, now_ms: int, definition: LakehouseDef, barred_be
 
 @contextlib.contextmanager
 def reading_bases(*bases: Snapshot) -> Iterator[None]:
-    """Read nodes of versions in the block: where one vanished because its version was purged, say that.
+    """Read files of versions in the block: where one vanished because its version was purged, say that.
 
-    Raises TransactionExpiredError instead of FileMissingError then. So it can be where the transaction is young
-    enough by now, but was too old for the time to live of the purge.
+    Raises TransactionExpiredError instead of FileMissingError or VersionExpiredError then. So it can be where the
+    transaction is young enough by now, but was too old for the time to live of the purge.
     """
     try:
         yield
-    except FileMissingError as error:
+    except (FileMissingError, VersionExpiredError) as error:
         for base in bases:
             if base.is_sealed_now():
                 raise TransactionExpiredError(

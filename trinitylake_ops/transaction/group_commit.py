@@ -363,11 +363,11 @@ class _Group:
             if member.base.version == base.version:
                 continue
             try:
-                if member.base.version not in changes:
-                    with reading_bases(member.base, base):
+                with reading_bases(member.base, base):
+                    if member.base.version not in changes:
                         differences = diff_trees(self._files.nodes, member.base.root, base.root)
                         changes[member.base.version] = {change.key: change for change in differences}
-                member.transaction.check(member.base, base, changes[member.base.version])
+                    member.transaction.check(member.base, base, changes[member.base.version])
                 member.base = base
             except Exception as error:  # noqa: BLE001 - whatever it is, it is this member's alone
                 self._fail(member, error)

@@ -478,7 +478,7 @@ class Transaction(CatalogReader):
             "set": sum(1 for value in messages.values() if value is not None),
             "deleted": sum(1 for value in messages.values() if value is None),
         }
-        operation, message = self._info.operation or self._operation(), self._info.message or self._summary()
+        operation, message = self._info.operation or self._operation_on(base), self._info.message or self._summary()
         info = replace(self._info, operation=operation, message=message, counts=counts)
         return Writes(messages, files, info, lakehouse_def, definition)
 
@@ -562,7 +562,7 @@ class Transaction(CatalogReader):
             return []
         return [f"{describe_key(self.keys, key)}: we changed its tables, a concurrent commit dropped it"]
 
-    def _operation(self) -> str:
+    def _operation_on(self, base: Snapshot) -> str:
         """Name what a transaction without a name of its own does, when it is one thing."""
         if not self._writes:
             return "alter-definition"
@@ -573,7 +573,7 @@ class Transaction(CatalogReader):
             kind = "namespace"
         if write is None:
             return f"drop-{kind}"
-        return f"{'create' if self.base.entry(key) is None else 'alter'}-{kind}"
+        return f"{'create' if base.entry(key) is None else 'alter'}-{kind}"
 
     def _summary(self) -> str | None:
         """Name the object of a transaction that has no message, when it is one."""
