@@ -4,14 +4,8 @@ from trinitylake_ops.maintenance.compact import CompactionReport, compact
 from trinitylake_ops.maintenance.deletion import Budget
 from trinitylake_ops.maintenance.drop_namespace import DropNamespacePlan, plan_drop_namespace
 from trinitylake_ops.maintenance.expire import ExpirationPlan, ExpirationReport, plan_expiration, undelete
-from trinitylake_ops.maintenance.export import (
-    ExportInfo,
-    ExportPlan,
-    ExportReport,
-    drop_export,
-    list_exports,
-    plan_export,
-)
+from trinitylake_ops.maintenance.export import ExportPlan, ExportReport, plan_export
+from trinitylake_ops.maintenance.export_records import ExportInfo, drop_export, list_exports
 from trinitylake_ops.maintenance.hint import HintReport, HintState, inspect_hint, repair_hint
 from trinitylake_ops.maintenance.orphans import OrphanPlan, OrphanReport, plan_orphan_removal
 from trinitylake_ops.maintenance.purge import PurgeBatch, PurgePlan, PurgeReport, plan_purge

@@ -9,8 +9,10 @@ from trinitylake_ops.errors import CorruptFileError, InvalidLocationError, Stora
 from trinitylake_ops.format.definitions import LakehouseDef, NamespaceDef, TableDef
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.storage.cache import decoded
+from trinitylake_ops.storage.elsewhere import Elsewhere
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.lru import ByteLru
+from trinitylake_ops.storage.options import StorageOptions
 
 DEFAULT_CACHE_BYTES = 32 * 1024 * 1024
 _MEMORY_PER_FILE_BYTE = 2
@@ -22,11 +24,13 @@ class DefinitionStore:
     """Decoded definitions of one lakehouse, cached up to about ``cache_bytes`` of memory.
 
     They are immutable files, so cached ones never go stale. Bytes that do not decode are dropped from
-    the storage's cache and read once more.
+    the storage's cache and read once more. Those that an export left in another lakehouse are read from
+    ``elsewhere``.
     """
 
-    def __init__(self, storage: Storage, cache_bytes: int = DEFAULT_CACHE_BYTES):
+    def __init__(self, storage: Storage, cache_bytes: int = DEFAULT_CACHE_BYTES, elsewhere: Elsewhere | None = None):
         self._storage = storage
+        self._elsewhere = elsewhere or Elsewhere(storage.root, StorageOptions())
         self._cache: ByteLru[str, LakehouseDef | NamespaceDef | TableDef] = ByteLru(cache_bytes)
 
     def lakehouse(self, location: str) -> LakehouseDef:
@@ -52,21 +56,23 @@ class DefinitionStore:
             if isinstance(cached, kind):
                 found[location] = cached
         missing = [location for location in dict.fromkeys(locations) if location not in found]
-        paths = [self._path(location) for location in missing]
-        for location, path, data in zip(missing, paths, self._storage.read_many(paths), strict=True):
-            found[location] = decoded(self._storage, path, data, decode)
+        paths = {location: self._path(location) for location in missing}
+        near = [location for location in missing if not is_uri(paths[location])]
+        distant = [location for location in missing if is_uri(paths[location])]
+        for location, data in zip(near, self._storage.read_many([paths[place] for place in near]), strict=True):
+            found[location] = decoded(self._storage, paths[location], data, decode)
             self._cache.put(location, found[location], len(data) * _MEMORY_PER_FILE_BYTE)
+        for uri, read in zip(distant, self._elsewhere.read_available(distant), strict=True):
+            if isinstance(read, StorageError):
+                raise read
+            found[uri] = decode(read, uri)
+            self._cache.put(uri, found[uri], len(read) * _MEMORY_PER_FILE_BYTE)
         return [found[location] for location in locations]
 
     def _path(self, location: str) -> str:
         try:
-            path = to_location(self._storage.root, location)
+            return to_location(self._storage.root, location)
         except InvalidLocationError as error:
             raise CorruptFileError(
                 f"a root or node points to {location!r}, which is no location", path=location
             ) from error
-        if is_uri(path):
-            raise StorageError(
-                f"definition {location!r} lies outside the lakehouse {self._storage.root!r}", path=location
-            )
-        return path

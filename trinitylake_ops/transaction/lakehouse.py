@@ -34,6 +34,7 @@ from trinitylake_ops.format.node_file import (
 from trinitylake_ops.storage import Storage, open_storage
 from trinitylake_ops.storage.cache import private_cache_view, shared_cache_view
 from trinitylake_ops.storage.cache_options import storage_identity
+from trinitylake_ops.storage.elsewhere import Elsewhere
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.transaction.commit import (
     DEFAULT_MAX_ATTEMPTS,
@@ -93,9 +94,9 @@ class Lakehouse:
             files = shared_cache_view(storage, is_immutable_path, self.storage_options)
         elif cache == "private":
             files = private_cache_view(storage, is_immutable_path, self.storage_options)
-        self.files = LakehouseFiles(
-            files, NodeStore(files), DefinitionStore(files), HintWriter(storage), Roots(storage)
-        )
+        elsewhere = Elsewhere(self.root, self.storage_options)
+        nodes, definitions = NodeStore(files, elsewhere=elsewhere), DefinitionStore(files, elsewhere=elsewhere)
+        self.files = LakehouseFiles(files, nodes, definitions, HintWriter(storage), Roots(storage))
         is_shared = cache == "shared"
         self._queue = shared_queue(storage_identity(self.root, self.storage_options)) if is_shared else CommitQueue()
 
