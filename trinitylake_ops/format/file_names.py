@@ -29,6 +29,7 @@ _IMMUTABLE_NAME = re.compile(
     r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\.(?:arrow|ipc|binpb)",
     re.DOTALL,
 )
+_DISTANT_NAME = re.compile(rf"([a-z0-9+.-]+://.*?/)(?:{_IMMUTABLE_NAME.pattern})", re.DOTALL)
 _TABLE_NAME = re.compile(rf"[01/]+-table-[^/]+-({_UUID})\.binpb")
 _TURN_NAME = re.compile(rf"{TURN_PREFIX}([1-9][0-9]{{0,5}})-{_UUID}")
 _LEASE_NAME = re.compile(rf"{LEASE_PREFIX}([1-9][0-9]{{0,14}})\.json")
@@ -242,3 +243,9 @@ def is_immutable_path(path: str) -> bool:
     engine could give a second time.
     """
     return _IMMUTABLE_NAME.fullmatch(path) is not None
+
+
+def root_of(uri: str) -> str | None:
+    """Return the root URI of the lakehouse that the URI of a node or definition lies in, None for another name."""
+    match = _DISTANT_NAME.fullmatch(uri)
+    return match[1] if match else None

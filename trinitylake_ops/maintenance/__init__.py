@@ -11,6 +11,7 @@ from trinitylake_ops.maintenance.orphans import OrphanPlan, OrphanReport, plan_o
 from trinitylake_ops.maintenance.purge import PurgeBatch, PurgePlan, PurgeReport, plan_purge
 from trinitylake_ops.maintenance.reconcile import ReconcileReport, reconcile
 from trinitylake_ops.maintenance.register import RegistrationReport, register_catalog, register_table
+from trinitylake_ops.maintenance.restore import RestorePlan, plan_restore, restore_export
 from trinitylake_ops.maintenance.retention import RetentionPolicy, Verdict
 from trinitylake_ops.maintenance.rollback import RollbackPlan, plan_rollback, rollback
 from trinitylake_ops.maintenance.trim import TrimPlan, TrimReport, plan_trim_tables
@@ -35,6 +36,7 @@ __all__ = [
     "PurgeReport",
     "ReconcileReport",
     "RegistrationReport",
+    "RestorePlan",
     "RetentionPolicy",
     "RollbackPlan",
     "TrimPlan",
@@ -50,12 +52,14 @@ __all__ = [
     "plan_export",
     "plan_orphan_removal",
     "plan_purge",
+    "plan_restore",
     "plan_rollback",
     "plan_trim_tables",
     "reconcile",
     "register_catalog",
     "register_table",
     "repair_hint",
+    "restore_export",
     "rollback",
     "undelete",
     "verify",

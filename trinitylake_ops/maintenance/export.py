@@ -15,7 +15,7 @@ from rich.table import Table
 
 from trinitylake_ops.errors import ExportNotFoundError, FileMissingError, InvalidInputError
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, ExportState
-from trinitylake_ops.format.file_names import new_export_root_path, new_manifest_path
+from trinitylake_ops.format.file_names import new_export_root_path, new_manifest_path, table_prefix
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.format.node_file import MAX_TIME_MS, NodeFile
 from trinitylake_ops.maintenance.export_content import Choice, Content, Destination, gather
@@ -338,7 +338,7 @@ class _Work:
         else:
             begin_manifest(storage, self.record, self.content.targets(), with_definitions=self.choice.with_definitions)
             for table_id in self._table_ids():
-                claim_location(storage, f"{storage.root}tables/{table_id}", self.source.definition)
+                claim_location(storage, f"{storage.root}{table_prefix(table_id)}".rstrip("/"), self.source.definition)
             copier.copy_content(self.content, StorageFileIO.on(storage, self.io.storage_options, read_only=True))
             limits, identifier = TreeLimits.of(self.source.definition), export_id(self.record)
             created_at_ms = self.record.created_at_millis
@@ -363,7 +363,7 @@ class _Work:
         copier.there = {info.path: info.size_bytes for info in storage.list()}
         copier.known = self._known()
         for table_id in self._table_ids():
-            claim_location(storage, f"{storage.root}tables/{table_id}", writer.target_definition)
+            claim_location(storage, f"{storage.root}{table_prefix(table_id)}".rstrip("/"), writer.target_definition)
         copier.copy_content(self.content, StorageFileIO.on(metered.lake.storage, self.io.storage_options))
         tree = NodeFile() if txn is not None else writer.first_tree(self.content.entries, copier.place)
         finish_manifest(metered.lake.storage, self.record, copier.files, with_definitions=self.choice.with_definitions)

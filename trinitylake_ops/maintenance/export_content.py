@@ -59,11 +59,15 @@ class TableCopy:
 
 @dataclass(slots=True)
 class Content:
-    """What an export copies; ``entries`` are (key, location) of its tree, ascending by key."""
+    """What an export copies; ``entries`` are (key, location) of its tree, ascending by key.
+
+    ``uncopied`` are copied definitions whose tables' files stay where they are.
+    """
 
     entries: list[tuple[str, str]] = field(default_factory=list)
     definitions: list[DefinitionCopy] = field(default_factory=list)
     tables: list[TableCopy] = field(default_factory=list)
+    uncopied: list[TableDef] = field(default_factory=list)
 
     @property
     def n_files(self) -> int:
@@ -120,7 +124,7 @@ class Destination:
 
     def pointer(self, source_root: str, location: str) -> str:
         """Return how the tree of the export points to what is not copied."""
-        return location if self.folder else to_location(self.root, to_uri(source_root, location))
+        return to_location(self.root, to_uri(source_root, location))
 
 
 def chosen_entries(source: Snapshot, namespaces: Sequence[str]) -> list[tuple[str, str]]:
@@ -148,13 +152,16 @@ def gather(
     destination: Destination,
     io: StorageFileIO,
     there: Mapping[str, str] | None = None,
+    entries: Sequence[tuple[str, str]] | None = None,
 ) -> Content:
     """Find what an export of a version copies; ``there`` are the entries that its target has already.
 
-    Definitions, and for a full export manifests of all tables are read, but for those that are there. Raises
-    NamespaceNotFoundError, InvalidInputError for tables that cannot be copied, StorageError.
+    ``entries`` are those to copy, by default all that were chosen. Definitions, and for a full export manifests of all
+    tables are read, but for those that are there. Raises NamespaceNotFoundError,
+    InvalidInputError for tables that cannot be copied, StorageError.
     """
-    return _Gathering(source, choice, destination, io, there or {}).run()
+    chosen = chosen_entries(source, choice.namespaces) if entries is None else entries
+    return _Gathering(source, choice, destination, io, there or {}).run(chosen)
 
 
 class _Gathering:
@@ -170,8 +177,7 @@ class _Gathering:
         self._content = Content()
         self._limit_bytes = source.definition.file_path_max_size_bytes
 
-    def run(self) -> Content:
-        entries = chosen_entries(self._source, self._choice.namespaces)
+    def run(self, entries: Sequence[tuple[str, str]]) -> Content:
         placed: dict[str, str] = {}
         tables: list[tuple[str, ObjectName, str]] = []
         for key, location in entries:
@@ -213,14 +219,21 @@ class _Gathering:
         copies = run_parallel(self._table_copy, definitions, self._io.storage.concurrency)
         placed = {}
         for (key, name, location), definition, copy in zip(tables, definitions, copies, strict=True):
+            changed = self._changed(definition, copy)
             if copy is not None:
                 self._content.tables.append(copy)
-            placed[key] = self._copy_definition(name, location, self._changed(definition, copy))
+            else:
+                self._content.uncopied.append(changed or definition)
+            placed[key] = self._copy_definition(name, location, None if changed is None else changed.to_bytes())
         return placed
 
     def _table_copy(self, definition: TableDef) -> TableCopy | None:
         """Return the files of a table to copy, None where they stay where they are."""
-        if self._choice.level != ExportLevel.FULL or not definition.is_managed or not iceberg_metadata(definition):
+        metadata = iceberg_metadata(definition)
+        if self._choice.level != ExportLevel.FULL or not definition.is_managed or not metadata:
+            return None
+        is_at_destination = not is_uri(self._destination.pointer(self._root, metadata))
+        if is_at_destination and self._destination.root != self._root:
             return None
         table_root = self._source.definition.table_root
         places = TablePlaces(
@@ -232,8 +245,8 @@ class _Gathering:
         )
         return TableCopy(places, tuple(copies_of(definition, self._io, places)))
 
-    def _changed(self, definition: TableDef, copy: TableCopy | None) -> bytes | None:
-        """Return the bytes of a table's definition in the export, None where they do not change."""
+    def _changed(self, definition: TableDef, copy: TableCopy | None) -> TableDef | None:
+        """Return a table's definition in the export, None where it does not change."""
         metadata = iceberg_metadata(definition)
         if not metadata:
             return None
@@ -241,4 +254,4 @@ class _Gathering:
             location = self._destination.pointer(self._root, metadata)
         else:
             location = copy.places.path(to_location(self._root, metadata))
-        return None if location == metadata else copied_definition(definition, location).to_bytes()
+        return None if location == metadata else copied_definition(definition, location)

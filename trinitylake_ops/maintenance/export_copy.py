@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -50,7 +51,7 @@ class Copier:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._sizes_bytes = dict(self.there)
+        self._sizes_bytes: dict[str, int] = {}
         self._room = _Room(_MOST_BYTES_IN_FLIGHT)
 
     def copy_content(self, content: Content, io: StorageFileIO) -> None:
@@ -73,7 +74,7 @@ class Copier:
             data = io.read_whole(file.source)
             if file.kind not in REWRITTEN:
                 return data
-            return rewritten(file, data, io, table.places, self._sizes_bytes)
+            return rewritten(file, data, io, table.places, ChainMap(self._sizes_bytes, dict(self.there)))
 
         return _Job(file.source, file.target, read, file.size_bytes or 0)
 

@@ -185,7 +185,7 @@ class TargetExport:
         That of a minimal export is the source's, with full URIs for all that it points to.
         """
         if self.choice.level == ExportLevel.MINIMAL:
-            return self._distant_root()
+            return self.source.root.rebased(lambda location: to_uri(self.source_root, location))
         limits, created_at_ms = TreeLimits.of(self.definition), self.record.created_at_millis
         return built_root(entries, limits, export_id(self.record), created_at_ms, write)
 
@@ -213,20 +213,6 @@ class TargetExport:
             if there.get(key) != location:
                 txn.restore_entry(key, location)
         return txn.commit()
-
-    def _distant_root(self) -> NodeFile:
-        """Return the root of the source with full URIs for all that it points to."""
-        root = self.source.root
-
-        def distant(location: str) -> str:
-            return to_uri(self.source_root, location)
-
-        return NodeFile(
-            list(root.keys),
-            [distant(value) for value in root.values],
-            [distant(child) for child in root.children],
-            {key: None if value is None else distant(value) for key, value in root.buffer.items()},
-        )
 
     @property
     def _definition_path(self) -> str:

@@ -18,14 +18,13 @@ from trinitylake_ops.errors import (
     StorageError,
     TrinityLakeError,
 )
-from trinitylake_ops.format.definitions import ExpirationState, ExportState, TableDef
+from trinitylake_ops.format.definitions import METADATA_LOCATION, ExpirationState, ExportState, TableDef
 from trinitylake_ops.format.file_names import TABLES_PREFIX, is_immutable_path
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.format.node_file import NodeFile, decode_node
 from trinitylake_ops.maintenance.export_manifest import manifest_targets
 from trinitylake_ops.maintenance.survey import Pointers, Progress, Survey, SurveyedRoot, no_progress
 from trinitylake_ops.tables.file_io import StorageFileIO
-from trinitylake_ops.tables.managed import METADATA_LOCATION
 from trinitylake_ops.tables.ownership import owner_path, read_owner
 from trinitylake_ops.tables.reach import TableFile, files_of
 from trinitylake_ops.transaction.lakehouse import Lakehouse

@@ -20,10 +20,9 @@ from typing import Any
 import fastavro
 
 from trinitylake_ops.errors import CorruptFileError, InvalidInputError, TrinityLakeError
-from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.tables.file_io import StorageFileIO
-from trinitylake_ops.tables.managed import METADATA_LOCATION
 from trinitylake_ops.tables.reach import FileKind, files_of
 
 #: Iceberg files that hold paths; manifest lists hold the lengths of manifests, so they come after those.
@@ -74,9 +73,10 @@ class TablePlaces:
         """Return what a URI in a file of Iceberg's becomes; ``io`` is that of the source."""
         return self.target_root + self.path(io.location(uri))
 
-    def location_uri(self, uri: str) -> str:
-        """Return what the location of the table itself becomes: its folder under the target's root."""
-        return uri if self.folder else f"{self.target_root}{table_prefix(self.table_id)}".rstrip("/")
+    @property
+    def location_uri(self) -> str:
+        """What the location of the table itself becomes: its folder under the target's root."""
+        return f"{self.target_root}{table_prefix(self.table_id)}".rstrip("/")
 
 
 def copies_of(definition: TableDef, io: StorageFileIO, places: TablePlaces) -> list[FileCopy]:
@@ -125,7 +125,7 @@ def rewritten(
 def _metadata(location: str, data: bytes, new_uri: Callable[[str], str], places: TablePlaces) -> bytes:
     is_compressed = location.endswith((".gz.metadata.json", ".metadata.json.gz"))
     metadata: dict[str, Any] = json.loads(gzip.decompress(data) if is_compressed else data)
-    metadata["location"] = places.location_uri(metadata["location"])
+    metadata["location"] = places.location_uri
     metadata["metadata-log"] = []  # former metadata files stay behind
     for snapshot in metadata.get("snapshots") or ():
         snapshot["manifest-list"] = new_uri(snapshot["manifest-list"])

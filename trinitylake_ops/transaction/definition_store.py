@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from trinitylake_ops.errors import CorruptFileError, InvalidLocationError, StorageError
 from trinitylake_ops.format.definitions import LakehouseDef, NamespaceDef, TableDef
+from trinitylake_ops.format.file_names import root_of
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.storage.cache import decoded
 from trinitylake_ops.storage.elsewhere import Elsewhere
@@ -47,9 +48,15 @@ class DefinitionStore:
 
     def tables(self, locations: Sequence[str]) -> list[TableDef]:
         """Return table definitions in order, reading the uncached ones in parallel."""
-        return self._load(locations, TableDef, TableDef.from_bytes)
+        return self._load(locations, TableDef, TableDef.from_bytes, _distant_table)
 
-    def _load(self, locations: Sequence[str], kind: type[T], decode: Callable[[bytes, str], T]) -> list[T]:
+    def _load(
+        self,
+        locations: Sequence[str],
+        kind: type[T],
+        decode: Callable[[bytes, str], T],
+        decode_distant: Callable[[bytes, str], T] | None = None,
+    ) -> list[T]:
         found: dict[str, T] = {}
         for location in locations:
             cached = self._cache.get(location)
@@ -65,7 +72,7 @@ class DefinitionStore:
         for uri, read in zip(distant, self._elsewhere.read_available(distant), strict=True):
             if isinstance(read, StorageError):
                 raise read
-            found[uri] = decode(read, uri)
+            found[uri] = (decode_distant or decode)(read, uri)
             self._cache.put(uri, found[uri], len(read) * _MEMORY_PER_FILE_BYTE)
         return [found[location] for location in locations]
 
@@ -76,3 +83,9 @@ class DefinitionStore:
             raise CorruptFileError(
                 f"a root or node points to {location!r}, which is no location", path=location
             ) from error
+
+
+def _distant_table(data: bytes, uri: str) -> TableDef:
+    """Return a definition that stands in another lakehouse as this one has to read it."""
+    definition, root = TableDef.from_bytes(data, uri), root_of(uri)
+    return definition if root is None else definition.rebased(root)

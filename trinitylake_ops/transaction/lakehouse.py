@@ -24,7 +24,7 @@ from trinitylake_ops.format.file_names import (
 )
 from trinitylake_ops.format.keys import KeyCodec
 from trinitylake_ops.format.limits import validate_lakehouse_def
-from trinitylake_ops.format.locations import normalize_root_uri, to_location
+from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location
 from trinitylake_ops.format.node_file import (
     LAKEHOUSE_DEF,
     PREVIOUS_ROOT,
@@ -213,8 +213,19 @@ class Lakehouse:
             known = ", ".join(sorted(latest.definition.exported_snapshots)) or "none"
             raise ExportNotFoundError(f"there is no export {name!r}; exports: {known}")
         path = to_location(self.root, location)
+        if is_uri(path):
+            return self._snapshot_elsewhere(name, path)
         root = decode_node(self.storage.read(path), path)
         return Snapshot(self.files, _exported_version(name, path, root, latest.definition), path, root)
+
+    def _snapshot_elsewhere(self, name: str, uri: str) -> Snapshot:
+        """Return the version of another lakehouse that an export to another root made."""
+        folder, _, file_name = uri.rpartition("/")
+        version, root = parse_root_path(file_name), normalize_root_uri(f"{folder}/")
+        if version is None:
+            raise CorruptFileError(f"export {name!r} stands at {uri!r}, which is no root of a version", path=uri)
+        is_alike = root.partition("://")[0] == self.root.partition("://")[0]
+        return Lakehouse.open(root, self.storage_options if is_alike else None).snapshot(version)
 
     def history(self, limit: int | None = None) -> Iterator[VersionInfo]:
         """Yield versions, newest first, at most ``limit``; roots are read in parallel batches.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trinitylake_ops.errors import CorruptFileError, InvalidLocationError, StorageError
-from trinitylake_ops.format.locations import is_uri, to_location
+from trinitylake_ops.format.file_names import root_of
+from trinitylake_ops.format.locations import is_uri, to_location, to_uri
 from trinitylake_ops.format.node_file import NodeFile, decode_node
 from trinitylake_ops.storage.cache import decoded
 from trinitylake_ops.storage.elsewhere import Elsewhere
@@ -67,10 +68,16 @@ class NodeStore:
             return error
 
     def _decoded_distant(self, uri: str, data: bytes) -> NodeFile | StorageError:
+        """Return a node of another lakehouse: what it gives by paths lies there, too."""
         try:
-            return self._decode_and_keep(data, uri)
+            node = decode_node(data, uri)
         except StorageError as error:
             return error
+        root = root_of(uri)
+        if root is not None:
+            node = node.rebased(lambda location: to_uri(root, location))
+        self._cache.put(uri, node, len(data) * 2 + messages_bytes(node.buffer) + _MEMORY_PER_NODE_BYTES)
+        return node
 
     def _decode_and_keep(self, data: bytes, path: str) -> NodeFile:
         node = decode_node(data, path)
