@@ -19,8 +19,6 @@ from trinitylake_ops.storage.write_outcome import create_settled
 from trinitylake_ops.tables.copying import REWRITTEN, FileCopy, rewritten
 from trinitylake_ops.tables.file_io import StorageFileIO
 
-#: More than a storage's own: each copy waits for the source, too.
-_THREADS = 32
 _MOST_BYTES_IN_FLIGHT = 512 * 1024 * 1024
 
 
@@ -79,7 +77,8 @@ class Copier:
         return _Job(file.source, file.target, read, file.size_bytes or 0)
 
     def _run(self, jobs: Sequence[_Job]) -> None:
-        run_parallel(self._copy, jobs, max(_THREADS, self.target.concurrency))
+        # Each copy waits for its source, too; what goes one by one stays so.
+        run_parallel(self._copy, jobs, 2 * self.target.concurrency - 1)
 
     def _copy(self, job: _Job) -> None:
         with self._room.taken(job.size_bytes):
