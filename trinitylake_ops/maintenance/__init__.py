@@ -5,6 +5,7 @@ from trinitylake_ops.maintenance.deletion import Budget
 from trinitylake_ops.maintenance.drop_namespace import DropNamespacePlan, plan_drop_namespace
 from trinitylake_ops.maintenance.expire import ExpirationPlan, ExpirationReport, plan_expiration, undelete
 from trinitylake_ops.maintenance.export import ExportPlan, ExportReport, plan_export
+from trinitylake_ops.maintenance.export_check import ExportCheck, verify_export
 from trinitylake_ops.maintenance.export_records import ExportInfo, drop_export, list_exports
 from trinitylake_ops.maintenance.hint import HintReport, HintState, inspect_hint, repair_hint
 from trinitylake_ops.maintenance.orphans import OrphanPlan, OrphanReport, plan_orphan_removal
@@ -23,6 +24,7 @@ __all__ = [
     "DropNamespacePlan",
     "ExpirationPlan",
     "ExpirationReport",
+    "ExportCheck",
     "ExportInfo",
     "ExportPlan",
     "ExportReport",
@@ -63,4 +65,5 @@ __all__ = [
     "rollback",
     "undelete",
     "verify",
+    "verify_export",
 ]
