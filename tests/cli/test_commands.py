@@ -97,7 +97,7 @@ def assert_error(result: Result, code: int, *parts: str) -> None:
 def test_the_commands_are_the_fixed_ones() -> None:
     fixed = "init log ls show diff create-namespace drop-namespace rollback export exports drop-export hint verify"
     freeing = "trim expire undelete purge orphans reconcile"
-    more = ["compact", "tree", "resolve-commit", "register-table", "restore", "verify-export"]
+    more = ["compact", "tree", "resolve-commit", "register-table", "restore", "verify-export", "prune-exports"]
     assert sorted([*fixed.split(), *freeing.split(), *more]) == COMMANDS
 
 
@@ -379,6 +379,24 @@ def test_exports_of_other_levels(cli: Cli, lake: Lakehouse, tmp_path: Path) -> N
     assert_error(cli("export", "x", "--level", "full", "--target", "here"), 2, "here")
     assert_error(cli("export", "x", "--target-option", "region"), 2, "--target-option takes K=V")
     assert_error(cli("export", "x", "--namespace", "ns"), 2, "minimal")
+
+
+def test_prune_exports(cli: Cli, lake: Lakehouse) -> None:
+    for number in range(4):
+        cli("export", f"nightly-{number}")
+    cli("export", "by-hand")
+    plan = cli("prune-exports", "nightly-*", "--keep-last", 2, "--json").json
+    assert [(verdict["name"], verdict["is_dropped"]) for verdict in plan["verdicts"]] == [
+        ("nightly-3", False),
+        ("nightly-2", False),
+        ("nightly-1", True),
+        ("nightly-0", True),
+    ]
+    done = cli("prune-exports", "nightly-*", "--keep-last", 2, "--apply", plan["digest"], "--json").json
+    assert done["names"] == ["nightly-1", "nightly-0"]
+    assert [export["name"] for export in cli("exports", "--json").json] == ["by-hand", "nightly-2", "nightly-3"]
+    assert "Nothing to do" in cli("prune-exports", "nightly-*", "--keep-last", 2).err
+    assert_error(cli("prune-exports", "*"), 2, "empty")
 
 
 def test_an_export_that_others_recorded(cli: Cli, lake: Lakehouse) -> None:

@@ -12,7 +12,7 @@ import click
 
 from trinitylake_ops.cli.context import Session, storage_options_of
 from trinitylake_ops.cli.expire import expire, trim, undelete
-from trinitylake_ops.cli.export import drop_export, export, exports, restore, verify_export
+from trinitylake_ops.cli.export import drop_export, export, exports, prune_exports, restore, verify_export
 from trinitylake_ops.cli.operate import (
     compact,
     create_namespace,
@@ -96,6 +96,7 @@ for command in (
     exports,
     verify_export,
     drop_export,
+    prune_exports,
     restore,
     register_table,
     hint,

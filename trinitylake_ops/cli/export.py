@@ -1,4 +1,4 @@
-"""Commands about exports: export, exports, verify-export, drop-export, restore."""
+"""Commands about exports: export, exports, verify-export, drop-export, prune-exports, restore."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from trinitylake_ops.cli.context import (
     shown_progress,
     target_options_of,
 )
+from trinitylake_ops.cli.expire import policy_options
+from trinitylake_ops.maintenance import RetentionPolicy
 from trinitylake_ops.maintenance.export import LEVELS
 from trinitylake_ops.maintenance.report import new_table
 from trinitylake_ops.storage.options import StorageOptions
@@ -179,3 +181,41 @@ def restore(
         version = plan.execute(digest)
     what = f"Restored export {name}" if version != plan.base_version else "Nothing to restore"
     print_committed(version, as_json, what, changes=plan.changes)
+
+
+@click.command("prune-exports", short_help="Plan or do the drop of old exports by rules.")
+@click.argument("pattern")
+@policy_options
+@approval_options
+@json_option
+@pass_session
+def prune_exports(
+    session: Session,
+    /,
+    pattern: str,
+    max_age: timedelta | None,
+    digest: str | None,
+    yes: bool,
+    as_json: bool,
+    **rules: int | None,
+) -> None:
+    """Drop old exports whose names match PATTERN; without --apply or --yes, print which ones and why.
+
+    An export is kept when any rule keeps it, by the time when it was made; the newest one always is. Without a
+    rule nothing is dropped.
+
+    Example: trinitylake prune-exports 'nightly-*' --keep-daily 7 --keep-weekly 4
+    """
+    maximum_age_ms = 0 if max_age is None else max_age // timedelta(milliseconds=1)
+    minimum = rules.pop("min_versions") or 0
+    periods: dict[str, Any] = {name: number or 0 for name, number in rules.items()}
+    policy = RetentionPolicy(maximum_age_ms=maximum_age_ms, minimum_versions=minimum, protected_ms=0, **periods)
+    plan = maintenance.plan_prune_exports(session.lake(), pattern, policy)
+    if digest is None and not yes:
+        print_plan(plan, as_json, is_empty=not plan.names)
+        return
+    names = plan.names
+    version = plan.execute(digest)
+    print_committed(
+        version, as_json, f"Dropped exports {', '.join(names)}" if names else "Nothing to drop", names=names
+    )

@@ -9,6 +9,7 @@ from trinitylake_ops.maintenance.export_check import ExportCheck, verify_export
 from trinitylake_ops.maintenance.export_records import ExportInfo, drop_export, list_exports
 from trinitylake_ops.maintenance.hint import HintReport, HintState, inspect_hint, repair_hint
 from trinitylake_ops.maintenance.orphans import OrphanPlan, OrphanReport, plan_orphan_removal
+from trinitylake_ops.maintenance.prune_exports import PrunePlan, plan_prune_exports
 from trinitylake_ops.maintenance.purge import PurgeBatch, PurgePlan, PurgeReport, plan_purge
 from trinitylake_ops.maintenance.reconcile import ReconcileReport, reconcile
 from trinitylake_ops.maintenance.register import RegistrationReport, register_catalog, register_table
@@ -33,6 +34,7 @@ __all__ = [
     "HintState",
     "OrphanPlan",
     "OrphanReport",
+    "PrunePlan",
     "PurgeBatch",
     "PurgePlan",
     "PurgeReport",
@@ -53,6 +55,7 @@ __all__ = [
     "plan_expiration",
     "plan_export",
     "plan_orphan_removal",
+    "plan_prune_exports",
     "plan_purge",
     "plan_restore",
     "plan_rollback",

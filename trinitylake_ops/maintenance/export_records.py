@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 from trinitylake_ops.errors import ExportExistsError, ExportNotFoundError, InvalidNameError
 from trinitylake_ops.format.definitions import ExportRecord, ExportState, LakehouseDef
@@ -16,6 +17,8 @@ from trinitylake_ops.transaction.snapshot import Snapshot
 MAX_NAME_BYTES = 200
 
 EXPORT = "export"
+
+_LONGEST_MESSAGE_CHARS = 500
 
 
 def check_name(name: str) -> None:
@@ -134,14 +137,22 @@ def drop_export(lake: Lakehouse, name: str) -> int:
     orphan removal: a version that the export was restored to may need them. Another root is left as it is.
     Raises ExportNotFoundError, CommitConflictError.
     """
-    with lake.transaction(message=name, operation="drop-export") as txn:
-        txn.require(lambda base: _check_known(base.definition, name))
+    return drop_exports(lake, [name])
+
+
+def drop_exports(lake: Lakehouse, names: Sequence[str]) -> int:
+    """Forget several exports in one commit, as :func:`drop_export` does one; returns the version."""
+    message = ", ".join(names)[:_LONGEST_MESSAGE_CHARS]
+    with lake.transaction(message=message, operation="drop-export") as txn:
+        for name in names:
+            txn.require(partial(_check_known, name=name))
         definition = txn.definition
-        record = record_of(definition, name)
-        txn.alter_definition(without_exports(definition, [name]))
+        records = [record for name in names if (record := record_of(definition, name)) is not None]
+        txn.alter_definition(without_exports(definition, names))
     assert txn.committed_version is not None
-    if record is not None:
-        lake.storage.delete_many(_own_files(record, txn.definition))
+    own = [path for record in records for path in _own_files(record, txn.definition)]
+    if own:
+        lake.storage.delete_many(own)
     return txn.committed_version
 
 
@@ -157,8 +168,8 @@ def _own_files(record: ExportRecord, remaining: LakehouseDef) -> list[str]:
     return [path for path in own if path not in needed]
 
 
-def _check_known(definition: LakehouseDef, name: str) -> None:
-    if record_of(definition, name) is None and name not in definition.exported_snapshots:
+def _check_known(base: Snapshot, name: str) -> None:
+    if record_of(base.definition, name) is None and name not in base.definition.exported_snapshots:
         raise ExportNotFoundError(f"there is no export {name!r}")
 
 
