@@ -151,6 +151,7 @@ def drop_export(session: Session, name: str, as_json: bool) -> None:
 @click.argument("name")
 @click.option("--namespace", "namespaces", multiple=True, help="Only this namespace; may be repeated.")
 @click.option("--table", "tables", multiple=True, metavar="NS.TABLE", help="Only this table; may be repeated.")
+@_target_options
 @approval_options
 @json_option
 @pass_session
@@ -159,6 +160,7 @@ def restore(
     name: str,
     namespaces: tuple[str, ...],
     tables: tuple[str, ...],
+    target_options: StorageOptions | None,
     digest: str | None,
     yes: bool,
     as_json: bool,
@@ -170,7 +172,7 @@ def restore(
 
     Example: trinitylake restore nightly-0412 --table sales.orders
     """
-    plan = maintenance.plan_restore(session.lake(), name, namespaces, tables)
+    plan = maintenance.plan_restore(session.lake(), name, namespaces, tables, target_options=target_options)
     if digest is None and not yes:
         print_plan(plan, as_json, is_empty=not plan.changes)
         return

@@ -46,7 +46,7 @@ from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.ownership import claim_location
 from trinitylake_ops.tables.reach import files_of
 from trinitylake_ops.transaction.commit import discard
-from trinitylake_ops.transaction.lakehouse import Lakehouse, check_not_expired
+from trinitylake_ops.transaction.lakehouse import Lakehouse, check_not_expired, options_for
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.node import TreeLimits
 
@@ -193,7 +193,7 @@ def plan_export(
     resumes = existing is not None and is_cut_off(existing, wanted)
     if not resumes:
         check_unused(latest.definition, name)
-    target_options = target_options if target_options is not None else _options_for(lake, target_uri)
+    target_options = target_options if target_options is not None else options_for(lake, target_uri)
     work = _Work.on(lake, source, existing if resumes and existing else wanted, choice, target_options)
     return ExportPlan(
         base_version=latest.version,
@@ -243,10 +243,6 @@ def _target_uri(lake: Lakehouse, target: str | None) -> str:
             f"target {root!r} is, or lies in, or holds the lakehouse itself; leave it out for an export that stays here"
         )
     return root
-
-
-def _options_for(lake: Lakehouse, target_uri: str) -> Mapping[str, str] | None:
-    return lake.storage_options if target_uri.partition("://")[0] == lake.root.partition("://")[0] else None
 
 
 @dataclass(frozen=True)

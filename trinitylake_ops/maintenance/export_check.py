@@ -16,7 +16,7 @@ from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse,
 from trinitylake_ops.maintenance.survey import Progress, no_progress
 from trinitylake_ops.storage import Storage, open_storage
 from trinitylake_ops.storage.parallel import run_parallel
-from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 
 _BATCH = 256
 
@@ -79,8 +79,7 @@ def verify_export(
     copies = read_manifest(metered.lake.storage, record.manifest_path)
     storage = metered.lake.storage
     if record.target_uri:
-        is_alike = record.target_uri.partition("://")[0] == lake.root.partition("://")[0]
-        options = target_options if target_options is not None else (lake.storage_options if is_alike else None)
+        options = target_options if target_options is not None else options_for(lake, record.target_uri)
         storage = metered.also(open_storage(record.target_uri, options))
     there = {info.path: info.size_bytes for info in storage.list()}
     missing = [copy for copy in copies if copy.target not in there]

@@ -7,7 +7,7 @@ differs from the latest version is copied back, under fresh names, and committed
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.table import Table
@@ -112,25 +112,35 @@ class RestorePlan(Plan):
 
 
 def plan_restore(
-    lake: Lakehouse, name: str, namespaces: Sequence[str] | None = None, tables: Sequence[str] | None = None
+    lake: Lakehouse,
+    name: str,
+    namespaces: Sequence[str] | None = None,
+    tables: Sequence[str] | None = None,
+    *,
+    target_options: Mapping[str, str] | None = None,
 ) -> RollbackPlan | RestorePlan:
     """Plan to bring back what an export holds, or chosen namespaces and tables of it; reads only.
 
-    From an export of some namespaces only these come back. Raises ExportNotFoundError, InvalidInputError for
-    what the export does not hold, FileMissingError where something that it needs is gone, StorageError.
+    ``target_options`` are for the storage of an export at another root. From an export of some namespaces only these
+    come back. Raises ExportNotFoundError, InvalidInputError for what the export does not hold, FileMissingError where something that it needs is gone, StorageError.
     """
     lake = uncached(lake)
-    export = lake.snapshot(name)
+    export = lake.exported(name, target_options)
     if export.files is lake.files:
         return plan_rollback(lake, name, namespaces, tables)
-    return _Restoring(lake, name, tuple(namespaces or ()), tuple(tables or ())).plan()
+    return _Restoring(lake, name, tuple(namespaces or ()), tuple(tables or ()), target_options).plan()
 
 
 def restore_export(
-    lake: Lakehouse, name: str, namespaces: Sequence[str] | None = None, tables: Sequence[str] | None = None
+    lake: Lakehouse,
+    name: str,
+    namespaces: Sequence[str] | None = None,
+    tables: Sequence[str] | None = None,
+    *,
+    target_options: Mapping[str, str] | None = None,
 ) -> int:
     """Plan and execute a restore; returns the new version. Raises what both raise."""
-    return plan_restore(lake, name, namespaces, tables).execute()
+    return plan_restore(lake, name, namespaces, tables, target_options=target_options).execute()
 
 
 @dataclass(frozen=True)
@@ -141,9 +151,10 @@ class _Restoring:
     name: str
     namespaces: tuple[str, ...]
     tables: tuple[str, ...]
+    target_options: Mapping[str, str] | None
 
     def plan(self) -> RestorePlan:
-        base, export = self.lake.snapshot(), self.lake.snapshot(self.name)
+        base, export = self.lake.snapshot(), self.lake.exported(self.name, self.target_options)
         only = self._only(base, export)
         here = {key: place for key, place in scan(base.files.nodes, base.root) if is_chosen(base, key, only)}
         there = {key: place for key, place in chosen_entries(export, ()) if is_chosen(base, key, only)}
@@ -151,7 +162,8 @@ class _Restoring:
         different = [(key, place) for key, place in there.items() if not is_same(key, here.get(key), place)]
         identifier = uuid.uuid4()
         fresh = Destination(self.lake.root, identifier, f"restore-{identifier}/")
-        io = StorageFileIO.on(export.files.storage, self.lake.storage_options, read_only=True)
+        options = self.target_options if self.target_options is not None else self.lake.storage_options
+        io = StorageFileIO.on(export.files.storage, options, read_only=True)
         content = gather(export, Choice(ExportLevel.FULL), fresh, io, entries=different)
         own_io = StorageFileIO.on(self.lake.storage, self.lake.storage_options, read_only=True)
         for definition in content.uncopied:
