@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from tests.clock import AgingStorage
 from tests.foreign import ForeignLake
 from tests.lakes import Lakes, check_lake, listed, objects
 from tests.maintenance.aging import DAY_MS, Aging, grow, keeping
 from tests.maintenance.changes import ROWS, append_rows, create, drop
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.errors import ExportNotFoundError, MaintenanceBlockedError, StorageError, VersionExpiredError
-from trinitylake_ops.storage import LocalStorage
+from trinitylake_ops.errors import (
+    ExportNotFoundError,
+    MaintenanceBlockedError,
+    StorageError,
+    StoragePermissionError,
+    TrinityLakeError,
+    VersionExpiredError,
+)
+from trinitylake_ops.maintenance import export as export_module
+from trinitylake_ops.storage import LocalStorage, Storage, StorageWrapper
 from trinitylake_ops.tables.catalog import catalog_at
 
 LEVELS: dict[str, dict[str, Any]] = {
@@ -124,3 +134,62 @@ def test_what_a_dropped_export_left_goes_with_the_orphans(aging: Aging) -> None:
     aging.remove_orphans()
     assert {path for path in listed(lake.storage) if path.startswith("tables/")} == before
     assert content(lake)[1] == ROWS["id"].to_pylist()  # type: ignore[index]
+
+
+class Dying(StorageWrapper):
+    """Takes so many creates, then none."""
+
+    def __init__(self, inner: Storage, creates: int):
+        super().__init__(inner)
+        self.left = creates
+
+    def create(self, path: str, data: bytes) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise StoragePermissionError("no more", path=path)
+        self.inner.create(path, data)
+
+
+def test_copies_of_one_that_was_cut_off_are_no_orphans(aging: Aging) -> None:
+    """Neither nodes nor anything else, however long it takes until it goes on."""
+    lake = aging.lake
+    create(lake, "big", *(f"t{number}" for number in range(40)))
+    expected = content(lake)
+    total = maintenance.plan_export(lake, "counted", "full").execute().files
+    maintenance.drop_export(lake, "counted")
+    aging.later()
+    aging.remove_orphans()
+    with pytest.raises(StoragePermissionError):
+        dying = Lakehouse(Dying(lake.storage, total))
+        maintenance.plan_export(dying, "kept", "full").execute()
+    before = listed(lake.storage)
+    aging.later()
+    assert maintenance.plan_orphan_removal(lake).paths == []
+    report = maintenance.plan_export(lake, "kept", "full").execute()
+    assert (report.resumed, report.copied_files < 10) == (True, True)
+    assert before <= listed(lake.storage)
+    assert content(lake, "kept") == expected
+
+
+def test_old_copies_at_another_root_are_not_relied_on(aging: Aging, lakes: Lakes) -> None:
+    """Whoever removes orphans there may be about to delete them."""
+    root = f"file://{lakes.folder}/target/"
+    maintenance.plan_export(aging.lake, "first", "full", target=root).execute()
+    append_rows(aging.lake)
+    there = LocalStorage(root, fsync=False)
+    stalled = AgingStorage(there, there.now_ms())
+    with (
+        mock.patch.object(export_module, "open_storage", return_value=Dying(there, 3)),
+        pytest.raises(TrinityLakeError),
+    ):
+        maintenance.plan_export(aging.lake, "second", "full", target=root).execute()
+    stalled.time_ms += 2 * DAY_MS
+    with (
+        mock.patch.object(export_module, "open_storage", return_value=stalled),
+        pytest.raises(MaintenanceBlockedError, match="orphans"),
+    ):
+        maintenance.plan_export(aging.lake, "second", "full", target=root).execute()
+    maintenance.plan_orphan_removal(Lakehouse(stalled)).execute()
+    with mock.patch.object(export_module, "open_storage", return_value=stalled):
+        maintenance.plan_export(aging.lake, "second", "full", target=root).execute()
+    assert content(Lakehouse.open(root)) == content(aging.lake)

@@ -7,13 +7,13 @@ cut off goes on where it stopped when it is executed again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from rich.table import Table
 
-from trinitylake_ops.errors import ExportNotFoundError, FileMissingError, InvalidInputError
+from trinitylake_ops.errors import ExportNotFoundError, FileMissingError, InvalidInputError, MaintenanceBlockedError
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, ExportState
 from trinitylake_ops.format.file_names import new_export_root_path, new_manifest_path, table_prefix
 from trinitylake_ops.format.locations import normalize_root_uri
@@ -33,6 +33,7 @@ from trinitylake_ops.maintenance.export_records import (
 from trinitylake_ops.maintenance.export_roots import (
     TargetExport,
     TargetLakehouse,
+    Write,
     built_root,
     export_id,
     lakehouse_def_copy,
@@ -41,13 +42,14 @@ from trinitylake_ops.maintenance.export_roots import (
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, Plan, digest_of, new_table
 from trinitylake_ops.maintenance.retention import duration_ms
 from trinitylake_ops.maintenance.survey import Progress, no_progress
-from trinitylake_ops.storage import open_storage
+from trinitylake_ops.storage import FileInfo, open_storage
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.ownership import claim_location
 from trinitylake_ops.tables.reach import files_of
 from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.lakehouse import Lakehouse, check_not_expired, options_for
 from trinitylake_ops.transaction.snapshot import Snapshot
+from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.tree.node import TreeLimits
 
 LEVELS = tuple(level.name.lower() for level in ExportLevel)
@@ -304,7 +306,10 @@ class _Work:
         if record.manifest_path != self.record.manifest_path:  # somebody else began it since the plan
             work = _Work.on(lake, self.source, record, self.choice, self.target_options)
         try:
-            copied = work._copy_elsewhere(metered, progress) if work.target else work._copy_here(metered, progress)
+            if work.target is None:
+                copied = work._copy_here(metered, progress, resumed=resumed)
+            else:
+                copied = work._copy_elsewhere(metered, progress)
             until_ms = None if retain_for_ms is None else lake.storage.now_ms() + retain_for_ms
             version = complete(metered.lake, record, copied.root_location, until_ms)
         except (ExportNotFoundError, FileMissingError):
@@ -325,27 +330,37 @@ class _Work:
             cost=metered.cost(),
         )
 
-    def _copy_here(self, metered: MeteredLakehouse, progress: Progress) -> _Copied:
+    def _copy_here(self, metered: MeteredLakehouse, progress: Progress, *, resumed: bool) -> _Copied:
         """Copy within the lakehouse; the root of a minimal export is the source's own."""
         storage = metered.lake.storage
-        copier = Copier(storage, progress=progress, n_expected=self.content.n_files + 1)
+        there = {info.path: info.size_bytes for info in storage.list()} if resumed else {}
+        copier = Copier(storage, there, progress=progress, n_expected=self.content.n_files + 1)
         if self.choice.level == ExportLevel.MINIMAL:
             root = storage.read(self.source.location)
         else:
-            begin_manifest(storage, self.record, self.content.targets(), with_definitions=self.choice.with_definitions)
+            targets = [*self.content.targets(), *((None, path) for path in self._node_paths())]
+            begin_manifest(storage, self.record, targets, with_definitions=self.choice.with_definitions)
             for table_id in self._table_ids():
                 claim_location(storage, f"{storage.root}{table_prefix(table_id)}".rstrip("/"), self.source.definition)
             copier.copy_content(self.content, StorageFileIO.on(storage, self.io.storage_options, read_only=True))
-            limits, identifier = TreeLimits.of(self.source.definition), export_id(self.record)
-            created_at_ms = self.record.created_at_millis
-            tree = built_root(self.content.entries, limits, identifier, created_at_ms, copier.place)
-            copied_def = lakehouse_def_copy(identifier)
+            tree = self._built_tree(copier.place)
+            copied_def = lakehouse_def_copy(export_id(self.record))
             definition_path = copied_def if self.choice.copies_definitions else self.source.definition_location
             root = root_in_same_lakehouse(self.source, tree, definition_path)
         files = [*copier.files, CopiedFile.of(self.source.location, self.record.root_location, root)]
         finish_manifest(storage, self.record, files, with_definitions=self.choice.with_definitions)
         copier.place({self.record.root_location: root})
         return _Copied(copier, self.record.root_location, len(files), None)
+
+    def _built_tree(self, write: Write) -> NodeFile:
+        limits, created_at_ms = TreeLimits.of(self.source.definition), self.record.created_at_millis
+        return built_root(self.content.entries, limits, export_id(self.record), created_at_ms, write)
+
+    def _node_paths(self) -> list[str]:
+        """Return where the nodes will stand: the manifest names them before they are written."""
+        paths: list[str] = []
+        self._built_tree(paths.extend)
+        return paths
 
     def _copy_elsewhere(self, metered: MeteredLakehouse, progress: Progress) -> _Copied:
         """Copy to another root, unless an earlier run has already; commit a version there."""
@@ -356,8 +371,10 @@ class _Work:
         writer = TargetExport(target, self.source, metered.lake.root, self.record, self.choice)
         copier = Copier(storage, progress=progress, n_expected=self.content.n_files + 1)
         txn = writer.begin()
-        copier.there = {info.path: info.size_bytes for info in storage.list()}
-        copier.known = self._known()
+        listed = list(storage.list())
+        copier.there, copier.known = {info.path: info.size_bytes for info in listed}, self._known()
+        if txn is not None:
+            _rely_on_copies_of_earlier_runs(txn, listed, self.content, copier.known)
         for table_id in self._table_ids():
             claim_location(storage, f"{storage.root}{table_prefix(table_id)}".rstrip("/"), writer.target_definition)
         copier.copy_content(self.content, StorageFileIO.on(metered.lake.storage, self.io.storage_options))
@@ -387,6 +404,27 @@ class _Work:
         return frozenset(found)
 
 
+def _rely_on_copies_of_earlier_runs(
+    txn: Transaction, listed: Iterable[FileInfo], content: Content, known: Container[str]
+) -> None:
+    """Let a transaction be as old as the copies that it takes over: orphan removal may be about to delete them.
+
+    Raises MaintenanceBlockedError where they are too old.
+    """
+    targets = {target for _, target in content.targets() if target not in known}
+    oldest_ms = min((info.last_modified_ms for info in listed if info.path in targets), default=None)
+    if oldest_ms is None:
+        return
+    storage = txn.base.files.storage
+    if storage.now_ms() - oldest_ms > txn.base.definition.txn_ttl_millis:
+        raise MaintenanceBlockedError(
+            f"files of an export that was cut off stand at {storage.root} for so long that they may be removed as"
+            f" orphans at any moment; remove them first: trinitylake --root {storage.root} orphans",
+            path=storage.root,
+        )
+    txn.date_back(oldest_ms)
+
+
 @dataclass(frozen=True)
 class _Copied:
     copier: Copier
@@ -408,12 +446,13 @@ def _begin(lake: Lakehouse, wanted: ExportRecord) -> tuple[ExportRecord, bool]:
 
 
 def _clean_up_if_dropped(lake: Lakehouse, work: _Work) -> None:
-    """Delete the copies of an export that was dropped meanwhile, and raise ExportNotFoundError for it."""
+    """Delete root and manifest of an export that was dropped meanwhile, and raise ExportNotFoundError for it.
+
+    Other copies are left to orphan removal.
+    """
     latest = lake.snapshot()
     try:
         check_copying(latest, work.record)
     except ExportNotFoundError:
-        if not work.record.target_uri:
-            copies = [target for _, target in work.content.targets()]
-            discard(lake.storage, [work.record.root_location, *copies, work.record.manifest_path])
+        discard(lake.storage, [path for path in (work.record.root_location, work.record.manifest_path) if path])
         raise

@@ -30,7 +30,7 @@ class CopiedFile:
 
 
 def begin_manifest(
-    storage: Storage, record: ExportRecord, targets: Iterable[tuple[str, str]], *, with_definitions: bool
+    storage: Storage, record: ExportRecord, targets: Iterable[tuple[str | None, str]], *, with_definitions: bool
 ) -> None:
     """Name the copies that will be made, so that nobody takes them for orphans meanwhile.
 

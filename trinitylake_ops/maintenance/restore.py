@@ -121,8 +121,9 @@ def plan_restore(
 ) -> RollbackPlan | RestorePlan:
     """Plan to bring back what an export holds, or chosen namespaces and tables of it; reads only.
 
-    ``target_options`` are for the storage of an export at another root. From an export of some namespaces only these
-    come back. Raises ExportNotFoundError, InvalidInputError for what the export does not hold, FileMissingError where something that it needs is gone, StorageError.
+    ``target_options`` are for the storage of an export at another root. From an export of some namespaces only
+    these come back. Raises ExportNotFoundError, InvalidInputError for what the export does not hold,
+    FileMissingError where something that it needs is gone, StorageError.
     """
     lake = uncached(lake)
     export = lake.exported(name, target_options)
