@@ -19,9 +19,11 @@ settings.load_profile("ci" if os.environ.get("CI") == "true" else "local")
 #: A property of a test (``record_property``) whose text is shown when all tests have run.
 SHOWN = "shown"
 
-_LONGEST = ("dagster_plugin", "spark_jobs", "e2e", "simulator")  # folders
+_LONGEST = ("dagster_plugin", "spark_jobs", "e2e", "simulator", "crash")  # folders
 #: Folders whose tests share a Spark session: to start one and to warm it up takes longer than most tests.
 _ON_SPARK = ("tests/dagster_plugin/", "tests/spark_jobs/")
+#: Folders whose tests take long one by one, and share nothing worth waiting for.
+_ONE_BY_ONE = ("tests/simulator/", "tests/crash/")
 
 pytest_plugins = ["tests.servers.plugin"]
 
@@ -41,10 +43,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class _ByFile(LoadFileScheduling):
-    """Each file goes to one worker, and all that use Spark to the same one."""
+    """Each file goes to one worker, all that use Spark to the same one, and some tests each to any."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "spark" if nodeid.startswith(_ON_SPARK) else super()._split_scope(nodeid)
+        if nodeid.startswith(_ON_SPARK):
+            return "spark"
+        return nodeid if nodeid.startswith(_ONE_BY_ONE) else super()._split_scope(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -7,6 +7,7 @@ import logging
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -96,7 +97,7 @@ def assert_error(result: Result, code: int, *parts: str) -> None:
 def test_the_commands_are_the_fixed_ones() -> None:
     fixed = "init log ls show diff create-namespace drop-namespace rollback export exports drop-export hint verify"
     freeing = "trim expire undelete purge orphans reconcile"
-    more = ["compact", "tree", "resolve-commit", "register-table"]
+    more = ["compact", "tree", "resolve-commit", "register-table", "restore", "verify-export", "prune-exports"]
     assert sorted([*fixed.split(), *freeing.split(), *more]) == COMMANDS
 
 
@@ -351,10 +352,51 @@ def test_exports(cli: Cli, lake: Lakehouse) -> None:
     cli("export", "third")
     assert_error(cli("export", "third"), 3, "'third'")
     assert_error(cli("export", "17"), 2, "digits")
-    assert_error(cli("export", "x", "--level", "full"), 2, "--level")
+    assert_error(cli("export", "x", "--level", "whole"), 2, "--level")
     assert_error(cli("export", "x", "--version", 99), 4)
     for duration in ("30", "d", "0d", "-1d", "999999999d", "1.5h"):
         assert_error(cli("export", "x", "--retain-for", duration), 2)
+
+
+def test_exports_of_other_levels(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
+    target = str(tmp_path / "target")
+    report = cli("export", "away", "--level", "full", "--target", target, "--json").json
+    assert (report["level"], report["target_version"], report["location"][:7]) == ("full", 0, "file://")
+    assert [export["target"] for export in cli("exports", "--json").json] == [
+        report["location"].rpartition("/")[0] + "/"
+    ]
+    assert cli("ls", "--json", root=target).json == cli("ls", "--json").json
+    checked = cli("verify-export", "away", "--deep", "--json").json
+    assert (checked["missing"], checked["changed"], checked["deep"]) == ([], [], True)
+    next((tmp_path / "target").rglob("*-namespace-*.binpb")).unlink()
+    damaged = cli("verify-export", "away")
+    assert (damaged.code, "missing" in damaged.out) == (1, True)
+    cli("drop-namespace", "ns", "--yes")
+    cli("export", "here", "--level", "partial", "--namespace", "ns", "--definitions", "--version", 1)
+    plan = cli("restore", "here", "--json").json
+    assert cli("restore", "here", "--apply", plan["digest"], "--json").json["changes"] == plan["changes"]
+    assert_error(cli("restore", "nowhere"), 4, "nowhere")
+    assert_error(cli("export", "x", "--level", "full", "--target", "here"), 2, "here")
+    assert_error(cli("export", "x", "--target-option", "region"), 2, "--target-option takes K=V")
+    assert_error(cli("export", "x", "--namespace", "ns"), 2, "minimal")
+
+
+def test_prune_exports(cli: Cli, lake: Lakehouse) -> None:
+    for number in range(4):
+        cli("export", f"nightly-{number}")
+    cli("export", "by-hand")
+    plan = cli("prune-exports", "nightly-*", "--keep-last", 2, "--json").json
+    assert [(verdict["name"], verdict["is_dropped"]) for verdict in plan["verdicts"]] == [
+        ("nightly-3", False),
+        ("nightly-2", False),
+        ("nightly-1", True),
+        ("nightly-0", True),
+    ]
+    done = cli("prune-exports", "nightly-*", "--keep-last", 2, "--apply", plan["digest"], "--json").json
+    assert done["names"] == ["nightly-1", "nightly-0"]
+    assert [export["name"] for export in cli("exports", "--json").json] == ["by-hand", "nightly-2", "nightly-3"]
+    assert "Nothing to do" in cli("prune-exports", "nightly-*", "--keep-last", 2).err
+    assert_error(cli("prune-exports", "*"), 2, "empty")
 
 
 def test_an_export_that_others_recorded(cli: Cli, lake: Lakehouse) -> None:

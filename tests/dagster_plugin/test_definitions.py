@@ -55,7 +55,8 @@ def test_operations_are_jobs_and_the_lakehouse_is_an_asset() -> None:
     names = {job.name for job in definitions.resolve_all_job_defs() if not job.name.startswith("__")}
     planned = {f"{name}_{step}" for name in ("trim", "expire", "purge", "orphans") for step in ("plan", "apply")}
     assert (
-        names == {"rollback", "export_minimal", "repair_hint", "compact", "verify", "undelete", "reconcile"} | planned
+        names
+        == {"rollback", "export", "restore", "repair_hint", "compact", "verify", "undelete", "reconcile"} | planned
     )
     assert {spec.key for spec in definitions.resolve_all_asset_specs()} == {LAKEHOUSE_KEY}
     assert all(definitions.resolve_job_def(name).tags["dagster/max_retries"] == "0" for name in names)
@@ -67,7 +68,7 @@ def test_operations_are_jobs_and_the_lakehouse_is_an_asset() -> None:
         ("rollback", {}),
         ("rollback", {"ops": {"run_rollback": {"config": {"to": "1", "tables": "a.b"}}}}),
         ("rollback", {"ops": {"run_rollback": {"config": {"to": "1", "unknown": 1}}}}),
-        ("export_minimal", {"ops": {"run_export_minimal": {"config": {"name": "x", "retain_days": "long"}}}}),
+        ("export", {"ops": {"run_export": {"config": {"name": "x", "retain_days": "long"}}}}),
         *((f"{name}_apply", {}) for name in ("trim", "expire", "purge", "orphans")),
         ("undelete", {}),
         ("expire_plan", {"ops": {"run_expire_plan": {"config": {"keep_last": "many"}}}}),

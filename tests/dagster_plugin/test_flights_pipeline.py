@@ -115,7 +115,7 @@ def test_a_bad_month_that_gets_through_is_rolled_back(pipeline: Pipeline) -> Non
 
 
 def test_operations_report_to_the_lakehouse_asset(pipeline: Pipeline) -> None:
-    result = pipeline.must_run("export_minimal", run_export_minimal={"config": {"name": "kept"}})
+    result = pipeline.must_run("export", run_export={"config": {"name": "kept"}})
     exported = pipeline.lake().snapshot("kept").version
     (record,) = maintenance.list_exports(pipeline.lake())
     assert (record.name, record.version) == ("kept", exported)

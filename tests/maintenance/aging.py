@@ -9,13 +9,12 @@ from tests.clock import AgingStorage
 from tests.lakes import table
 from tests.maintenance.changes import small_sizes
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.format.definitions import ExpirationState, TableDef
+from trinitylake_ops.format.definitions import METADATA_LOCATION, ExpirationState, TableDef
 from trinitylake_ops.format.keys import TABLE_KEY_PREFIX
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.maintenance import ExpirationReport, OrphanReport, PurgeReport, RetentionPolicy
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.tables.file_io import StorageFileIO
-from trinitylake_ops.tables.managed import METADATA_LOCATION
 from trinitylake_ops.tables.reach import files_of
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.walk import walk

@@ -134,9 +134,11 @@ def test_a_taken_name_is_refused(lake: Lakehouse) -> None:
 @pytest.mark.parametrize(
     ("kind", "arguments"),
     [
-        (InvalidInputError, {"level": "full"}),
+        (InvalidInputError, {"level": "whole"}),
         (InvalidInputError, {"level": "MINIMAL"}),
-        (InvalidInputError, {"target": "/elsewhere"}),
+        (InvalidInputError, {"target": "elsewhere"}),
+        (InvalidInputError, {"namespaces": ["a"]}),
+        (InvalidInputError, {"definitions": True}),
         (InvalidInputError, {"retain_for": 0}),
         (InvalidInputError, {"retain_for": timedelta(days=-1)}),
         (InvalidInputError, {"retain_for": timedelta(days=10_000_000)}),

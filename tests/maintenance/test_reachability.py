@@ -21,13 +21,12 @@ from trinitylake_ops.errors import (
     StorageError,
     TransientError,
 )
-from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, ExportState, TableDef
+from trinitylake_ops.format.definitions import METADATA_LOCATION, ExportLevel, ExportRecord, ExportState, TableDef
 from trinitylake_ops.maintenance.reachability import CatalogReach, Mark, is_deletable, kept_roots, table_files
 from trinitylake_ops.maintenance.survey import survey_versions
 from trinitylake_ops.storage import StorageWrapper
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.file_io import StorageFileIO
-from trinitylake_ops.tables.managed import METADATA_LOCATION
 from trinitylake_ops.tree.walk import walk
 
 UUID = "00000000-0000-4000-8000-000000000000"

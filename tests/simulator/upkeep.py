@@ -24,7 +24,7 @@ from trinitylake_ops.errors import (
     TrinityLakeError,
     VersionExpiredError,
 )
-from trinitylake_ops.format.definitions import ExpirationState
+from trinitylake_ops.format.definitions import ExpirationState, ExportLevel, ExportState
 from trinitylake_ops.format.file_names import (
     HINT_PATH,
     LEASE_PREFIX,
@@ -35,6 +35,7 @@ from trinitylake_ops.format.file_names import (
 )
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.format.node_file import COMMIT_ID, decode_node
+from trinitylake_ops.maintenance.export_manifest import manifest_targets
 from trinitylake_ops.maintenance.survey import expired_versions, is_lapsed
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.walk import walk
@@ -51,10 +52,11 @@ _LOOK_AGAIN = (
 )
 #: The operations, and how often each is chosen; the last three only where there is a table, or another program.
 OPERATIONS = {
-    "expire": 4, "purge": 4, "orphans": 2, "undelete": 2, "export": 1, "drop export": 1,
+    "expire": 4, "purge": 4, "orphans": 2, "undelete": 2, "export": 2, "drop export": 1, "restore": 1,
     "trim": 3, "register": 1, "reconcile": 4,
 }  # fmt: skip
 _LONGEST_WAIT_STEPS = 120
+_LEVELS = (("minimal", False), ("partial", False), ("partial", True), ("full", False))
 LEAPS = 0.3  # of all rounds: nobody did anything for a while
 
 
@@ -93,6 +95,7 @@ class Upkeep:
             "undelete": self._undelete,
             "export": self._export,
             "drop export": self._drop_export,
+            "restore": self._restore,
             "reconcile": lambda lake, chance: maintenance.reconcile(lake).version is not None,
             **on_tables,
         }
@@ -163,10 +166,20 @@ class Upkeep:
         name = f"e{self._names}"
         version = chance.randrange(lake.latest_version() + 1)
         retained_ms = chance.choice([None, self._leap_ms])
-        maintenance.plan_export(lake, name, version=version, retain_for=retained_ms).execute()
+        level, with_definitions = chance.choice(_LEVELS)
+        plan = maintenance.plan_export(lake, name, level, version, retain_for=retained_ms, definitions=with_definitions)
+        plan.execute()
         if retained_ms is None:
             self._exported.add(name)
         return True
+
+    def _restore(self, lake: Lakehouse, chance: random.Random) -> object:
+        names = [info.name for info in maintenance.list_exports(lake) if info.state == "complete"]
+        if not names:
+            return False
+        plan = maintenance.plan_restore(lake, chance.choice(names))
+        self._pause(chance)
+        return plan.execute() != plan.base_version
 
     def _drop_export(self, lake: Lakehouse, chance: random.Random) -> object:
         names = [info.name for info in maintenance.list_exports(lake)]
@@ -265,6 +278,7 @@ def _wrong_exports(lake: Lakehouse, states: Sequence[State]) -> list[str]:
         f"version {record.version} is expired, though export {record.name} pins it"
         for record in definition.exports
         if not is_lapsed(record, now_ms) and record.version in expired_versions(definition)
+        if record.state == ExportState.COPYING or record.level != ExportLevel.FULL
     ]
     for info in maintenance.list_exports(lake):
         if info.state != "complete" or info.version is None:
@@ -287,7 +301,8 @@ def _left_over(lake: Lakehouse, standing: set[str]) -> set[str]:
     }
     needed |= {path for path in standing if parse_root_path(path) is not None}
     needed |= {batch.plan_path for batch in definition.expirations}
-    needed |= {path for record in definition.exports for path in (record.root_location, record.manifest_path)}
+    for record in definition.exports:  # one that was cut off goes on with the copies that its manifest names
+        needed |= {record.root_location, record.manifest_path, *manifest_targets(lake.storage, record.manifest_path)}
     versions = [Snapshot.of(lake.files, version) for version in range(lake.latest_version() + 1)]
     snapshots = [snapshot for snapshot in versions if not snapshot.root.is_sealed]
     snapshots += [lake.snapshot(name) for name in definition.exported_snapshots]

@@ -12,13 +12,11 @@ import click
 
 from trinitylake_ops.cli.context import Session, storage_options_of
 from trinitylake_ops.cli.expire import expire, trim, undelete
+from trinitylake_ops.cli.export import drop_export, export, exports, prune_exports, restore, verify_export
 from trinitylake_ops.cli.operate import (
     compact,
     create_namespace,
-    drop_export,
     drop_namespace,
-    export,
-    exports,
     hint,
     resolve_commit,
     rollback,
@@ -96,7 +94,10 @@ for command in (
     rollback,
     export,
     exports,
+    verify_export,
     drop_export,
+    prune_exports,
+    restore,
     register_table,
     hint,
     compact,

@@ -78,13 +78,22 @@ def storage_options_of(context: click.Context, option: click.Parameter, texts: t
         from_environment = StorageOptions.parse(os.environ.get(OPTIONS_VARIABLE, ""))
     except InvalidInputError as error:
         raise click.UsageError(f"{OPTIONS_VARIABLE}: {error}") from None
+    return StorageOptions({**from_environment, **_given_options(option, texts)})
+
+
+def target_options_of(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> StorageOptions | None:
+    """Return the options of another storage, None where none was given. Raises UsageError as the other one does."""
+    return StorageOptions(_given_options(option, texts)) if texts else None
+
+
+def _given_options(option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
     given: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not name or not equals:
-            raise click.UsageError("--storage-option takes K=V, such as --storage-option region=eu-central-1")
+            raise click.UsageError(f"{option.opts[0]} takes K=V, such as {option.opts[0]} region=eu-central-1")
         given[name] = value
-    return StorageOptions({**from_environment, **given})
+    return given
 
 
 def json_option(command: C) -> C:

@@ -35,7 +35,7 @@ _RULES = (
 )
 
 
-def _policy_options(command: C) -> C:
+def policy_options(command: C) -> C:
     """Add the rules of retention to a command, as keyword arguments, None where one is not given."""
     for name, _, what in reversed(_RULES):
         command = click.option("--" + name.replace("_", "-"), name, type=_NUMBER, metavar="N", help=what)(command)
@@ -54,7 +54,7 @@ def _policy(lake: Lakehouse, max_age: timedelta | None, **given: int | None) -> 
 
 
 @click.command(short_help="Plan or do the expiry of old versions.", epilog=FREEING_SPACE)
-@_policy_options
+@policy_options
 @approval_options
 @json_option
 @pass_session
@@ -79,7 +79,7 @@ def expire(session: Session, /, digest: str | None, yes: bool, as_json: bool, **
 
 @click.command(short_help="Plan or do the trim of tables.", epilog=FREEING_SPACE)
 @click.argument("tables", metavar="[NAMESPACE.TABLE]...", nargs=-1)
-@_policy_options
+@policy_options
 @approval_options
 @json_option
 @pass_session

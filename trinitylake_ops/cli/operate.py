@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 
 import click
@@ -11,7 +11,6 @@ from rich.console import Console
 
 from trinitylake_ops import maintenance
 from trinitylake_ops.cli.context import (
-    Duration,
     Session,
     Timestamp,
     approval_options,
@@ -23,11 +22,8 @@ from trinitylake_ops.cli.context import (
     print_line,
     print_plan,
     print_shown,
-    print_table,
     shown_progress,
 )
-from trinitylake_ops.maintenance.export import LEVELS
-from trinitylake_ops.maintenance.report import new_table
 from trinitylake_ops.transaction.resolve import CommitResolution
 
 
@@ -135,58 +131,6 @@ def rollback(
         print_committed(
             version, as_json, f"Rolled back to the content of version {plan.to_version}", changes=plan.changes
         )
-
-
-@click.command(short_help="Keep a version under a name.")
-@click.argument("name")
-@click.option("--level", type=click.Choice(LEVELS), default=LEVELS[0], show_default=True, help="How much is copied.")
-@click.option("--version", metavar="N", help="The version to export; default: the latest.")
-@click.option("--retain-for", type=Duration(), help="Keeps its version so long, such as 30d; default: until dropped.")
-@json_option
-@pass_session
-def export(
-    session: Session, name: str, level: str, version: str | None, retain_for: timedelta | None, as_json: bool
-) -> None:
-    """Keep a version under a name, or finish an export that was cut off.
-
-    The level minimal copies the root node only; the files it reaches stay where they are and are
-    kept from expiring.
-
-    Example: trinitylake export before-migration --version 11 --retain-for 30d
-    """
-    report = maintenance.plan_export(session.lake(), name, level, version=version, retain_for=retain_for).execute()
-    print_shown(report, as_json)
-
-
-@click.command()
-@json_option
-@pass_session
-def exports(session: Session, as_json: bool) -> None:
-    """List the exports.
-
-    Example: trinitylake exports
-    """
-    found = maintenance.list_exports(session.lake())
-    if as_json:
-        print_json(found)
-        return
-    rows = [
-        (info.name, info.version, info.level, info.state, info.created_at, info.retain_until, info.location)
-        for info in found
-    ]
-    print_table(new_table("", "name", "version", "level", "state", "created (UTC)", "kept until", "root", rows=rows))
-
-
-@click.command("drop-export", short_help="Forget an export.")
-@click.argument("name")
-@json_option
-@pass_session
-def drop_export(session: Session, name: str, as_json: bool) -> None:
-    """Forget an export and delete its own files; its version can expire from then on.
-
-    Example: trinitylake drop-export before-migration
-    """
-    print_committed(maintenance.drop_export(session.lake(), name), as_json, f"Dropped export {name}", name=name)
 
 
 @click.command(short_help="Check the hint file, or repair it.")

@@ -116,8 +116,8 @@ class Demo:
         name = f"demo-{lake.latest_version()}"
         self.run(
             f"export snapshot {name}",
-            "export_minimal",
-            config={"ops": {"run_export_minimal": {"config": {"name": name}}}},
+            "export",
+            config={"ops": {"run_export": {"config": {"name": name}}}},
             outcome=lambda _: f"version {self.lake().snapshot(name).version} stays readable by that name",
         )
         lake.storage.write(HINT_PATH, _GARBAGE_HINT)

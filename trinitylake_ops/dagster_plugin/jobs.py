@@ -4,8 +4,9 @@ import dagster as dg
 
 from trinitylake_ops.dagster_plugin.ops import (
     run_compact,
-    run_export_minimal,
+    run_export,
     run_repair_hint,
+    run_restore,
     run_rollback,
     run_verify,
 )
@@ -43,7 +44,8 @@ def maintenance_definitions(*, lakehouse_deps: tuple[dg.AssetKey, ...] = ()) -> 
     )
     jobs = [
         _job("rollback", run_rollback),
-        _job("export_minimal", run_export_minimal),
+        _job("export", run_export),
+        _job("restore", run_restore),
         _job("repair_hint", run_repair_hint),
         _job("compact", run_compact),
         _job("verify", run_verify),

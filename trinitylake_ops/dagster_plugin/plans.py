@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -21,7 +20,6 @@ from trinitylake_ops.maintenance.report import Plan
 _LAKEHOUSES_OWN = -1
 _MOST_DAYS = 1_000_000
 _MOST_SECONDS = 1_000_000
-_PROGRESS_SECONDS = 10.0
 
 
 def _rule(what: str) -> Any:
@@ -157,16 +155,3 @@ def end_deletion(
     if report.stopped is not None:
         context.log.warning("not finished, as %s: run %s_plan and %s_apply again", report.stopped, operation, operation)
     context.add_output_metadata(metadata)
-
-
-def logged_progress(context: dg.OpExecutionContext) -> Callable[[str, int, int], None]:
-    """Return a callback that says in the log, every few seconds, how far an operation is."""
-    said_s: dict[str, float] = {}
-
-    def log(what: str, done: int, total: int) -> None:
-        now_s = time.monotonic()
-        if now_s - said_s.setdefault(what, now_s) >= _PROGRESS_SECONDS:
-            said_s[what] = now_s
-            context.log.info("%s: %s of %s", what, f"{done:,}", f"{total:,}")
-
-    return log

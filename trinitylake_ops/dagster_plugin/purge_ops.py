@@ -6,13 +6,12 @@ import dagster as dg
 
 from trinitylake_ops import maintenance
 from trinitylake_ops.dagster_plugin.metadata import markdown_table
-from trinitylake_ops.dagster_plugin.ops import log_version, operating, report_metadata
+from trinitylake_ops.dagster_plugin.ops import log_version, logged_progress, operating, report_metadata
 from trinitylake_ops.dagster_plugin.plans import (
     BudgetConfig,
     age_field,
     digest_field,
     end_deletion,
-    logged_progress,
     show_plan,
 )
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource

@@ -5,8 +5,8 @@ from pydantic import Field
 
 from trinitylake_ops import maintenance
 from trinitylake_ops.dagster_plugin.metadata import markdown_table
-from trinitylake_ops.dagster_plugin.ops import log_version, operating, report_metadata
-from trinitylake_ops.dagster_plugin.plans import RulesConfig, digest_field, logged_progress, show_plan
+from trinitylake_ops.dagster_plugin.ops import log_version, logged_progress, operating, report_metadata
+from trinitylake_ops.dagster_plugin.plans import RulesConfig, digest_field, show_plan
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
 from trinitylake_ops.maintenance import TrimPlan
 

@@ -19,9 +19,13 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError, InvalidInputError
 from trinitylake_ops.format.generated import definitions_pb2 as pb
+from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.format.version_ranges import VersionRanges
 
 MAJOR_VERSION = 0
+
+#: Format property of an Iceberg table: where its current metadata file is, as a path under the root or a URI.
+METADATA_LOCATION = "metadata_location"
 
 
 class _OpenEnum(IntEnum):
@@ -256,6 +260,16 @@ class TableDef:
     @property
     def is_iceberg(self) -> bool:
         return self.table_format.upper() == "ICEBERG"
+
+    def rebased(self, root: str) -> TableDef:
+        """Return the definition as another lakehouse than that of ``root``, where it stands, has to read it.
+
+        A metadata file that is given by its path lies under that root.
+        """
+        location = self.format_properties.get(METADATA_LOCATION)
+        if not location:
+            return self
+        return replace(self, format_properties={**self.format_properties, METADATA_LOCATION: to_uri(root, location)})
 
     def to_bytes(self) -> bytes:
         """Return the protobuf file. Raises InvalidDefinitionError for values that no field holds."""

@@ -29,6 +29,7 @@ _IMMUTABLE_NAME = re.compile(
     r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\.(?:arrow|ipc|binpb)",
     re.DOTALL,
 )
+_DISTANT_NAME = re.compile(rf"([a-z0-9+.-]+://.*?/)(?:{_IMMUTABLE_NAME.pattern})", re.DOTALL)
 _TABLE_NAME = re.compile(rf"[01/]+-table-[^/]+-({_UUID})\.binpb")
 _TURN_NAME = re.compile(rf"{TURN_PREFIX}([1-9][0-9]{{0,5}})-{_UUID}")
 _LEASE_NAME = re.compile(rf"{LEASE_PREFIX}([1-9][0-9]{{0,14}})\.json")
@@ -46,19 +47,21 @@ def optimize_path(original: str) -> str:
     return f"{bits[0:4]}/{bits[4:8]}/{bits[8:12]}/{bits[12:20]}-{original.replace('/', '-')}"
 
 
-def new_node_path() -> str:
-    """Return a fresh path for a non-root node (L6)."""
-    return optimize_path(f"node-{uuid.uuid4()}.arrow")
+def new_node_path(identifier: uuid.UUID | None = None) -> str:
+    """Return a fresh path for a non-root node, or the one of a uuid (L6)."""
+    return optimize_path(f"node-{identifier or uuid.uuid4()}.arrow")
 
 
-def new_namespace_path(namespace: str, file_path_max_size_bytes: int) -> str:
-    """Return a fresh path for a namespace definition (L7, L8)."""
-    return _definition_path(f"namespace-{_readable(namespace)}", file_path_max_size_bytes)
+def new_namespace_path(namespace: str, file_path_max_size_bytes: int, identifier: uuid.UUID | None = None) -> str:
+    """Return a fresh path for a namespace definition, or the one of a uuid (L7, L8)."""
+    return _definition_path(f"namespace-{_readable(namespace)}", file_path_max_size_bytes, identifier)
 
 
-def new_table_path(namespace: str, table: str, file_path_max_size_bytes: int) -> str:
-    """Return a fresh path for a table definition (L7, L8): the table before its namespace."""
-    return _definition_path(_table_stem(namespace, table), file_path_max_size_bytes)
+def new_table_path(
+    namespace: str, table: str, file_path_max_size_bytes: int, identifier: uuid.UUID | None = None
+) -> str:
+    """Return a fresh path for a table definition, or the one of a uuid (L7, L8): the table before its namespace."""
+    return _definition_path(_table_stem(namespace, table), file_path_max_size_bytes, identifier)
 
 
 def _table_stem(namespace: str, table: str) -> str:
@@ -69,7 +72,7 @@ def is_table_path(path: str, namespace: str, table: str, file_path_max_size_byte
     """Whether a path is one that :func:`new_table_path` gives for this table, or for one whose name reads alike."""
     match = _TABLE_NAME.fullmatch(path)
     return match is not None and path == _definition_path(
-        _table_stem(namespace, table), file_path_max_size_bytes, match[1]
+        _table_stem(namespace, table), file_path_max_size_bytes, uuid.UUID(match[1])
     )
 
 
@@ -79,7 +82,7 @@ def shortest_path_limit_bytes() -> int:
     return max(longest_definition, len(new_lakehouse_def_path()), len(new_node_path()), len(new_export_root_path()))
 
 
-def _definition_path(stem: str, file_path_max_size_bytes: int, identifier: str | None = None) -> str:
+def _definition_path(stem: str, file_path_max_size_bytes: int, identifier: uuid.UUID | None = None) -> str:
     tail = f"-{identifier or uuid.uuid4()}.binpb"
     segment_prefix_bytes = len("00000000-")
     room = min(
@@ -171,9 +174,9 @@ def parse_hint(data: bytes) -> int | None:
     return version if version <= MAX_VERSION else None
 
 
-def new_lakehouse_def_path() -> str:
-    """Return a fresh path for a lakehouse definition (L11)."""
-    return f"_lakehouse_def_{uuid.uuid4()}.binpb"
+def new_lakehouse_def_path(identifier: uuid.UUID | None = None) -> str:
+    """Return a fresh path for a lakehouse definition, or the one of a uuid (L11)."""
+    return f"_lakehouse_def_{identifier or uuid.uuid4()}.binpb"
 
 
 def new_export_root_path() -> str:
@@ -240,3 +243,9 @@ def is_immutable_path(path: str) -> bool:
     engine could give a second time.
     """
     return _IMMUTABLE_NAME.fullmatch(path) is not None
+
+
+def root_of(uri: str) -> str | None:
+    """Return the root URI of the lakehouse that the URI of a node or definition lies in, None for another name."""
+    match = _DISTANT_NAME.fullmatch(uri)
+    return match[1] if match else None

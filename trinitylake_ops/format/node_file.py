@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -82,6 +82,17 @@ class NodeFile:
     is_flat: bool = field(default=False, compare=False)
     file_size_bytes: int = field(default=0, compare=False)
     memory_bytes: int = field(default=0, compare=False)
+
+    def rebased(self, place: Callable[[str], str]) -> NodeFile:
+        """Return the node with other locations: what ``place`` makes of each."""
+        return NodeFile(
+            list(self.keys),
+            [place(value) for value in self.values],
+            [place(child) for child in self.children],
+            {key: None if value is None else place(value) for key, value in self.buffer.items()},
+            self.system,
+            self.is_flat,
+        )
 
     @property
     def is_leaf(self) -> bool:

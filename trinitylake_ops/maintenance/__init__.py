@@ -4,19 +4,16 @@ from trinitylake_ops.maintenance.compact import CompactionReport, compact
 from trinitylake_ops.maintenance.deletion import Budget
 from trinitylake_ops.maintenance.drop_namespace import DropNamespacePlan, plan_drop_namespace
 from trinitylake_ops.maintenance.expire import ExpirationPlan, ExpirationReport, plan_expiration, undelete
-from trinitylake_ops.maintenance.export import (
-    ExportInfo,
-    ExportPlan,
-    ExportReport,
-    drop_export,
-    list_exports,
-    plan_export,
-)
+from trinitylake_ops.maintenance.export import ExportPlan, ExportReport, plan_export
+from trinitylake_ops.maintenance.export_check import ExportCheck, verify_export
+from trinitylake_ops.maintenance.export_records import ExportInfo, drop_export, list_exports
 from trinitylake_ops.maintenance.hint import HintReport, HintState, inspect_hint, repair_hint
 from trinitylake_ops.maintenance.orphans import OrphanPlan, OrphanReport, plan_orphan_removal
+from trinitylake_ops.maintenance.prune_exports import PrunePlan, plan_prune_exports
 from trinitylake_ops.maintenance.purge import PurgeBatch, PurgePlan, PurgeReport, plan_purge
 from trinitylake_ops.maintenance.reconcile import ReconcileReport, reconcile
 from trinitylake_ops.maintenance.register import RegistrationReport, register_catalog, register_table
+from trinitylake_ops.maintenance.restore import RestorePlan, plan_restore, restore_export
 from trinitylake_ops.maintenance.retention import RetentionPolicy, Verdict
 from trinitylake_ops.maintenance.rollback import RollbackPlan, plan_rollback, rollback
 from trinitylake_ops.maintenance.trim import TrimPlan, TrimReport, plan_trim_tables
@@ -28,6 +25,7 @@ __all__ = [
     "DropNamespacePlan",
     "ExpirationPlan",
     "ExpirationReport",
+    "ExportCheck",
     "ExportInfo",
     "ExportPlan",
     "ExportReport",
@@ -36,11 +34,13 @@ __all__ = [
     "HintState",
     "OrphanPlan",
     "OrphanReport",
+    "PrunePlan",
     "PurgeBatch",
     "PurgePlan",
     "PurgeReport",
     "ReconcileReport",
     "RegistrationReport",
+    "RestorePlan",
     "RetentionPolicy",
     "RollbackPlan",
     "TrimPlan",
@@ -55,14 +55,18 @@ __all__ = [
     "plan_expiration",
     "plan_export",
     "plan_orphan_removal",
+    "plan_prune_exports",
     "plan_purge",
+    "plan_restore",
     "plan_rollback",
     "plan_trim_tables",
     "reconcile",
     "register_catalog",
     "register_table",
     "repair_hint",
+    "restore_export",
     "rollback",
     "undelete",
     "verify",
+    "verify_export",
 ]

@@ -24,7 +24,7 @@ from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState,
 from trinitylake_ops.format.file_names import is_operation_path
 from trinitylake_ops.format.node_file import SEALED_AT_MILLIS, decode_system_rows
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.maintenance.export import without_exports
+from trinitylake_ops.maintenance.export_records import without_exports
 from trinitylake_ops.maintenance.plan_file import PlanFile, write_plan_file
 from trinitylake_ops.maintenance.reachability import (
     CatalogReach,

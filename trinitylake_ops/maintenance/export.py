@@ -1,50 +1,66 @@
-"""Snapshot exports: a version kept under a name (docs/protocol.md, "Export").
+"""Exports: a version kept under a name, in its own lakehouse or as another one (docs/protocol.md, "Export").
 
-A minimal export copies the root alone. It runs in three steps, each of which can be repeated: a
-commit records the export as COPYING, which keeps the version from expiring; manifest and root are
-copied, root last; a commit records it as COMPLETE. A cut-off export goes on where it stopped when it
-is executed again.
+Three steps, each of which can be repeated: a commit records the export as COPYING, which keeps the version
+from expiring; what is exported is copied, the root last; a commit records it as COMPLETE. An export that was
+cut off goes on where it stopped when it is executed again.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from rich.table import Table
 
-from trinitylake_ops.errors import (
-    CorruptFileError,
-    ExportExistsError,
-    ExportNotFoundError,
-    FileMissingError,
-    InvalidInputError,
-    InvalidNameError,
+from trinitylake_ops.errors import ExportNotFoundError, FileMissingError, InvalidInputError, MaintenanceBlockedError
+from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, ExportState
+from trinitylake_ops.format.file_names import new_export_root_path, new_manifest_path, table_prefix
+from trinitylake_ops.format.locations import normalize_root_uri
+from trinitylake_ops.format.node_file import MAX_TIME_MS, NodeFile
+from trinitylake_ops.maintenance.export_content import Choice, Content, Destination, gather
+from trinitylake_ops.maintenance.export_copy import Copier
+from trinitylake_ops.maintenance.export_manifest import CopiedFile, begin_manifest, finish_manifest
+from trinitylake_ops.maintenance.export_records import (
+    EXPORT,
+    check_copying,
+    check_name,
+    check_unused,
+    complete,
+    is_cut_off,
+    record_of,
 )
-from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, ExportState, LakehouseDef
-from trinitylake_ops.format.file_names import new_export_root_path, new_manifest_path
-from trinitylake_ops.format.keys import validate_name
-from trinitylake_ops.format.node_file import MAX_TIME_MS
-from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, Plan, digest_of, new_table, utc_of
-from trinitylake_ops.storage.interface import Storage
-from trinitylake_ops.storage.write_outcome import create_settled
+from trinitylake_ops.maintenance.export_roots import (
+    TargetExport,
+    TargetLakehouse,
+    Write,
+    built_root,
+    export_id,
+    lakehouse_def_copy,
+    root_in_same_lakehouse,
+)
+from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, Plan, digest_of, new_table
+from trinitylake_ops.maintenance.retention import duration_ms
+from trinitylake_ops.maintenance.survey import Progress, no_progress
+from trinitylake_ops.storage import FileInfo, open_storage
+from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.ownership import claim_location
+from trinitylake_ops.tables.reach import files_of
 from trinitylake_ops.transaction.commit import discard
-from trinitylake_ops.transaction.lakehouse import Lakehouse, check_not_expired
+from trinitylake_ops.transaction.lakehouse import Lakehouse, check_not_expired, options_for
 from trinitylake_ops.transaction.snapshot import Snapshot
+from trinitylake_ops.transaction.transaction import Transaction
+from trinitylake_ops.tree.node import TreeLimits
 
-#: The levels that can be made; the format knows more.
-LEVELS = ("minimal",)
-MAX_NAME_BYTES = 200
-
-_OPERATION = "export"
+LEVELS = tuple(level.name.lower() for level in ExportLevel)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportReport(Document):
-    """A finished export: where its root stands, and the bytes that were copied."""
+    """A finished export: where its root stands, and the copies that this run sent.
+
+    ``files`` are all that it holds. ``target_version`` is the version of the lakehouse at another root.
+    """
 
     name: str
     version: int
@@ -52,6 +68,8 @@ class ExportReport(Document):
     location: str
     manifest_path: str
     committed_version: int
+    target_version: int | None
+    files: int
     copied_files: int
     copied_bytes: int
     resumed: bool
@@ -59,90 +77,74 @@ class ExportReport(Document):
 
     def table(self) -> Table:
         """Return one row."""
-        row = (self.name, self.version, self.level, self.location, self.copied_bytes)
-        return new_table("Export", "name", "version", "level", "root", "bytes copied", rows=[row])
+        row = (self.name, self.version, self.level, self.location, self.files, self.copied_files, self.copied_bytes)
+        columns = ("name", "version", "level", "root", "files", "files copied", "bytes copied")
+        return new_table("Export", *columns, rows=[row])
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportPlan(Plan):
-    """What an export would copy. ``resumes`` says that a cut-off export of this name goes on."""
+    """What an export would copy: ``files`` with its root, but for nodes, which are built anew.
+
+    ``bytes`` are those that are known before: of the root of a minimal export, else of data files and manifests.
+    ``resumes`` says that a cut-off export of this name goes on, ``into_version`` which version the lakehouse at the
+    target has already, None where there is none.
+    """
 
     base_version: int
     name: str
     version: int
     level: str
+    namespaces: tuple[str, ...]
+    definitions: bool
+    target: str | None
+    into_version: int | None
     retain_for_ms: int | None
     files: int
     bytes: int
     resumes: bool
     _lake: Lakehouse = field(repr=False, compare=False)
+    _work: _Work = field(repr=False, compare=False)
 
     @property
     def digest(self) -> str:
-        """Return ``<base version>-<sha256>`` of the name, the version and what is copied."""
-        return digest_of(
-            self.base_version, _OPERATION, self.name, self.version, self.level, self.retain_for_ms, self.files
-        )
+        """Return ``<base version>-<sha256>`` of the name, the version and what is copied where."""
+        choice = (self.version, self.level, list(self.namespaces), self.definitions, self.target, self.into_version)
+        return digest_of(self.base_version, EXPORT, self.name, *choice, self.retain_for_ms, self.files, self.bytes)
 
     def table(self) -> Table:
         """Return one row."""
-        row = (self.name, self.version, self.level, self.files, self.bytes, "goes on" if self.resumes else "new")
-        return new_table("Export plan", "name", "version", "level", "files", "bytes", "state", rows=[row])
+        where = self.target or "its own lakehouse"
+        state = "goes on" if self.resumes else "new"
+        row = (self.name, self.version, self.level, ", ".join(self.namespaces), where, self.files, self.bytes, state)
+        columns = ("name", "version", "level", "namespaces", "to", "files", "bytes", "state")
+        return new_table("Export plan", *columns, rows=[row])
 
-    def execute(self, approved_digest: str | None = None) -> ExportReport:
+    def execute(self, approved_digest: str | None = None, *, progress: Progress = no_progress) -> ExportReport:
         """Export, or finish an export that was cut off; the run that finishes it says how long it is retained.
 
         Raises PlanChangedError when an approved digest is not that of the plan made again now,
-        ExportExistsError, VersionExpiredError, CommitConflictError, CorruptFileError when the copy is
+        ExportExistsError, VersionExpiredError, CommitConflictError, CorruptFileError when a copy is
         not the source, StorageError.
         """
+        plan = self
         if approved_digest is not None:
-            now = plan_export(self._lake, self.name, self.level, self.version, retain_for=self.retain_for_ms)
-            now.check_approved(approved_digest)
-        metered = MeteredLakehouse(self._lake)
-        record, resumed = self._begin(metered.lake)
-        try:
-            copied_bytes = _copy_root(metered.lake, record)
-            version = _complete(metered.lake, record, self._retain_until_ms(metered.lake))
-        except (ExportNotFoundError, FileMissingError):
-            _clean_up_if_dropped(metered.lake, record)
-            raise
-        return ExportReport(
-            name=record.name,
-            version=record.version,
-            level=self.level,
-            location=record.root_location,
-            manifest_path=record.manifest_path,
-            committed_version=version,
-            copied_files=1,
-            copied_bytes=copied_bytes,
-            resumed=resumed,
-            cost=metered.cost(),
-        )
+            plan = self._again()
+            plan.check_approved(approved_digest)
+        return plan._work.run(self._lake, self.retain_for_ms, progress)
 
-    def _begin(self, lake: Lakehouse) -> tuple[ExportRecord, bool]:
-        """Commit the record, or find the one of a cut-off export."""
-        record = ExportRecord(
-            name=self.name,
-            version=self.version,
-            level=ExportLevel[self.level.upper()],
-            root_location=new_export_root_path(),
-            state=ExportState.COPYING,
-            created_at_millis=lake.storage.now_ms(),
-            retain_until_millis=self._retain_until_ms(lake),
-            manifest_path=new_manifest_path(),
+    def _again(self) -> ExportPlan:
+        return plan_export(
+            self._lake,
+            self.name,
+            self.level,
+            self.version,
+            self.target,
+            self.retain_for_ms,
+            namespaces=self.namespaces,
+            definitions=self.definitions,
+            target_options=self._work.target_options,
         )
-        with lake.transaction(message=f"{self.name}: keep version {self.version}", operation=_OPERATION) as txn:
-            existing = _record(txn.definition, self.name)
-            if existing is not None and _is_cut_off(existing, self.version):
-                return existing, True
-            txn.require(lambda base: _check_unused(base.definition, self.name))
-            txn.require(lambda base: check_not_expired(self.version, base.definition))
-            txn.alter_definition(replace(txn.definition, exports=(*txn.definition.exports, record)))
-        return record, False
-
-    def _retain_until_ms(self, lake: Lakehouse) -> int | None:
-        return None if self.retain_for_ms is None else lake.storage.now_ms() + self.retain_for_ms
 
 
 def plan_export(
@@ -152,242 +154,305 @@ def plan_export(
     version: int | str | None = None,
     target: str | None = None,
     retain_for: timedelta | int | None = None,
+    *,
+    namespaces: Sequence[str] = (),
+    definitions: bool = False,
+    target_options: Mapping[str, str] | None = None,
 ) -> ExportPlan:
     """Plan an export of a version, by default the latest; reads only.
 
+    ``level`` "minimal" copies the root, "partial" the nodes, too, and with ``definitions`` these, "full" all
+    there is with the files of managed tables. Partial and full ones can be limited to ``namespaces``.
+    ``target`` is another root, where the export becomes a lakehouse of its own; ``target_options`` are for its
+    storage, by default those of this one where the scheme is the same. A lakehouse that earlier exports of
+    this one made there gets one more version, and only what is new is copied.
     ``retain_for``, a timedelta or milliseconds, is how long the export keeps its version from
-    expiring; None is until it is dropped. Raises InvalidNameError, ExportExistsError, InvalidInputError
-    for a level or a target that cannot be made, VersionNotFoundError, VersionExpiredError.
+    expiring; None is until it is dropped, or for a full one until it is complete.
+
+    Raises InvalidNameError, ExportExistsError, InvalidInputError for what cannot be exported like that,
+    NamespaceNotFoundError, VersionNotFoundError, VersionExpiredError, StorageError.
     """
-    _check_name(name)
-    if level not in LEVELS:
-        raise InvalidInputError(f"level {level!r} cannot be exported; levels: {', '.join(LEVELS)}")
-    if target is not None:
-        raise InvalidInputError(f"a {level} export stays in its own lakehouse; leave the target out")
+    check_name(name)
+    choice = _choice(level, namespaces, definitions)
+    retain_for_ms = _retained_ms(lake, retain_for)
+    target_uri = _target_uri(lake, target)
     latest = lake.snapshot()
-    record = _record(latest.definition, name)
-    if version is None and record is not None and record.state == ExportState.COPYING:
-        version = record.version
+    existing = record_of(latest.definition, name)
+    if version is None and existing is not None and existing.state == ExportState.COPYING:
+        version = existing.version
     source = latest if version is None else lake.snapshot(version)
-    _check_free(latest.definition, name, source.version)
-    retain_for_ms = _millis(retain_for)
-    if retain_for_ms is not None and lake.storage.now_ms() + retain_for_ms > MAX_TIME_MS:
-        raise InvalidInputError("an export is retained until the year 9999 at most; leave the duration out for ever")
+    if source.files is not lake.files:
+        raise InvalidInputError(f"export {version!r} is a lakehouse of its own; export from there")
+    wanted = ExportRecord(
+        name=name,
+        version=source.version,
+        level=choice.level,
+        target_uri=target_uri,
+        root_location="" if target_uri else new_export_root_path(),
+        namespaces=choice.namespaces,
+        manifest_path=new_manifest_path(),
+    )
+    resumes = existing is not None and is_cut_off(existing, wanted)
+    if not resumes:
+        check_unused(latest.definition, name)
+    target_options = target_options if target_options is not None else options_for(lake, target_uri)
+    work = _Work.on(lake, source, existing if resumes and existing else wanted, choice, target_options)
     return ExportPlan(
         base_version=latest.version,
         name=name,
         version=source.version,
         level=level,
+        namespaces=choice.namespaces,
+        definitions=choice.with_definitions,
+        target=target_uri or None,
+        into_version=work.into_version,
         retain_for_ms=retain_for_ms,
-        files=1,
-        bytes=lake.storage.stat(source.location).size_bytes,
-        resumes=record is not None,
+        files=work.content.n_files + 1,
+        bytes=work.known_bytes,
+        resumes=resumes,
         _lake=lake,
+        _work=work,
     )
 
 
-def _check_name(name: str) -> None:
-    validate_name(name, MAX_NAME_BYTES, "export")
-    if name.isdecimal():
-        raise InvalidNameError(f"export name {name!r} is digits only, which would mean a version")
+def _choice(level: str, namespaces: Sequence[str], definitions: bool) -> Choice:
+    if level not in LEVELS:
+        raise InvalidInputError(f"level {level!r} cannot be exported; levels: {', '.join(LEVELS)}")
+    if level == "minimal" and namespaces:
+        raise InvalidInputError("a minimal export is that of all namespaces; choose some for a partial or full one")
+    if level != "partial" and definitions:
+        raise InvalidInputError(f"only for partial exports there is a choice of definitions, not for a {level} one")
+    return Choice(ExportLevel[level.upper()], tuple(sorted(set(namespaces))), definitions)
 
 
-def _millis(retain_for: timedelta | int | None) -> int | None:
+def _retained_ms(lake: Lakehouse, retain_for: timedelta | int | None) -> int | None:
     if retain_for is None:
         return None
-    retain_for_ms = retain_for if isinstance(retain_for, int) else retain_for // timedelta(milliseconds=1)
-    if retain_for_ms <= 0:
+    retain_for_ms = duration_ms(retain_for, "retain_for")
+    if retain_for_ms == 0:
         raise InvalidInputError(f"an export is retained for more than 0 ms, not for {retain_for_ms}")
+    if lake.storage.now_ms() + retain_for_ms > MAX_TIME_MS:
+        raise InvalidInputError("an export is retained until the year 9999 at most; leave the duration out for ever")
     return retain_for_ms
 
 
-def _record(definition: LakehouseDef, name: str) -> ExportRecord | None:
-    return next((record for record in definition.exports if record.name == name), None)
+def _target_uri(lake: Lakehouse, target: str | None) -> str:
+    if target is None:
+        return ""
+    root = normalize_root_uri(target)
+    if root.startswith(lake.root) or lake.root.startswith(root):
+        raise InvalidInputError(
+            f"target {root!r} is, or lies in, or holds the lakehouse itself; leave it out for an export that stays here"
+        )
+    return root
 
 
-def _is_cut_off(record: ExportRecord, version: int) -> bool:
-    return record.state == ExportState.COPYING and record.version == version and record.level == ExportLevel.MINIMAL
+@dataclass(frozen=True)
+class _Work:
+    """One export with all that it copies, ready to be done."""
+
+    source: Snapshot
+    record: ExportRecord
+    choice: Choice
+    content: Content
+    io: StorageFileIO
+    target: TargetLakehouse | None
+    target_options: Mapping[str, str] | None
+
+    @classmethod
+    def on(
+        cls,
+        lake: Lakehouse,
+        source: Snapshot,
+        record: ExportRecord,
+        choice: Choice,
+        target_options: Mapping[str, str] | None,
+    ) -> _Work:
+        """Find out what to copy. Raises what :func:`plan_export` raises."""
+        io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
+        target = None
+        destination = Destination.same_root(lake.root, export_id(record))
+        if record.target_uri:
+            there = Lakehouse(open_storage(record.target_uri, target_options), target_options, cache="off")
+            target = TargetLakehouse.open(there, source, choice)
+            destination = Destination.other_root(record.target_uri, source.definition.id, choice.level)
+        content = Content()
+        is_root_alone = choice.level == ExportLevel.MINIMAL and (target is None or target.base is None)
+        if not is_root_alone:
+            content = gather(source, choice, destination, io, {} if target is None else target.entries())
+        if choice.copies_definitions and target is None:
+            content.add_lakehouse_def(source.definition_location, lakehouse_def_copy(export_id(record)))
+        return cls(source, record, choice, content, io, target, target_options)
+
+    @property
+    def into_version(self) -> int | None:
+        """The version that the lakehouse at the target has, None where there is none."""
+        return None if self.target is None or self.target.base is None else self.target.base.version
+
+    @property
+    def known_bytes(self) -> int:
+        """Bytes of the root of a minimal export, else of data files and manifests."""
+        if self.choice.level == ExportLevel.MINIMAL:
+            return self.source.files.storage.stat(self.source.location).size_bytes
+        return self.content.known_bytes
+
+    def run(self, lake: Lakehouse, retain_for_ms: int | None, progress: Progress) -> ExportReport:
+        """Do it in three steps. Raises what :meth:`ExportPlan.execute` raises."""
+        metered = MeteredLakehouse(lake)
+        retain_until_ms = None if retain_for_ms is None else lake.storage.now_ms() + retain_for_ms
+        wanted = replace(self.record, created_at_millis=lake.storage.now_ms(), retain_until_millis=retain_until_ms)
+        record, resumed = _begin(metered.lake, wanted)
+        work = replace(self, record=record)
+        if record.manifest_path != self.record.manifest_path:  # somebody else began it since the plan
+            work = _Work.on(lake, self.source, record, self.choice, self.target_options)
+        try:
+            if work.target is None:
+                copied = work._copy_here(metered, progress, resumed=resumed)
+            else:
+                copied = work._copy_elsewhere(metered, progress)
+            until_ms = None if retain_for_ms is None else lake.storage.now_ms() + retain_for_ms
+            version = complete(metered.lake, record, copied.root_location, until_ms)
+        except (ExportNotFoundError, FileMissingError):
+            _clean_up_if_dropped(metered.lake, work)
+            raise
+        return ExportReport(
+            name=record.name,
+            version=record.version,
+            level=record.level.name.lower(),
+            location=copied.root_location,
+            manifest_path=record.manifest_path,
+            committed_version=version,
+            target_version=copied.target_version,
+            files=copied.files,
+            copied_files=copied.copier.copied_files,
+            copied_bytes=copied.copier.copied_bytes,
+            resumed=resumed,
+            cost=metered.cost(),
+        )
+
+    def _copy_here(self, metered: MeteredLakehouse, progress: Progress, *, resumed: bool) -> _Copied:
+        """Copy within the lakehouse; the root of a minimal export is the source's own."""
+        storage = metered.lake.storage
+        there = {info.path: info.size_bytes for info in storage.list()} if resumed else {}
+        copier = Copier(storage, there, progress=progress, n_expected=self.content.n_files + 1)
+        if self.choice.level == ExportLevel.MINIMAL:
+            root = storage.read(self.source.location)
+        else:
+            targets = [*self.content.targets(), *((None, path) for path in self._node_paths())]
+            begin_manifest(storage, self.record, targets, with_definitions=self.choice.with_definitions)
+            for table_id in self._table_ids():
+                claim_location(storage, f"{storage.root}{table_prefix(table_id)}".rstrip("/"), self.source.definition)
+            copier.copy_content(self.content, StorageFileIO.on(storage, self.io.storage_options, read_only=True))
+            tree = self._built_tree(copier.place)
+            copied_def = lakehouse_def_copy(export_id(self.record))
+            definition_path = copied_def if self.choice.copies_definitions else self.source.definition_location
+            root = root_in_same_lakehouse(self.source, tree, definition_path)
+        files = [*copier.files, CopiedFile.of(self.source.location, self.record.root_location, root)]
+        finish_manifest(storage, self.record, files, with_definitions=self.choice.with_definitions)
+        copier.place({self.record.root_location: root})
+        return _Copied(copier, self.record.root_location, len(files), None)
+
+    def _built_tree(self, write: Write) -> NodeFile:
+        limits, created_at_ms = TreeLimits.of(self.source.definition), self.record.created_at_millis
+        return built_root(self.content.entries, limits, export_id(self.record), created_at_ms, write)
+
+    def _node_paths(self) -> list[str]:
+        """Return where the nodes will stand: the manifest names them before they are written."""
+        paths: list[str] = []
+        self._built_tree(paths.extend)
+        return paths
+
+    def _copy_elsewhere(self, metered: MeteredLakehouse, progress: Progress) -> _Copied:
+        """Copy to another root, unless an earlier run has already; commit a version there."""
+        assert self.target is not None
+        lake = self.target.lake
+        storage = metered.also(lake.storage)
+        target = replace(self.target, lake=Lakehouse(storage, lake.storage_options, cache="off"))
+        writer = TargetExport(target, self.source, metered.lake.root, self.record, self.choice)
+        copier = Copier(storage, progress=progress, n_expected=self.content.n_files + 1)
+        txn = writer.begin()
+        listed = list(storage.list())
+        copier.there, copier.known = {info.path: info.size_bytes for info in listed}, self._known()
+        if txn is not None:
+            _rely_on_copies_of_earlier_runs(txn, listed, self.content, copier.known)
+        for table_id in self._table_ids():
+            claim_location(storage, f"{storage.root}{table_prefix(table_id)}".rstrip("/"), writer.target_definition)
+        copier.copy_content(self.content, StorageFileIO.on(metered.lake.storage, self.io.storage_options))
+        tree = NodeFile() if txn is not None else writer.first_tree(self.content.entries, copier.place)
+        finish_manifest(metered.lake.storage, self.record, copier.files, with_definitions=self.choice.with_definitions)
+        version = writer.create(tree) if txn is None else writer.commit(txn, self.content.entries)
+        location = f"{storage.root}{target.lake.files.roots.path(version)}"
+        return _Copied(copier, location, len(copier.files) + 1, version)
+
+    def _table_ids(self) -> list[str]:
+        return sorted({table.places.table_id for table in self.content.tables})
+
+    def _known(self) -> frozenset[str]:
+        """Return the files that the tables to copy have at the target already, by its version so far."""
+        if self.target is None or self.target.base is None:
+            return frozenset()
+        base, lake = self.target.base, self.target.lake
+        io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
+        ids = set(self._table_ids())
+        found: set[str] = set()
+        for key, location in self.target.entries().items():
+            name = base.keys.decode(key)
+            if name is not None and name.table is not None:
+                definition = base.table_at(location)
+                if definition.id in ids:
+                    found.update(file.location for file in files_of(definition, io) if file.live)
+        return frozenset(found)
 
 
-def _check_free(definition: LakehouseDef, name: str, version: int) -> None:
-    """Raise ExportExistsError unless the name is free, or that of this very export, cut off."""
-    record = _record(definition, name)
-    if record is None or not _is_cut_off(record, version):
-        _check_unused(definition, name)
+def _rely_on_copies_of_earlier_runs(
+    txn: Transaction, listed: Iterable[FileInfo], content: Content, known: Container[str]
+) -> None:
+    """Let a transaction be as old as the copies that it takes over: orphan removal may be about to delete them.
 
-
-def _check_unused(definition: LakehouseDef, name: str) -> None:
-    """Raise ExportExistsError when an export has the name."""
-    record = _record(definition, name)
-    if record is not None or name in definition.exported_snapshots:
-        what = f"of version {record.version}" if record is not None else "there"
-        raise ExportExistsError(f"an export {name!r} {what} exists; drop it first, or choose another name")
-
-
-def _copy_root(lake: Lakehouse, record: ExportRecord) -> int:
-    """Write manifest and root of an export, root last; returns the bytes of the root."""
-    source = lake.snapshot(record.version).location
-    data = lake.storage.read(source)
-    manifest = {
-        "name": record.name,
-        "version": record.version,
-        "level": record.level.name.lower(),
-        "files": [
-            {
-                "source": source,
-                "target": record.root_location,
-                "size_bytes": len(data),
-                "sha256": hashlib.sha256(data).hexdigest(),
-            }
-        ],
-    }
-    _place(lake.storage, record.manifest_path, json.dumps(manifest, indent=1, sort_keys=True).encode())
-    _place(lake.storage, record.root_location, data)
-    return len(data)
-
-
-def check_manifest(storage: Storage, record: ExportRecord) -> None:
-    """Check that the manifest of an export can be read, and that the exported root is the copy it describes.
-
-    Raises FileMissingError, CorruptFileError, InvalidLocationError, naming the file, and other StorageErrors.
+    Raises MaintenanceBlockedError where they are too old.
     """
-    try:
-        files = {file["target"]: file for file in json.loads(storage.read(record.manifest_path))["files"]}
-        expected = files[record.root_location]["sha256"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CorruptFileError("the manifest cannot be read", path=record.manifest_path) from error
-    if hashlib.sha256(storage.read(record.root_location)).hexdigest() != expected:
-        raise CorruptFileError("the exported root is not what was copied", path=record.root_location)
+    targets = {target for _, target in content.targets() if target not in known}
+    oldest_ms = min((info.last_modified_ms for info in listed if info.path in targets), default=None)
+    if oldest_ms is None:
+        return
+    storage = txn.base.files.storage
+    if storage.now_ms() - oldest_ms > txn.base.definition.txn_ttl_millis:
+        raise MaintenanceBlockedError(
+            f"files of an export that was cut off stand at {storage.root} for so long that they may be removed as"
+            f" orphans at any moment; remove them first: trinitylake --root {storage.root} orphans",
+            path=storage.root,
+        )
+    txn.date_back(oldest_ms)
 
 
-def _place(storage: Storage, path: str, data: bytes) -> None:
-    """Create a file and read it back; an earlier attempt, or this one with its answer lost, may have been here."""
-    is_copy = create_settled(storage, path, data, is_ours=lambda found: found == data)
-    if not is_copy or storage.read(path) != data:
-        raise CorruptFileError("the file of an export is not what was copied; drop the export", path=path)
+@dataclass(frozen=True)
+class _Copied:
+    copier: Copier
+    root_location: str
+    files: int
+    target_version: int | None
 
 
-def _complete(lake: Lakehouse, record: ExportRecord, retain_until_ms: int | None) -> int:
-    """Commit the record as complete; nothing when another run that resumed it was faster."""
-    done = replace(record, state=ExportState.COMPLETE, retain_until_millis=retain_until_ms)
-    with lake.transaction(message=f"{record.name}: complete", operation=_OPERATION) as txn:
-        txn.require(lambda base: _check_copying(base, record))
-        definition = txn.definition
-        if record in definition.exports:
-            exports = tuple(done if other == record else other for other in definition.exports)
-            snapshots = {**definition.exported_snapshots, record.name: record.root_location}
-            txn.alter_definition(replace(definition, exports=exports, exported_snapshots=snapshots))
-    assert txn.committed_version is not None
-    return txn.committed_version
+def _begin(lake: Lakehouse, wanted: ExportRecord) -> tuple[ExportRecord, bool]:
+    """Commit the record, or find the one of a cut-off export."""
+    with lake.transaction(message=f"{wanted.name}: keep version {wanted.version}", operation=EXPORT) as txn:
+        existing = record_of(txn.definition, wanted.name)
+        if existing is not None and is_cut_off(existing, wanted):
+            return existing, True
+        txn.require(lambda base: check_unused(base.definition, wanted.name))
+        txn.require(lambda base: check_not_expired(wanted.version, base.definition))
+        txn.alter_definition(replace(txn.definition, exports=(*txn.definition.exports, wanted)))
+    return wanted, False
 
 
-def _clean_up_if_dropped(lake: Lakehouse, record: ExportRecord) -> None:
-    """Delete what was copied for an export that was dropped meanwhile, and raise ExportNotFoundError for it."""
+def _clean_up_if_dropped(lake: Lakehouse, work: _Work) -> None:
+    """Delete root and manifest of an export that was dropped meanwhile, and raise ExportNotFoundError for it.
+
+    Other copies are left to orphan removal.
+    """
     latest = lake.snapshot()
     try:
-        _check_copying(latest, record)
+        check_copying(latest, work.record)
     except ExportNotFoundError:
-        discard(lake.storage, [record.root_location, record.manifest_path])
+        discard(lake.storage, [path for path in (work.record.root_location, work.record.manifest_path) if path])
         raise
-
-
-def _check_copying(base: Snapshot, record: ExportRecord) -> None:
-    found = _record(base.definition, record.name)
-    if found is None or found.root_location != record.root_location:
-        raise ExportNotFoundError(f"export {record.name!r} was dropped or changed while it was copied")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportInfo:
-    """One export as the lakehouse records it.
-
-    Of an export that another program recorded by name and root only, level and times are None.
-    """
-
-    name: str
-    version: int | None
-    level: str | None
-    state: str
-    location: str
-    created_at: datetime | None
-    retain_until: datetime | None
-    manifest_path: str | None
-
-
-def list_exports(lake: Lakehouse) -> list[ExportInfo]:
-    """Return all exports, complete or not, by name."""
-    definition = lake.snapshot().definition
-    known = {record.name: _info(record) for record in definition.exports}
-    foreign = {
-        name: ExportInfo(
-            name=name,
-            version=None,
-            level=None,
-            state="complete",
-            location=location,
-            created_at=None,
-            retain_until=None,
-            manifest_path=None,
-        )
-        for name, location in definition.exported_snapshots.items()
-        if name not in known
-    }
-    return [info for _, info in sorted({**known, **foreign}.items())]
-
-
-def _info(record: ExportRecord) -> ExportInfo:
-    return ExportInfo(
-        name=record.name,
-        version=record.version,
-        level=record.level.name.lower(),
-        state=record.state.name.lower(),
-        location=record.root_location,
-        created_at=utc_of(record.created_at_millis),
-        retain_until=None if record.retain_until_millis is None else utc_of(record.retain_until_millis),
-        manifest_path=record.manifest_path or None,
-    )
-
-
-def drop_export(lake: Lakehouse, name: str) -> int:
-    """Forget an export in one commit, then delete its own files; returns the version.
-
-    Its version can expire from then on. Files that cannot be deleted are left to orphan removal.
-    Raises ExportNotFoundError, CommitConflictError.
-    """
-    with lake.transaction(message=name, operation="drop-export") as txn:
-        txn.require(lambda base: _check_known(base.definition, name))
-        definition = txn.definition
-        record = _record(definition, name)
-        txn.alter_definition(without_exports(definition, [name]))
-    assert txn.committed_version is not None
-    if record is not None:
-        lake.storage.delete_many(_own_files(record, txn.definition))
-    return txn.committed_version
-
-
-def _own_files(record: ExportRecord, remaining: LakehouseDef) -> list[str]:
-    """Return the files of a dropped export that carry the names we give, and that no other export needs."""
-    own = [
-        path
-        for path, prefix in ((record.root_location, "_export_"), (record.manifest_path, "_ops/export-"))
-        if path.startswith(prefix) and "/" not in path.removeprefix("_ops/")
-    ]
-    needed = {other.root_location for other in remaining.exports} | set(remaining.exported_snapshots.values())
-    needed |= {other.manifest_path for other in remaining.exports}
-    return [path for path in own if path not in needed]
-
-
-def _check_known(definition: LakehouseDef, name: str) -> None:
-    if _record(definition, name) is None and name not in definition.exported_snapshots:
-        raise ExportNotFoundError(f"there is no export {name!r}")
-
-
-def without_exports(definition: LakehouseDef, names: Iterable[str]) -> LakehouseDef:
-    """Return a definition that has forgotten exports."""
-    dropped = set(names)
-    snapshots = definition.exported_snapshots
-    return replace(
-        definition,
-        exports=tuple(record for record in definition.exports if record.name not in dropped),
-        exported_snapshots={name: location for name, location in snapshots.items() if name not in dropped},
-    )

@@ -6,7 +6,6 @@ Nothing is ever deleted by its age or its number alone, only because no kept roo
 from __future__ import annotations
 
 import copy
-import json
 import re
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,13 +18,13 @@ from trinitylake_ops.errors import (
     StorageError,
     TrinityLakeError,
 )
-from trinitylake_ops.format.definitions import ExpirationState, ExportState, TableDef
+from trinitylake_ops.format.definitions import METADATA_LOCATION, ExpirationState, ExportState, TableDef
 from trinitylake_ops.format.file_names import TABLES_PREFIX, is_immutable_path
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.format.node_file import NodeFile, decode_node
+from trinitylake_ops.maintenance.export_manifest import manifest_targets
 from trinitylake_ops.maintenance.survey import Pointers, Progress, Survey, SurveyedRoot, no_progress
 from trinitylake_ops.tables.file_io import StorageFileIO
-from trinitylake_ops.tables.managed import METADATA_LOCATION
 from trinitylake_ops.tables.ownership import owner_path, read_owner
 from trinitylake_ops.tables.reach import TableFile, files_of
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -203,8 +202,8 @@ def kept_roots(survey: Survey, *, without: Iterable[int] = (), without_exports: 
     paths = {path for record in records for path in (record.root_location, record.manifest_path) if path}
     paths |= {batch.plan_path for batch in survey.definition.expirations if batch.plan_path}
     for record in records:
-        if record.state == ExportState.COPYING:
-            paths |= manifest_targets(survey.lake, record.manifest_path)
+        if record.state == ExportState.COPYING and not record.target_uri:
+            paths |= manifest_targets(survey.lake.storage, record.manifest_path)
     return KeptRoots((*roots, *exported_roots(survey, staying)), frozenset(paths | set(staying.values())))
 
 
@@ -235,21 +234,6 @@ def _read_exported(lake: Lakehouse, path: str) -> SurveyedRoot | None:
             raise
         return None
     return SurveyedRoot.of(-1, decode_node(data, path), path, lake.root)
-
-
-def manifest_targets(lake: Lakehouse, path: str) -> set[str]:
-    """Return the files that the manifest of an export names as copies; none where it was not written yet.
-
-    Raises CorruptFileError, StorageError.
-    """
-    if not path:
-        return set()
-    try:
-        return {file["target"] for file in json.loads(lake.storage.read(path))["files"]}
-    except FileMissingError:
-        return set()
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CorruptFileError("the manifest of an export cannot be read; drop the export", path=path) from error
 
 
 class Mark:

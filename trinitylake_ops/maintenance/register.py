@@ -21,7 +21,7 @@ from trinitylake_ops.errors import (
     StorageError,
     TrinityLakeError,
 )
-from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.locations import to_location
 from trinitylake_ops.maintenance.lease import lease
 from trinitylake_ops.maintenance.reachability import CatalogReach, iceberg_metadata, is_table_path, kept_roots
@@ -30,7 +30,7 @@ from trinitylake_ops.maintenance.survey import survey_versions, uncached
 from trinitylake_ops.storage.options import redact_assignments
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.file_io import StorageFileIO
-from trinitylake_ops.tables.managed import EXTERNAL, METADATA_LOCATION
+from trinitylake_ops.tables.managed import EXTERNAL
 from trinitylake_ops.tables.registration import registered_table, registered_uri
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot

@@ -13,6 +13,7 @@ import json
 import time
 import unicodedata
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime
@@ -25,7 +26,7 @@ from rich.text import Text
 
 from trinitylake_ops.errors import PlanChangedError
 from trinitylake_ops.format.node_file import MAX_TIME_MS
-from trinitylake_ops.storage import MeteredStorage
+from trinitylake_ops.storage import MeteredStorage, Storage
 from trinitylake_ops.transaction.lakehouse import Change, Lakehouse
 from trinitylake_ops.transaction.snapshot import utc_datetime
 
@@ -53,17 +54,26 @@ class MeteredLakehouse:
 
     def __init__(self, lake: Lakehouse):
         self._storage = MeteredStorage(lake.storage)
+        self._others: list[MeteredStorage] = []
         self._begun_s = time.monotonic()
         self.lake = Lakehouse(self._storage, lake.storage_options, cache="off")
 
+    def also(self, storage: Storage) -> Storage:
+        """Return another storage whose requests are counted, too."""
+        self._others.append(MeteredStorage(storage))
+        return self._others[-1]
+
     def cost(self) -> Cost:
         """Return what was asked of the storage so far."""
-        counts = self._storage.snapshot()
+        counted = [storage.snapshot() for storage in (self._storage, *self._others)]
+        requests: Counter[str] = Counter()
+        for counts in counted:
+            requests.update(counts.requests)
         return Cost(
-            requests=dict(sorted(counts.requests.items())),
-            rounds=counts.rounds,
-            bytes_read=counts.bytes_read,
-            bytes_written=counts.bytes_written,
+            requests=dict(sorted(requests.items())),
+            rounds=sum(counts.rounds for counts in counted),
+            bytes_read=sum(counts.bytes_read for counts in counted),
+            bytes_written=sum(counts.bytes_written for counts in counted),
             duration_ms=round((time.monotonic() - self._begun_s) * 1000),
         )
 

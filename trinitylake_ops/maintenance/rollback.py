@@ -16,14 +16,14 @@ from trinitylake_ops.errors import (
     NamespaceNotFoundError,
     VersionExpiredError,
 )
-from trinitylake_ops.format.definitions import LakehouseDef, TableDef
+from trinitylake_ops.format.definitions import METADATA_LOCATION, LakehouseDef, TableDef
 from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.format.keys import ObjectName
+from trinitylake_ops.maintenance.export_records import record_of
 from trinitylake_ops.maintenance.report import Plan, change_rows, digest_of, new_table
 from trinitylake_ops.maintenance.survey import uncached
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.file_io import StorageFileIO
-from trinitylake_ops.tables.managed import METADATA_LOCATION
 from trinitylake_ops.tables.reach import files_of
 from trinitylake_ops.transaction.commit import latest_snapshot
 from trinitylake_ops.transaction.commit_info import CommitInfo
@@ -184,11 +184,34 @@ def plan_rollback(
         raise InvalidInputError("a rollback needs a version, the name of an export or a timestamp to go back to")
     lake = uncached(lake)
     base, target = lake.snapshot(), _target(lake, to, timestamp)
-    return _plan(lake, base, target, _chosen(base, target.snapshot, namespaces or (), tables or ()), message)
+    held = held_namespaces(base.definition, target.to, namespaces or (), tables or ())
+    if held and not tables:
+        namespaces = namespaces or held
+    return _plan(lake, base, target, chosen_objects(base, target.snapshot, namespaces or (), tables or ()), message)
+
+
+def held_namespaces(
+    definition: LakehouseDef, to: int | str, namespaces: Sequence[str], tables: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the namespaces that an export is limited to; none for any other target.
+
+    Raises InvalidInputError for what it does not hold: that would be dropped.
+    """
+    record = record_of(definition, to) if isinstance(to, str) else None
+    held = () if record is None else record.namespaces
+    for name in (*namespaces, *(table.partition(".")[0] for table in tables)):
+        if held and name not in held:
+            raise InvalidInputError(f"export {to!r} holds only the namespaces {', '.join(held)}, not that of {name!r}")
+    return held
 
 
 def _target(lake: Lakehouse, to: int | str | None, timestamp: datetime | int | None = None) -> _Target:
     snapshot = lake.snapshot(to, timestamp)
+    if snapshot.files is not lake.files:
+        raise InvalidInputError(
+            f"export {to!r} is a lakehouse of its own, at {snapshot.files.storage.root}; what it holds is brought back"
+            f" by: trinitylake restore {to}"
+        )
     if snapshot.root.is_sealed:
         raise VersionExpiredError(f"version {snapshot.version} was expired and purged", path=snapshot.location)
     is_name = isinstance(to, str) and not (to.isascii() and to.isdecimal())
@@ -230,9 +253,10 @@ def rollback(
     return plan.execute(reapply=reapply)
 
 
-def _chosen(
+def chosen_objects(
     base: Snapshot, target: Snapshot, namespaces: Sequence[str], tables: Sequence[str]
 ) -> tuple[ObjectName, ...]:
+    """Return what was named: namespaces with their tables, and tables. Raises NamespaceNotFoundError and the like."""
     for namespace in namespaces:
         if not base.has_namespace(namespace) and not target.has_namespace(namespace):
             raise NamespaceNotFoundError(
@@ -252,11 +276,14 @@ def _differences(base: Snapshot, target: Snapshot, chosen: Sequence[ObjectName])
             " nothing was changed",
             path=error.path,
         ) from error
-    return [change for change in differences if not chosen or _is_chosen(base, change, chosen)]
+    return [change for change in differences if is_chosen(base, change.key, chosen)]
 
 
-def _is_chosen(base: Snapshot, change: KeyChange, chosen: Sequence[ObjectName]) -> bool:
-    name = base.keys.decode(change.key)
+def is_chosen(base: Snapshot, key: str, chosen: Sequence[ObjectName]) -> bool:
+    """Whether a key is that of a chosen object, or of a table in a chosen namespace; without a choice all are."""
+    if not chosen:
+        return True
+    name = base.keys.decode(key)
     return name is not None and any(wanted in (name, ObjectName(name.namespace)) for wanted in chosen)
 
 
@@ -300,10 +327,10 @@ def _check_files(target: _Target, differences: Sequence[KeyChange]) -> None:
     except FileMissingError as error:
         raise _missing(snapshot.version, "a definition", error.path) from error
     for definition in definitions:
-        _check_table_files(snapshot.version, target.io, definition)
+        check_table_files(snapshot.version, target.io, definition)
 
 
-def _check_table_files(version: int, io: StorageFileIO, definition: TableDef) -> None:
+def check_table_files(version: int, io: StorageFileIO, definition: TableDef) -> None:
     """Raise FileMissingError when a file that a managed Iceberg table needs is gone.
 
     One listing tells; only files beyond the lakehouse's root, under another ``table_root``, take a request each.

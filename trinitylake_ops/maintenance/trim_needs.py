@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError
-from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.file_io import StorageFileIO
-from trinitylake_ops.tables.managed import METADATA_LOCATION
 from trinitylake_ops.tables.trimming import ListedSnapshots, is_trimmable, listed_snapshots, referred_snapshots
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.names import resolve_table

@@ -17,7 +17,7 @@ from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, root_n
 from trinitylake_ops.format.limits import IMMUTABLE_SETTINGS
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.format.node_file import PREVIOUS_ROOT, NodeFile, decode_node
-from trinitylake_ops.maintenance.export import check_manifest
+from trinitylake_ops.maintenance.export_manifest import check_manifest
 from trinitylake_ops.maintenance.hint import HintState, inspect_hint
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table
 from trinitylake_ops.maintenance.verify_objects import ObjectVerifier

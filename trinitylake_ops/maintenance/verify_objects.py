@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 
 from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
-from trinitylake_ops.format.definitions import NamespaceDef, TableDef
+from trinitylake_ops.format.definitions import METADATA_LOCATION, NamespaceDef, TableDef
 from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.maintenance.verify_tree import Report
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.file_io import StorageFileIO
-from trinitylake_ops.tables.managed import METADATA_LOCATION
 from trinitylake_ops.tables.reach import files_of
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot

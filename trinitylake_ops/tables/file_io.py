@@ -175,6 +175,11 @@ class StorageFileIO(FileIO):
         except FileMissingError:
             return None
 
+    def read_whole(self, location: str) -> bytes:
+        """Return the bytes of a file, a path under the root or a URI. Raises FileMissingError, StorageError."""
+        storage, path = self._resolve(to_uri(self.root, location))
+        return storage.read(path)
+
     def new_input(self, location: str) -> StorageInputFile:
         """Return a file to read. Raises InvalidLocationError."""
         storage, path = self._resolve(location)

@@ -20,7 +20,7 @@ from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata
 
 from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError
-from trinitylake_ops.format.definitions import LakehouseDef, TableDef
+from trinitylake_ops.format.definitions import METADATA_LOCATION, LakehouseDef, TableDef
 from trinitylake_ops.format.file_names import TABLES_PREFIX, table_prefix
 from trinitylake_ops.format.locations import normalize_root_uri, to_location, to_uri
 from trinitylake_ops.tables.types import from_iceberg_schema
@@ -28,7 +28,6 @@ from trinitylake_ops.tables.types import from_iceberg_schema
 ICEBERG = "ICEBERG"
 MANAGED = "MANAGED"
 EXTERNAL = "EXTERNAL"
-METADATA_LOCATION = "metadata_location"
 
 #: Properties of every managed table: no engine may delete metadata, snapshots or data files.
 MANAGED_PROPERTIES: Mapping[str, str] = {

@@ -32,6 +32,7 @@ class FileKind(StrEnum):
     MANIFEST = "manifest"
     DATA = "data"
     DELETES = "deletes"
+    POSITION_DELETES = "position deletes"
     STATISTICS = "statistics"
 
 
@@ -196,8 +197,15 @@ def _content_files(manifests: list[ManifestFile], io: StorageFileIO, *, skips_mi
 
 def _content_file(entry: ManifestEntry, io: StorageFileIO, *, live: bool) -> TableFile:
     data_file = entry.data_file
-    kind = FileKind.DATA if data_file.content == DataFileContent.DATA else FileKind.DELETES
+    kind = _CONTENT_KINDS.get(data_file.content, FileKind.DELETES)
     return TableFile(kind, io.location(data_file.file_path), data_file.file_size_in_bytes, live)
+
+
+_CONTENT_KINDS = {
+    DataFileContent.DATA: FileKind.DATA,
+    DataFileContent.POSITION_DELETES: FileKind.POSITION_DELETES,
+    DataFileContent.EQUALITY_DELETES: FileKind.DELETES,
+}
 
 
 def _batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

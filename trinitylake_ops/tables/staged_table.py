@@ -23,9 +23,9 @@ from pyiceberg.table.snapshots import (
 )
 
 from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
-from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.tables.file_io import StorageFileIO
-from trinitylake_ops.tables.managed import METADATA_LOCATION, metadata_uri, read_metadata
+from trinitylake_ops.tables.managed import metadata_uri, read_metadata
 from trinitylake_ops.transaction.snapshot import Snapshot as Version
 
 

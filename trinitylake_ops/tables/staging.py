@@ -48,18 +48,12 @@ from trinitylake_ops.errors import (
     TableNotFoundError,
     TransactionExpiredError,
 )
+from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.definitions import Schema as Columns
-from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.data_files import TARGET_FILE_SIZE_BYTES, identity_columns, write_data_files
 from trinitylake_ops.tables.file_io import StorageFileIO
-from trinitylake_ops.tables.managed import (
-    METADATA_LOCATION,
-    managed_properties,
-    metadata_uri,
-    new_table_location,
-    read_metadata,
-)
+from trinitylake_ops.tables.managed import managed_properties, metadata_uri, new_table_location, read_metadata
 from trinitylake_ops.tables.ownership import claim_location
 from trinitylake_ops.tables.replacement import all_files, files_in_partitions_of, files_matching
 from trinitylake_ops.tables.staged_table import StagedTable, describe_change

@@ -22,15 +22,10 @@ from pyiceberg.table.update import (
 )
 
 from trinitylake_ops.errors import FileMissingError
-from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.tables.file_io import StorageFileIO
-from trinitylake_ops.tables.managed import (
-    METADATA_LOCATION,
-    managed_table_id,
-    metadata_uri,
-    read_metadata,
-)
+from trinitylake_ops.tables.managed import managed_table_id, metadata_uri, read_metadata
 
 
 @dataclass(frozen=True, slots=True)

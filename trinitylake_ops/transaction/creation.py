@@ -35,25 +35,14 @@ def create_lakehouse(files: LakehouseFiles, definition: LakehouseDef) -> None:
     overwrites what it was asked to create.
     """
     storage = files.storage
-    if any(root_naming(info.path) for info in storage.list(ROOT_PREFIX)):
+    if has_roots(storage):
         raise LakehouseExistsError(f"there is a lakehouse at {storage.root} already", path=storage.root)
-    created_at_ms = storage.now_ms()
-    check_time(created_at_ms)
     path = new_lakehouse_def_path()
-    commit_id = str(uuid.uuid4())
-    system = {
-        LAKEHOUSE_DEF: path,
-        CREATED_AT_MILLIS: str(created_at_ms),
-        COMMIT_ID: commit_id,
-        COMMIT_INFO: CommitInfo("init", "create the lakehouse").encode(CommitCost(1, 3, len(definition.to_bytes()))),
-    }
-    files.roots.known_naming = ROOT_NAMING
-    content = definition.to_bytes()
+    info = CommitInfo("init", "create the lakehouse")
     try:
-        create_fresh(storage, {path: content})
-        _check_storage(storage, path, content)
-        data = encode_node(NodeFile(system=system), definition.order, definition.node_compression)
-        is_ours = create_root(files.roots, 0, data, commit_id)
+        place_definition(storage, path, definition)
+        root = first_root(storage, definition, path, str(uuid.uuid4()), info)
+        is_ours = create_first_version(files, definition, root)
     except CommitOutcomeUnknownError:
         raise
     except TrinityLakeError:
@@ -62,7 +51,48 @@ def create_lakehouse(files: LakehouseFiles, definition: LakehouseDef) -> None:
     if not is_ours:
         discard(storage, [path])
         raise LakehouseExistsError(f"another process has just created a lakehouse at {storage.root}", path=storage.root)
-    files.hint.write(0)
+
+
+def has_roots(storage: Storage) -> bool:
+    """Whether the root of some version stands. Raises StorageError."""
+    return any(root_naming(info.path) for info in storage.list(ROOT_PREFIX))
+
+
+def place_definition(storage: Storage, path: str, definition: LakehouseDef) -> None:
+    """Write the definition of a new lakehouse, and check that its storage can hold one. Raises StorageError."""
+    content = definition.to_bytes()
+    create_fresh(storage, {path: content})
+    _check_storage(storage, path, content)
+
+
+def first_root(
+    storage: Storage,
+    definition: LakehouseDef,
+    definition_path: str,
+    commit_id: str,
+    info: CommitInfo,
+    cost: CommitCost | None = None,
+) -> NodeFile:
+    """Return the root of a version 0, empty but for its system rows. Raises StorageError where the clock is wrong."""
+    created_at_ms = storage.now_ms()
+    check_time(created_at_ms)
+    system = {
+        LAKEHOUSE_DEF: definition_path,
+        CREATED_AT_MILLIS: str(created_at_ms),
+        COMMIT_ID: commit_id,
+        COMMIT_INFO: info.encode(cost or CommitCost(1, 3, len(definition.to_bytes()))),
+    }
+    return NodeFile(system=system)
+
+
+def create_first_version(files: LakehouseFiles, definition: LakehouseDef, root: NodeFile) -> bool:
+    """Create version 0; False when another one stands there. Raises CommitOutcomeUnknownError, StorageError."""
+    files.roots.known_naming = ROOT_NAMING
+    data = encode_node(root, definition.order, definition.node_compression)
+    is_ours = create_root(files.roots, 0, data, root.system[COMMIT_ID])
+    if is_ours:
+        files.hint.write(0)
+    return is_ours
 
 
 def _check_storage(storage: Storage, path: str, content: bytes) -> None:

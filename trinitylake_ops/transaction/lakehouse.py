@@ -24,7 +24,7 @@ from trinitylake_ops.format.file_names import (
 )
 from trinitylake_ops.format.keys import KeyCodec
 from trinitylake_ops.format.limits import validate_lakehouse_def
-from trinitylake_ops.format.locations import normalize_root_uri, to_location
+from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location
 from trinitylake_ops.format.node_file import (
     LAKEHOUSE_DEF,
     PREVIOUS_ROOT,
@@ -34,6 +34,7 @@ from trinitylake_ops.format.node_file import (
 from trinitylake_ops.storage import Storage, open_storage
 from trinitylake_ops.storage.cache import private_cache_view, shared_cache_view
 from trinitylake_ops.storage.cache_options import storage_identity
+from trinitylake_ops.storage.elsewhere import Elsewhere
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.transaction.commit import (
     DEFAULT_MAX_ATTEMPTS,
@@ -93,9 +94,9 @@ class Lakehouse:
             files = shared_cache_view(storage, is_immutable_path, self.storage_options)
         elif cache == "private":
             files = private_cache_view(storage, is_immutable_path, self.storage_options)
-        self.files = LakehouseFiles(
-            files, NodeStore(files), DefinitionStore(files), HintWriter(storage), Roots(storage)
-        )
+        elsewhere = Elsewhere(self.root, self.storage_options)
+        nodes, definitions = NodeStore(files, elsewhere=elsewhere), DefinitionStore(files, elsewhere=elsewhere)
+        self.files = LakehouseFiles(files, nodes, definitions, HintWriter(storage), Roots(storage))
         is_shared = cache == "shared"
         self._queue = shared_queue(storage_identity(self.root, self.storage_options)) if is_shared else CommitQueue()
 
@@ -206,14 +207,34 @@ class Lakehouse:
             raise VersionExpiredError(f"version {version} was expired and purged", path=path, version=version)
         return Snapshot(self.files, version, path, root)
 
-    def _snapshot_of_export(self, name: str, latest: Snapshot) -> Snapshot:
+    def exported(self, name: str, storage_options: Mapping[str, str] | None = None) -> Snapshot:
+        """Return what an export holds; ``storage_options`` are for its storage where it went to another root.
+
+        By default they are those of this lakehouse where the scheme is the same. Raises what ``snapshot`` raises.
+        """
+        return self._snapshot_of_export(name, latest_snapshot(self.files), storage_options)
+
+    def _snapshot_of_export(
+        self, name: str, latest: Snapshot, storage_options: Mapping[str, str] | None = None
+    ) -> Snapshot:
         location = latest.definition.exported_snapshots.get(name)
         if location is None:
             known = ", ".join(sorted(latest.definition.exported_snapshots)) or "none"
             raise ExportNotFoundError(f"there is no export {name!r}; exports: {known}")
         path = to_location(self.root, location)
+        if is_uri(path):
+            return self._snapshot_elsewhere(name, path, storage_options)
         root = decode_node(self.storage.read(path), path)
         return Snapshot(self.files, _exported_version(name, path, root, latest.definition), path, root)
+
+    def _snapshot_elsewhere(self, name: str, uri: str, storage_options: Mapping[str, str] | None) -> Snapshot:
+        """Return the version of another lakehouse that an export to another root made."""
+        folder, _, file_name = uri.rpartition("/")
+        version, root = parse_root_path(file_name), normalize_root_uri(f"{folder}/")
+        if version is None:
+            raise CorruptFileError(f"export {name!r} stands at {uri!r}, which is no root of a version", path=uri)
+        options = storage_options if storage_options is not None else options_for(self, root)
+        return Lakehouse.open(root, options).snapshot(version)
 
     def history(self, limit: int | None = None) -> Iterator[VersionInfo]:
         """Yield versions, newest first, at most ``limit``; roots are read in parallel batches.
@@ -297,6 +318,12 @@ class Lakehouse:
         Raises what :func:`commit.commit` raises.
         """
         return commit(self.files, change, base, max_attempts=max_attempts)
+
+
+def options_for(lake: Lakehouse, other_root: str) -> StorageOptions | None:
+    """Return a lakehouse's options where another root has the same scheme, else None: the environment's."""
+    is_alike = other_root.partition("://")[0] == lake.root.partition("://")[0]
+    return lake.storage_options if is_alike else None
 
 
 def check_not_expired(version: int, definition: LakehouseDef) -> None:

@@ -23,15 +23,16 @@ def bulk_load(
     *,
     created_at_ms: int,
     write: Callable[[Mapping[str, bytes]], None],
+    new_path: Callable[[], str] = new_node_path,
 ) -> NodeFile:
     """Return the root, without system rows, of a tree of these (key, location), which ascend strictly by key.
 
     Takes the entries as a stream: a few nodes of each level are held at a time. ``write`` gets the
     files of all other nodes by path, in batches, those of a subtree before its parent's. Nodes are
     filled to ``FILL`` but for the last two of a level, and all keep the limits on their number of
-    keys. Raises ValueError for keys that do not ascend, and what ``write`` raises.
+    keys. ``new_path`` names them. Raises ValueError for keys that do not ascend, and what ``write`` raises.
     """
-    nodes = _NodeWriter(limits, created_at_ms, write)
+    nodes = _NodeWriter(limits, created_at_ms, write, new_path)
     level = _Level(nodes, 0)
     last_keys: list[str] = []
     rest = iter(entries)
@@ -56,8 +57,15 @@ def n_filled_keys(limits: TreeLimits) -> int:
 class _NodeWriter:
     """Encodes nodes and hands their files on in batches."""
 
-    def __init__(self, limits: TreeLimits, created_at_ms: int, write: Callable[[Mapping[str, bytes]], None]):
+    def __init__(
+        self,
+        limits: TreeLimits,
+        created_at_ms: int,
+        write: Callable[[Mapping[str, bytes]], None],
+        new_path: Callable[[], str],
+    ):
         self.limits = limits
+        self._new_path = new_path
         self._system = {CREATED_AT_MILLIS: str(created_at_ms)}
         self._write = write
         self._pending: dict[str, bytes] = {}
@@ -65,7 +73,7 @@ class _NodeWriter:
     def add(self, node: NodeFile) -> str:
         """Return the path of a node that is written with the next batch."""
         node.system.update(self._system)
-        path = new_node_path()
+        path = self._new_path()
         self._pending[path] = encode_node(node, self.limits.order, self.limits.compression)
         if len(self._pending) >= _NODES_PER_WRITE:
             self.write_pending()

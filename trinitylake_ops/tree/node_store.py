@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trinitylake_ops.errors import CorruptFileError, InvalidLocationError, StorageError
-from trinitylake_ops.format.locations import is_uri, to_location
+from trinitylake_ops.format.file_names import root_of
+from trinitylake_ops.format.locations import is_uri, to_location, to_uri
 from trinitylake_ops.format.node_file import NodeFile, decode_node
 from trinitylake_ops.storage.cache import decoded
+from trinitylake_ops.storage.elsewhere import Elsewhere
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.lru import ByteLru
+from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.tree.node import messages_bytes
 
 DEFAULT_CACHE_BYTES = 64 * 1024 * 1024
@@ -21,11 +24,13 @@ class NodeStore:
 
     Non-root nodes are immutable, so a cached one never goes stale. Callers must not change the
     nodes they get. Root nodes are not cached: the deletion of a version overwrites its root. Bytes
-    that do not decode are dropped from the storage's cache and read once more.
+    that do not decode are dropped from the storage's cache and read once more. Those that an export
+    left in another lakehouse are read from ``elsewhere``.
     """
 
-    def __init__(self, storage: Storage, cache_bytes: int = DEFAULT_CACHE_BYTES):
+    def __init__(self, storage: Storage, cache_bytes: int = DEFAULT_CACHE_BYTES, elsewhere: Elsewhere | None = None):
         self._storage = storage
+        self._elsewhere = elsewhere or Elsewhere(storage.root, StorageOptions())
         self._cache: ByteLru[str, NodeFile] = ByteLru(cache_bytes)
 
     def load(self, location: str) -> NodeFile:
@@ -48,9 +53,12 @@ class NodeStore:
         paths = dict.fromkeys(place for place in places if isinstance(place, str))
         found: dict[str, NodeFile | StorageError] = {}
         found.update((path, node) for path in paths if (node := self._cache.get(path)) is not None)
-        missing = [path for path in paths if path not in found]
+        missing = [path for path in paths if path not in found and not is_uri(path)]
+        distant = [path for path in paths if path not in found and is_uri(path)]
         for path, data in zip(missing, self._storage.read_available(missing), strict=True):
             found[path] = data if isinstance(data, StorageError) else self._decoded_or_error(path, data)
+        for path, data in zip(distant, self._elsewhere.read_available(distant), strict=True):
+            found[path] = data if isinstance(data, StorageError) else self._decoded_distant(path, data)
         return [found[place] if isinstance(place, str) else place for place in places]
 
     def _decoded_or_error(self, path: str, data: bytes) -> NodeFile | StorageError:
@@ -58,6 +66,18 @@ class NodeStore:
             return decoded(self._storage, path, data, self._decode_and_keep)
         except StorageError as error:
             return error
+
+    def _decoded_distant(self, uri: str, data: bytes) -> NodeFile | StorageError:
+        """Return a node of another lakehouse: what it gives by paths lies there, too."""
+        try:
+            node = decode_node(data, uri)
+        except StorageError as error:
+            return error
+        root = root_of(uri)
+        if root is not None:
+            node = node.rebased(lambda location: to_uri(root, location))
+        self._cache.put(uri, node, len(data) * 2 + messages_bytes(node.buffer) + _MEMORY_PER_NODE_BYTES)
+        return node
 
     def _decode_and_keep(self, data: bytes, path: str) -> NodeFile:
         node = decode_node(data, path)
@@ -72,9 +92,6 @@ class NodeStore:
 
     def _path(self, location: str) -> str:
         try:
-            path = to_location(self._storage.root, location)
+            return to_location(self._storage.root, location)
         except InvalidLocationError as error:
             raise CorruptFileError(f"a node points to {location!r}, which is no location", path=location) from error
-        if is_uri(path):
-            raise StorageError(f"node {location!r} lies outside the lakehouse {self._storage.root!r}", path=location)
-        return path

@@ -1,0 +1,163 @@
+"""What rollbacks of large lakehouses and full exports ask of a storage.
+
+Run from the project's root: ``.venv/bin/python -m benchmarks.exports``; it starts a radosgw of its own (the packages of
+``deploy/debian-packages.txt``) and writes ``benchmarks/results/exports.md``. Requests depend on no machine.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+from unittest import mock
+
+import pyarrow as pa
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import LongType, NestedField
+
+from benchmarks.lakes import MadeUpDefinitions, change_tables, loaded
+from benchmarks.report import table, write_result
+from benchmarks.s3 import radosgw
+from tests.servers.s3_server import S3Server
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.maintenance import export as export_module
+from trinitylake_ops.storage import MemoryStorage, MeteredStorage, Storage, StorageWrapper, open_storage
+from trinitylake_ops.tables.catalog import catalog_at
+
+N_TABLES = 1_000_000
+N_DATA_FILES = 10_000
+N_EXPORTED_TABLES = 10
+
+T = TypeVar("T")
+
+
+class InFlight(StorageWrapper):
+    """Notes for how long how many requests are on their way at the same time."""
+
+    def __init__(self, inner: Storage):
+        super().__init__(inner)
+        self.concurrency = inner.concurrency
+        self.seconds: Counter[int] = Counter()
+        self.sent: Counter[str] = Counter()
+        self._now = 0
+        self._since = time.perf_counter()
+        self._lock = threading.Lock()
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        return self._counted("read", lambda: self.inner.read(path, offset=offset, length=length))
+
+    def create(self, path: str, data: bytes) -> None:
+        self._counted("create", lambda: self.inner.create(path, data))
+
+    def at_least(self, requests: int) -> float:
+        """Return the part of the time with any request on its way in which there were so many."""
+        busy = {number: seconds for number, seconds in self.seconds.items() if number}
+        return sum(seconds for number, seconds in busy.items() if number >= requests) / sum(busy.values())
+
+    @property
+    def mean(self) -> float:
+        """How many requests were on their way, on average over the time with any."""
+        busy = {number: seconds for number, seconds in self.seconds.items() if number}
+        return sum(number * seconds for number, seconds in busy.items()) / sum(busy.values())
+
+    def _counted(self, kind: str, request: Callable[[], T]) -> T:
+        self._change(1)
+        self.sent[kind] += 1
+        try:
+            return request()
+        finally:
+            self._change(-1)
+
+    def _change(self, by: int) -> None:
+        with self._lock:
+            now = time.perf_counter()
+            self.seconds[self._now] += now - self._since
+            self._since, self._now = now, self._now + by
+
+
+def rolling_back() -> list[str]:
+    """Count what a rollback by one commit takes in a lakehouse of a million tables."""
+    storage = MadeUpDefinitions(MemoryStorage("memory://rollback-benchmark/"))
+    lake = loaded(storage, N_TABLES)
+    height = lake.snapshot().tree_shape().height
+    change_tables(lake, [N_TABLES // 2])
+    meter = MeteredStorage(storage)
+    maintenance.rollback(Lakehouse(meter), lake.latest_version() - 1)
+    counts = meter.snapshot()
+    return [
+        f"## Rollback of {N_TABLES:,} tables by a commit that changed one",
+        "",
+        *table(
+            ["what", "number"],
+            [
+                ("levels of the tree below its root", height),
+                ("requests", counts.total),
+                ("2 x levels + 10", 2 * height + 10),
+                ("sequential rounds", counts.rounds),
+                ("kB written", f"{counts.bytes_written / 1e3:.1f}"),
+            ],
+        ),
+    ]
+
+
+def _tables(lake: Lakehouse) -> None:
+    """Create tables whose data files are many and small: those of one append each, partitioned by a number."""
+    schema = Schema(NestedField(1, "id", LongType(), required=False))
+    by_id = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "id"))
+    rows = pa.table({"id": pa.array(range(N_DATA_FILES // N_EXPORTED_TABLES), pa.int64())})
+    with catalog_at(lake) as catalog:
+        catalog.create_namespace("ns")
+        for number in range(N_EXPORTED_TABLES):
+            catalog.create_table(f"ns.t{number}", schema, partition_spec=by_id).append(rows)
+
+
+def exporting(folder: Path, server: S3Server) -> list[str]:
+    """Measure a full export to S3, and one after an append to a single table."""
+    lake = Lakehouse.create(str(folder / "lake"), {"fsync": "false"})
+    _tables(lake)
+    root = server.fresh_root("exports")
+    rows = []
+    for name in ("first", "second"):
+        watched = InFlight(open_storage(root, server.storage_options))
+        with mock.patch.object(export_module, "open_storage", return_value=watched):
+            begun = time.perf_counter()
+            report = maintenance.plan_export(lake, name, "full", target=root).execute()
+            seconds = time.perf_counter() - begun
+        rows.append((name, report, watched, seconds))
+        with catalog_at(lake) as catalog:
+            catalog.load_table("ns.t0").append(pa.table({"id": pa.array([-1], pa.int64())}))
+    server.delete_all(root)
+    header = ["what", *(name for name, *_ in rows)]
+    lines = [
+        ("files copied", *(f"{report.copied_files:,}" for _, report, _, _ in rows)),
+        ("MB copied", *(f"{report.copied_bytes / 1e6:.2f}" for _, report, _, _ in rows)),
+        ("files created at the target", *(f"{watched.sent['create']:,}" for _, _, watched, _ in rows)),
+        ("requests in flight there, on average", *(f"{watched.mean:.1f}" for _, _, watched, _ in rows)),
+        ("part of the time with 16 or more", *(f"{watched.at_least(16):.0%}" for _, _, watched, _ in rows)),
+        ("seconds", *(f"{seconds:.1f}" for *_, seconds in rows)),
+    ]
+    return [
+        f"## Full export of {N_EXPORTED_TABLES} tables with {N_DATA_FILES:,} data files to S3, and the next one",
+        "",
+        "From a local disk to radosgw, on one machine; between the two exports one table got one file more.",
+        "",
+        *table(header, lines),
+    ]
+
+
+def main() -> None:
+    """Measure and write the results."""
+    lines = ["# Rollbacks and exports", "", *rolling_back(), ""]
+    with tempfile.TemporaryDirectory() as folder, radosgw() as server:
+        lines += exporting(Path(folder), server)
+    write_result("exports", lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""Exports of every level, restores and their drops, stopped at every request to either storage.
+
+After each: both lakehouses open through fresh caches and verify clean, and doing it again ends as if nothing
+had happened; a second time does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from tests.faults import DeathError, Fault, FaultyStorage, Moment, Request, fail, lose_response
+from tests.lakes import objects
+from tests.maintenance.changes import append_rows, create, drop, small_sizes
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import ExportExistsError, StorageError, StoragePermissionError
+from trinitylake_ops.maintenance import export as export_module
+from trinitylake_ops.storage import MemoryStorage, Storage, drop_memory_root
+from trinitylake_ops.storage.cache import clear_process_caches
+from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.transaction import lakehouse as lakes
+
+SOURCE, TARGET = "memory://export-crash-source/", "memory://export-crash-target/"
+Files = dict[str, dict[str, bytes]]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """``prepare`` makes what it begins on, ``run`` does it."""
+
+    name: str
+    run: Callable[[Lakehouse], object]
+    prepare: Callable[[Lakehouse], object] = lambda lake: None
+    has_target: bool = False
+
+
+def exporting(**arguments: Any) -> Callable[[Lakehouse], object]:
+    def run(lake: Lakehouse) -> object:
+        return maintenance.plan_export(lake, "new", **arguments).execute()
+
+    return run
+
+
+def restoring(lake: Lakehouse) -> object:
+    return maintenance.restore_export(lake, "old")
+
+
+def exported_before(**arguments: Any) -> Callable[[Lakehouse], object]:
+    """Export, then change all that the export has."""
+
+    def prepare(lake: Lakehouse) -> None:
+        maintenance.plan_export(lake, "old", **arguments).execute()
+        append_rows(lake, "ns.t")
+        drop(lake, "a")
+        create(lake, "later", "t")
+
+    return prepare
+
+
+FULL_AWAY = {"level": "full", "target": TARGET}
+OPERATIONS = [
+    Operation("partial", exporting(level="partial")),
+    Operation("definitions", exporting(level="partial", definitions=True)),
+    Operation("full", exporting(level="full")),
+    Operation("namespaces", exporting(level="full", namespaces=["ns"])),
+    Operation("minimal-away", exporting(level="minimal", target=TARGET), has_target=True),
+    Operation("partial-away", exporting(level="partial", target=TARGET), has_target=True),
+    Operation("full-away", exporting(**FULL_AWAY), has_target=True),
+    Operation("incremental", exporting(**FULL_AWAY), exported_before(**FULL_AWAY), has_target=True),
+    Operation("restore", restoring, exported_before(level="full")),
+    Operation("restore-away", restoring, exported_before(**FULL_AWAY), has_target=True),
+]
+
+
+def files_of(root: str) -> dict[str, bytes]:
+    storage = MemoryStorage(root)
+    return {info.path: storage.read(info.path) for info in storage.list()}
+
+
+@pytest.fixture(scope="module")
+def bases() -> dict[str, Files]:
+    """What both roots hold before each operation."""
+    found = {}
+    for operation in OPERATIONS:
+        lake = Lakehouse.create(SOURCE, storage=MemoryStorage(SOURCE), order=3, **small_sizes(3))
+        append_rows(lake, "ns.t")
+        create(lake, "a", "t", "u", "v")
+        operation.prepare(lake)
+        found[operation.name] = {root: files_of(root) for root in (SOURCE, TARGET)}
+        drop_memory_root(SOURCE)
+        drop_memory_root(TARGET)
+    return found
+
+
+@pytest.fixture
+def restored(bases: dict[str, Files]) -> Iterator[Callable[[Operation], Lakehouse]]:
+    """Gives both storages as they were before the operation, each time anew."""
+
+    def restore(operation: Operation) -> Lakehouse:
+        for root, files in bases[operation.name].items():
+            drop_memory_root(root)
+            storage = MemoryStorage(root)
+            for path, data in files.items():
+                storage.create(path, data)
+        return Lakehouse(MemoryStorage(SOURCE), cache="off")
+
+    yield restore
+    drop_memory_root(SOURCE)
+    drop_memory_root(TARGET)
+
+
+def run_with(operation: Operation, at: str, faults: list[Fault]) -> tuple[Request, ...]:
+    """Run with faults in one of the storages, ``source`` or ``target``; returns what was asked of it."""
+    faulty: dict[str, FaultyStorage] = {
+        root: FaultyStorage(MemoryStorage(root), faults if name == at else [], concurrency=1)
+        for name, root in (("source", SOURCE), ("target", TARGET))
+    }
+
+    def opened(root: str, _options: object = None) -> Storage:
+        return faulty[root]
+
+    with mock.patch.object(export_module, "open_storage", opened), mock.patch.object(lakes, "open_storage", opened):
+        clear_process_caches()
+        operation.run(Lakehouse(faulty[SOURCE], cache="off"))
+    return faulty[SOURCE if at == "source" else TARGET].log
+
+
+def content(lake: Lakehouse, version: int | str | None = None) -> object:
+    snapshot = lake.snapshot(version)
+    rows = {}
+    for namespace in snapshot.namespaces():
+        for name in snapshot.tables(namespace):
+            if snapshot.table(namespace, name).format_properties:
+                with catalog_at(lake, version) as catalog:
+                    rows[name] = sorted(catalog.load_table(f"{namespace}.{name}").scan().to_arrow()["id"].to_pylist())
+    return objects(snapshot), rows
+
+
+def state(lake: Lakehouse) -> object:
+    """Return what an operation may change, without names, times and numbers that differ from run to run."""
+    exports = {info.name: (info.state, info.version, info.level) for info in maintenance.list_exports(lake)}
+    complete = [info.name for info in maintenance.list_exports(lake) if info.state == "complete"]
+    return content(lake), exports, {name: content(lake, name) for name in complete}
+
+
+def assert_converges(operation: Operation, lake: Lakehouse, expected: object, where: object) -> None:
+    report = maintenance.verify(lake)
+    assert report.is_clean, (where, report.findings)
+    try:
+        operation.run(lake)
+    except ExportExistsError:
+        assert "new" in lake.snapshot().definition.exported_snapshots, where
+    assert state(lake) == expected, where
+    both = [lake, Lakehouse(MemoryStorage(TARGET))] if operation.has_target else [lake]
+    for each in both:
+        maintenance.repair_hint(each)
+        assert maintenance.verify(each).findings == (), where
+
+
+SIDES = [(operation, side) for operation in OPERATIONS for side in ("source", "target")[: 1 + operation.has_target]]
+each_side = pytest.mark.parametrize(("operation", "side"), SIDES, ids=[f"{op.name}-{side}" for op, side in SIDES])
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("moment", ["before", "after"])
+@each_side
+def test_it_dies_at_every_request(
+    restored: Callable[[Operation], Lakehouse], operation: Operation, side: str, moment: Moment
+) -> None:
+    lake = restored(operation)
+    requests, expected = run_with(operation, side, []), state(lake)
+    assert len(requests) > 3
+    moments = [request for request in requests if moment == "before" or request.kind not in ("read", "stat", "list")]
+    for request in moments:
+        lake = restored(operation)
+        with pytest.raises(DeathError):
+            run_with(operation, side, [fail(request.number, DeathError, moment)])  # type: ignore[arg-type]
+        assert_converges(operation, lake, expected, (moment, request))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("fault", ["lost", "refused"])
+@each_side
+def test_every_answer_is_lost_and_every_request_refused(
+    restored: Callable[[Operation], Lakehouse], operation: Operation, side: str, fault: str
+) -> None:
+    lake = restored(operation)
+    requests, expected = run_with(operation, side, []), state(lake)
+    writes = [request for request in requests if fault == "refused" or request.kind in ("create", "write", "delete")]
+    assert writes or operation.name.startswith("restore")
+    for request in writes:
+        lake = restored(operation)
+        planned = lose_response(request.number) if fault == "lost" else fail(request.number, StoragePermissionError)
+        try:
+            run_with(operation, side, [planned])
+        except StorageError as error:
+            assert error.path is not None, "a typed error that names the file is an answer too"
+        assert_converges(operation, lake, expected, request)

@@ -1,0 +1,79 @@
+"""Exports from a disk to an S3 server and back, and from there to a disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lakes import Lakes, check_lake, objects
+from tests.maintenance.changes import append_rows, create, drop
+from tests.servers.s3_server import S3Server
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.storage import drop_memory_root
+from trinitylake_ops.tables.catalog import catalog_at
+
+pytestmark = pytest.mark.debian_packages
+
+
+@pytest.fixture
+def bucket(radosgw: S3Server) -> Iterator[str]:
+    root = radosgw.fresh_root()
+    yield root
+    radosgw.delete_all(root)
+
+
+def content(lake: Lakehouse) -> object:
+    with catalog_at(lake) as catalog:
+        rows = catalog.load_table("ns.t").scan().to_arrow()["id"].to_pylist()
+    return objects(lake.snapshot()), sorted(rows)
+
+
+@pytest.mark.parametrize("client", ["s3fs", "obstore"])
+@pytest.mark.parametrize("level", ["minimal", "partial", "full"])
+def test_from_a_disk_to_s3_and_back(
+    lakes: Lakes, radosgw: S3Server, bucket: str, tmp_path: Path, level: str, client: str
+) -> None:
+    options = {**radosgw.storage_options, "client": client}
+    lake = lakes.local(order=4)
+    append_rows(lake)
+    create(lake, "a", "t", "u")
+    expected = content(lake)
+    maintenance.plan_export(lake, "away", level, target=bucket, target_options=options).execute()
+    other = Lakehouse.open(bucket, options)
+    assert content(other) == expected
+    assert maintenance.verify_export(lake, "away", deep=True, target_options=options).is_clean
+    append_rows(lake)
+    drop(lake, "a")
+    maintenance.restore_export(lake, "away", target_options=options)
+    assert content(lake) == expected
+    assert maintenance.verify(lake).findings == ()
+    check_lake(other)
+
+    if level == "full":
+        create(lake, "b")
+        again = maintenance.plan_export(lake, "again", level, target=bucket, target_options=options).execute()
+        assert (again.target_version, content(other)) == (1, content(lake))
+        copy = str(tmp_path / "copy")
+        maintenance.plan_export(other, "down", level, target=copy).execute()
+        assert content(Lakehouse.open(copy)) == content(other)
+
+
+def test_between_buckets_of_one_server(radosgw: S3Server, bucket: str) -> None:
+    options = radosgw.storage_options
+    lake = Lakehouse.create(f"{bucket}source", options)
+    append_rows(lake)
+    maintenance.plan_export(lake, "away", "full", target=f"{bucket}target").execute()
+    assert content(Lakehouse.open(f"{bucket}target", options)) == content(lake)
+    assert content(lake) == (objects(lake.snapshot("away")), [1, 2, 3])
+
+
+def test_from_memory(radosgw: S3Server, bucket: str) -> None:
+    lake = Lakehouse.create("memory://export-to-s3/")
+    try:
+        create(lake, "a", "t")
+        maintenance.plan_export(lake, "away", "full", target=bucket, target_options=radosgw.storage_options).execute()
+        assert objects(Lakehouse.open(bucket, radosgw.storage_options).snapshot()) == objects(lake.snapshot())
+    finally:
+        drop_memory_root("memory://export-to-s3/")

@@ -1,0 +1,81 @@
+"""Exports are dropped by rules: what a rule keeps stays, and so does the newest."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.lakes import Lakes
+from tests.maintenance.aging import DAY_MS, HOUR_MS, Aging
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import ExportNotFoundError, InvalidInputError, PlanChangedError
+from trinitylake_ops.format.file_names import root_path
+from trinitylake_ops.maintenance import RetentionPolicy
+
+
+@pytest.fixture
+def aging(lakes: Lakes) -> Aging:
+    """A lakehouse with three exports a day over ten days."""
+    aging = Aging.on(lakes.storage())
+    for day in range(10):
+        for hour in range(3):
+            maintenance.plan_export(aging.lake, f"nightly-{day}-{hour}").execute()
+            aging.later(HOUR_MS)
+        aging.later(DAY_MS - 3 * HOUR_MS)
+    return aging
+
+
+def names(lake: Lakehouse) -> list[str]:
+    return [info.name for info in maintenance.list_exports(lake)]
+
+
+def rules(**numbers: int) -> RetentionPolicy:
+    return RetentionPolicy(**{"maximum_age_ms": 0, "minimum_versions": 0, "protected_ms": 0, **numbers})
+
+
+@pytest.mark.parametrize(
+    ("policy", "kept"),
+    [
+        (rules(keep_last=4), 4),
+        (rules(keep_daily=5), 5),
+        (rules(keep_daily=5, keep_last=2), 6),
+        (rules(maximum_age_ms=3 * DAY_MS), 9),
+        (rules(keep_monthly=100), None),
+    ],
+    ids=["last", "daily", "both", "age", "monthly"],
+)
+def test_each_rule_keeps_on_its_own(aging: Aging, policy: RetentionPolicy, kept: int | None) -> None:
+    before = names(aging.lake)
+    plan = maintenance.plan_prune_exports(aging.lake, "nightly-*", policy)
+    assert names(aging.lake) == before
+    version = plan.execute(plan.digest)
+    assert set(names(aging.lake)) == set(before) - set(plan.names)
+    assert "nightly-9-2" in names(aging.lake)
+    assert version == aging.lake.latest_version()
+    assert kept is None or len(names(aging.lake)) == kept
+    assert maintenance.verify(aging.lake).is_clean
+
+
+def test_others_are_left_alone(aging: Aging) -> None:
+    lake = aging.lake
+    maintenance.plan_export(lake, "by-hand").execute()
+    lake.alter_definition(
+        exported_snapshots={**lake.snapshot().definition.exported_snapshots, "nightly-x": root_path(1)}
+    )
+    aging.later()
+    maintenance.plan_prune_exports(lake, "nightly-*", rules(keep_last=1)).execute()
+    assert names(lake) == ["by-hand", "nightly-9-2", "nightly-x"]
+    nothing = maintenance.plan_prune_exports(lake, "nightly-*", rules(keep_last=1))
+    assert (nothing.names, nothing.execute()) == ((), lake.latest_version())
+
+
+def test_what_is_refused(aging: Aging) -> None:
+    lake = aging.lake
+    with pytest.raises(InvalidInputError, match="empty"):
+        maintenance.plan_prune_exports(lake, "*", rules())
+    plan = maintenance.plan_prune_exports(lake, "*", rules(keep_last=1))
+    maintenance.drop_export(lake, "nightly-0-0")
+    with pytest.raises(PlanChangedError):
+        plan.execute(plan.digest)
+    with pytest.raises(ExportNotFoundError):
+        plan.execute()
+    assert len(names(lake)) == 29

@@ -1,0 +1,235 @@
+"""Writing what an export is opened by: a root under the same root, or a version of a lakehouse of its own.
+
+Nodes are built anew of the entries. Their names are made of the export's id, so that an export which was cut
+off, or is made twice at a time, writes the same files again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from trinitylake_ops.errors import InvalidInputError, MaintenanceBlockedError
+from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, LakehouseDef
+from trinitylake_ops.format.file_names import new_lakehouse_def_path, new_node_path
+from trinitylake_ops.format.locations import to_uri
+from trinitylake_ops.format.node_file import LAKEHOUSE_DEF, NodeFile, encode_node
+from trinitylake_ops.maintenance.export_content import Choice
+from trinitylake_ops.maintenance.export_records import EXPORT
+from trinitylake_ops.storage.write_outcome import create_fresh
+from trinitylake_ops.transaction.commit_info import CommitCost, CommitInfo
+from trinitylake_ops.transaction.creation import create_first_version, first_root, has_roots, place_definition
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.snapshot import Snapshot
+from trinitylake_ops.transaction.transaction import Transaction
+from trinitylake_ops.tree.bulk_load import bulk_load
+from trinitylake_ops.tree.node import TreeLimits
+from trinitylake_ops.tree.search import scan
+from trinitylake_ops.tree.write_buffer import carried_tree
+
+Write = Callable[[Mapping[str, bytes]], None]
+
+#: Operations that leave the objects of a lakehouse as they are: exports go on after them.
+_LEAVE_OBJECTS = frozenset(
+    {"compact", "expire", "undelete", "purge", "orphans", "reconcile", "alter-definition", EXPORT, "drop-export"}
+)
+_SOURCE_ID = "source_id"
+
+
+def export_id(record: ExportRecord) -> uuid.UUID:
+    """Return the id of an export, which its manifest's name holds."""
+    return uuid.UUID(record.manifest_path.removeprefix("_ops/export-").removesuffix(".json"))
+
+
+def built_root(
+    entries: Sequence[tuple[str, str]], limits: TreeLimits, identifier: uuid.UUID, created_at_ms: int, write: Write
+) -> NodeFile:
+    """Return the root, without system rows, of a tree of these entries, whose other nodes are handed to ``write``.
+
+    Raises InvalidInputError where URIs of what is not copied make a node too large.
+    """
+    numbers = itertools.count()
+
+    def checked(files: Mapping[str, bytes]) -> None:
+        largest_bytes = max(map(len, files.values()))
+        if largest_bytes > limits.node_file_max_size_bytes:
+            raise InvalidInputError(
+                f"a node of the export would have {largest_bytes} bytes, more than node_file_max_size_bytes"
+                f" ({limits.node_file_max_size_bytes}), as it names files of the source by their URIs; export with"
+                " definitions, or full"
+            )
+        write(files)
+
+    return bulk_load(
+        entries,
+        limits,
+        created_at_ms=created_at_ms,
+        write=checked,
+        new_path=lambda: new_node_path(uuid.uuid5(identifier, f"node {next(numbers)}")),
+    )
+
+
+def root_in_same_lakehouse(source: Snapshot, tree: NodeFile, definition_path: str) -> bytes:
+    """Return the root of an export under its source's root: the source's system rows with another tree."""
+    system = {**source.root.system, LAKEHOUSE_DEF: definition_path}
+    definition = source.definition
+    return encode_node(replace(tree, system=system), definition.order, definition.node_compression)
+
+
+def lakehouse_def_copy(identifier: uuid.UUID) -> str:
+    """Return the path of the copy of the lakehouse definition."""
+    return new_lakehouse_def_path(uuid.uuid5(identifier, "lakehouse definition"))
+
+
+@dataclass(frozen=True)
+class TargetLakehouse:
+    """Another root that an export goes to: ``base`` is its latest version, None where there is no lakehouse yet."""
+
+    lake: Lakehouse
+    base: Snapshot | None
+
+    @classmethod
+    def open(cls, lake: Lakehouse, source: Snapshot, choice: Choice) -> TargetLakehouse:
+        """Look at a target. Raises InvalidInputError where a lakehouse stands that is not an export like this one."""
+        if not has_roots(lake.storage):
+            return cls(lake, None)
+        target = cls(lake, lake.snapshot())
+        target._check_exported(source, choice)
+        return target
+
+    def _check_exported(self, source: Snapshot, choice: Choice) -> None:
+        """Raise InvalidInputError unless the target has the objects of an export with the same choice."""
+        for info in self.lake.history():
+            if info.operation == EXPORT and _SOURCE_ID in info.properties:
+                expected = _properties(source, choice)
+                different = sorted(
+                    name
+                    for name in (_SOURCE_ID, "level", "namespaces", "definitions")
+                    if info.properties.get(name) != expected.get(name)
+                )
+                if different:
+                    raise InvalidInputError(
+                        f"the lakehouse at {self.lake.root} is an export with another {' and '.join(different)};"
+                        " export to another target",
+                        path=self.lake.root,
+                    )
+                return
+            if info.operation not in _LEAVE_OBJECTS:
+                raise InvalidInputError(
+                    f"version {info.version} of the lakehouse at {self.lake.root} ({info.operation or 'no operation'})"
+                    " is no export; exporting into it would undo what was changed there, so export to another target",
+                    path=self.lake.root,
+                    version=info.version,
+                )
+        raise InvalidInputError(
+            f"the lakehouse at {self.lake.root} is no export; export to another target", path=self.lake.root
+        )
+
+    def entries(self) -> dict[str, str]:
+        """Return what the target has: key -> location."""
+        return {} if self.base is None else dict(scan(self.base.files.nodes, self.base.root))
+
+
+@dataclass(frozen=True)
+class TargetExport:
+    """Writes one export into another root."""
+
+    target: TargetLakehouse
+    source: Snapshot
+    source_root: str
+    record: ExportRecord
+    choice: Choice
+
+    @property
+    def definition(self) -> LakehouseDef:
+        """The definition of the new lakehouse: settings of the source, without the state of its operations."""
+        return replace(
+            self.source.definition,
+            id=str(uuid.uuid5(export_id(self.record), "lakehouse")),
+            exports=(),
+            exported_snapshots={},
+            expirations=(),
+            maximum_version_age_millis_overrides={},
+            orphans_removed_before_millis=0,
+            table_root="",
+        )
+
+    @property
+    def target_definition(self) -> LakehouseDef:
+        """The definition that the lakehouse at the target has, or will have."""
+        return self.definition if self.target.base is None else self.target.base.definition
+
+    def begin(self) -> Transaction | None:
+        """Prepare the target before anything is copied: a new one gets its definition, another one a transaction.
+
+        So a target that cannot hold a lakehouse is refused early, and files that are older than the transaction's
+        time to live when it commits, and may be gone as orphans by then, are not committed.
+        """
+        lake = self.target.lake
+        if self.target.base is None:
+            place_definition(lake.storage, self._definition_path, self.definition)
+            return None
+        properties = {**_properties(self.source, self.choice), "source": self.source_root}
+        txn = lake.transaction(message=self._message, properties=properties, operation=EXPORT)
+        if txn.base.version != self.target.base.version:
+            raise MaintenanceBlockedError(
+                f"the lakehouse at {lake.root} was changed at this moment; export once more", path=lake.root
+            )
+        return txn
+
+    def first_tree(self, entries: Sequence[tuple[str, str]], write: Write) -> NodeFile:
+        """Write the nodes of a new lakehouse; returns its root, without system rows, with these entries.
+
+        That of a minimal export is the source's, with full URIs for all that it points to.
+        """
+        if self.choice.level == ExportLevel.MINIMAL:
+            return self.source.root.rebased(lambda location: to_uri(self.source_root, location))
+        limits, created_at_ms = TreeLimits.of(self.definition), self.record.created_at_millis
+        return built_root(entries, limits, export_id(self.record), created_at_ms, write)
+
+    def create(self, tree: NodeFile) -> int:
+        """Create version 0 of the target, and return it. Raises MaintenanceBlockedError, StorageError."""
+        lake, limits = self.target.lake, TreeLimits.of(self.definition)
+        properties = {**_properties(self.source, self.choice), "source": self.source_root}
+        info = CommitInfo(EXPORT, self._message, properties=properties)
+        commit_id = str(uuid.uuid5(export_id(self.record), "commit"))
+        root = first_root(lake.storage, self.definition, self._definition_path, commit_id, info, CommitCost(1, 1, 0))
+        edited = carried_tree(lake.files.nodes, tree, limits, created_at_ms=root.created_at_ms, root_system=root.system)
+        create_fresh(lake.storage, edited.node_files)
+        if not create_first_version(lake.files, self.definition, replace(edited.root, system=root.system)):
+            raise MaintenanceBlockedError(
+                f"another lakehouse was created at {lake.root} meanwhile; export to another target", path=lake.root
+            )
+        return 0
+
+    def commit(self, txn: Transaction, entries: Sequence[tuple[str, str]]) -> int:
+        """Commit what differs from what the target has, and return the version. Raises CommitConflictError."""
+        there, wanted = self.target.entries(), dict(entries)
+        for key in there.keys() - wanted.keys():
+            txn.restore_entry(key, None)
+        for key, location in entries:  # namespaces before their tables
+            if there.get(key) != location:
+                txn.restore_entry(key, location)
+        return txn.commit()
+
+    @property
+    def _definition_path(self) -> str:
+        return lakehouse_def_copy(export_id(self.record))
+
+    @property
+    def _message(self) -> str:
+        return f"version {self.record.version} of {self.source_root}"[:500]
+
+
+def _properties(source: Snapshot, choice: Choice) -> dict[str, str]:
+    """Return what a version of a target says about where it came from."""
+    named = {
+        _SOURCE_ID: source.definition.id,
+        "source_version": str(source.version),
+        "level": choice.level.name.lower(),
+        "namespaces": ",".join(sorted(choice.namespaces)),
+        "definitions": "copied" if choice.copies_definitions else "",
+    }
+    return {name: value for name, value in named.items() if value}

@@ -1,0 +1,178 @@
+"""Copying managed Iceberg tables to other places (docs/protocol.md, "Export").
+
+Iceberg writes full URIs into its own files, so a copy of a table is more than copies of its files: the
+metadata file, manifest lists and manifests are written anew, with the places of the copies. Nothing else
+of them changes. The same file always gives the same bytes, so a copy that was cut off can go on.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import uuid
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import fastavro
+
+from trinitylake_ops.errors import CorruptFileError, InvalidInputError, TrinityLakeError
+from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
+from trinitylake_ops.format.file_names import table_prefix
+from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.reach import FileKind, files_of
+
+#: Iceberg files that hold paths; manifest lists hold the lengths of manifests, so they come after those.
+REWRITTEN = (FileKind.MANIFEST, FileKind.MANIFEST_LIST, FileKind.METADATA)
+
+_ELSEWHERE = "elsewhere/"
+
+
+@dataclass(frozen=True, slots=True)
+class FileCopy:
+    """A file of a table to copy: ``source`` is a path under the root, or a URI, ``target`` a path under the target's.
+
+    ``size_bytes`` is None where the table does not say.
+    """
+
+    kind: FileKind
+    source: str
+    target: str
+    size_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlaces:
+    """Where the files of one table stand after the copy.
+
+    Under another root each keeps its path, under the same root it gets ``folder`` for its own. What stands
+    elsewhere, under another ``table_root`` or anywhere, comes into the table's folder, too.
+    """
+
+    table_id: str
+    source_root: str
+    target_root: str
+    table_root: str = ""
+    folder: str = ""
+
+    def path(self, location: str) -> str:
+        """Return the path, under the target's root, of the copy of a file, given as a path or URI."""
+        prefix = table_prefix(self.table_id)
+        path = location
+        for root in (self.source_root, self.table_root):
+            path = path.removeprefix(root) if root else path
+        if path.startswith(prefix):
+            return f"{prefix}{self.folder}{path.removeprefix(prefix)}"
+        name = f"{uuid.uuid5(uuid.NAMESPACE_URL, location)}-{location.rpartition('/')[2]}"
+        return f"{prefix}{self.folder}{_ELSEWHERE}{name}"
+
+    def uri(self, io: StorageFileIO, uri: str) -> str:
+        """Return what a URI in a file of Iceberg's becomes; ``io`` is that of the source."""
+        return self.target_root + self.path(io.location(uri))
+
+    @property
+    def location_uri(self) -> str:
+        """What the location of the table itself becomes: its folder under the target's root."""
+        return f"{self.target_root}{table_prefix(self.table_id)}".rstrip("/")
+
+
+def copies_of(definition: TableDef, io: StorageFileIO, places: TablePlaces) -> list[FileCopy]:
+    """Return the copies to make of all that a managed Iceberg table needs; former metadata files stay behind.
+
+    Raises InvalidInputError for a table with position deletes, which hold paths in their data, and StorageError.
+    """
+    found = []
+    for file in files_of(definition, io):
+        if file.kind == FileKind.POSITION_DELETES and file.live:
+            raise InvalidInputError(
+                f"table {definition.id} has position deletes, which name data files by their paths and cannot be"
+                f" copied ({file.location!r}); rewrite its data files first, or leave its namespace out"
+            )
+        if file.live:
+            found.append(FileCopy(file.kind, file.location, places.path(file.location), file.size_bytes))
+    return found
+
+
+def rewritten(
+    copy: FileCopy, data: bytes, io: StorageFileIO, places: TablePlaces, sizes_bytes: Mapping[str, int]
+) -> bytes:
+    """Return the bytes of a copy of a file that holds paths.
+
+    ``sizes_bytes`` are those of copied manifests, by target. Raises CorruptFileError for a file that cannot be
+    decoded or written again as it was.
+    """
+
+    def new_uri(uri: str) -> str:
+        return places.uri(io, uri)
+
+    try:
+        if copy.kind == FileKind.METADATA:
+            return _metadata(copy.source, data, new_uri, places)
+        if copy.kind == FileKind.MANIFEST_LIST:
+            return _avro(data, lambda record: _place_manifest(record, new_uri, places.target_root, sizes_bytes))
+        return _avro(data, lambda record: _place_data_file(record, new_uri))
+    except TrinityLakeError:
+        raise
+    except Exception as error:  # of broken bytes the decoders raise anything at all
+        raise CorruptFileError(
+            f"{copy.source!r} cannot be copied as an Iceberg {copy.kind}: {type(error).__name__}", path=copy.source
+        ) from error
+
+
+def _metadata(location: str, data: bytes, new_uri: Callable[[str], str], places: TablePlaces) -> bytes:
+    is_compressed = location.endswith((".gz.metadata.json", ".metadata.json.gz"))
+    metadata: dict[str, Any] = json.loads(gzip.decompress(data) if is_compressed else data)
+    metadata["location"] = places.location_uri
+    metadata["metadata-log"] = []  # former metadata files stay behind
+    for snapshot in metadata.get("snapshots") or ():
+        snapshot["manifest-list"] = new_uri(snapshot["manifest-list"])
+    for kind in ("statistics", "partition-statistics"):
+        for file in metadata.get(kind) or ():
+            file["statistics-path"] = new_uri(file["statistics-path"])
+    text = json.dumps(metadata, separators=(",", ":"), ensure_ascii=False).encode()
+    return gzip.compress(text, compresslevel=zlib.Z_BEST_COMPRESSION, mtime=0) if is_compressed else text
+
+
+def _place_manifest(
+    record: dict[str, Any], new_uri: Callable[[str], str], target_root: str, sizes_bytes: Mapping[str, int]
+) -> None:
+    record["manifest_path"] = new_uri(record["manifest_path"])
+    record["manifest_length"] = sizes_bytes[record["manifest_path"].removeprefix(target_root)]
+
+
+def _place_data_file(record: dict[str, Any], new_uri: Callable[[str], str]) -> None:
+    data_file = record["data_file"]
+    data_file["file_path"] = new_uri(data_file["file_path"])
+    if data_file.get("referenced_data_file"):
+        data_file["referenced_data_file"] = new_uri(data_file["referenced_data_file"])
+
+
+def _avro(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+    """Return an Avro file with changed records, its schema, codec and properties as they were."""
+    reader = fastavro.reader(io.BytesIO(data))
+    records: list[dict[str, Any]] = []
+    for record in reader:
+        assert isinstance(record, dict)
+        change(record)
+        records.append(record)
+    schema = json.loads(reader.metadata["avro.schema"])
+    own = {name: value for name, value in reader.metadata.items() if not name.startswith("avro.")}
+    written = io.BytesIO()
+    fastavro.writer(
+        written,
+        schema,
+        records,
+        codec=reader.codec,
+        metadata=own,
+        sync_marker=hashlib.md5(data, usedforsecurity=False).digest(),
+    )
+    return written.getvalue()
+
+
+def copied_definition(definition: TableDef, metadata_location: str) -> TableDef:
+    """Return the definition of a copied table, whose metadata file stands at a location."""
+    properties = {**definition.format_properties, METADATA_LOCATION: metadata_location}
+    return replace(definition, format_properties=properties)
