@@ -17,6 +17,7 @@ from trinitylake_ops.maintenance.orphans import OrphanPlan, OrphanReport, plan_o
 from trinitylake_ops.maintenance.purge import PurgeBatch, PurgePlan, PurgeReport, plan_purge
 from trinitylake_ops.maintenance.reconcile import ReconcileReport, reconcile
 from trinitylake_ops.maintenance.register import RegistrationReport, register_catalog, register_table
+from trinitylake_ops.maintenance.repair import RepairPlan, RepairReport, RepairStep, Unmended, plan_repair, repair
 from trinitylake_ops.maintenance.retention import RetentionPolicy, Verdict
 from trinitylake_ops.maintenance.rollback import RollbackPlan, plan_rollback, rollback
 from trinitylake_ops.maintenance.trim import TrimPlan, TrimReport, plan_trim_tables
@@ -41,10 +42,14 @@ __all__ = [
     "PurgeReport",
     "ReconcileReport",
     "RegistrationReport",
+    "RepairPlan",
+    "RepairReport",
+    "RepairStep",
     "RetentionPolicy",
     "RollbackPlan",
     "TrimPlan",
     "TrimReport",
+    "Unmended",
     "Verdict",
     "VerifyReport",
     "compact",
@@ -56,11 +61,13 @@ __all__ = [
     "plan_export",
     "plan_orphan_removal",
     "plan_purge",
+    "plan_repair",
     "plan_rollback",
     "plan_trim_tables",
     "reconcile",
     "register_catalog",
     "register_table",
+    "repair",
     "repair_hint",
     "rollback",
     "undelete",
