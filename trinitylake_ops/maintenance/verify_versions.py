@@ -128,6 +128,10 @@ class VersionVerifier:
             path = error.path or snapshot.location
             self._findings.error("definition-unreadable", error.message, path, snapshot.version)
             return False
+        if not snapshot.definition.id:
+            message = "the definition of the lakehouse has no id"
+            self._findings.error("definition-unreadable", message, snapshot.definition_location, snapshot.version)
+            return False
         self.objects.count_lakehouse_def(snapshot.definition_location)
         has_settings = self._check_settings(snapshot)
         if not self.tree.check(snapshot, limits):
