@@ -13,11 +13,12 @@ from functools import partial
 from rich.table import Table
 
 from trinitylake_ops.errors import (
+    CorruptFileError,
+    FileMissingError,
     InvalidInputError,
     NotFoundError,
     PlanChangedError,
     StorageError,
-    TrinityLakeError,
 )
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.keys import KeyCodec, ObjectName
@@ -43,6 +44,9 @@ from trinitylake_ops.transaction.snapshot import Snapshot
 
 _RESTORE = "restore the file from a backup of the storage"
 _OLDER = f"{_RESTORE}; else versions that need it stay damaged until they expire"
+
+#: What says that a file is damaged, and not that the storage does not give it.
+_DAMAGED = (FileMissingError, CorruptFileError)
 
 #: What somebody can do about what repair does not.
 _ADVICE = {
@@ -184,7 +188,8 @@ def plan_repair(lake: Lakehouse, report: VerifyReport | None = None, *, to_last_
     With ``to_last_good`` a latest version that is damaged is mended, too: objects whose definitions or files are
     damaged go back to the newest version that has them whole, and where the tree is damaged, all goes back to the
     newest version that is whole. What was committed since is not part of that. Raises InvalidInputError for a
-    report that a limit ended early, PlanChangedError for one of an earlier version, StorageError.
+    report that a limit ended early, PlanChangedError for one of an earlier version, StorageError, also where the
+    storage did not give what ``to_last_good`` has to know.
     """
     lake = uncached(lake)
     report = report or verify(lake)
@@ -192,6 +197,12 @@ def plan_repair(lake: Lakehouse, report: VerifyReport | None = None, *, to_last_
         raise InvalidInputError(f"this report of verify ended early, as {report.stopped}: verify without limits first")
     if lake.latest_version() != report.latest_version:
         raise PlanChangedError(f"a version was committed after version {report.latest_version}: verify again")
+    if to_last_good and report.unanswered:
+        raise StorageError(
+            f"the storage did not give {len(report.unanswered)} files, so that nobody can tell what is whole;"
+            " nothing was changed: repair again",
+            path=report.unanswered[0],
+        )
     return _Planner(lake, report, to_last_good).plan()
 
 
@@ -233,7 +244,7 @@ class _Planner:
         try:
             base = self._lake.snapshot()
             _ = base.definition
-        except StorageError:
+        except _DAMAGED:
             return None
         return base
 
@@ -282,7 +293,7 @@ class _Planner:
         for version in range(base.version - 1, -1, -1):
             try:
                 yield self._lake.snapshot(version)
-            except (NotFoundError, StorageError):
+            except (NotFoundError, *_DAMAGED):
                 continue  # expired, or damaged itself
 
     def _plan_objects(self, base: Snapshot) -> None:
@@ -310,7 +321,7 @@ class _Planner:
                 return None
             rejected.add(location)
             is_whole = location not in self._wrong and self._is_whole(snapshot, location, name)
-        except TrinityLakeError:
+        except (InvalidInputError, *_DAMAGED):
             return None
         return location if is_whole else None
 

@@ -5,6 +5,7 @@ What is wrong becomes a finding; verify itself fails only where the storage does
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from trinitylake_ops.errors import (
@@ -92,7 +93,7 @@ class _Verification:
             "settings, leases and purges": self._check_state,
             "hint": self._check_hint,
             "versions": lambda: self._check_versions(progress),
-            "exports": lambda: None if self._definition is None else self.exports.check(self._definition),
+            "exports": self._check_exports,
             "leftovers of operations": self._check_left_over,
             "orphans": self._check_orphans,
         }
@@ -128,6 +129,7 @@ class _Verification:
             findings=self.findings.all(is_latest_damaged=self.latest in damaged),
             stopped=stopped,
             unchecked=tuple(self._unchecked),
+            unanswered=tuple(sorted(self._known.unanswered)),
             record_path=record_path,
             cost=self._metered.cost(),
         )
@@ -164,12 +166,24 @@ class _Verification:
     def _check_state(self) -> None:
         """Read what the latest version records of operations, and which of them runs."""
         running = verify_state.running_operation(self.lake.storage, self.listing, self.findings.warn)
-        try:
-            latest = Snapshot.of(self.lake.files, self.latest)
-            self._definition = latest.definition
-        except TrinityLakeError:
-            return  # reported with the version
-        verify_state.check_purges(latest, running, self.findings.warn)
+        if self._read_definition() is not None:
+            verify_state.check_purges(Snapshot.of(self.lake.files, self.latest), running, self.findings.warn)
+        else:
+            self._unchecked.append("purges, since the latest settings cannot be read")
+
+    def _read_definition(self) -> LakehouseDef | None:
+        """Return the latest lakehouse definition; None where it cannot be read, which is reported with the version."""
+        if self._definition is None:
+            with contextlib.suppress(TrinityLakeError):
+                self._definition = Snapshot.of(self.lake.files, self.latest).definition
+        return self._definition
+
+    def _check_exports(self) -> None:
+        definition = self._read_definition()
+        if definition is None:
+            self._unchecked.append("exports, since the latest settings cannot be read")
+        else:
+            self.exports.check(definition)
 
     def _check_versions(self, progress: Callable[[int, int], None]) -> None:
         purged = self._expired(ExpirationState.PURGED)

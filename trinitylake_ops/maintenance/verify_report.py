@@ -42,7 +42,8 @@ class VerifyReport(Document):
     not whole; where the latest one is among them, ``damaged_objects`` are its namespaces and tables that are not,
     none where its tree is not sound. ``orphan_files`` and ``orphan_bytes`` are None where they could not be told.
     ``stopped`` says why it ended early, if it did, and ``unchecked`` what was not looked at, for that or another
-    reason. ``record_path`` is the record that this run wrote.
+    reason. ``unanswered`` are files with errors that the storage refused or failed to give: they may be whole.
+    ``record_path`` is the record that this run wrote.
     """
 
     latest_version: int
@@ -59,6 +60,7 @@ class VerifyReport(Document):
     findings: tuple[Finding, ...]
     stopped: str | None = None
     unchecked: tuple[str, ...] = ()
+    unanswered: tuple[str, ...] = ()
     record_path: str | None = None
     cost: Cost
 

@@ -48,8 +48,9 @@ def running_operation(storage: Storage, listing: Mapping[str, FileInfo], warn: W
     if expires_at_ms > storage.now_ms():
         return operation
     if expires_at_ms:
-        message = f"{operation} was cut off: its lease ended at {utc_of(expires_at_ms):%Y-%m-%d %H:%M:%S} UTC"
-        warn("lease-stale", f"{message}, and nobody took it back", path, None, operation)
+        ended = f"{utc_of(expires_at_ms):%Y-%m-%d %H:%M:%S} UTC"
+        message = f"{operation} was cut off, or could not give its lease back, which ended by itself at {ended}"
+        warn("lease-stale", message, path, None, operation)
     return None
 
 

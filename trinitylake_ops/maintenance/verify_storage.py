@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, StorageError, TrinityLakeError
 from trinitylake_ops.format.file_names import TABLES_PREFIX, is_immutable_path, is_operation_path, root_naming
 from trinitylake_ops.maintenance.deletion import NO_LIMITS, Budget
 from trinitylake_ops.maintenance.verified_files import Kept, PackedBytes, VerifiedFile, decode_names, encode_names
@@ -71,7 +72,8 @@ class KnownFilesStorage(StorageWrapper):
 
     Of recorded files those count that the listing shows as they were, unless ``reads_all``. Of each file that is
     read whole the checksum is kept, and compared with the recorded one: ``changed`` are the paths of those that
-    differ. The names in files of tables are kept by :meth:`add_names`.
+    differ. ``unanswered`` are the paths of those that the storage refused or failed to give. The names in files of
+    tables are kept by :meth:`add_names`.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class KnownFilesStorage(StorageWrapper):
         self._contents: dict[str, PackedBytes] = {}
         self._names: dict[str, list[TableFile]] = {}
         self.changed: set[str] = set()
+        self.unanswered: set[str] = set()
         self.n_known = 0
 
     def recorded(self, path: str) -> VerifiedFile | None:
@@ -102,13 +105,25 @@ class KnownFilesStorage(StorageWrapper):
         is_catalog = is_immutable_path(path) or root_naming(path) is not None
         if is_catalog and (known := self._known(path)) is not None:
             return known[offset : None if length is None else offset + length]
-        data = self.inner.read(path, offset=offset, length=length)
+        data = self._answered(path, offset, length)
         if offset == 0 and (length is None or len(data) < length) and (is_catalog or _is_given_once(path)):
             self._note(path, hashlib.sha256(data).digest())
             if is_catalog and path in self._listing:
                 with self._lock:
                     self._contents[path] = PackedBytes.of(data)
         return data
+
+    def _answered(self, path: str, offset: int, length: int | None) -> bytes:
+        try:
+            return self.inner.read(path, offset=offset, length=length)
+        except StorageError as error:
+            self.note_error(path, error)
+            raise
+
+    def note_error(self, path: str, error: TrinityLakeError) -> None:
+        """Remember a file that the storage did not give, though it may be there and whole."""
+        if isinstance(error, StorageError) and not isinstance(error, FileMissingError | CorruptFileError):
+            self.unanswered.add(path)
 
     def drop_cached(self, path: str) -> bool:
         """Forget a file that cannot be decoded; it is not asked for again, as it came from the storage."""
@@ -139,7 +154,7 @@ class KnownFilesStorage(StorageWrapper):
     def checksum(self, path: str) -> bytes:
         """Return the SHA-256 of a file, read in pieces. Raises StorageError."""
         hashed, offset = hashlib.sha256(), 0
-        while piece := self.inner.read(path, offset=offset, length=_PIECE_BYTES):
+        while piece := self._answered(path, offset, _PIECE_BYTES):
             hashed.update(piece)
             offset += len(piece)
             if len(piece) < _PIECE_BYTES:

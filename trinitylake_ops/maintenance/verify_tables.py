@@ -67,6 +67,7 @@ class TableVerifier:
         except TrinityLakeError as error:
             message = f"the files of table {name} cannot be followed: {error.message}"
             path = (error.path or metadata).removeprefix(self._storage.root)
+            self._storage.note_error(path, error)
             self._report("table-unreadable", message, path, version)
             return False
 
@@ -146,6 +147,7 @@ class TableVerifier:
             if file.location.endswith(_PARQUET) and file.kind != FileKind.STATISTICS:
                 _read_footer(StorageFileIO.on(self._storage, self._io.storage_options, read_only=True), file)
         except TrinityLakeError as error:
+            self._storage.note_error(file.location, error)
             return error.message
         except (pa.ArrowException, OSError, ValueError) as error:
             return f"it is no Parquet file: {str(error).splitlines()[0]}"
