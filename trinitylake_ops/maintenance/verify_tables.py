@@ -93,7 +93,8 @@ class TableVerifier:
 
     def _in_metadata(self, files: TableFiles) -> Sequence[TableFile]:
         location = files.metadata_location
-        return self._storage.names(location) or self._storage.add_names(location, files.in_metadata())
+        named = self._storage.names(location)
+        return self._storage.add_names(location, files.in_metadata()) if named is None else named
 
     def _in_lists(self, files: TableFiles, locations: Sequence[str]) -> dict[str, Sequence[TableFile]]:
         found = {location: self._storage.names(location) for location in locations}
