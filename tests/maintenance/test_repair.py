@@ -7,13 +7,21 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.faults import FaultyStorage, fail
 from tests.lakes import objects, table
 from tests.maintenance.aging import Aging, grow, needed_files
 from tests.maintenance.changes import alter, append_rows, content, create, small_sizes, truncate
 from tests.maintenance.test_export import cut_off
 from tests.maintenance.test_verify_state import foreign_rollback
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.errors import InvalidInputError, PlanChangedError
+from trinitylake_ops.errors import (
+    InvalidInputError,
+    PlanChangedError,
+    StorageError,
+    StoragePermissionError,
+    ThrottledError,
+    TransientError,
+)
 from trinitylake_ops.format.file_names import HINT_PATH, root_path
 from trinitylake_ops.maintenance import Budget, RepairReport
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
@@ -191,6 +199,21 @@ def test_a_damaged_tree_goes_back_whole_under_the_current_settings(lake: Lakehou
     assert [finding.path for finding in done.not_mended] == [node], "versions that need it stay damaged"
     assert str(now.version) not in maintenance.verify(fresh(lake)).damaged_versions
     create(lake, "goes", "on")
+
+
+@pytest.mark.parametrize("error", [TransientError, StoragePermissionError, ThrottledError])
+def test_what_the_storage_does_not_give_is_no_damage(lake: Lakehouse, error: type[StorageError]) -> None:
+    alter(lake, "big", "t3")
+    before = content(lake)
+    path = location_of(lake, "big", "t3")
+    faulty = FaultyStorage(lake.storage, [fail(1, error, kind="read", path_part=path, times=99)])
+    report = maintenance.verify(Lakehouse(faulty))
+    assert report.unanswered == (path,)
+    assert not report.is_clean
+    with pytest.raises(StorageError, match="nobody can tell what is whole"):
+        maintenance.plan_repair(fresh(lake), report, to_last_good=True)
+    assert maintenance.plan_repair(fresh(lake), report).is_empty
+    assert content(lake) == before
 
 
 def test_nothing_is_done_where_nothing_is_whole(lake: Lakehouse) -> None:

@@ -22,7 +22,7 @@ from trinitylake_ops.errors import CorruptFileError, InvalidInputError, StorageP
 from trinitylake_ops.format.definitions import LakehouseDef, NamespaceDef, TableDef
 from trinitylake_ops.format.file_names import VERIFIED_PREFIX, is_immutable_path, new_verified_path, root_path
 from trinitylake_ops.format.node_file import decode_node
-from trinitylake_ops.maintenance import Budget, VerifyReport
+from trinitylake_ops.maintenance import Budget, VerifyReport, verify_storage
 from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper
 from trinitylake_ops.tables.reach import files_of
 from trinitylake_ops.tables.whole_files import WholeFileIO
@@ -207,6 +207,21 @@ def test_a_data_file_is_read_by_a_deep_run_alone() -> None:
         assert (finding.severity, finding.code, finding.path) == ("error", "table-file-corrupt", path)
         storage.write(path, storage.read(path)[:-1] + b"1")
         assert verified(storage, deep=True).findings == ()
+
+
+def test_a_large_data_file_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_storage, "_PIECE_BYTES", 100)
+    with memory_lake(generated(0)) as memory:
+        storage = SameTimes(memory)
+        assert verified(storage, deep=True, incremental=True).findings == ()
+        path = immutable(storage, ".parquet")[0]
+        for bit in (0, 8 * 150, 8 * len(memory.read(path)) - 1):
+            flip_bit(memory, path, bit)
+            assert ("file-changed", path) in {(f.code, f.path) for f in verified(storage, deep=True).findings}
+            flip_bit(memory, path, bit)
+        counted = FaultyStorage(storage)
+        assert verified(counted, deep=True).findings == ()
+        assert sum(request.path == path for request in counted.log) >= len(memory.read(path)) // 100
 
 
 def test_a_root_that_is_sealed_is_not_damaged(aging: Aging) -> None:

@@ -19,7 +19,7 @@ from trinitylake_ops.format.file_names import lease_path, new_plan_path, root_pa
 from trinitylake_ops.format.node_file import COMMIT_ID, LAKEHOUSE_DEF, decode_node, encode_node
 from trinitylake_ops.maintenance import Finding, VerifyReport
 from trinitylake_ops.maintenance.lease import DURATION_MS, lease
-from trinitylake_ops.storage import Storage
+from trinitylake_ops.storage import Storage, StorageWrapper
 from trinitylake_ops.transaction.snapshot import Snapshot
 
 #: A process that died does not give its lease back.
@@ -119,6 +119,22 @@ def test_leases(aging: Aging) -> None:
     aging.clock.write(lease_path(2), b"neither JSON nor anything else")
     (finding,) = verified(aging.clock).findings
     assert (finding.code, finding.path, finding.mend) == ("lease-stale", lease_path(2), None)
+
+
+class TakenOver(StorageWrapper):
+    """Lets another operation take the lease while it is about to be read."""
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        if path == lease_path(1):
+            with lease(self.inner, "orphans"):
+                pass
+        return super().read(path, offset=offset, length=length)
+
+
+def test_a_lease_that_is_taken_over_meanwhile(aging: Aging) -> None:
+    with lease(aging.clock, "purge"):
+        pass
+    assert verified(TakenOver(aging.clock)).findings == ()
 
 
 def test_files_that_operations_left(aging: Aging) -> None:

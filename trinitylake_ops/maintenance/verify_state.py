@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 
-from trinitylake_ops.errors import MaintenanceBlockedError
+from trinitylake_ops.errors import FileMissingError, MaintenanceBlockedError
 from trinitylake_ops.format.definitions import ExpirationState
 from trinitylake_ops.format.file_names import (
     OPERATIONS_PREFIX,
@@ -25,6 +25,7 @@ from trinitylake_ops.transaction.snapshot import Snapshot
 #: Called with code, message, path, version and mend of a warning.
 Warn = Callable[[str, str, str | None, int | None, str | None], None]
 
+_UNKNOWN = "an operation"
 _LEFT_OVER = (
     (f"{OPERATIONS_PREFIX}plan-", "plan-left", "plans that no batch of expired versions names"),
     (f"{OPERATIONS_PREFIX}txn-", "transaction-left", "saved transactions that outlived txn_ttl_millis"),
@@ -34,7 +35,10 @@ _LEFT_OVER = (
 
 
 def running_operation(storage: Storage, listing: Mapping[str, FileInfo], warn: Warn) -> str | None:
-    """Return which operation has the lease, None where none runs; warn of one that was cut off. Raises StorageError."""
+    """Return which operation has the lease, None where none runs; warn of one that was cut off.
+
+    Where the lease was taken over since the listing, nobody knows by which. Raises StorageError.
+    """
     newest = max((parse_lease_path(path) or 0 for path in listing), default=0)
     if not newest:
         return None
@@ -42,6 +46,8 @@ def running_operation(storage: Storage, listing: Mapping[str, FileInfo], warn: W
     try:
         content = json.loads(storage.read(path))
         operation, expires_at_ms = str(content["operation"]), int(content["expires_at_ms"])
+    except FileMissingError:
+        return _UNKNOWN
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         warn("lease-stale", "the newest lease cannot be read; it ends by its age", path, None, None)
         return None
@@ -57,7 +63,7 @@ def running_operation(storage: Storage, listing: Mapping[str, FileInfo], warn: W
 def check_purges(latest: Snapshot, running: str | None, warn: Warn) -> None:
     """Warn of purges that were begun and that nobody goes on with."""
     for batch in latest.definition.expirations:
-        if batch.state == ExpirationState.PURGING and running != "purge":
+        if batch.state == ExpirationState.PURGING and running not in ("purge", _UNKNOWN):
             message = f"the purge of versions {batch.versions} was begun and is not finished"
             warn("purge-unfinished", message, batch.plan_path or None, batch.expired_at_version, "purge")
 

@@ -151,16 +151,17 @@ class KnownFilesStorage(StorageWrapper):
             if row is not None and row.sha256 != sha256:
                 self.changed.add(path)
 
-    def checksum(self, path: str) -> bytes:
-        """Return the SHA-256 of a file, read in pieces. Raises StorageError."""
+    def read_data(self, path: str) -> bytes | None:
+        """Read a file in pieces and keep its checksum; returns its bytes, None of a large one. Raises StorageError."""
         hashed, offset = hashlib.sha256(), 0
-        while piece := self._answered(path, offset, _PIECE_BYTES):
+        while True:
+            piece = self._answered(path, offset, _PIECE_BYTES)
             hashed.update(piece)
             offset += len(piece)
             if len(piece) < _PIECE_BYTES:
                 break
         self._note(path, hashed.digest())
-        return hashed.digest()
+        return piece if offset == len(piece) else None
 
     def names(self, path: str) -> Sequence[TableFile] | None:
         """Return what a file of a table names, None where nobody has read it."""

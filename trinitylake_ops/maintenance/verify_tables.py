@@ -143,16 +143,24 @@ class TableVerifier:
     def _read(self, file: TableFile) -> str | None:
         """Read a file of data; what is wrong with it, if anything."""
         try:
-            if not is_uri(file.location):
-                self._storage.checksum(file.location)
+            data = None if is_uri(file.location) else self._storage.read_data(file.location)
             if file.location.endswith(_PARQUET) and file.kind != FileKind.STATISTICS:
-                _read_footer(StorageFileIO.on(self._storage, self._io.storage_options, read_only=True), file)
+                self._read_footer(file, data)
         except TrinityLakeError as error:
             self._storage.note_error(file.location, error)
             return error.message
         except (pa.ArrowException, OSError, ValueError) as error:
             return f"it is no Parquet file: {str(error).splitlines()[0]}"
         return None
+
+    def _read_footer(self, file: TableFile, data: bytes | None) -> None:
+        """Read the footer of a Parquet file. Raises StorageError, ArrowException, OSError."""
+        if data is not None:
+            pq.read_metadata(pa.BufferReader(data))
+            return
+        io = StorageFileIO.on(self._storage, self._io.storage_options, read_only=True)
+        with io.new_input(to_uri(io.root, file.location)).open() as stream:
+            pq.read_metadata(pa.PythonFile(stream, mode="r"))
 
     def walk(
         self, definition: TableDef, io: StorageFileIO, known: set[str], *, skips_missing: bool
@@ -171,9 +179,3 @@ class TableVerifier:
             fresh = [path for path in dict.fromkeys(fresh) if path not in known]
             known.update(fresh)
             below = [file for path in fresh for file in self._storage.names(path) or ()]
-
-
-def _read_footer(io: StorageFileIO, file: TableFile) -> None:
-    """Read the footer of a Parquet file. Raises StorageError, ArrowException, OSError."""
-    with io.new_input(to_uri(io.root, file.location)).open() as stream:
-        pq.read_metadata(pa.PythonFile(stream, mode="r"))
