@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import random
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.faults import FaultyStorage, fail
+from tests.faults import DeathError, FaultyStorage, fail
 from tests.lakes import seal, table
 from tests.maintenance.aging import Aging
 from tests.maintenance.changes import append_rows, create, flip
@@ -318,6 +321,49 @@ def test_runs_that_overlap_leave_records_that_the_next_one_takes_together() -> N
         assert report.findings == ()
         assert read & set(immutable(storage)) == set()
         assert records(storage) == [report.record_path]
+
+
+def test_a_run_that_dies_at_any_request_leaves_what_the_next_one_takes() -> None:
+    with memory_lake(generated(7)) as storage:
+        verified(storage, incremental=True)
+        create(Lakehouse(storage), "one")
+        files = {info.path: storage.read(info.path) for info in storage.list()}
+        counted = FaultyStorage(storage, concurrency=1)
+        verified(counted, incremental=True)
+        assert {"create", "delete"} <= {request.kind for request in counted.log}
+        for request in counted.log:
+            with memory_lake(files) as again:
+                death = fail(request.number, DeathError, "after")  # type: ignore[arg-type]
+                with pytest.raises(DeathError):
+                    verified(FaultyStorage(again, [death], concurrency=1), incremental=True)
+                assert records(again), request
+                assert verified(again, incremental=True).findings == (), request
+                assert len(records(again)) == 1
+
+
+def test_a_record_is_what_the_format_says() -> None:
+    with memory_lake(generated(7)) as storage:
+        verified(storage, incremental=True, deep=True)
+        (path,) = records(storage)
+        data = storage.read(path)
+        assert hashlib.sha256(data[:-32]).digest() == data[-32:]
+        with pa.ipc.open_stream(data[:-32]) as reader:
+            assert reader.schema.metadata == {b"version": b"1"}
+            rows = reader.read_all().to_pylist()
+        listed = {info.path: info for info in storage.list()}
+        assert len({row["path"] for row in rows}) == len(rows)
+        for row in rows:
+            info, content = listed[row["path"]], storage.read(row["path"])
+            assert (row["size_bytes"], row["modified_millis"]) == (info.size_bytes, info.last_modified_ms)
+            assert row["sha256"] == hashlib.sha256(content).digest()
+            if row["kind"] == "file":
+                assert row["content"] == content
+            elif row["kind"] == "names":
+                assert all(len(name) == 3 for name in json.loads(row["content"]))
+            else:
+                assert (row["kind"], row["content"]) == ("checksum", None)
+        kinds = {row["path"].rpartition(".")[2]: row["kind"] for row in rows if not row["path"].startswith("_ops/")}
+        assert kinds == {"arrow": "file", "binpb": "file", "json": "names", "avro": "names", "parquet": "checksum"}
 
 
 def test_of_two_records_that_differ_the_older_one_is_believed() -> None:
