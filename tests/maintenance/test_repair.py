@@ -175,6 +175,9 @@ def test_objects_go_back_to_different_versions_and_some_nowhere(lake: Lakehouse)
     report = repaired(lake, to_last_good=True)
     assert {(step.what, step.version) for step in report.steps} == {("big.t1", never + 2), ("big.t2", never + 1)}
     assert [str(name) for name in maintenance.verify(fresh(lake)).damaged_objects] == ["never.whole"]
+    advice = {finding.path: finding.advice for finding in report.not_mended}
+    assert "no older version has it whole" in advice[location_of(lake, "never", "whole")]
+    assert sum("no older version" in text for text in advice.values()) == 1
 
 
 def test_a_damaged_tree_goes_back_whole_under_the_current_settings(lake: Lakehouse) -> None:

@@ -80,6 +80,7 @@ _ADVICE = {
     "record-not-written": "allow verify to create files under _ops/, or run it without --incremental",
 }
 _LEFT = "run orphans"
+_TO_LAST_GOOD = "repair --to-last-good"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +120,7 @@ class RepairReport(Document):
 
     def table(self) -> Table:
         """Return a row for each step, and for each finding that is left."""
-        title = f"Repaired: {len(self.steps)} steps, the latest version is {self.version}"
+        title = f"Repaired in {_counted(self.steps)}, the latest version is {self.version}"
         return _table(title if self.steps else "Nothing to repair", self.steps, self.not_mended, "done")
 
 
@@ -147,7 +148,7 @@ class RepairPlan(Plan):
 
     def table(self) -> Table:
         """Return a row for each step, and for each finding that is left."""
-        title = f"Repair of version {self.base_version}: {len(self.steps)} steps"
+        title = f"Repair of version {self.base_version}: {_counted(self.steps)}"
         return _table(title, self.steps, self.not_mended, "to do")
 
     def execute(self, approved_digest: str | None = None) -> RepairReport:
@@ -174,6 +175,10 @@ class RepairPlan(Plan):
             not_mended=self.not_mended,
             cost=metered.cost(),
         )
+
+
+def _counted(steps: Sequence[RepairStep]) -> str:
+    return "1 step" if len(steps) == 1 else f"{len(steps)} steps"
 
 
 def _table(title: str, steps: Sequence[RepairStep], left: Sequence[Unmended], done: str) -> Table:
@@ -220,6 +225,7 @@ class _Planner:
         self._steps: list[RepairStep] = []
         self._runs: list[Callable[[Lakehouse, int], int]] = []
         self._mended: set[Finding] = set()
+        self._nowhere_whole: set[str | None] = set()
 
     def plan(self) -> RepairPlan:
         base = self._base()
@@ -234,9 +240,19 @@ class _Planner:
             base_version=self._report.latest_version,
             to_last_good=self._to_last_good,
             steps=tuple(self._steps),
-            not_mended=tuple(map(_unmended, left)),
+            not_mended=tuple(map(self._unmended, left)),
             _runs=tuple(self._runs),
             _lake=self._lake,
+        )
+
+    def _unmended(self, finding: Finding) -> Unmended:
+        advice = _ADVICE.get(finding.code, _LEFT)
+        if finding.path in self._nowhere_whole:
+            advice += "; no older version has it whole: drop the object, or roll back to a version without it"
+        elif finding.mend == _TO_LAST_GOOD and not self._to_last_good:
+            advice += f"; {_TO_LAST_GOOD} goes back to what is whole"
+        return Unmended(
+            severity=finding.severity, code=finding.code, path=finding.path, version=finding.version, advice=advice
         )
 
     def _base(self) -> Snapshot | None:
@@ -308,6 +324,7 @@ class _Planner:
                 location = self._whole_entry(snapshot, key, name, rejected)
                 if location is not None:
                     restored[key] = (missing.pop(key), snapshot.version, location)
+        self._nowhere_whole = {base.entry(key) for key in missing}
         for version in sorted({version for _, version, _ in restored.values()}, reverse=True):
             chosen = {key: location for key, (_, at, location) in restored.items() if at == version}
             names = sorted(str(name) for name, at, _ in restored.values() if at == version)
@@ -344,15 +361,6 @@ class _Planner:
             return False
         size_bytes = io.size_bytes(file.location)
         return size_bytes is not None and file.size_bytes in (None, size_bytes)
-
-
-def _unmended(finding: Finding) -> Unmended:
-    advice = _ADVICE.get(finding.code, _LEFT)
-    if finding.mend == "repair --to-last-good":
-        advice += "; repair --to-last-good goes back to what is whole"
-    return Unmended(
-        severity=finding.severity, code=finding.code, path=finding.path, version=finding.version, advice=advice
-    )
 
 
 def _key(keys: KeyCodec, name: ObjectName) -> str:
