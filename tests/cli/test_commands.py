@@ -96,7 +96,7 @@ def assert_error(result: Result, code: int, *parts: str) -> None:
 
 def test_the_commands_are_the_fixed_ones() -> None:
     fixed = "init log ls show diff create-namespace drop-namespace rollback export exports drop-export hint verify"
-    freeing = "trim expire undelete purge orphans reconcile"
+    freeing = "trim expire undelete purge orphans reconcile repair"
     more = ["compact", "tree", "resolve-commit", "register-table", "restore", "verify-export", "prune-exports"]
     assert sorted([*fixed.split(), *freeing.split(), *more]) == COMMANDS
 
@@ -470,6 +470,37 @@ def test_verify(cli: Cli, lake: Lakehouse) -> None:
     text = cli("verify")
     assert (text.code, text.out.startswith("Not clean")) == (1, True)
     assert root_path(1) in text.out
+
+
+def test_verify_with_a_record_and_limits(cli: Cli, lake: Lakehouse) -> None:
+    first = cli("verify", "--incremental", "--deep", "--json").json
+    assert first["known_files"] == 0
+    assert first["record_path"].startswith("_ops/verified-")
+    assert cli("verify", "--incremental", "--json").json["known_files"] > 0
+    stopped = cli("verify", "--max-requests", 2)
+    assert (stopped.code, stopped.err) == (1, "")
+    assert stopped.out.startswith("Not finished, as the budget of 2 requests is spent")
+    assert "not looked at: " in stopped.out
+    assert cli("verify", "--max-seconds", 1000).code == 0
+    assert cli("verify", "--max-requests", 0).code == 2
+
+
+def test_repair(cli: Cli, lake: Lakehouse) -> None:
+    nothing = cli("repair")
+    assert (nothing.code, nothing.err) == (0, "Nothing to do.\n")
+    lake.storage.write(HINT_PATH, b"0")
+    plan = cli("repair", "--json")
+    assert (plan.code, [step["action"] for step in plan.json["steps"]]) == (0, ["hint"])
+    assert lake.storage.read(HINT_PATH) == b"0"
+    assert_error(cli("repair", "--apply", "2-" + "0" * 64), 3)
+    done = cli("repair", "--apply", plan.json["digest"], "--json")
+    assert (done.code, done.json["version"]) == (0, 2)
+    assert lake.storage.read(HINT_PATH) == b"2"
+    lake.storage.write(root_path(1), b"no arrow")
+    left = cli("repair", "--to-last-good", "--yes")
+    assert (left.code, left.err) == (1, "")
+    assert root_path(1) in left.out
+    assert "restore the file from a backup" in left.out
 
 
 @pytest.mark.parametrize("damage", [b"no arrow", b"", None])

@@ -45,6 +45,9 @@ def test_credentials_are_refused_unseen_when_it_is_loaded(tmp_path: Path, variab
     assert leaks_in_files(tmp_path) == []
 
 
+FREEING = ("trim", "expire", "purge", "orphans")
+
+
 def maintenance() -> dg.Definitions:
     lakehouse = TrinityLakeResource(root="memory://never-made/")
     return dg.Definitions.merge(maintenance_definitions(), dg.Definitions(resources={"lakehouse": lakehouse}))
@@ -53,7 +56,7 @@ def maintenance() -> dg.Definitions:
 def test_operations_are_jobs_and_the_lakehouse_is_an_asset() -> None:
     definitions = maintenance()
     names = {job.name for job in definitions.resolve_all_job_defs() if not job.name.startswith("__")}
-    planned = {f"{name}_{step}" for name in ("trim", "expire", "purge", "orphans") for step in ("plan", "apply")}
+    planned = {f"{name}_{step}" for name in (*FREEING, "repair") for step in ("plan", "apply")}
     assert (
         names
         == {"rollback", "export", "restore", "repair_hint", "compact", "verify", "undelete", "reconcile"} | planned
@@ -69,10 +72,11 @@ def test_operations_are_jobs_and_the_lakehouse_is_an_asset() -> None:
         ("rollback", {"ops": {"run_rollback": {"config": {"to": "1", "tables": "a.b"}}}}),
         ("rollback", {"ops": {"run_rollback": {"config": {"to": "1", "unknown": 1}}}}),
         ("export", {"ops": {"run_export": {"config": {"name": "x", "retain_days": "long"}}}}),
-        *((f"{name}_apply", {}) for name in ("trim", "expire", "purge", "orphans")),
+        *((f"{name}_apply", {}) for name in (*FREEING, "repair")),
         ("undelete", {}),
         ("expire_plan", {"ops": {"run_expire_plan": {"config": {"keep_last": "many"}}}}),
         ("purge_plan", {"ops": {"run_purge_plan": {"config": {"max_seconds": 1}}}}),
+        ("verify", {"ops": {"run_verify": {"config": {"deep": "very"}}}}),
     ],
 )
 def test_a_wrong_configuration_fails_before_anything_runs(job: str, config: dict[str, object]) -> None:

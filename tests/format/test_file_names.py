@@ -14,12 +14,15 @@ from trinitylake_ops.format.file_names import (
     ROOT_NAMING,
     ROOT_NAMINGS,
     RootNaming,
+    is_operation_path,
+    is_verified_path,
     new_export_root_path,
     new_lakehouse_def_path,
     new_manifest_path,
     new_namespace_path,
     new_node_path,
     new_table_path,
+    new_verified_path,
     optimize_path,
     parse_hint,
     parse_root_path,
@@ -195,3 +198,12 @@ def test_a_table_id_cannot_reach_beyond_its_own_folder(table_id: str) -> None:
     with pytest.raises(InvalidDefinitionError):
         table_prefix(table_id)
     assert table_prefix("abc") == "tables/abc/"
+
+
+def test_records_of_verified_files() -> None:
+    path = new_verified_path()
+    assert re.fullmatch(rf"_ops/verified-{UUID4}\.arrow", path)
+    assert is_verified_path(path)
+    assert is_operation_path(path)
+    for other in (path.replace(".arrow", ".ipc"), f"x{path}", f"{path}x", "_ops/verified-1.arrow", new_manifest_path()):
+        assert not is_verified_path(other)

@@ -18,7 +18,6 @@ from tests.lakes import DATA, Lakes, local_storage, seal, table
 from tests.maintenance.changes import (
     append_rows,
     create,
-    drop,
     flip,
     node_bytes,
     node_columns,
@@ -351,49 +350,6 @@ def test_the_committed_fixture_is_clean(tmp_path: Path) -> None:
     report = maintenance.verify(Lakehouse(local_storage(tmp_path / "lake")))
     assert [finding for finding in report.findings if finding.severity == "error"] == []
     assert report.versions == 4
-
-
-def _random_step(lake: Lakehouse, rng: random.Random) -> None:
-    snapshot = lake.snapshot()
-    names = snapshot.namespaces()
-    tables = [(ns, name) for ns in names for name in snapshot.tables(ns)]
-    kind = rng.choice(
-        ["many", "many", "alter", "drop", "drop-namespace", "rollback", "subset", "export", "drop-export"]
-    )
-    with lake.transaction(message="m" * rng.choice([1, 3_400])) as txn:
-        if kind == "many" or not tables:
-            name = f"n{rng.randrange(6)}"
-            if not txn.has_namespace(name):
-                txn.create_namespace(name)
-            for number in rng.sample(range(20), rng.randrange(1, 12)):
-                if not txn.has_table(name, f"t{number}"):
-                    txn.create_table(name, f"t{number}", table())
-        elif kind in ("alter", "drop"):
-            for ns, name in rng.sample(tables, rng.randrange(1, len(tables) + 1)):
-                txn.alter_table(ns, name, table(x="y")) if kind == "alter" else txn.drop_table(ns, name)
-    if kind == "drop-namespace" and names:
-        maintenance.plan_drop_namespace(lake, rng.choice(names), cascade=True).execute()
-    elif kind == "rollback":
-        maintenance.rollback(lake, rng.randrange(lake.latest_version() + 1), message="m" * rng.choice([1, 3_400]))
-    elif kind == "subset" and names:
-        maintenance.rollback(lake, rng.randrange(lake.latest_version() + 1), [rng.choice(names)])
-    elif kind == "export":
-        name = f"e{lake.latest_version()}"
-        maintenance.plan_export(lake, name, version=rng.randrange(lake.latest_version() + 1)).execute()
-    elif kind == "drop-export" and (exports := maintenance.list_exports(lake)):
-        maintenance.drop_export(lake, rng.choice(exports).name)
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_generated_lakehouses_have_no_findings(lakes: Lakes, seed: int) -> None:
-    rng = random.Random(seed)
-    order = rng.choice([3, 4, 5, 8, 16])
-    lake = lakes.memory(order=order, **small_sizes(order))
-    for _ in range(14):
-        _random_step(lake, rng)
-    create(lake, "last", "t")
-    drop(lake, "last")
-    assert findings(lake) == []
 
 
 def test_a_version_from_the_future_is_a_warning(lake: Lakehouse) -> None:

@@ -18,6 +18,7 @@ from trinitylake_ops.cli.operate import (
     create_namespace,
     drop_namespace,
     hint,
+    repair,
     resolve_commit,
     rollback,
     verify,
@@ -49,7 +50,8 @@ Examples:
 \b
 Exit codes:
   0  done
-  1  verify found something, a purge or orphan removal left files, or a commit was not made
+  1  verify found something or did not finish, repair, a purge or orphan removal left something, or a commit was
+     not made
   2  the command or its arguments are wrong
   3  conflict: something exists already, or another writer was first
   4  not found: no such lakehouse, version, namespace, table or export
@@ -109,6 +111,7 @@ for command in (
     orphans,
     reconcile,
     verify,
+    repair,
 ):
     trinitylake.add_command(command)
 

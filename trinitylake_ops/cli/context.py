@@ -115,6 +115,17 @@ def approval_options(command: C) -> C:
     return click.option("--apply", "digest", metavar="DIGEST", help="Do it, if the plan has this digest.")(command)
 
 
+def limit_options(requests: str, seconds: str) -> Callable[[C], C]:
+    """Add ``--max-requests`` and ``--max-seconds``, as the keyword arguments of Budget, with what each of them does."""
+
+    def add(command: C) -> C:
+        positive = click.FloatRange(0, 1_000_000, min_open=True)
+        command = click.option("--max-seconds", type=positive, metavar="N", help=f"{seconds}.")(command)
+        return click.option("--max-requests", type=click.IntRange(1), metavar="N", help=f"{requests}.")(command)
+
+    return add
+
+
 class Timestamp(click.ParamType[datetime | int]):
     """A time as ISO 8601, in UTC unless it says otherwise, or as milliseconds since the epoch."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from datetime import datetime
 from functools import partial
+from typing import Any
 
 import click
 from rich.console import Console
@@ -16,10 +17,12 @@ from trinitylake_ops.cli.context import (
     approval_options,
     json_option,
     key_values,
+    limit_options,
     pass_session,
     print_committed,
     print_json,
     print_line,
+    print_outcome,
     print_plan,
     print_shown,
     shown_progress,
@@ -166,17 +169,56 @@ def compact(session: Session, message: str | None, as_json: bool) -> None:
 
 
 @click.command(short_help="Check all versions and their files.")
+@click.option("--deep", is_flag=True, help="Read all again, data files of tables too, and compare it with the record.")
+@click.option("--incremental", is_flag=True, help="Keep a record, and do not read again what it knows.")
+@limit_options("Stop after so many requests", "Stop after so many seconds")
 @json_option
 @pass_session
-def verify(session: Session, as_json: bool) -> None:
-    """Check all versions and every file they reach; exit code 1 when an error is found.
+def verify(session: Session, /, deep: bool, incremental: bool, as_json: bool, **limits: Any) -> None:
+    """Check all versions and every file they reach; exit code 1 when an error is found, or a limit ended it early.
 
-    Warnings, such as a stale hint, are printed and do not count.
+    Warnings, such as a stale hint, are printed and do not count. With --incremental the next run goes on where a
+    limit ended this one: what was read once and is shown unchanged by the listing is not read again, while that
+    all files are there, with their sizes, is looked at each time.
 
-    Example: trinitylake verify --json
+    Example: trinitylake verify --incremental --max-seconds 600
     """
     with shown_progress("versions") as progress:
-        report = maintenance.verify(session.lake(), progress=partial(progress, "versions"))
+        report = maintenance.verify(
+            session.lake(),
+            partial(progress, "versions"),
+            deep=deep,
+            incremental=incremental,
+            budget=maintenance.Budget(**limits),
+        )
     print_shown(report, as_json)
-    if not report.is_clean:
+    if not report.is_clean or not report.is_complete:
         raise click.exceptions.Exit(1)
+
+
+@click.command(short_help="Plan or do what mends the findings of verify.")
+@click.option(
+    "--to-last-good",
+    is_flag=True,
+    help="Where the latest version is damaged, go back to what is whole: its damaged objects alone, or all.",
+)
+@approval_options
+@json_option
+@pass_session
+def repair(session: Session, to_last_good: bool, digest: str | None, yes: bool, as_json: bool) -> None:
+    """Verify, and put right what is safe; without --apply or --yes, print what would be done.
+
+    Repair sets the hint, reconciles what another program did to the settings, forgets exports whose roots are gone
+    and, with --to-last-good, goes back to what is whole. All of it are new commits, but for the hint: nothing is
+    deleted. What it leaves is listed with what you can do; exit code 1 when errors are among that after it. Give
+    --to-last-good again with --apply.
+
+    Example: trinitylake repair --to-last-good
+    """
+    lake = session.lake()
+    with shown_progress("versions") as progress:
+        report = maintenance.verify(lake, partial(progress, "versions"))
+        plan = maintenance.plan_repair(lake, report, to_last_good=to_last_good)
+        done = None if digest is None and not yes else plan.execute(digest)
+    is_complete = done is None or done.is_complete
+    print_outcome(plan, done, as_json, is_empty=plan.is_empty, is_complete=is_complete)

@@ -15,6 +15,7 @@ from trinitylake_ops.cli.context import (
     Session,
     approval_options,
     json_option,
+    limit_options,
     pass_session,
     print_outcome,
     print_shown,
@@ -27,13 +28,12 @@ _POSITIVE = click.FloatRange(0, 1_000_000, min_open=True)
 
 def _budget_options(command: C) -> C:
     """Add the limits of an operation that deletes, as the keyword arguments of Budget."""
-    for flag, kind, what in (
-        ("--requests-per-second", _POSITIVE, "Send no more requests that delete than that."),
-        ("--max-seconds", _POSITIVE, "Stop after so many seconds; run it again for the rest."),
-        ("--max-requests", click.IntRange(1), "Stop after so many requests that delete; run it again for the rest."),
-    ):
-        command = click.option(flag, type=kind, metavar="N", help=what)(command)
-    return command
+    rate = "Send no more requests that delete than that."
+    command = click.option("--requests-per-second", type=_POSITIVE, metavar="N", help=rate)(command)
+    again = "run it again for the rest"
+    return limit_options(f"Stop after so many requests that delete; {again}", f"Stop after so many seconds; {again}")(
+        command
+    )
 
 
 @click.command(short_help="Plan or do the purge of expired versions.", epilog=FREEING_SPACE)

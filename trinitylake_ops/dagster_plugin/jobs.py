@@ -8,7 +8,6 @@ from trinitylake_ops.dagster_plugin.ops import (
     run_repair_hint,
     run_restore,
     run_rollback,
-    run_verify,
 )
 from trinitylake_ops.dagster_plugin.publish import LAKEHOUSE_KEY
 from trinitylake_ops.dagster_plugin.purge_ops import (
@@ -25,6 +24,7 @@ from trinitylake_ops.dagster_plugin.retention_ops import (
     run_trim_plan,
     run_undelete,
 )
+from trinitylake_ops.dagster_plugin.verify_ops import run_repair_apply, run_repair_plan, run_verify
 
 # A destructive or one-off operation is never repeated by the instance's retry settings.
 _TAGS = {"dagster/max_retries": "0"}
@@ -49,6 +49,8 @@ def maintenance_definitions(*, lakehouse_deps: tuple[dg.AssetKey, ...] = ()) -> 
         _job("repair_hint", run_repair_hint),
         _job("compact", run_compact),
         _job("verify", run_verify),
+        _job("repair_plan", run_repair_plan),
+        _job("repair_apply", run_repair_apply),
         _job("trim_plan", run_trim_plan),
         _job("trim_apply", run_trim_apply),
         _job("expire_plan", run_expire_plan),

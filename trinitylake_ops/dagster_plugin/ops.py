@@ -174,24 +174,6 @@ def run_compact(context: dg.OpExecutionContext, lakehouse: TrinityLakeResource) 
             log_version(context, lake, "compact", {**report_metadata(report.to_dict()), **figures(shapes)})
 
 
-@dg.op(description="Checks all versions, nodes, definitions, tables and their files; fails when it finds errors.")
-def run_verify(context: dg.OpExecutionContext, lakehouse: TrinityLakeResource) -> None:
-    """Verify the lakehouse."""
-    with operating(context, lakehouse) as lake:
-        report = maintenance.verify(lake)
-        header = ("severity", "code", "message", "version", "path", "mend")
-        rows = [
-            (f.severity, f.code, f.message, "" if f.version is None else f.version, f.path or "", f.mend or "")
-            for f in report.findings
-        ]
-        metadata = {**report_metadata(report.to_dict()), "findings": markdown_table(header, rows)}
-        if not report.is_clean:
-            raise dg.Failure(
-                description=f"{len(rows)} findings, the first: {rows[0][2]}", metadata=metadata, allow_retries=False
-            )
-        context.add_output_metadata(metadata)
-
-
 def report_metadata(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures of a report and of its cost, one entry each."""
     cost = report.get("cost", {})

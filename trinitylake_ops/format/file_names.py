@@ -16,6 +16,7 @@ ROOT_PREFIX = "_"
 OPERATIONS_PREFIX = "_ops/"
 TURN_PREFIX = f"{OPERATIONS_PREFIX}turn-"
 LEASE_PREFIX = f"{OPERATIONS_PREFIX}lease-"
+VERIFIED_PREFIX = f"{OPERATIONS_PREFIX}verified-"
 ORPHAN_BARRIER_PATH = f"{OPERATIONS_PREFIX}orphan-barrier.json"
 TABLES_PREFIX = "tables/"
 MAX_VERSION = 2**32 - 1
@@ -33,8 +34,11 @@ _DISTANT_NAME = re.compile(rf"([a-z0-9+.-]+://.*?/)(?:{_IMMUTABLE_NAME.pattern})
 _TABLE_NAME = re.compile(rf"[01/]+-table-[^/]+-({_UUID})\.binpb")
 _TURN_NAME = re.compile(rf"{TURN_PREFIX}([1-9][0-9]{{0,5}})-{_UUID}")
 _LEASE_NAME = re.compile(rf"{LEASE_PREFIX}([1-9][0-9]{{0,14}})\.json")
+_VERIFIED_NAME = re.compile(rf"{VERIFIED_PREFIX}{_UUID}\.arrow")
 _OPERATION_NAME = re.compile(
-    rf"{OPERATIONS_PREFIX}(?:(?:plan|export)-{_UUID}\.json|txn-{_UUID}\.binpb|tmp/.+)|_export_{_UUID}\.arrow", re.DOTALL
+    rf"{OPERATIONS_PREFIX}(?:(?:plan|export)-{_UUID}\.json|txn-{_UUID}\.binpb|verified-{_UUID}\.arrow|tmp/.+)"
+    rf"|_export_{_UUID}\.arrow",
+    re.DOTALL,
 )
 _HASH_PREFIX_BYTES = len("0000/0000/0000/00000000-")
 _ASCII_NAME_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._~=-")
@@ -194,6 +198,16 @@ def new_plan_path() -> str:
     return f"{OPERATIONS_PREFIX}plan-{uuid.uuid4()}.json"
 
 
+def new_verified_path() -> str:
+    """Return a fresh path for a record of verified files."""
+    return f"{VERIFIED_PREFIX}{uuid.uuid4()}.arrow"
+
+
+def is_verified_path(path: str) -> bool:
+    """Whether a path is that of a record of verified files."""
+    return _VERIFIED_NAME.fullmatch(path) is not None
+
+
 def lease_path(number: int) -> str:
     """Return the path of the lease of this number."""
     return f"{LEASE_PREFIX}{number}.json"
@@ -206,7 +220,7 @@ def parse_lease_path(path: str) -> int | None:
 
 
 def is_operation_path(path: str) -> bool:
-    """Whether a path is one that our operations give: plans, manifests, exports' roots, transactions, requests."""
+    """Whether a path is one that our operations give: plans, manifests, exports' roots, transactions, requests, ..."""
     return _OPERATION_NAME.fullmatch(path) is not None or parse_turn_path(path) is not None
 
 

@@ -13,6 +13,7 @@ from trinitylake_ops.maintenance.prune_exports import PrunePlan, plan_prune_expo
 from trinitylake_ops.maintenance.purge import PurgeBatch, PurgePlan, PurgeReport, plan_purge
 from trinitylake_ops.maintenance.reconcile import ReconcileReport, reconcile
 from trinitylake_ops.maintenance.register import RegistrationReport, register_catalog, register_table
+from trinitylake_ops.maintenance.repair import RepairPlan, RepairReport, RepairStep, Unmended, plan_repair, repair
 from trinitylake_ops.maintenance.restore import RestorePlan, plan_restore, restore_export
 from trinitylake_ops.maintenance.retention import RetentionPolicy, Verdict
 from trinitylake_ops.maintenance.rollback import RollbackPlan, plan_rollback, rollback
@@ -40,11 +41,15 @@ __all__ = [
     "PurgeReport",
     "ReconcileReport",
     "RegistrationReport",
+    "RepairPlan",
+    "RepairReport",
+    "RepairStep",
     "RestorePlan",
     "RetentionPolicy",
     "RollbackPlan",
     "TrimPlan",
     "TrimReport",
+    "Unmended",
     "Verdict",
     "VerifyReport",
     "compact",
@@ -57,12 +62,14 @@ __all__ = [
     "plan_orphan_removal",
     "plan_prune_exports",
     "plan_purge",
+    "plan_repair",
     "plan_restore",
     "plan_rollback",
     "plan_trim_tables",
     "reconcile",
     "register_catalog",
     "register_table",
+    "repair",
     "repair_hint",
     "restore_export",
     "rollback",

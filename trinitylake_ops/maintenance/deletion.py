@@ -33,7 +33,7 @@ _LONGEST_PAUSE_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How much an operation that deletes may ask of the storage; None is no limit.
+    """How much an operation that deletes, or verify, may ask of the storage; None is no limit.
 
     ``max_requests`` and ``max_seconds`` end it early: what is left is done by running it again.
     ``requests_per_second`` limits the deletes it sends. Raises InvalidInputError for what is no positive number.

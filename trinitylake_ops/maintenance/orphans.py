@@ -20,6 +20,7 @@ from trinitylake_ops.format.file_names import (
     TABLES_PREFIX,
     is_immutable_path,
     is_operation_path,
+    is_verified_path,
     lease_path,
     parse_lease_path,
 )
@@ -190,31 +191,58 @@ def _plan(
     _check_no_purge(base.definition)
     age_ms = max(older_than_ms or 0, protected_ms(base.definition))
     mark = Mark(survey_versions(lake, base, progress), progress=progress)
-    found = _Listing.of(lake, now_ms - age_ms)
-    old = {path: info for path, info in found.old.items() if path not in mark}
-    table_ids = {table_id for path in old if (table_id := table_id_in(path)) is not None}
-    owned: set[str] = set()
-    if table_ids:
-        mark.add_tables()
-        owned = owned_tables(lake, table_ids, base.definition.id, mark.tables.managed_ids)
-    orphans = {
-        path: info.size_bytes for path, info in sorted(old.items()) if path not in mark and _is_ours(path, owned)
-    }
-    owners = _owners_that_go(orphans, found, mark)
-    unowned = [info for path, info in old.items() if (table_id := table_id_in(path)) and table_id not in owned]
-    sizes_bytes = {path: size for path, size in orphans.items() if path in owners or not _is_owner_path(path)}
+    prefixes = ("", TEMPORARY_PREFIX)  # a listing of all leaves those out
+    listed = (info for prefix in prefixes for info in lake.storage.list(prefix))
+    found = find_orphans(lake, mark, listed, now_ms - age_ms)
+    sizes_bytes = {**found.sizes_bytes, **found.owners}
     return OrphanPlan(
         base_version=base.version,
         now_ms=now_ms,
         older_than_ms=age_ms,
         files=dict(sorted(Counter(map(_kind, sizes_bytes)).items())),
         bytes=sum(sizes_bytes.values()),
-        unowned_files=len(unowned),
-        unowned_bytes=sum(info.size_bytes for info in unowned),
-        _sizes_bytes={path: size for path, size in sizes_bytes.items() if path not in owners},
-        _owners={path: size for path, size in sizes_bytes.items() if path in owners},
+        unowned_files=found.unowned_files,
+        unowned_bytes=found.unowned_bytes,
+        _sizes_bytes=found.sizes_bytes,
+        _owners=found.owners,
         _older_than_ms=older_than_ms,
         _lake=lake,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orphans:
+    """Orphans with their sizes in bytes, the owner files apart that go last; and what is of nobody we know."""
+
+    sizes_bytes: Mapping[str, int]
+    owners: Mapping[str, int]
+    unowned_files: int
+    unowned_bytes: int
+
+
+def find_orphans(lake: Lakehouse, mark: Mark, listed: Iterable[FileInfo], modified_before_ms: int) -> Orphans:
+    """Tell the orphans among listed files by what a mark reaches, which is extended to files of tables where needed.
+
+    Raises what marking raises.
+    """
+    found = _Listing.of(listed, modified_before_ms)
+    old = {path: info for path, info in found.old.items() if path not in mark}
+    table_ids = {table_id for path in old if (table_id := table_id_in(path)) is not None}
+    owned: set[str] = set()
+    if table_ids:
+        mark.add_tables()
+        owned = owned_tables(lake, table_ids, mark.base.definition.id, mark.tables.managed_ids)
+    orphans = {
+        path: info.size_bytes for path, info in sorted(old.items()) if path not in mark and _is_ours(path, owned)
+    }
+    owners = _owners_that_go(orphans, found, mark)
+    unowned = [info for path, info in old.items() if (table_id := table_id_in(path)) and table_id not in owned]
+    going = {path: size for path, size in orphans.items() if path in owners or not _is_owner_path(path)}
+    return Orphans(
+        sizes_bytes={path: size for path, size in going.items() if path not in owners},
+        owners={path: size for path, size in going.items() if path in owners},
+        unowned_files=len(unowned),
+        unowned_bytes=sum(info.size_bytes for info in unowned),
     )
 
 
@@ -226,19 +254,22 @@ class _Listing:
     n_table_files: Counter[str]
 
     @classmethod
-    def of(cls, lake: Lakehouse, modified_before_ms: int) -> Self:
+    def of(cls, listed: Iterable[FileInfo], modified_before_ms: int) -> Self:
         old: dict[str, FileInfo] = {}
         newest_lease = 0
+        newest_record = (0, "")
         n_table_files: Counter[str] = Counter()
-        for prefix in ("", TEMPORARY_PREFIX):  # a listing of all leaves those out
-            for info in lake.storage.list(prefix):
-                table_id = table_id_in(info.path)
-                if table_id is not None:
-                    n_table_files[table_id] += 1
-                newest_lease = max(newest_lease, parse_lease_path(info.path) or 0)
-                if info.last_modified_ms < modified_before_ms:
-                    old[info.path] = info
+        for info in listed:
+            table_id = table_id_in(info.path)
+            if table_id is not None:
+                n_table_files[table_id] += 1
+            newest_lease = max(newest_lease, parse_lease_path(info.path) or 0)
+            if is_verified_path(info.path):
+                newest_record = max(newest_record, (info.last_modified_ms, info.path))
+            if info.last_modified_ms < modified_before_ms:
+                old[info.path] = info
         old.pop(lease_path(newest_lease), None)  # its number must not be given again
+        old.pop(newest_record[1], None)  # the others are superseded
         return cls(old, n_table_files)
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from trinitylake_ops.errors import (
     CorruptFileError,
@@ -31,6 +32,14 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
 
 _BATCH = 256
+
+
+class TableWalk(Protocol):
+    """Tells the files of a table as :func:`reach.files_of` does."""
+
+    def __call__(
+        self, definition: TableDef, io: StorageFileIO, known: set[str], *, skips_missing: bool
+    ) -> Iterator[TableFile]: ...
 
 
 class CatalogReach:
@@ -115,11 +124,13 @@ class TableReach:
     MANAGED tables seen that stand in their own folders; ``opaque_ids`` of those whose files nobody can tell: tables
     of other formats, with those whose folders their properties name, those whose metadata file is gone, and managed
     ones that name files beyond this root. Files beyond it may be files under it by another name of the root, or of a
-    folder in it: ``alias_names`` are their names, each of which holds a uuid.
+    folder in it: ``alias_names`` are their names, each of which holds a uuid. ``walk`` is how a table's files are
+    told, for those who know them already.
     """
 
-    def __init__(self, lake: Lakehouse):
+    def __init__(self, lake: Lakehouse, walk: TableWalk = files_of):
         self._io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
+        self._walk = walk
         self._files = lake.files
         self._known_lists: set[str] = set()
         self._walked_metadata: set[str] = set()
@@ -157,7 +168,7 @@ class TableReach:
         # Of our own tables a manifest that is gone is a loss that somebody has to look at.
         skips_missing = not definition.is_managed
         try:
-            walk = files_of(definition, self._io, self._known_lists, skips_missing=skips_missing)
+            walk = self._walk(definition, self._io, self._known_lists, skips_missing=skips_missing)
             found = {file.location for file in walk if file.live}
         except FileMissingError as error:
             if to_location(self._io.root, error.path or "") != location:
@@ -251,11 +262,12 @@ class Mark:
         without: Iterable[int] = (),
         without_exports: Iterable[str] = (),
         with_tables: bool = False,
+        walk: TableWalk = files_of,
         progress: Progress = no_progress,
     ):
         self.survey = survey
         self.catalog = CatalogReach(survey.lake.files)
-        self.tables = TableReach(survey.lake)
+        self.tables = TableReach(survey.lake, walk)
         self._without = frozenset(without)
         self._without_exports = frozenset(without_exports)
         self._has_tables = with_tables

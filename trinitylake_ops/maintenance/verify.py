@@ -1,133 +1,138 @@
-"""Verify: one pass over all versions that reads every immutable file once (docs/protocol.md, "Invariants").
+"""Verify: one pass over all versions that reads every immutable file once (docs/protocol.md, "Verify").
 
 What is wrong becomes a finding; verify itself fails only where the storage does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+import contextlib
+from collections.abc import Callable
 
-from rich.table import Table
-
-from trinitylake_ops.errors import CorruptFileError, StorageError, TrinityLakeError, VersionNotFoundError
-from trinitylake_ops.format.definitions import ExportRecord, ExportState
+from trinitylake_ops.errors import (
+    InvalidInputError,
+    StorageError,
+    TrinityLakeError,
+    VersionNotFoundError,
+)
+from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
 from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, root_naming
-from trinitylake_ops.format.limits import IMMUTABLE_SETTINGS
-from trinitylake_ops.format.locations import is_uri
-from trinitylake_ops.format.node_file import PREVIOUS_ROOT, NodeFile, decode_node
-from trinitylake_ops.maintenance.export_manifest import check_manifest
+from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.maintenance import verify_state
+from trinitylake_ops.maintenance.deletion import NO_LIMITS, Budget
 from trinitylake_ops.maintenance.hint import HintState, inspect_hint
-from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table
-from trinitylake_ops.maintenance.verify_objects import ObjectVerifier
-from trinitylake_ops.maintenance.verify_tree import TreeVerifier
-from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS
+from trinitylake_ops.maintenance.report import MeteredLakehouse
+from trinitylake_ops.maintenance.survey import Survey, expired_versions
+from trinitylake_ops.maintenance.verified_files import read_records, write_record
+from trinitylake_ops.maintenance.verify_exports import ExportVerifier
+from trinitylake_ops.maintenance.verify_report import Finding, Findings, VerifyReport
+from trinitylake_ops.maintenance.verify_storage import BudgetSpentError, KnownFilesStorage, LimitedStorage
+from trinitylake_ops.maintenance.verify_tables import TableVerifier
+from trinitylake_ops.maintenance.verify_versions import VersionVerifier
+from trinitylake_ops.storage import FileInfo, Storage
 from trinitylake_ops.transaction.lakehouse import Lakehouse
-from trinitylake_ops.transaction.snapshot import Snapshot, utc_datetime
+from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.transaction.versions import find_latest, versions_beyond_gap
 
-_STALE_EXPORT_MS = 7 * 24 * 3600 * 1000
+__all__ = ["Finding", "VerifyReport", "verify"]
+
 _BATCH = 64
 
-Severity = Literal["error", "warning"]
 
+def verify(
+    lake: Lakehouse,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    deep: bool = False,
+    incremental: bool = False,
+    budget: Budget = NO_LIMITS,
+) -> VerifyReport:
+    """Check all live versions of a lakehouse, the files they reach, and what operations record and leave.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """Something that is not as it must be. ``mend`` names the operation that puts it right, where one does.
-
-    An error means that something cannot be read, or will be lost; a warning costs time or space.
+    With ``incremental`` a record of what was read stays in the lakehouse, and files in the record of an earlier run
+    are not read again while the listing shows them unchanged; all others are, and compared with what is recorded.
+    With ``deep`` all are read, data files of tables too. A ``budget`` ends it early: the report says what was not
+    looked at; with ``incremental`` the next run goes on there. The first requests (latest version, listing, records)
+    do not count. ``progress`` is told how many versions are done, and of how many. Raises LakehouseNotFoundError,
+    InvalidInputError for a budget with a rate, and StorageError where the storage refuses to list or read at all.
     """
-
-    severity: Severity
-    code: str
-    message: str
-    path: str | None = None
-    version: int | None = None
-    mend: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyReport(Document):
-    """What verify looked at and found."""
-
-    latest_version: int
-    versions: int
-    nodes: int
-    definitions: int
-    table_files: int
-    exports: int
-    findings: tuple[Finding, ...]
-    cost: Cost
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether there is no error; warnings, such as a stale hint, are part of normal life."""
-        return all(finding.severity != "error" for finding in self.findings)
-
-    def table(self) -> Table:
-        """Return a row for each finding, under a title that says what was looked at."""
-        title = (
-            f"{'Clean' if self.is_clean else 'Not clean'}: {self.versions} versions, {self.nodes} nodes,"
-            f" {self.definitions} definitions, {self.table_files} table files, {self.exports} exports;"
-            f" {self.cost.total_requests} requests, {self.cost.duration_ms / 1000:.1f} s"
-        )
-        rows = [
-            (finding.severity, finding.code, finding.message, finding.version, finding.path, finding.mend)
-            for finding in self.findings
-        ]
-        return new_table(title, "severity", "finding", "what", "version", "path", "mended by", rows=rows)
-
-
-def verify(lake: Lakehouse, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
-    """Check all live versions of a lakehouse and the files they reach.
-
-    ``progress`` is told how many versions are done, and of how many. Raises LakehouseNotFoundError,
-    and StorageError where the storage refuses to list or read at all.
-    """
-    metered = MeteredLakehouse(lake)
-    return _Verification(metered.lake).run(progress or (lambda _done, _all: None), metered)
+    if budget.requests_per_second is not None:
+        raise InvalidInputError("verify keeps no rate of requests; limit their number, or the time")
+    run = _Verification(lake, deep=deep, incremental=incremental)
+    return run.run(progress or (lambda _done, _all: None), budget)
 
 
 class _Verification:
     """One run of verify, up to the version that is the latest when it begins; the listing comes after it."""
 
-    def __init__(self, lake: Lakehouse):
-        self.lake = lake
-        self.latest = find_latest(lake.files.roots)[0]
-        self._now_ms = lake.storage.now_ms()
-        self.findings: list[Finding] = []
-        self._reported: set[tuple[str, str | None]] = set()
-        self.listing: dict[str, int] = {}
-        self.tree = TreeVerifier(lake.files, self._error)
-        self.objects = ObjectVerifier(lake, self.listing, self._error)
-        self.versions = 0
-        self.n_exports = 0
-        self._settings: dict[str, object] = {}
+    def __init__(self, lake: Lakehouse, *, deep: bool, incremental: bool):
+        self._metered = MeteredLakehouse(lake)
+        self._plain: Storage = self._metered.lake.storage
+        self._incremental = incremental
+        latest = find_latest(self._metered.lake.files.roots)[0]
+        self.listing: dict[str, FileInfo] = {info.path: info for info in self._plain.list()}
+        self._records = read_records(self._plain, self.listing.values())
+        self._limited = LimitedStorage(self._plain)
+        self._known = KnownFilesStorage(
+            self._limited, self.listing, self._records.files, reads_all=deep or not incremental
+        )
+        self.lake = Lakehouse(self._known, lake.storage_options, cache="off")
+        self.lake.files.roots.known_naming = self._metered.lake.files.roots.naming
+        self.latest = latest
+        self.findings = Findings()
+        self.tables = TableVerifier(self._known, lake.storage_options, self.listing, self.findings.error, is_deep=deep)
+        self.versions = VersionVerifier(self.lake, self._known, self._plain, self.tables, self.findings)
+        self.exports = ExportVerifier(self.lake, self.versions, self.findings)
+        self._definition: LakehouseDef | None = None
+        self._orphans: tuple[int, int] | None = None
+        self._unchecked: list[str] = []
 
-    def run(self, progress: Callable[[int, int], None], metered: MeteredLakehouse) -> VerifyReport:
-        self.listing.update((info.path, info.size_bytes) for info in self.lake.storage.list())
+    def run(self, progress: Callable[[int, int], None], budget: Budget) -> VerifyReport:
         self._check_names()
-        self._check_versions(progress)
-        self._check_exports()
-        self._check_hint()
+        self._check_records()
+        steps: dict[str, Callable[[], None]] = {
+            "settings, leases and purges": self._check_state,
+            "hint": self._check_hint,
+            "versions": lambda: self._check_versions(progress),
+            "exports": self._check_exports,
+            "leftovers of operations": self._check_left_over,
+            "orphans": self._check_orphans,
+        }
+        stopped: str | None = None
+        self._limited.limit(budget)
+        for name, step in steps.items():
+            try:
+                if stopped is None:
+                    step()
+                    continue
+            except BudgetSpentError as spent:
+                stopped = spent.message
+            left = f" {VersionRanges(((self.versions.done, self.latest),))}" if name == "versions" else ""
+            self._unchecked.append(name + left)
+        self._check_changed()
+        record_path = self._write_record() if self._incremental else None
+        return self._report(stopped, record_path)
+
+    def _report(self, stopped: str | None, record_path: str | None) -> VerifyReport:
+        damaged = VersionRanges.of(self.versions.damaged)
         return VerifyReport(
             latest_version=self.latest,
-            versions=self.versions,
-            nodes=self.tree.nodes,
-            definitions=self.objects.definitions,
-            table_files=self.objects.table_files,
-            exports=self.n_exports,
-            findings=tuple(self.findings),
-            cost=metered.cost(),
+            versions=self.versions.versions,
+            nodes=self.versions.tree.nodes,
+            definitions=self.versions.objects.definitions,
+            table_files=self.tables.files,
+            exports=self.exports.exports,
+            known_files=self._known.n_known,
+            damaged_versions=str(damaged),
+            damaged_objects=self.versions.damaged_objects if self.latest in damaged else (),
+            orphan_files=None if self._orphans is None else self._orphans[0],
+            orphan_bytes=None if self._orphans is None else self._orphans[1],
+            findings=self.findings.all(is_latest_damaged=self.latest in damaged),
+            stopped=stopped,
+            unchecked=tuple(self._unchecked),
+            unanswered=tuple(sorted(self._known.unanswered)),
+            record_path=record_path,
+            cost=self._metered.cost(),
         )
-
-    def _error(self, code: str, message: str, path: str | None, version: int | None) -> None:
-        """Report an error once, with the oldest version that shows it."""
-        if (code, path) not in self._reported or code == "tree-invariant":
-            self._reported.add((code, path))
-            self.findings.append(Finding(severity="error", code=code, message=message, path=path, version=version))
 
     def _check_names(self) -> None:
         """Root names are of one naming and contiguous; one missing, or beyond the latest, was tampered with."""
@@ -139,131 +144,119 @@ class _Verification:
                 versions += self._version_named(path)
             elif naming is not None:
                 message = f"a root file of another naming than this lakehouse's, such as {roots.path(self.latest)!r}"
-                self._error("root-naming-mixed", message, path, None)
+                self.findings.error("root-naming-mixed", message, path, None)
         for version in versions_beyond_gap(roots, self.latest, versions):
-            self._error("root-beyond-gap", "a root stands beyond a missing version", roots.path(version), version)
+            self.findings.error(
+                "root-beyond-gap", "a root stands beyond a missing version", roots.path(version), version
+            )
 
     def _version_named(self, path: str) -> list[int]:
         """Return the version of a root file; none, but a finding, where no version can have its number."""
         try:
             version = parse_root_path(path)
         except VersionNotFoundError as error:
-            self._error("root-beyond-gap", error.message, path, error.version)
+            self.findings.error("root-beyond-gap", error.message, path, error.version)
             return []
         return [] if version is None else [version]
 
-    def _check_versions(self, progress: Callable[[int, int], None]) -> None:
-        before_ms = -1
-        for start in range(0, self.latest + 1, _BATCH):
-            versions = range(start, min(start + _BATCH, self.latest + 1))
-            contents = self.lake.storage.read_available([self.lake.files.roots.path(version) for version in versions])
-            for version, data in zip(versions, contents, strict=True):
-                root = self._decoded_root(version, data)
-                if root is not None:
-                    before_ms = self._check_root(version, root, before_ms)
-                progress(version + 1, self.latest + 1)
+    def _check_records(self) -> None:
+        for path, message in sorted(self._records.damaged.items()):
+            self.findings.warn("record-damaged", f"{message}; it is passed over", path, None, "verify --incremental")
 
-    def _decoded_root(self, version: int, data: bytes | StorageError) -> NodeFile | None:
-        path = self.lake.files.roots.path(version)
-        if isinstance(data, StorageError):
-            self._error("root-missing", f"the root of version {version} cannot be read: {data.message}", path, version)
-            return None
-        try:
-            return decode_node(data, path)
-        except CorruptFileError as error:
-            self._error("root-corrupt", error.message, path, version)
-            return None
+    def _check_state(self) -> None:
+        """Read what the latest version records of operations, and which of them runs."""
+        running = verify_state.running_operation(self.lake.storage, self.listing, self.findings.warn)
+        if self._read_definition() is not None:
+            verify_state.check_purges(Snapshot.of(self.lake.files, self.latest), running, self.findings.warn)
+        else:
+            self._unchecked.append("purges, since the latest settings cannot be read")
 
-    def _check_root(self, version: int, root: NodeFile, before_ms: int) -> int:
-        """Check one version; returns its time."""
-        roots = self.lake.files.roots
-        path = roots.path(version)
-        expected = roots.path(version - 1) if version > 0 else None
-        if root.system.get(PREVIOUS_ROOT) != expected:
-            message = f"previous_root is {root.system.get(PREVIOUS_ROOT)!r}, not {expected!r}"
-            self._error("chain-broken", message, path, version)
-        if root.created_at_ms <= before_ms:
-            message = f"created at {root.created_at_ms} ms, not after its predecessor at {before_ms} ms"
-            self._error("time-not-rising", message, path, version)
-        if root.created_at_ms > self._now_ms + CLOCK_MARGIN_MS:
-            self._check_future(path, version, root.created_at_ms)
-        if not root.is_sealed:
-            self.versions += 1
-            self._check_content(Snapshot(self.lake.files, version, path, root))
-        return root.created_at_ms
-
-    def _check_future(self, path: str, version: int, created_at_ms: int) -> None:
-        """Warn, once, of a writer whose clock was wrong: later versions take its time and one millisecond more."""
-        if ("time-in-future", None) not in self._reported:
-            self._reported.add(("time-in-future", None))
-            message = f"created at {utc_datetime(created_at_ms):%Y-%m-%d %H:%M:%S} UTC, which is still to come"
-            self._warn("time-in-future", message, path, version, "find the clock that is wrong")
-
-    def _check_content(self, snapshot: Snapshot) -> None:
-        try:
-            limits = snapshot.limits
-        except TrinityLakeError as error:
-            self._error("definition-unreadable", error.message, error.path or snapshot.location, snapshot.version)
-            return
-        self.objects.count_lakehouse_def(snapshot.definition_location)
-        self._check_settings(snapshot)
-        if self.tree.check(snapshot, limits):
-            self.objects.check(snapshot)
-
-    def _check_settings(self, snapshot: Snapshot) -> None:
-        """Settings that are fixed at creation are those of the oldest version."""
-        settings = {name: getattr(snapshot.definition, name) for name in IMMUTABLE_SETTINGS}
-        self._settings = self._settings or settings
-        changed = [name for name, value in settings.items() if value != self._settings[name]]
-        if changed:
-            message = f"{', '.join(changed)} of the lakehouse changed, which is fixed at creation"
-            self._error("definition-changed", message, snapshot.definition_location, snapshot.version)
+    def _read_definition(self) -> LakehouseDef | None:
+        """Return the latest lakehouse definition; None where it cannot be read, which is reported with the version."""
+        if self._definition is None:
+            with contextlib.suppress(TrinityLakeError):
+                self._definition = Snapshot.of(self.lake.files, self.latest).definition
+        return self._definition
 
     def _check_exports(self) -> None:
-        """Roots and manifests of exports are there, and what an exported root reaches is too."""
+        definition = self._read_definition()
+        if definition is None:
+            self._unchecked.append("exports, since the latest settings cannot be read")
+        else:
+            self.exports.check(definition)
+
+    def _check_versions(self, progress: Callable[[int, int], None]) -> None:
+        purged = self._expired(ExpirationState.PURGED)
+        batch = _BATCH if self._limited.is_unlimited else max(1, self.lake.storage.concurrency)
+        self.versions.check(self.latest, purged, batch, progress)
+
+    def _expired(self, *states: ExpirationState) -> VersionRanges:
         try:
-            definition = self.lake.snapshot().definition
-        except TrinityLakeError:
-            return  # reported with the latest version
-        now_ms = self.lake.storage.now_ms()
-        for record in definition.exports:
-            if record.state == ExportState.COPYING and now_ms - record.created_at_millis > _STALE_EXPORT_MS:
-                message = f"export {record.name!r} was cut off more than 7 days ago; finish or drop it"
-                self._warn("export-cut-off", message, record.manifest_path, record.version, "export or drop-export")
-            elif record.state == ExportState.COMPLETE:
-                self._check_complete_export(record, definition.exported_snapshots)
-        for name, location in sorted(definition.exported_snapshots.items()):
-            self.n_exports += 1
-            if is_uri(location):
-                continue
-            try:
-                self._check_content(self.lake.snapshot(name))
-            except TrinityLakeError as error:
-                self._export_error(name, "export-unreadable", error.message, error.path or location)
+            return VersionRanges() if self._definition is None else expired_versions(self._definition, states)
+        except TrinityLakeError as error:
+            self.findings.error("definition-unreadable", error.message, error.path, self.latest)
+            return VersionRanges()
 
-    def _export_error(self, name: str, code: str, message: str, path: str) -> None:
-        """Report an error of an export, unless the export was dropped while it was looked at."""
-        definition = self.lake.snapshot().definition
-        if name in definition.exported_snapshots or any(record.name == name for record in definition.exports):
-            self._error(code, f"export {name!r}: {message}", path, None)
+    def _survey(self) -> Survey | None:
+        """Return the roots as operations that delete see them, None where some cannot be read."""
+        if self._definition is None or len(self.versions.roots) <= self.latest:
+            return None
+        purged = self._expired(ExpirationState.PURGED)
+        roots = {version: root for version, root in self.versions.roots.items() if version not in purged}
+        paths = {version: self.lake.files.roots.path(version) for version in self.versions.roots}
+        written_ms = {
+            version: self.listing[path].last_modified_ms for version, path in paths.items() if path in self.listing
+        }
+        return Survey(self.lake, Snapshot.of(self.lake.files, self.latest), roots, written_ms)
 
-    def _check_complete_export(self, record: ExportRecord, exported: Mapping[str, str]) -> None:
-        if record.name not in exported:
-            message = "it is complete, but no exported snapshot has its name"
-            self._export_error(record.name, "export-unreadable", message, record.root_location)
-        if record.manifest_path:
-            try:
-                check_manifest(self.lake.storage, record)
-            except TrinityLakeError as error:
-                self._export_error(record.name, "export-damaged", error.message, error.path or record.manifest_path)
+    def _check_left_over(self) -> None:
+        """Look at pins, at what other programs did to the settings, and at files that operations left."""
+        survey = self._survey()
+        if survey is None:
+            self._unchecked.append("leftovers of operations, since not all roots can be read")
+            return
+        try:
+            verify_state.check_pins(survey, self.findings)
+            verify_state.check_reconciled(survey, self.findings.warn)
+            verify_state.check_left_over(survey, self.listing, self.findings.warn)
+        except TrinityLakeError as error:
+            self._unchecked.append(f"leftovers of operations: {error.message}")
+
+    def _check_orphans(self) -> None:
+        survey = self._survey()
+        if survey is None:
+            self._unchecked.append("orphans, since not all roots can be read")
+            return
+        try:
+            orphans = verify_state.orphans_of(survey, self.listing, self.tables.walk)
+        except TrinityLakeError as error:
+            self._unchecked.append(f"orphans: {error.message}")
+            return
+        found = {**orphans.sizes_bytes, **orphans.owners}
+        self._orphans = (len(found), sum(found.values()))
+        if found:
+            path = min(found)
+            message = f"{len(found)} files of {sum(found.values())} bytes are reached by nothing, such as {path!r}"
+            self.findings.warn("orphans", message, path, None, "orphans")
 
     def _check_hint(self) -> None:
         hint = inspect_hint(self.lake)
         if hint.state != HintState.RIGHT:
             message = f"the hint is {hint.state}: it names {hint.hinted}, the latest version is {hint.latest}"
-            self._warn("hint-wrong", message, HINT_PATH, hint.latest, "hint --repair")
+            self.findings.warn("hint-wrong", message, HINT_PATH, hint.latest, "hint --repair")
 
-    def _warn(self, code: str, message: str, path: str, version: int | None, mend: str) -> None:
-        self.findings.append(
-            Finding(severity="warning", code=code, message=message, path=path, version=version, mend=mend)
-        )
+    def _check_changed(self) -> None:
+        """Files that bear a name for ever are what they were when they were verified."""
+        for path in sorted(self._known.changed):
+            row = self._records.files[path]
+            message = f"it is not what was verified, a file of {row.size_bytes} bytes with SHA-256 {row.sha256.hex()}"
+            self.findings.error("file-changed", message, path, None)
+
+    def _write_record(self) -> str | None:
+        superseded = (*self._records.paths, *self._records.damaged)
+        try:
+            return write_record(self._plain, self._known.verified(self.findings.wrong_paths()), superseded)
+        except StorageError as error:
+            message = f"what was verified could not be recorded, the next run reads it again: {error.message}"
+            self.findings.warn("record-not-written", message, error.path, None, None)
+            return None

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import CorruptFileError, StorageError
 from trinitylake_ops.format.node_file import NodeFile
+from trinitylake_ops.maintenance.verify_report import Report
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
 from trinitylake_ops.tree.invariants import check_node
 from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.walk import VisitedNode
 
 _BATCH = 256
-
-#: Called with code, message, path and version of a finding.
-Report = Callable[[str, str, str | None, int | None], None]
 
 
 class TreeVerifier:
@@ -26,7 +23,14 @@ class TreeVerifier:
         self._report = report
         #: What is below each known node; None where something is broken.
         self._known: dict[str, _Subtree | None] = {}
+        self._unsound: set[str] = set()
         self.nodes = 0
+        #: Whether the tree checked last keeps all invariants.
+        self.is_sound = True
+
+    def forget_broken(self) -> None:
+        """Look at broken nodes again where they are met again: what was deleted meanwhile needs not to be there."""
+        self._known = {location: below for location, below in self._known.items() if below is not None}
 
     def check(self, snapshot: Snapshot, limits: TreeLimits) -> bool:
         """Check all nodes of a version that were not met before; whether all of its nodes can be read."""
@@ -36,12 +40,18 @@ class TreeVerifier:
         while level:
             for place in level:
                 for violation in check_node(place, limits):
-                    self._report("tree-invariant", violation.message, violation.location, snapshot.version)
+                    self._violation(violation.message, violation.location, snapshot.version)
             visited += level
             level = self._next_level(level, met, snapshot.version)
         for place in reversed(visited):
             self._known[place.location] = self._subtree(place, snapshot.version)
-        return self._known.pop(snapshot.location) is not None
+        tree = self._known.pop(snapshot.location)
+        self.is_sound = tree is not None and tree.is_sound
+        return tree is not None
+
+    def _violation(self, message: str, location: str, version: int) -> None:
+        self._report("tree-invariant", message, location, version)
+        self._unsound.add(location)
 
     def _next_level(self, level: list[VisitedNode], met: set[str], version: int) -> list[VisitedNode]:
         places: dict[str, tuple[int, str | None, str | None]] = {}
@@ -49,13 +59,14 @@ class TreeVerifier:
             bounds = [parent.lower, *parent.node.keys, parent.upper]
             for position, child in enumerate(parent.node.children):
                 if child in met:
-                    self._report("tree-invariant", "the node is reached twice in one tree", child, version)
+                    self._violation("the node is reached twice in one tree", child, version)
+                    self._unsound.add(parent.location)
                 met.add(child)
                 if child not in self._known:
                     places[child] = (parent.depth + 1, bounds[position], bounds[position + 1])
                 elif not _fits(self._known[child], bounds[position], bounds[position + 1]):
                     message = f"its child {child!r} holds keys outside the range that it gives this child"
-                    self._report("tree-invariant", message, parent.location, version)
+                    self._violation(message, parent.location, version)
         found = []
         locations = list(places)
         for start in range(0, len(locations), _BATCH):
@@ -82,20 +93,25 @@ class TreeVerifier:
         if len(known) < len(below):
             return None
         if len({child.height for child in known}) > 1:
-            self._report("tree-invariant", "leaves below the node are on several levels", place.location, version)
+            self._violation("leaves below the node are on several levels", place.location, version)
         keys = [*place.node.keys, *place.node.buffer]
         keys += [key for child in known for key in (child.lowest, child.highest) if key is not None]
         height = 1 + max((child.height for child in known), default=0)
-        return _Subtree(height, min(keys, default=None), max(keys, default=None))
+        is_sound = place.location not in self._unsound and all(child.is_sound for child in known)
+        return _Subtree(height, min(keys, default=None), max(keys, default=None), is_sound)
 
 
 @dataclass(frozen=True, slots=True)
 class _Subtree:
-    """Levels of a subtree, and its lowest and highest key, messages included; None where it has no key."""
+    """Levels of a subtree, and its lowest and highest key, messages included; None where it has no key.
+
+    ``is_sound`` says that it keeps all invariants.
+    """
 
     height: int
     lowest: str | None
     highest: str | None
+    is_sound: bool
 
 
 def _fits(subtree: _Subtree | None, lower: str | None, upper: str | None) -> bool:

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
-from pyiceberg.manifest import DataFileContent, ManifestEntry, ManifestEntryStatus, ManifestFile
+from pyiceberg.manifest import (
+    DataFileContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    read_manifest_list,
+)
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
@@ -73,13 +79,17 @@ def files_of(
     former = dict.fromkeys(entry.metadata_file for entry in metadata.metadata_log if entry.metadata_file != uri)
     for location in former:
         yield TableFile(FileKind.METADATA_LOG, io.location(location), live=False)
-    statistics = {file.statistics_path: file.file_size_in_bytes for file in metadata.statistics}
-    statistics.update((file.statistics_path, file.file_size_in_bytes) for file in metadata.partition_statistics)
-    for location, size_bytes in statistics.items():
-        yield TableFile(FileKind.STATISTICS, io.location(location), size_bytes)
+    yield from statistics_of(metadata, io)
     known = set() if known is None else known
     snapshots = [shot for shot in metadata.snapshots if shot.manifest_list and shot.manifest_list not in known]
     yield from _snapshot_files(snapshots, io, known, skips_missing=skips_missing)
+
+
+def statistics_of(metadata: TableMetadata, io: StorageFileIO) -> list[TableFile]:
+    """Return the statistics files that a table's metadata names."""
+    sizes_bytes = {file.statistics_path: file.file_size_in_bytes for file in metadata.statistics}
+    sizes_bytes.update((file.statistics_path, file.file_size_in_bytes) for file in metadata.partition_statistics)
+    return [TableFile(FileKind.STATISTICS, io.location(path), size) for path, size in sizes_bytes.items()]
 
 
 def oldest_file_ms(metadata: TableMetadata, snapshot_ids: Collection[int], io: StorageFileIO) -> int:
@@ -100,9 +110,9 @@ def oldest_file_ms(metadata: TableMetadata, snapshot_ids: Collection[int], io: S
 def _added_paths(metadata: TableMetadata, snapshot_ids: Collection[int], io: StorageFileIO) -> list[str]:
     """Return the files under the root that these snapshots add."""
     snapshots = [shot for shot in metadata.snapshots if shot.snapshot_id in snapshot_ids and shot.manifest_list]
-    listed = run_parallel(lambda snapshot: _manifests(snapshot, io), snapshots, io.storage.concurrency)
+    listed = run_parallel(lambda snapshot: manifests_in(snapshot, io), snapshots, io.storage.concurrency)
     manifests = [one for several in listed for one in several if one.added_snapshot_id in snapshot_ids]
-    entries = run_parallel(lambda manifest: _entries(manifest, io), manifests, io.storage.concurrency)
+    entries = run_parallel(lambda manifest: entries_in(manifest, io), manifests, io.storage.concurrency)
     uris = {snapshot.manifest_list for snapshot in snapshots} | {manifest.manifest_path for manifest in manifests}
     uris |= {entry.data_file.file_path for several in entries for entry in several if entry.status == _ADDED}
     return [path for uri in sorted(uris) if not is_uri(path := io.location(uri))]
@@ -115,7 +125,7 @@ def _snapshot_files(
     manifests: dict[str, ManifestFile] = {}
 
     def listed_in(snapshot: Snapshot) -> list[ManifestFile]:
-        return _standing(lambda: _manifests(snapshot, io), skips_missing=skips_missing)
+        return _standing(lambda: manifests_in(snapshot, io), skips_missing=skips_missing)
 
     for batch in _batches(snapshots, concurrency):
         for snapshot, listed in zip(batch, run_parallel(listed_in, batch, concurrency), strict=True):
@@ -128,9 +138,11 @@ def _snapshot_files(
     known.update(manifests, (snapshot.manifest_list for snapshot in snapshots))
 
 
-def _manifests(snapshot: Snapshot, io: StorageFileIO) -> list[ManifestFile]:
+def manifests_in(snapshot: Snapshot, io: StorageFileIO) -> list[ManifestFile]:
+    """Return what the manifest list of a snapshot lists. Raises CorruptFileError, StorageError."""
     with _decoding(snapshot.manifest_list, "manifest list", io):
-        manifests = snapshot.manifests(io)
+        # Not by the snapshot, which takes manifests from a cache of the process: the file may say something else.
+        manifests = list(read_manifest_list(io.new_input(snapshot.manifest_list)))
         expected = int((snapshot.summary or {}).get("total-data-files", "0"))  # type: ignore[call-overload]
     if expected and not manifests:
         location = io.location(snapshot.manifest_list)
@@ -138,7 +150,8 @@ def _manifests(snapshot: Snapshot, io: StorageFileIO) -> list[ManifestFile]:
     return manifests
 
 
-def _entries(manifest: ManifestFile, io: StorageFileIO) -> list[ManifestEntry]:
+def entries_in(manifest: ManifestFile, io: StorageFileIO) -> list[ManifestEntry]:
+    """Return all entries of a manifest, those of deleted files too. Raises CorruptFileError, StorageError."""
     with _decoding(manifest.manifest_path, "manifest", io):
         entries = manifest.fetch_manifest_entry(io, discard_deleted=False)
     counts = (manifest.added_files_count, manifest.existing_files_count, manifest.deleted_files_count)
@@ -180,22 +193,23 @@ def _content_files(manifests: list[ManifestFile], io: StorageFileIO, *, skips_mi
     seen: set[str] = set()
     deleted: dict[str, TableFile] = {}
 
-    def entries_in(manifest: ManifestFile) -> list[ManifestEntry]:
-        return _standing(lambda: _entries(manifest, io), skips_missing=skips_missing)
+    def standing_in(manifest: ManifestFile) -> list[ManifestEntry]:
+        return _standing(lambda: entries_in(manifest, io), skips_missing=skips_missing)
 
     for batch in _batches(manifests, concurrency):
-        for entries in run_parallel(entries_in, batch, concurrency):
+        for entries in run_parallel(standing_in, batch, concurrency):
             for entry in entries:
                 path = entry.data_file.file_path
                 if entry.status == ManifestEntryStatus.DELETED:
-                    deleted.setdefault(path, _content_file(entry, io, live=False))
+                    deleted.setdefault(path, content_file(entry, io, live=False))
                 elif path not in seen:
                     seen.add(path)
-                    yield _content_file(entry, io, live=True)
+                    yield content_file(entry, io, live=True)
     yield from (file for path, file in deleted.items() if path not in seen)
 
 
-def _content_file(entry: ManifestEntry, io: StorageFileIO, *, live: bool) -> TableFile:
+def content_file(entry: ManifestEntry, io: StorageFileIO, *, live: bool) -> TableFile:
+    """Return the data or delete file of an entry."""
     data_file = entry.data_file
     kind = _CONTENT_KINDS.get(data_file.content, FileKind.DELETES)
     return TableFile(kind, io.location(data_file.file_path), data_file.file_size_in_bytes, live)

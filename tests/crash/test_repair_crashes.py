@@ -1,0 +1,161 @@
+"""A repair that is stopped at every storage request, whose answers are errors, or whose writes are not answered.
+
+After each of these repair is asked for again, from a new look, and ends as an uninterrupted one does. What was
+written before it stays, byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.clock import AgingStorage
+from tests.faults import DeathError, Fault, FaultyStorage, Moment, Request, fail, lose_response
+from tests.lakes import objects, table
+from tests.maintenance.aging import Aging, grow, needed_files
+from tests.maintenance.changes import alter
+from tests.maintenance.test_verify_state import foreign_rollback
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import StoragePermissionError, TransientError, TrinityLakeError
+from trinitylake_ops.format.file_names import HINT_PATH
+from trinitylake_ops.storage import MemoryStorage, drop_memory_root
+
+ROOT = "memory://repair-crashes/"
+LEASE_MS = 11 * 60 * 1000
+EFFECTS = ("create", "write", "delete")
+KINDS = ("objects", "tree")
+
+
+class Prepared:
+    """A lakehouse with all that repair mends: settings to reconcile, an export without root, damage, a wrong hint."""
+
+    def __init__(self, kind: str):
+        drop_memory_root(ROOT)
+        aging = Aging.on(MemoryStorage(ROOT))
+        lake = aging.lake
+        grow(aging, 2)
+        maintenance.plan_export(lake, "forgotten", version=1).execute()
+        foreign_rollback(lake, 2)
+        lake = Lakehouse(aging.clock)
+        maintenance.plan_export(lake, "gone", version=1).execute()
+        aging.clock.delete(lake.snapshot().definition.exported_snapshots["gone"])
+        old = {path for version in range(lake.latest_version() + 1) for path in needed_files(lake, version)}
+        if kind == "objects":
+            alter(lake, "n0", "a")
+            snapshot = lake.snapshot()
+            path = snapshot.entry(snapshot.keys.table_key("n0", "a"))
+            assert path is not None
+        else:
+            with lake.transaction(message="m" * 3_400) as txn:
+                txn.create_namespace("big")
+                for number in range(12):
+                    txn.create_table("big", f"t{number}", table())
+            path = next(child for child in lake.snapshot().root.children if child not in old)
+        aging.clock.delete(path)
+        aging.clock.write(HINT_PATH, b"1")
+        memory = aging.clock.inner
+        self.files = {info.path: memory.read(info.path) for info in memory.list()}
+        self.written_ms = dict(aging.clock.written_ms)
+        self.time_ms = aging.clock.time_ms
+
+    def restored(self) -> AgingStorage:
+        """Return the storage as it was before the repair."""
+        drop_memory_root(ROOT)
+        memory = MemoryStorage(ROOT)
+        for path, data in self.files.items():
+            memory.create(path, data)
+        clock = AgingStorage(memory, self.time_ms)
+        clock.written_ms |= self.written_ms
+        return clock
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def prepared(request: pytest.FixtureRequest) -> Iterator[Prepared]:
+    yield Prepared(request.param)
+    drop_memory_root(ROOT)
+
+
+def repair(lake: Lakehouse) -> maintenance.RepairReport:
+    return maintenance.repair(lake, to_last_good=True)
+
+
+def state(clock: AgingStorage) -> dict[str, Any]:
+    """Return what a repair may change, without names and times that differ from run to run."""
+    lake = Lakehouse(clock)
+    latest = lake.snapshot()
+    report = maintenance.verify(lake)
+    return {
+        "version": latest.version,
+        "objects": objects(latest),
+        "exports": sorted(info.name for info in maintenance.list_exports(lake)),
+        "hint": clock.read(HINT_PATH),
+        # A lease that could not be given back is a warning until somebody takes it.
+        "wrong": sorted((f.code, f.path, f.version) for f in report.findings if f.code != "lease-stale"),
+        "damaged": report.damaged_versions,
+    }
+
+
+def uninterrupted(prepared: Prepared) -> tuple[tuple[Request, ...], dict[str, Any]]:
+    clock = prepared.restored()
+    counted = FaultyStorage(clock, concurrency=1)
+    report = repair(Lakehouse(counted))
+    assert [step.action for step in report.steps] == ["reconcile", "drop-export", "rollback", "hint"]
+    after = state(clock)
+    assert str(after["version"]) not in after["damaged"]
+    assert after["exports"] == ["forgotten"]
+    return counted.log, after
+
+
+def interrupted(prepared: Prepared, fault: Fault) -> tuple[AgingStorage, BaseException | None]:
+    clock = prepared.restored()
+    try:
+        repair(Lakehouse(FaultyStorage(clock, [fault], concurrency=1)))
+    except (DeathError, TrinityLakeError) as error:
+        return clock, error
+    return clock, None
+
+
+def assert_converges(prepared: Prepared, clock: AgingStorage, after: dict[str, Any], where: object) -> None:
+    clock.time_ms += LEASE_MS
+    repair(Lakehouse(clock))
+    found = state(clock)
+    assert found.pop("version") >= after["version"]
+    assert found.pop("damaged") == after["damaged"], where
+    assert found.pop("hint") == str(Lakehouse(clock).latest_version()).encode(), where
+    assert found == {name: after[name] for name in found}, where
+    assert maintenance.plan_repair(Lakehouse(clock), to_last_good=True).is_empty, where
+    for path, data in prepared.files.items():
+        if path != HINT_PATH and not path.startswith("_ops/lease"):
+            assert clock.inner.read(path) == data, (where, path)
+
+
+def test_it_dies_at_every_request(prepared: Prepared) -> None:
+    """A death before a request leaves what one after the write before it leaves."""
+    requests, after = uninterrupted(prepared)
+    assert {"read", "create", "write"} <= {request.kind for request in requests}
+    for request in requests:
+        moment: Moment = "after" if request.kind in EFFECTS else "before"
+        clock, error = interrupted(prepared, fail(request.number, DeathError, moment))  # type: ignore[arg-type]
+        assert isinstance(error, DeathError)
+        if moment == "after":
+            assert_converges(prepared, clock, after, (moment, request))
+
+
+def test_the_answer_of_every_write_is_lost(prepared: Prepared) -> None:
+    requests, after = uninterrupted(prepared)
+    for request in requests:
+        if request.kind in EFFECTS:
+            clock, error = interrupted(prepared, lose_response(request.number))
+            assert error is None or isinstance(error, TrinityLakeError)
+            assert_converges(prepared, clock, after, request)
+
+
+def test_every_request_is_answered_by_an_error(prepared: Prepared) -> None:
+    requests, after = uninterrupted(prepared)
+    for request in requests:
+        error = StoragePermissionError if request.number % 2 else TransientError
+        clock, _ = interrupted(prepared, fail(request.number, error))
+        if request.kind in EFFECTS or request.number % 5 == 0:
+            assert_converges(prepared, clock, after, (error, request))

@@ -1,0 +1,55 @@
+"""The jobs that check a lakehouse and put it right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.dagster_plugin.test_expiry_jobs import Jobs
+from tests.local_clock import LocalClock
+from tests.maintenance.changes import alter, create
+from trinitylake_ops.format.file_names import HINT_PATH, VERIFIED_PREFIX
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jobs:
+    return Jobs(tmp_path, LocalClock(monkeypatch))
+
+
+def test_verify_with_a_record_and_limits(jobs: Jobs) -> None:
+    first = jobs.must_run("verify", incremental=True, deep=True).metadata
+    assert first["known_files"] == 0
+    assert len(list(jobs.lake.storage.list(VERIFIED_PREFIX))) == 1
+    assert jobs.must_run("verify", incremental=True).metadata["known_files"] > 0
+    stopped = jobs.must_run("verify", max_requests=1).metadata
+    assert stopped["stopped"] == "the budget of 1 requests is spent"
+    assert "orphans" in stopped["not_looked_at"]
+    assert jobs.must_run("verify", max_seconds=1000.0).metadata["stopped"] == "none"
+    assert jobs.must_run("verify").metadata["not_looked_at"] == ""
+
+
+def test_a_repair_is_planned_and_applied(jobs: Jobs) -> None:
+    assert jobs.plan("repair")["is_empty"] is True
+    create(jobs.lake, "more", "t")
+    alter(jobs.lake, "more", "t")
+    snapshot = jobs.lake.snapshot()
+    damaged = snapshot.entry(snapshot.keys.table_key("more", "t"))
+    assert damaged is not None
+    jobs.lake.storage.delete(damaged)
+    jobs.lake.storage.write(HINT_PATH, b"0")
+    assert not jobs.run("verify").success
+    plan = jobs.plan("repair")
+    assert "| hint |" in plan["steps"]
+    assert f"| definition-unreadable | {damaged} |" in plan["left"]
+    plan = jobs.plan("repair", to_last_good=True)
+    assert "| rollback | more.t |" in plan["steps"]
+    ran = jobs.apply(plan, "repair")
+    assert ran.success, ran.error
+    latest = jobs.lake.latest_version()
+    assert [(event["lakehouse_version"], event["operation"]) for event in ran.materialized] == [(latest, "repair")]
+    assert jobs.plan("repair", to_last_good=True)["is_empty"] is True
+    assert jobs.lake.snapshot().table("more", "t").properties == {}
+    refused = jobs.run("repair_apply", approved_digest=plan["digest"], to_last_good=True)
+    assert not refused.success
+    assert "look at the plan again" in refused.error

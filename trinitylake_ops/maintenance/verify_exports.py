@@ -1,0 +1,60 @@
+"""Checking exports: their roots and manifests are there, what exported roots reach is, and what they pin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.format.definitions import ExportRecord, ExportState, LakehouseDef
+from trinitylake_ops.format.locations import is_uri
+from trinitylake_ops.maintenance.export_manifest import check_manifest
+from trinitylake_ops.maintenance.verify_report import Findings
+from trinitylake_ops.maintenance.verify_versions import VersionVerifier
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+
+_STALE_EXPORT_MS = 7 * 24 * 3600 * 1000
+
+
+class ExportVerifier:
+    """Checks the exports that a lakehouse definition records; ``exports`` counts those with a root."""
+
+    def __init__(self, lake: Lakehouse, versions: VersionVerifier, findings: Findings):
+        self._lake = lake
+        self._versions = versions
+        self._findings = findings
+        self.exports = 0
+
+    def check(self, definition: LakehouseDef) -> None:
+        """Check all exports."""
+        now_ms = self._lake.storage.now_ms()
+        for record in definition.exports:
+            if record.state == ExportState.COPYING and now_ms - record.created_at_millis > _STALE_EXPORT_MS:
+                message = f"export {record.name!r} was cut off more than 7 days ago; finish or drop it"
+                mend = "export or drop-export"
+                self._findings.warn("export-cut-off", message, record.manifest_path, record.version, mend)
+            elif record.state == ExportState.COMPLETE:
+                self._check_complete(record, definition.exported_snapshots)
+        for name, location in sorted(definition.exported_snapshots.items()):
+            self.exports += 1
+            if is_uri(location):
+                continue
+            try:
+                self._versions.check_content(self._lake.snapshot(name))
+            except TrinityLakeError as error:
+                self._error(name, "export-unreadable", error.message, error.path or location)
+
+    def _check_complete(self, record: ExportRecord, exported: Mapping[str, str]) -> None:
+        if record.name not in exported:
+            message = "it is complete, but no exported snapshot has its name"
+            self._error(record.name, "export-unreadable", message, record.root_location)
+        if record.manifest_path:
+            try:
+                check_manifest(self._lake.storage, record)
+            except TrinityLakeError as error:
+                self._error(record.name, "export-damaged", error.message, error.path or record.manifest_path)
+
+    def _error(self, name: str, code: str, message: str, path: str) -> None:
+        """Report an error of an export, unless the export was dropped while it was looked at."""
+        definition = self._lake.snapshot().definition
+        if name in definition.exported_snapshots or any(record.name == name for record in definition.exports):
+            self._findings.error(code, f"export {name!r}: {message}", path, None, "drop-export")

@@ -1,0 +1,164 @@
+"""What verify reports: what it looked at, what it found, and what it did not look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from rich.table import Table
+
+from trinitylake_ops.format.keys import ObjectName
+from trinitylake_ops.maintenance.report import Cost, Document, new_table
+
+Severity = Literal["error", "warning"]
+
+#: Called with code, message, path and version of an error.
+Report = Callable[[str, str, str | None, int | None], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that is not as it must be. ``mend`` names the operation that puts it right, where one does.
+
+    An error means that something cannot be read, or will be lost; a warning costs time or space.
+    """
+
+    severity: Severity
+    code: str
+    message: str
+    path: str | None = None
+    version: int | None = None
+    mend: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyReport(Document):
+    """What verify looked at and found.
+
+    ``known_files`` of those counted were not read again, as a record says that they were verified and the listing
+    shows them unchanged. ``damaged_versions`` are those, as ranges, whose tree, definitions or files of tables are
+    not whole; where the latest one is among them, ``damaged_objects`` are its namespaces and tables that are not,
+    none where its tree is not sound. ``orphan_files`` and ``orphan_bytes`` are None where they could not be told.
+    ``stopped`` says why it ended early, if it did, and ``unchecked`` what was not looked at, for that or another
+    reason. ``unanswered`` are files with errors that the storage refused or failed to give: they may be whole.
+    ``record_path`` is the record that this run wrote.
+    """
+
+    latest_version: int
+    versions: int
+    nodes: int
+    definitions: int
+    table_files: int
+    exports: int
+    known_files: int = 0
+    damaged_versions: str = ""
+    damaged_objects: tuple[ObjectName, ...] = ()
+    orphan_files: int | None = None
+    orphan_bytes: int | None = None
+    findings: tuple[Finding, ...]
+    stopped: str | None = None
+    unchecked: tuple[str, ...] = ()
+    unanswered: tuple[str, ...] = ()
+    record_path: str | None = None
+    cost: Cost
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether there is no error; warnings, such as a stale hint, are part of normal life."""
+        return all(finding.severity != "error" for finding in self.findings)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no limit ended it early."""
+        return self.stopped is None
+
+    def table(self) -> Table:
+        """Return a row for each finding, under a title that says what was looked at, and what was not."""
+        verdict = "Clean" if self.is_clean else "Not clean"
+        if not self.is_complete:
+            verdict = f"Not finished, as {self.stopped}; {'no error' if self.is_clean else 'errors'} so far"
+        known = f", {self.known_files} of these files known from before" if self.known_files else ""
+        skipped = f"; not looked at: {'; '.join(self.unchecked)}" if self.unchecked else ""
+        title = (
+            f"{verdict}: {self.versions} versions, {self.nodes} nodes,"
+            f" {self.definitions} definitions, {self.table_files} table files, {self.exports} exports{known};"
+            f" {self.cost.total_requests} requests, {self.cost.duration_ms / 1000:.1f} s{skipped}"
+        )
+        rows = [
+            (finding.severity, finding.code, finding.message, finding.version, finding.path, finding.mend)
+            for finding in self.findings
+        ]
+        return new_table(title, "severity", "finding", "what", "version", "path", "mended by", rows=rows)
+
+
+#: Findings that say that a version cannot be read in full.
+_DAMAGE = frozenset(
+    {
+        "root-corrupt",
+        "node-corrupt",
+        "node-missing",
+        "tree-invariant",
+        "definition-unreadable",
+        "namespace-missing",
+        "table-file-missing",
+        "table-file-size",
+        "table-file-corrupt",
+        "table-unreadable",
+    }
+)
+
+
+class Findings:
+    """Findings as they come: each error once, with the oldest version that shows it."""
+
+    def __init__(self) -> None:
+        self._found: list[Finding] = []
+        self._reported: set[tuple[str, str | None]] = set()
+
+    def error(self, code: str, message: str, path: str | None, version: int | None, mend: str | None = None) -> None:
+        """Report an error, unless that file has one of the kind already; a node may break several rules."""
+        if (code, path) not in self._reported or code == "tree-invariant":
+            self._reported.add((code, path))
+            self._add("error", code, message, path, version, mend)
+
+    def warn(self, code: str, message: str, path: str | None, version: int | None, mend: str | None) -> None:
+        """Report a warning."""
+        self._add("warning", code, message, path, version, mend)
+
+    def warn_once(self, code: str, message: str, path: str | None, version: int | None, mend: str | None) -> None:
+        """Report a warning unless there is one of its kind."""
+        if (code, None) not in self._reported:
+            self._reported.add((code, None))
+            self._add("warning", code, message, path, version, mend)
+
+    def _add(
+        self, severity: Severity, code: str, message: str, path: str | None, version: int | None, mend: str | None
+    ) -> None:
+        self._found.append(
+            Finding(severity=severity, code=code, message=message, path=path, version=version, mend=mend)
+        )
+
+    @contextmanager
+    def unless(self, is_excused: Callable[[], bool]) -> Iterator[Callable[[], bool]]:
+        """Forget what is found in the block where it is excused after all; yields what tells whether it was."""
+        n_found, reported = len(self._found), set(self._reported)
+        has_forgotten = False
+        yield lambda: has_forgotten
+        if len(self._found) > n_found and is_excused():
+            del self._found[n_found:]
+            self._reported = reported
+            has_forgotten = True
+
+    def wrong_paths(self) -> set[str]:
+        """Return the paths of files with errors."""
+        return {finding.path for finding in self._found if finding.severity == "error" and finding.path}
+
+    def all(self, *, is_latest_damaged: bool) -> tuple[Finding, ...]:
+        """Return all findings; where the latest version is damaged, with what mends that."""
+        to_last_good = "repair --to-last-good" if is_latest_damaged else None
+        return tuple(
+            replace(finding, mend=finding.mend or (to_last_good if finding.code in _DAMAGE else None))
+            for finding in self._found
+        )

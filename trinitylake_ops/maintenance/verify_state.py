@@ -1,0 +1,113 @@
+"""Checking what operations record and leave: expired versions, pins, leases, plans, saved transactions, orphans."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+
+from trinitylake_ops.errors import FileMissingError, MaintenanceBlockedError
+from trinitylake_ops.format.definitions import ExpirationState
+from trinitylake_ops.format.file_names import (
+    OPERATIONS_PREFIX,
+    is_operation_path,
+    lease_path,
+    parse_lease_path,
+)
+from trinitylake_ops.maintenance.orphans import Orphans, find_orphans
+from trinitylake_ops.maintenance.reachability import Mark, TableWalk, kept_roots
+from trinitylake_ops.maintenance.report import utc_of
+from trinitylake_ops.maintenance.retention import protected_ms
+from trinitylake_ops.maintenance.survey import Survey, expired_versions, pinned_versions
+from trinitylake_ops.maintenance.verify_report import Findings
+from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, Storage
+from trinitylake_ops.transaction.snapshot import Snapshot
+
+#: Called with code, message, path, version and mend of a warning.
+Warn = Callable[[str, str, str | None, int | None, str | None], None]
+
+_UNKNOWN = "an operation"
+_LEFT_OVER = (
+    (f"{OPERATIONS_PREFIX}plan-", "plan-left", "plans that no batch of expired versions names"),
+    (f"{OPERATIONS_PREFIX}txn-", "transaction-left", "saved transactions that outlived txn_ttl_millis"),
+    (f"{OPERATIONS_PREFIX}export-", "export-left", "manifests of exports that nothing records"),
+    ("_export_", "export-left", "roots of exports that nothing records"),
+)
+
+
+def running_operation(storage: Storage, listing: Mapping[str, FileInfo], warn: Warn) -> str | None:
+    """Return which operation has the lease, None where none runs; warn of one that was cut off.
+
+    Where the lease was taken over since the listing, nobody knows by which. Raises StorageError.
+    """
+    newest = max((parse_lease_path(path) or 0 for path in listing), default=0)
+    if not newest:
+        return None
+    path = lease_path(newest)
+    try:
+        content = json.loads(storage.read(path))
+        operation, expires_at_ms = str(content["operation"]), int(content["expires_at_ms"])
+    except FileMissingError:
+        return _UNKNOWN
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        warn("lease-stale", "the newest lease cannot be read; it ends by its age", path, None, None)
+        return None
+    if expires_at_ms > storage.now_ms():
+        return operation
+    if expires_at_ms:
+        ended = f"{utc_of(expires_at_ms):%Y-%m-%d %H:%M:%S} UTC"
+        message = f"{operation} was cut off, or could not give its lease back, which ended by itself at {ended}"
+        warn("lease-stale", message, path, None, operation)
+    return None
+
+
+def check_purges(latest: Snapshot, running: str | None, warn: Warn) -> None:
+    """Warn of purges that were begun and that nobody goes on with."""
+    for batch in latest.definition.expirations:
+        if batch.state == ExpirationState.PURGING and running not in ("purge", _UNKNOWN):
+            message = f"the purge of versions {batch.versions} was begun and is not finished"
+            warn("purge-unfinished", message, batch.plan_path or None, batch.expired_at_version, "purge")
+
+
+def check_pins(survey: Survey, findings: Findings) -> None:
+    """Report exports that need the files of purged versions."""
+    purged = expired_versions(survey.definition, (ExpirationState.PURGING, ExpirationState.PURGED))
+    for version, pins in sorted(pinned_versions(survey, survey.lake.storage.now_ms()).items()):
+        if version in purged:
+            message = f"version {version} is purged, but {', '.join(pins)} needs it"
+            findings.error("export-unpinned", message, None, version, "drop-export")
+
+
+def check_reconciled(survey: Survey, warn: Warn) -> bool:
+    """Warn where another program's change of the lakehouse definition is not settled; whether all is."""
+    try:
+        survey.check_reconciled()
+    except MaintenanceBlockedError as error:
+        path = None if error.version is None else survey.lake.files.roots.path(error.version)
+        warn("reconcile-needed", error.message, path, error.version, "reconcile")
+        return False
+    return True
+
+
+def check_left_over(survey: Survey, listing: Mapping[str, FileInfo], warn: Warn) -> None:
+    """Warn of files of operations that nobody names and that are too old to be in use. Raises StorageError."""
+    before_ms = survey.lake.storage.now_ms() - protected_ms(survey.definition)
+    old = [path for path, info in listing.items() if info.last_modified_ms < before_ms and is_operation_path(path)]
+    kept = kept_roots(survey).paths if old else ()
+    for prefix, code, what in _LEFT_OVER:
+        left = sorted(path for path in old if path.startswith(prefix) and path not in kept)
+        if left:
+            more = f", {left[0]!r} and {len(left) - 1} more" if len(left) > 1 else ""
+            warn(code, f"{len(left)} {what}{more}", left[0], None, "orphans")
+
+
+def orphans_of(survey: Survey, listing: Mapping[str, FileInfo], walk: TableWalk) -> Orphans:
+    """Tell the orphans at a version. Raises MaintenanceBlockedError for an unfinished purge, what marking raises."""
+    for batch in survey.definition.expirations:
+        if batch.state == ExpirationState.PURGING:
+            raise MaintenanceBlockedError(f"the purge of versions {batch.versions} is unfinished")
+    storage = survey.lake.storage
+    before_ms = storage.now_ms() - protected_ms(survey.definition)
+    listed: Iterable[FileInfo] = [*listing.values(), *storage.list(TEMPORARY_PREFIX)]
+    if not any(info.last_modified_ms < before_ms for info in listed):
+        return Orphans(sizes_bytes={}, owners={}, unowned_files=0, unowned_bytes=0)
+    return find_orphans(survey.lake, Mark(survey, walk=walk), listed, before_ms)

@@ -1,0 +1,223 @@
+"""What verify reads through: within limits, past what is known already, and with the checksum of each file."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, StorageError, TrinityLakeError
+from trinitylake_ops.format.file_names import TABLES_PREFIX, is_immutable_path, is_operation_path, root_naming
+from trinitylake_ops.maintenance.deletion import NO_LIMITS, Budget
+from trinitylake_ops.maintenance.verified_files import Kept, PackedBytes, VerifiedFile, decode_names, encode_names
+from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper
+from trinitylake_ops.tables.reach import FileKind, TableFile
+
+_PIECE_BYTES = 8 << 20
+
+
+class BudgetSpentError(BaseException):
+    """The limits of a run are reached. As with an interrupt, nobody on the way takes it for a damaged file."""
+
+    def __init__(self, message: str):
+        super().__init__(message)
+        self.message = message
+
+
+class LimitedStorage(StorageWrapper):
+    """Refuses requests beyond a budget with BudgetSpentError."""
+
+    def __init__(self, inner: Storage):
+        super().__init__(inner)
+        self._budget = NO_LIMITS
+        self._begun_s = time.monotonic()
+        self._requests = 0
+        self._lock = threading.Lock()
+
+    def limit(self, budget: Budget) -> None:
+        """Count from now on; the time counts from the beginning."""
+        self._budget = budget
+        self._requests = 0
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether nothing can end the run early."""
+        return self._budget == NO_LIMITS
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        self._count()
+        return self.inner.read(path, offset=offset, length=length)
+
+    def stat(self, path: str) -> FileInfo:
+        self._count()
+        return self.inner.stat(path)
+
+    def list(self, prefix: str = "") -> Iterator[FileInfo]:
+        self._count()
+        return self.inner.list(prefix)
+
+    def _count(self) -> None:
+        most, longest_s = self._budget.max_requests, self._budget.max_seconds
+        with self._lock:
+            if most is not None and self._requests >= most:
+                raise BudgetSpentError(f"the budget of {most} requests is spent")
+            if longest_s is not None and time.monotonic() - self._begun_s >= longest_s:
+                raise BudgetSpentError(f"the budget of {longest_s:g} seconds is spent")
+            self._requests += 1
+
+
+class KnownFilesStorage(StorageWrapper):
+    """Answers reads of nodes, definitions and roots that were read before, in this run or in one that is recorded.
+
+    Of recorded files those count that the listing shows as they were, unless ``reads_all``. Of each file that is
+    read whole the checksum is kept, and compared with the recorded one: ``changed`` are the paths of those that
+    differ. ``unanswered`` are the paths of those that the storage refused or failed to give. The names in files of
+    tables are kept by :meth:`add_names`.
+    """
+
+    def __init__(
+        self,
+        inner: Storage,
+        listing: Mapping[str, FileInfo],
+        recorded: Mapping[str, VerifiedFile],
+        *,
+        reads_all: bool,
+    ):
+        super().__init__(inner)
+        self._listing = listing
+        self._recorded = recorded
+        self._reads_all = reads_all
+        self._lock = threading.Lock()
+        self._sha256: dict[str, bytes] = {}
+        self._contents: dict[str, PackedBytes] = {}
+        self._names: dict[str, list[TableFile]] = {}
+        self.changed: set[str] = set()
+        self.unanswered: set[str] = set()
+        self.n_known = 0
+
+    def recorded(self, path: str) -> VerifiedFile | None:
+        """Return what is recorded of a file that the listing shows as it was; None where all are to be read."""
+        row = None if self._reads_all else self._recorded.get(path)
+        return row if row is not None and row.is_unchanged(self._listing.get(path)) else None
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        is_catalog = is_immutable_path(path) or root_naming(path) is not None
+        if is_catalog and (known := self._known(path)) is not None:
+            return known[offset : None if length is None else offset + length]
+        data = self._answered(path, offset, length)
+        if offset == 0 and (length is None or len(data) < length) and (is_catalog or _is_given_once(path)):
+            self._note(path, hashlib.sha256(data).digest())
+            if is_catalog and path in self._listing:
+                with self._lock:
+                    self._contents[path] = PackedBytes.of(data)
+        return data
+
+    def _answered(self, path: str, offset: int, length: int | None) -> bytes:
+        try:
+            return self.inner.read(path, offset=offset, length=length)
+        except StorageError as error:
+            self.note_error(path, error)
+            raise
+
+    def note_error(self, path: str, error: TrinityLakeError) -> None:
+        """Remember a file that the storage did not give, though it may be there and whole."""
+        if isinstance(error, StorageError) and not isinstance(error, FileMissingError | CorruptFileError):
+            self.unanswered.add(path)
+
+    def drop_cached(self, path: str) -> bool:
+        """Forget a file that cannot be decoded; it is not asked for again, as it came from the storage."""
+        with self._lock:
+            self._contents.pop(path, None)
+        return False
+
+    def _known(self, path: str) -> bytes | None:
+        content = self._contents.get(path)
+        if content is None:
+            row = self.recorded(path)
+            if row is None or row.content is None or row.kept != Kept.FILE:
+                return None
+            content = row.content
+            with self._lock:
+                self._contents[path] = content
+                self._sha256[path] = row.sha256
+                self.n_known += 1
+        return content.unpacked()
+
+    def _note(self, path: str, sha256: bytes) -> None:
+        row = self._recorded.get(path)
+        with self._lock:
+            self._sha256[path] = sha256
+            if row is not None and row.sha256 != sha256:
+                self.changed.add(path)
+
+    def read_data(self, path: str) -> bytes | None:
+        """Read a file in pieces and keep its checksum; returns its bytes, None of a large one. Raises StorageError."""
+        hashed, offset = hashlib.sha256(), 0
+        while True:
+            piece = self._answered(path, offset, _PIECE_BYTES)
+            hashed.update(piece)
+            offset += len(piece)
+            if len(piece) < _PIECE_BYTES:
+                break
+        self._note(path, hashed.digest())
+        return piece if offset == len(piece) else None
+
+    def names(self, path: str) -> Sequence[TableFile] | None:
+        """Return what a file of a table names, None where nobody has read it."""
+        found = self._names.get(path)
+        if found is None:
+            row = self.recorded(path)
+            if row is None or row.content is None or row.kept != Kept.NAMES:
+                return None
+            found = self._names[path] = decode_names(row.content.unpacked())
+            with self._lock:
+                self._sha256[path] = row.sha256
+                self.n_known += 1
+        return found
+
+    def add_names(self, path: str, files: Sequence[TableFile]) -> Sequence[TableFile]:
+        """Keep what a file of a table names; returns that."""
+        self._names[path] = list(files)
+        return files
+
+    def accept(self, path: str) -> None:
+        """Take a file that changed for what it is now, such as a root that was sealed."""
+        self.changed.discard(path)
+
+    def verified(self, without: set[str]) -> dict[str, VerifiedFile]:
+        """Return what to record: all that stands and that is known, by this run or a recorded one.
+
+        Of files in ``without``, where something is wrong, and of those that are gone stays what was recorded
+        before, so that they can be told when they come back.
+        """
+        found: dict[str, VerifiedFile] = {}
+        complete: dict[str, bool] = {}
+        for path, sha256 in self._sha256.items():
+            info = self._listing.get(path)
+            if info is None or path in without or path in self.changed:
+                continue
+            kept, content = Kept.CHECKSUM, None
+            if path in self._contents:
+                kept, content = Kept.FILE, self._contents[path]
+            elif self._is_complete(path, complete):
+                kept, content = Kept.NAMES, PackedBytes.of(encode_names(self._names[path]))
+            found[path] = VerifiedFile(kept, info.size_bytes, info.last_modified_ms, sha256, content)
+        kept_on = without | self.changed | self._listing.keys()
+        return {path: row for path, row in self._recorded.items() if path in kept_on} | found
+
+    def _is_complete(self, path: str, known: dict[str, bool]) -> bool:
+        """Whether all files are known that a file of a table leads to: of others, more than its names is needed."""
+        if path not in known:
+            named = self._names.get(path)
+            leads = [file.location for file in named or () if file.kind in _LEADS]
+            known[path] = named is not None and all(self._is_complete(location, known) for location in leads)
+        return known[path]
+
+
+_LEADS = (FileKind.MANIFEST_LIST, FileKind.MANIFEST)
+
+
+def _is_given_once(path: str) -> bool:
+    """Whether a file that is none of the catalog bears a name that is never given again."""
+    return path.startswith(TABLES_PREFIX) or (is_operation_path(path) and path.endswith((".json", ".arrow")))

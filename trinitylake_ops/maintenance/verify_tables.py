@@ -1,0 +1,180 @@
+"""Checking the files of managed tables: each that one of their files names is there, with its size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
+from trinitylake_ops.format.keys import ObjectName
+from trinitylake_ops.format.locations import is_uri, to_uri
+from trinitylake_ops.maintenance.verify_report import Report
+from trinitylake_ops.maintenance.verify_storage import KnownFilesStorage
+from trinitylake_ops.storage import FileInfo
+from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.reach import FileKind, TableFile, files_of
+from trinitylake_ops.tables.whole_files import TableFiles, WholeFileIO
+
+_PARQUET = ".parquet"
+_CONTENT = (FileKind.DATA, FileKind.DELETES, FileKind.STATISTICS)
+
+
+class TableVerifier:
+    """Checks the tables of one version after the other; each file is looked at once, however many tables share it.
+
+    ``listing`` maps each path under the root to its file. With ``is_deep`` data files are read, too. ``files``
+    counts those seen, ``bytes_hashed`` what was read of data.
+    """
+
+    def __init__(
+        self,
+        storage: KnownFilesStorage,
+        storage_options: StorageOptions,
+        listing: Mapping[str, FileInfo],
+        report: Report,
+        *,
+        is_deep: bool,
+    ):
+        self._storage = storage
+        self._listing = listing
+        self._report = report
+        self._is_deep = is_deep
+        self._io = WholeFileIO.on(storage, storage_options, read_only=True)
+        #: Whether all is well with a file and what it names.
+        self._is_whole: dict[str, bool] = {}
+
+    @property
+    def files(self) -> int:
+        """Files of managed tables seen."""
+        return len(self._is_whole)
+
+    def check(self, name: ObjectName, definition: TableDef, version: int) -> bool:
+        """Check the files of a table, at one version; whether all are whole."""
+        metadata = definition.format_properties.get(METADATA_LOCATION)
+        if not definition.is_managed or not definition.is_iceberg or metadata is None:
+            return True
+        try:
+            files = TableFiles(definition, self._io)
+            if files.metadata_location not in self._is_whole:
+                self._check(name, files, version)
+            return self._is_whole[files.metadata_location]
+        except TrinityLakeError as error:
+            message = f"the files of table {name} cannot be followed: {error.message}"
+            path = (error.path or metadata).removeprefix(self._storage.root)
+            self._storage.note_error(path, error)
+            self._report("table-unreadable", message, path, version)
+            return False
+
+    def _check(self, name: ObjectName, files: TableFiles, version: int) -> None:
+        """Check a table whose metadata was not met before, from its data files up."""
+        named = self._in_metadata(files)
+        lists = [file.location for file in named if file.kind == FileKind.MANIFEST_LIST]
+        fresh_lists = [location for location in lists if location not in self._is_whole]
+        manifests = self._in_lists(files, fresh_lists)
+        fresh = [
+            file for location in fresh_lists for file in manifests[location] if file.location not in self._is_whole
+        ]
+        contents = self._in_manifests(files, [file.location for file in fresh], fresh_lists)
+        self._check_files(name, [file for found in contents.values() for file in found], version)
+        self._check_files(name, fresh, version)
+        for path, found in contents.items():
+            self._is_whole[path] &= all(self._is_whole[file.location] for file in found)
+        others = [file for file in named if file.location not in self._is_whole]
+        self._check_files(name, [*others, TableFile(FileKind.METADATA, files.metadata_location)], version)
+        for path in fresh_lists:
+            self._is_whole[path] &= all(self._is_whole[file.location] for file in manifests[path])
+        self._is_whole[files.metadata_location] &= all(self._is_whole[file.location] for file in named)
+
+    def _in_metadata(self, files: TableFiles) -> Sequence[TableFile]:
+        location = files.metadata_location
+        named = self._storage.names(location)
+        return self._storage.add_names(location, files.in_metadata()) if named is None else named
+
+    def _in_lists(self, files: TableFiles, locations: Sequence[str]) -> dict[str, Sequence[TableFile]]:
+        found = {location: self._storage.names(location) for location in locations}
+        missing = [location for location, named in found.items() if named is None]
+        for location, named in zip(missing, files.in_lists(missing), strict=True):
+            found[location] = self._storage.add_names(location, named)
+        return {location: named or () for location, named in found.items()}
+
+    def _in_manifests(
+        self, files: TableFiles, locations: Sequence[str], lists: Sequence[str]
+    ) -> dict[str, Sequence[TableFile]]:
+        found = {location: self._storage.names(location) for location in dict.fromkeys(locations)}
+        missing = [location for location, named in found.items() if named is None]
+        if missing:
+            files.know_manifests(lists)
+            for location, named in zip(missing, files.in_manifests(missing), strict=True):
+                found[location] = self._storage.add_names(location, named)
+        return {location: named or () for location, named in found.items()}
+
+    def _check_files(self, name: ObjectName, files: Sequence[TableFile], version: int) -> None:
+        fresh = {file.location: file for file in files if file.location not in self._is_whole}
+        beyond = [location for location in fresh if location not in self._listing]
+        sizes = dict(zip(beyond, run_parallel(self._io.size_bytes, beyond, self._storage.concurrency), strict=True))
+        sizes.update((location, self._listing[location].size_bytes) for location in fresh if location in self._listing)
+        for location, file in fresh.items():
+            self._is_whole[location] = self._has_size(name, file, sizes[location], version)
+        if self._is_deep:
+            deep = [file for file in fresh.values() if file.kind in _CONTENT and self._is_whole[file.location]]
+            messages = run_parallel(self._read, deep, self._storage.concurrency)
+            for file, message in zip(deep, messages, strict=True):
+                if message is not None:
+                    self._is_whole[file.location] = False
+                    what = f"{file.kind} file of table {name} cannot be read: {message}"
+                    self._report("table-file-corrupt", what, file.location, version)
+
+    def _has_size(self, name: ObjectName, file: TableFile, found_bytes: int | None, version: int) -> bool:
+        if found_bytes is None:
+            self._report("table-file-missing", f"{file.kind} file of table {name} is missing", file.location, version)
+        elif file.size_bytes is not None and file.size_bytes != found_bytes:
+            message = f"{file.kind} file of table {name} has {found_bytes} bytes, its table says {file.size_bytes}"
+            self._report("table-file-size", message, file.location, version)
+        else:
+            return True
+        return False
+
+    def _read(self, file: TableFile) -> str | None:
+        """Read a file of data; what is wrong with it, if anything."""
+        try:
+            data = None if is_uri(file.location) else self._storage.read_data(file.location)
+            if file.location.endswith(_PARQUET) and file.kind != FileKind.STATISTICS:
+                self._read_footer(file, data)
+        except TrinityLakeError as error:
+            self._storage.note_error(file.location, error)
+            return error.message
+        except (pa.ArrowException, OSError, ValueError) as error:
+            return f"it is no Parquet file: {str(error).splitlines()[0]}"
+        return None
+
+    def _read_footer(self, file: TableFile, data: bytes | None) -> None:
+        """Read the footer of a Parquet file. Raises StorageError, ArrowException, OSError."""
+        if data is not None:
+            pq.read_metadata(pa.BufferReader(data))
+            return
+        io = StorageFileIO.on(self._storage, self._io.storage_options, read_only=True)
+        with io.new_input(to_uri(io.root, file.location)).open() as stream:
+            pq.read_metadata(pa.PythonFile(stream, mode="r"))
+
+    def walk(
+        self, definition: TableDef, io: StorageFileIO, known: set[str], *, skips_missing: bool
+    ) -> Iterator[TableFile]:
+        """Yield the files of a table as :func:`reach.files_of` does, without reading again what was checked."""
+        metadata = definition.format_properties[METADATA_LOCATION]
+        location = io.location(to_uri(io.root, metadata))
+        if not self._is_whole.get(location, False):
+            yield from files_of(definition, io, known, skips_missing=skips_missing)
+            return
+        yield TableFile(FileKind.METADATA, location)
+        below = list(self._storage.names(location) or ())
+        while below:
+            yield from below
+            fresh = [file.location for file in below if file.kind in (FileKind.MANIFEST_LIST, FileKind.MANIFEST)]
+            fresh = [path for path in dict.fromkeys(fresh) if path not in known]
+            known.update(fresh)
+            below = [file for path in fresh for file in self._storage.names(path) or ()]

@@ -1,0 +1,150 @@
+"""Checking versions one after the other: chain, times, settings, and all that each of them reaches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from trinitylake_ops.errors import CorruptFileError, StorageError, TrinityLakeError
+from trinitylake_ops.format.keys import ObjectName
+from trinitylake_ops.format.limits import IMMUTABLE_SETTINGS
+from trinitylake_ops.format.node_file import PREVIOUS_ROOT, NodeFile, decode_node
+from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.maintenance.survey import SurveyedRoot
+from trinitylake_ops.maintenance.verify_objects import ObjectVerifier
+from trinitylake_ops.maintenance.verify_report import Findings
+from trinitylake_ops.maintenance.verify_storage import KnownFilesStorage
+from trinitylake_ops.maintenance.verify_tables import TableVerifier
+from trinitylake_ops.maintenance.verify_tree import TreeVerifier
+from trinitylake_ops.storage import Storage
+from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.snapshot import Snapshot, is_sealed_root, utc_datetime
+
+
+class VersionVerifier:
+    """Checks versions in their order, and then roots of exports.
+
+    ``lake`` reads through ``known``, ``plain`` past all that is known. ``versions`` counts the live ones, ``done``
+    is the first version that was not looked at; ``roots`` are those that can be read, ``damaged`` the versions that
+    are not whole, ``damaged_objects`` what is not in the last one of a sound tree.
+    """
+
+    def __init__(
+        self, lake: Lakehouse, known: KnownFilesStorage, plain: Storage, tables: TableVerifier, findings: Findings
+    ):
+        self._lake = lake
+        self._known = known
+        self._plain = plain
+        self._findings = findings
+        self.tree = TreeVerifier(lake.files, findings.error)
+        self.objects = ObjectVerifier(lake, tables, findings.error)
+        self.versions = 0
+        self.done = 0
+        self.damaged: list[int] = []
+        self.damaged_objects: tuple[ObjectName, ...] = ()
+        self.roots: dict[int, SurveyedRoot] = {}
+        self._now_ms = lake.storage.now_ms()
+        self._settings: dict[str, object] = {}
+
+    def check(self, latest: int, purged: VersionRanges, batch: int, progress: Callable[[int, int], None]) -> None:
+        """Check all versions up to the latest, reading so many roots at once; those in ``purged`` must be sealed."""
+        before_ms = -1
+        for start in range(0, latest + 1, batch):
+            versions = range(start, min(start + batch, latest + 1))
+            contents = self._lake.storage.read_available([self._lake.files.roots.path(version) for version in versions])
+            for version, data in zip(versions, contents, strict=True):
+                root = self._decoded_root(version, data)
+                if root is not None:
+                    before_ms = self._check_root(version, root, before_ms, purged)
+                else:
+                    self.damaged.append(version)
+                self.done = version + 1
+                progress(version + 1, latest + 1)
+
+    def _decoded_root(self, version: int, data: bytes | StorageError) -> NodeFile | None:
+        path = self._lake.files.roots.path(version)
+        if isinstance(data, StorageError):
+            message = f"the root of version {version} cannot be read: {data.message}"
+            self._findings.error("root-missing", message, path, version)
+            return None
+        try:
+            return decode_node(data, path)
+        except CorruptFileError as error:
+            self._findings.error("root-corrupt", error.message, path, version)
+            return None
+
+    def _check_root(self, version: int, root: NodeFile, before_ms: int, purged: VersionRanges) -> int:
+        """Check one version; returns its time."""
+        path = self._lake.files.roots.path(version)
+        self._check_chain(version, root, before_ms)
+        if root.is_sealed:
+            self._known.accept(path)
+        elif version in purged:
+            message = "a live root stands where the version was purged; programs that know of no expiry would open it"
+            self._findings.error("zombie-root", message, path, version)
+        else:
+            self.versions += 1
+            snapshot = Snapshot(self._lake.files, version, path, root)
+            with self._unless_purged(snapshot):
+                self.damaged_objects = ()
+                if not self.check_content(snapshot):
+                    self.damaged.append(version)
+                    self.damaged_objects = self.objects.damaged_names(snapshot) if self.tree.is_sound else ()
+        try:
+            self.roots[version] = SurveyedRoot.of(version, root, path, self._lake.root)
+        except TrinityLakeError as error:  # reported with the content
+            self._findings.error("root-corrupt", error.message, path, version)
+        return root.created_at_ms
+
+    def _check_chain(self, version: int, root: NodeFile, before_ms: int) -> None:
+        roots = self._lake.files.roots
+        path = roots.path(version)
+        expected = roots.path(version - 1) if version > 0 else None
+        if root.system.get(PREVIOUS_ROOT) != expected:
+            message = f"previous_root is {root.system.get(PREVIOUS_ROOT)!r}, not {expected!r}"
+            self._findings.error("chain-broken", message, path, version)
+        if root.created_at_ms <= before_ms:
+            message = f"created at {root.created_at_ms} ms, not after its predecessor at {before_ms} ms"
+            self._findings.error("time-not-rising", message, path, version)
+        if root.created_at_ms > self._now_ms + CLOCK_MARGIN_MS:
+            # Once: later versions take the time of a writer whose clock was wrong and one millisecond more.
+            message = f"created at {utc_datetime(root.created_at_ms):%Y-%m-%d %H:%M:%S} UTC, which is still to come"
+            self._findings.warn_once("time-in-future", message, path, version, "find the clock that is wrong")
+
+    @contextmanager
+    def _unless_purged(self, snapshot: Snapshot) -> Iterator[None]:
+        """Forget what is found in the block where the version was purged meanwhile, as its files may be gone."""
+        with self._findings.unless(lambda: is_sealed_root(self._plain, snapshot.location)) as has_forgotten:
+            yield
+        if has_forgotten():
+            self.tree.forget_broken()
+
+    def check_content(self, snapshot: Snapshot) -> bool:
+        """Check what a root reaches; whether all of it is whole."""
+        try:
+            limits = snapshot.limits
+        except TrinityLakeError as error:
+            path = error.path or snapshot.location
+            self._findings.error("definition-unreadable", error.message, path, snapshot.version)
+            return False
+        if not snapshot.definition.id:
+            message = "the definition of the lakehouse has no id"
+            self._findings.error("definition-unreadable", message, snapshot.definition_location, snapshot.version)
+            return False
+        self.objects.count_lakehouse_def(snapshot.definition_location)
+        has_settings = self._check_settings(snapshot)
+        if not self.tree.check(snapshot, limits):
+            return False
+        is_sound = self.tree.is_sound
+        return self.objects.check(snapshot) and is_sound and has_settings
+
+    def _check_settings(self, snapshot: Snapshot) -> bool:
+        """Whether settings that are fixed at creation are those of the oldest version."""
+        settings = {name: getattr(snapshot.definition, name) for name in IMMUTABLE_SETTINGS}
+        self._settings = self._settings or settings
+        changed = [name for name, value in settings.items() if value != self._settings[name]]
+        if changed:
+            message = f"{', '.join(changed)} of the lakehouse changed, which is fixed at creation"
+            self._findings.error("definition-changed", message, snapshot.definition_location, snapshot.version)
+        return not changed
