@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from datetime import datetime, timedelta
 from functools import partial
+from pathlib import Path
 
 import click
 from rich.console import Console
@@ -15,8 +16,10 @@ from trinitylake_ops.cli.context import (
     Session,
     Timestamp,
     approval_options,
+    html_option,
     json_option,
     key_values,
+    page_written,
     pass_session,
     print_committed,
     print_json,
@@ -27,6 +30,7 @@ from trinitylake_ops.cli.context import (
     shown_progress,
 )
 from trinitylake_ops.maintenance.export import LEVELS
+from trinitylake_ops.maintenance.page import verification_page
 from trinitylake_ops.maintenance.report import new_table
 from trinitylake_ops.transaction.resolve import CommitResolution
 
@@ -222,17 +226,21 @@ def compact(session: Session, message: str | None, as_json: bool) -> None:
 
 
 @click.command(short_help="Check all versions and their files.")
+@html_option
 @json_option
 @pass_session
-def verify(session: Session, as_json: bool) -> None:
+def verify(session: Session, html: Path | None, as_json: bool) -> None:
     """Check all versions and every file they reach; exit code 1 when an error is found.
 
     Warnings, such as a stale hint, are printed and do not count.
 
-    Example: trinitylake verify --json
+    Example: trinitylake verify --html verify.html
     """
+    lake = session.lake()
     with shown_progress("versions") as progress:
-        report = maintenance.verify(session.lake(), progress=partial(progress, "versions"))
+        report = maintenance.verify(lake, progress=partial(progress, "versions"))
+    if html is not None:
+        page_written(html, verification_page(report, lake.storage.now_ms()))
     print_shown(report, as_json)
     if not report.is_clean:
         raise click.exceptions.Exit(1)

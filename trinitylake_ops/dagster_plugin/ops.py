@@ -9,10 +9,11 @@ import dagster as dg
 from pydantic import Field
 
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.dagster_plugin.metadata import figures, markdown_table
+from trinitylake_ops.dagster_plugin.metadata import figures, markdown_table, picture
 from trinitylake_ops.dagster_plugin.publish import LAKEHOUSE_KEY
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
 from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.maintenance.page import verification_picture
 from trinitylake_ops.transaction.commit_info import acting_for_run
 
 
@@ -127,7 +128,11 @@ def run_verify(context: dg.OpExecutionContext, lakehouse: TrinityLakeResource) -
             (f.severity, f.code, f.message, "" if f.version is None else f.version, f.path or "", f.mend or "")
             for f in report.findings
         ]
-        metadata = {**report_metadata(report.to_dict()), "findings": markdown_table(header, rows)}
+        metadata = {
+            **report_metadata(report.to_dict()),
+            "timeline": picture(verification_picture(report)),
+            "findings": markdown_table(header, rows),
+        }
         if not report.is_clean:
             raise dg.Failure(
                 description=f"{len(rows)} findings, the first: {rows[0][2]}", metadata=metadata, allow_retries=False

@@ -6,10 +6,12 @@ Nothing is deleted here. Until the purge begins, undelete brings expired version
 from __future__ import annotations
 
 import uuid
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from itertools import accumulate
+from typing import Self, TypeVar
 
 from rich.table import Table
 
@@ -49,11 +51,14 @@ from trinitylake_ops.maintenance.survey import (
     uncached,
 )
 from trinitylake_ops.maintenance.timed_plan import TimedPlan
+from trinitylake_ops.maintenance.version_record import VersionRecord
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.transaction.versions import read_roots
+
+Key = TypeVar("Key", str, int)
 
 _OPERATION = "expire"
 _MAX_PLANS = 20
@@ -101,6 +106,40 @@ class ExpirationReport(Document):
         return new_table(title, "versions", "exports", "files", "bytes", "purge from", rows=[row])
 
 
+@dataclass(frozen=True, slots=True)
+class FreedFiles:
+    """The files that only expiring versions and exports reach, by path: sizes, kinds, and versions that wrote them.
+
+    A file counts to the first version whose root was written no earlier, by the storage's clock: where files were
+    copied here from elsewhere, that says little.
+    """
+
+    sizes_bytes: Mapping[str, int]
+    kinds: Mapping[str, str]
+    writers: Mapping[str, int]
+
+    @property
+    def bytes(self) -> int:
+        """The size of all of them."""
+        return sum(self.sizes_bytes.values())
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of files by kind."""
+        return dict(sorted(Counter(self.kinds[path] for path in self.sizes_bytes).items()))
+
+    def bytes_by(self, key_of: Mapping[str, Key]) -> dict[Key, int]:
+        """Return the bytes by kind, or by the version that wrote them."""
+        sums: Counter[Key] = Counter()
+        for path, size_bytes in self.sizes_bytes.items():
+            sums[key_of[path]] += size_bytes
+        return dict(sums)
+
+    def within(self, other: FreedFiles) -> FreedFiles:
+        """Return those of them that are another's, too."""
+        sizes_bytes = {path: size for path, size in self.sizes_bytes.items() if path in other.sizes_bytes}
+        return replace(self, sizes_bytes=sizes_bytes)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExpirationPlan(TimedPlan):
     """Which versions would expire, and why, at a version and time.
@@ -116,7 +155,9 @@ class ExpirationPlan(TimedPlan):
     verdicts: tuple[Verdict, ...]
     files: Mapping[str, int]
     bytes: int
-    _sizes_bytes: Mapping[str, int] = field(repr=False, compare=False)
+    _freed: FreedFiles = field(repr=False, compare=False)
+    _base: Snapshot = field(repr=False, compare=False)
+    _records: tuple[VersionRecord, ...] = field(repr=False, compare=False)
     _policy: RetentionPolicy | None = field(repr=False, compare=False)
     _lake: Lakehouse = field(repr=False, compare=False)
 
@@ -126,19 +167,35 @@ class ExpirationPlan(TimedPlan):
         return self.plan_file().digest
 
     @property
+    def freed(self) -> FreedFiles:
+        """The files that a purge frees."""
+        return self._freed
+
+    @property
+    def base(self) -> Snapshot:
+        """The version at which it was planned, read past all caches."""
+        return self._base
+
+    @property
+    def records(self) -> tuple[VersionRecord, ...]:
+        """What the roots say of all versions, ascending, those of the past included."""
+        return self._records
+
+    @property
     def is_empty(self) -> bool:
         """Whether nothing would expire."""
         return not self.versions and not self.exports
 
     def plan_file(self) -> PlanFile:
         """Return what a purge will be allowed to delete."""
-        return PlanFile(_OPERATION, self.base_version, self.now_ms, self.versions, self.exports, self._sizes_bytes)
+        sizes_bytes = self._freed.sizes_bytes
+        return PlanFile(_OPERATION, self.base_version, self.now_ms, self.versions, self.exports, sizes_bytes)
 
     def table(self) -> Table:
         """Return one row for each version, what happens to it and why."""
         title = (
             f"At version {self.base_version}: {len(VersionRanges.parse(self.versions))} of {len(self.verdicts)}"
-            f" versions expire, with {len(self._sizes_bytes)} files of {self.bytes} bytes"
+            f" versions expire, with {len(self._freed.sizes_bytes)} files of {self.bytes} bytes"
         )
         rows: list[tuple[object, ...]] = [
             (verdict.version, "expires" if verdict.expires else "kept", verdict.reason) for verdict in self.verdicts
@@ -176,8 +233,8 @@ class ExpirationPlan(TimedPlan):
         if latest.version == self.base_version:
             return self
         now = _plan(lake, latest, self.now_ms, self._policy, within=self, progress=progress)
-        sizes_bytes = {path: size for path, size in now._sizes_bytes.items() if path in self._sizes_bytes}
-        return replace(now, _sizes_bytes=sizes_bytes, bytes=sum(sizes_bytes.values()))
+        freed = now._freed.within(self._freed)
+        return replace(now, _freed=freed, bytes=freed.bytes)
 
     def _commit(
         self, lake: Lakehouse, base: Snapshot, approved: ExpirationPlan, metered: MeteredLakehouse
@@ -202,7 +259,11 @@ class ExpirationPlan(TimedPlan):
             f"versions {self.versions or 'none'}{', exports ' if self.exports else ''}{', '.join(self.exports)}",
             expired,
             _check_same_settings,
-            {"versions": len(VersionRanges.parse(self.versions)), "files": len(self._sizes_bytes), "bytes": self.bytes},
+            {
+                "versions": len(VersionRanges.parse(self.versions)),
+                "files": len(self._freed.sizes_bytes),
+                "bytes": self.bytes,
+            },
         )
         try:
             version = change.commit(lake, base)
@@ -224,7 +285,7 @@ class ExpirationPlan(TimedPlan):
             versions=self.versions,
             spared=str(spared),
             exports=self.exports,
-            files=len(self._sizes_bytes),
+            files=len(self._freed.sizes_bytes),
             bytes=self.bytes,
             plan_path=None if batch is None else batch.plan_path,
             purgeable_at_ms=None if batch is None else batch.expired_at_millis + grace_ms,
@@ -282,28 +343,28 @@ def _plan(
         allowed = VersionRanges.parse(within.versions)
         expiring = [version for version in expiring if version in allowed]
         exports = [name for name in exports if name in within.exports]
-    kinds, sizes_bytes = _freed(survey, expiring, exports, progress)
+    freed = _freed(survey, expiring, exports, progress)
     return ExpirationPlan(
         base_version=base.version,
         now_ms=now_ms,
         versions=str(VersionRanges.of(expiring)),
         exports=tuple(sorted(exports)),
         verdicts=verdicts,
-        files=kinds,
-        bytes=sum(sizes_bytes.values()),
-        _sizes_bytes=sizes_bytes,
+        files=freed.counts(),
+        bytes=freed.bytes,
+        _freed=freed,
+        _base=base,
+        _records=survey.records(),
         _policy=policy,
         _lake=lake,
     )
 
 
-def _freed(
-    survey: Survey, expiring: Iterable[int], exports: Sequence[str], progress: Progress
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Return what only these versions and exports reach: the number of files by kind, and the sizes by path."""
+def _freed(survey: Survey, expiring: Iterable[int], exports: Sequence[str], progress: Progress) -> FreedFiles:
+    """Return the files that only these versions and exports reach."""
     leaving = set(expiring)
     if not leaving and not exports:
-        return {}, {}
+        return FreedFiles({}, {}, {})
     lake = survey.lake
     # What expired before needs keeps nothing here: no plan would name what it shares with these. A purge spares it.
     before = survey.expired(ExpirationState.EXPIRED)
@@ -331,12 +392,28 @@ def _freed(
     candidates = {path for path in kind_of if path not in mark}
     defined = {table_id for path in files if (table_id := table_id_in(path)) is not None}
     owned = owned_tables(lake, defined, survey.definition.id, defined)
+    writers = _Writers(survey)
     sizes_bytes: dict[str, int] = {}
+    writer_of: dict[str, int] = {}
     for info in lake.storage.list() if candidates else ():
         if info.path in candidates and (info.path in export_paths or is_deletable(info.path, owned)):
             sizes_bytes[info.path] = info.size_bytes
-    kinds = Counter(kind_of[path] for path in sizes_bytes)
-    return dict(sorted(kinds.items())), dict(sorted(sizes_bytes.items()))
+            writer_of[info.path] = writers.at(info.last_modified_ms)
+    return FreedFiles(
+        dict(sorted(sizes_bytes.items())), {path: kind_of[path] for path in sorted(sizes_bytes)}, writer_of
+    )
+
+
+class _Writers:
+    """Which version wrote a file, by its time: the first one whose root was written no earlier."""
+
+    def __init__(self, survey: Survey):
+        # Roots that were sealed since were written anew by a purge.
+        self._versions = [version for version, root in sorted(survey.roots.items()) if not root.is_sealed]
+        self._written_ms = list(accumulate((survey.written_ms[version] for version in self._versions), max))
+
+    def at(self, written_ms: int) -> int:
+        return self._versions[min(bisect_left(self._written_ms, written_ms), len(self._versions) - 1)]
 
 
 def undelete(lake: Lakehouse, versions: str | int | Iterable[int]) -> int:

@@ -6,7 +6,7 @@ What is wrong becomes a finding; verify itself fails only where the storage does
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rich.table import Table
@@ -22,6 +22,7 @@ from trinitylake_ops.maintenance.hint import HintState, inspect_hint
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table
 from trinitylake_ops.maintenance.verify_objects import ObjectVerifier
 from trinitylake_ops.maintenance.verify_tree import TreeVerifier
+from trinitylake_ops.maintenance.version_record import VersionRecord
 from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot, utc_datetime
@@ -60,6 +61,24 @@ class VerifyReport(Document):
     exports: int
     findings: tuple[Finding, ...]
     cost: Cost
+    _lake: Lakehouse = field(repr=False, compare=False)
+    _records: tuple[VersionRecord, ...] = field(repr=False, compare=False)
+    _latest: Snapshot | None = field(repr=False, compare=False)
+
+    @property
+    def root(self) -> str:
+        """The root URI of the lakehouse."""
+        return self._lake.root
+
+    @property
+    def records(self) -> tuple[VersionRecord, ...]:
+        """What the roots say of all versions, ascending."""
+        return self._records
+
+    @property
+    def latest(self) -> Snapshot | None:
+        """The latest version when it began, read past all caches; None where its root cannot be read."""
+        return self._latest
 
     @property
     def is_clean(self) -> bool:
@@ -102,6 +121,8 @@ class _Verification:
         self.listing: dict[str, int] = {}
         self.tree = TreeVerifier(lake.files, self._error)
         self.objects = ObjectVerifier(lake, self.listing, self._error)
+        self.records: list[VersionRecord] = []
+        self.latest_snapshot: Snapshot | None = None
         self.versions = 0
         self.n_exports = 0
         self._settings: dict[str, object] = {}
@@ -121,6 +142,9 @@ class _Verification:
             exports=self.n_exports,
             findings=tuple(self.findings),
             cost=metered.cost(),
+            _lake=self.lake,
+            _records=tuple(self.records),
+            _latest=self.latest_snapshot,
         )
 
     def _error(self, code: str, message: str, path: str | None, version: int | None) -> None:
@@ -159,7 +183,10 @@ class _Verification:
             contents = self.lake.storage.read_available([self.lake.files.roots.path(version) for version in versions])
             for version, data in zip(versions, contents, strict=True):
                 root = self._decoded_root(version, data)
-                if root is not None:
+                if root is None:
+                    self.records.append(VersionRecord(version=version, is_readable=False))
+                else:
+                    self.records.append(VersionRecord.of(version, root.system))
                     before_ms = self._check_root(version, root, before_ms)
                 progress(version + 1, self.latest + 1)
 
@@ -189,7 +216,9 @@ class _Verification:
             self._check_future(path, version, root.created_at_ms)
         if not root.is_sealed:
             self.versions += 1
-            self._check_content(Snapshot(self.lake.files, version, path, root))
+            snapshot = Snapshot(self.lake.files, version, path, root)
+            self.latest_snapshot = snapshot if version == self.latest else None
+            self._check_content(snapshot)
         return root.created_at_ms
 
     def _check_future(self, path: str, version: int, created_at_ms: int) -> None:

@@ -215,12 +215,13 @@ class Lakehouse:
         root = decode_node(self.storage.read(path), path)
         return Snapshot(self.files, _exported_version(name, path, root, latest.definition), path, root)
 
-    def history(self, limit: int | None = None) -> Iterator[VersionInfo]:
+    def history(self, limit: int | None = None, latest: Snapshot | None = None) -> Iterator[VersionInfo]:
         """Yield versions, newest first, at most ``limit``; roots are read in parallel batches.
 
-        Versions whose roots other programs deleted are left out.
+        They begin at the latest version, or at ``latest`` where the caller has found it. Versions whose roots other
+        programs deleted are left out.
         """
-        return history(self.files, limit)
+        return history(self.files, limit, latest)
 
     def diff(self, before: int | str, after: int | str) -> list[Change]:
         """Return what changed between two versions, by namespace and table.

@@ -1,0 +1,161 @@
+"""What became of each version: the one list that a page's charts, legend and table show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
+from trinitylake_ops.maintenance.retention import Verdict
+from trinitylake_ops.maintenance.survey import expired_versions
+from trinitylake_ops.maintenance.version_record import VersionRecord
+
+
+class VersionState(StrEnum):
+    """What became of a version, or will by a plan; in the order in which a page lists them."""
+
+    LATEST = "latest"
+    KEPT = "kept"
+    EXPIRING = "expiring"
+    EXPIRED = "expired"
+    PURGED = "purged"
+    DELETED = "deleted"
+    UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineVersion:
+    """A version on a page: what its root says, its state and why, and the names of exports of it."""
+
+    record: VersionRecord
+    state: VersionState
+    why: str
+    exports: tuple[str, ...] = ()
+    is_foreign: bool = False
+
+    @property
+    def number(self) -> int:
+        """The version."""
+        return self.record.version
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """Versions, ascending and without gaps; ``unplaced_exports`` are exports of none of them."""
+
+    versions: tuple[TimelineVersion, ...]
+    unplaced_exports: tuple[str, ...] = ()
+    counts: Mapping[VersionState, int] = field(default_factory=dict)
+
+    @property
+    def first(self) -> int:
+        """The oldest version shown."""
+        return self.versions[0].number
+
+    @property
+    def latest(self) -> TimelineVersion:
+        """The newest version."""
+        return self.versions[-1]
+
+    def at(self, version: int) -> TimelineVersion | None:
+        """Return a version, None where it is not shown."""
+        position = version - self.first
+        return self.versions[position] if 0 <= position < len(self.versions) else None
+
+    def of_state(self, state: VersionState) -> list[TimelineVersion]:
+        """Return the versions of a state, ascending."""
+        return [version for version in self.versions if version.state == state]
+
+
+def timeline(
+    records: Iterable[VersionRecord],
+    definition: LakehouseDef | None,
+    *,
+    verdicts: Sequence[Verdict] = (),
+    expired_now: Iterable[int] = (),
+) -> Timeline:
+    """Return what became of versions, by their roots and the latest lakehouse definition, None where it is damaged.
+
+    ``verdicts`` say what a plan does to them, ``expired_now`` which ones it has let expire. Versions missing between
+    others were deleted by another program. Raises CorruptFileError for expirations that name no versions.
+    """
+    known = sorted(records, key=lambda record: record.version)
+    judged = {verdict.version: verdict for verdict in verdicts}
+    can_return, purging, purged = (
+        expired_versions(definition, (state,)) if definition is not None else frozenset[int]()
+        for state in (ExpirationState.EXPIRED, ExpirationState.PURGING, ExpirationState.PURGED)
+    )
+    just_expired = frozenset(expired_now)
+    exports = _exports_by_version(definition)
+    latest = known[-1].version
+    commit_ids: set[str] = set()
+
+    def state_of(record: VersionRecord) -> tuple[VersionState, str]:
+        version, verdict = record.version, judged.get(record.version)
+        if not record.is_readable:
+            return VersionState.UNREADABLE, "its root is missing or damaged"
+        if record.is_sealed or version in purged:
+            return VersionState.PURGED, "only its name and time are left"
+        if version in purging:
+            return VersionState.EXPIRED, "its purge has begun: it cannot come back"
+        if version in can_return:
+            return VersionState.EXPIRED, "undelete brings it back until its purge begins"
+        if version in just_expired:
+            return VersionState.EXPIRED, "expired just now; undelete brings it back until its purge begins"
+        if version == latest:
+            return VersionState.LATEST, "what everybody reads"
+        if verdict is not None:
+            return VersionState.EXPIRING if verdict.expires else VersionState.KEPT, verdict.reason
+        names = exports.get(version, ())
+        return VersionState.KEPT, f"exported as {_listed(names)}" if names else "not expired"
+
+    shown: list[TimelineVersion] = []
+    for record in known:
+        shown += map(_deleted, range(shown[-1].number + 1 if shown else record.version, record.version))
+        state, why = state_of(record)
+        is_known = record.is_readable and record.created_at_ms is not None
+        is_foreign = is_known and (record.commit_id is None or record.commit_id in commit_ids)
+        commit_ids.add(record.commit_id or "")
+        shown.append(
+            TimelineVersion(
+                record=record,
+                state=state,
+                why=why,
+                exports=tuple(exports.get(record.version, ())),
+                is_foreign=is_foreign,
+            )
+        )
+    shown_numbers = range(shown[0].number, latest + 1)
+    placed = {name for version, names in exports.items() if version in shown_numbers for name in names}
+    counts = {state: sum(version.state == state for version in shown) for state in VersionState}
+    return Timeline(
+        versions=tuple(shown),
+        unplaced_exports=tuple(name for name in _export_names(definition) if name not in placed),
+        counts={state: count for state, count in counts.items() if count},
+    )
+
+
+def _deleted(version: int) -> TimelineVersion:
+    return TimelineVersion(
+        record=VersionRecord(version=version, is_readable=False),
+        state=VersionState.DELETED,
+        why="another program deleted its root",
+    )
+
+
+def _export_names(definition: LakehouseDef | None) -> list[str]:
+    if definition is None:
+        return []
+    return sorted({record.name for record in definition.exports} | set(definition.exported_snapshots))
+
+
+def _exports_by_version(definition: LakehouseDef | None) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for record in sorted(definition.exports if definition is not None else (), key=lambda record: record.name):
+        found.setdefault(record.version, []).append(record.name)
+    return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(repr(name) for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
