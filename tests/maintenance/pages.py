@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 
 from trinitylake_ops.maintenance import ExpirationPlan
-from trinitylake_ops.maintenance.expire import FreedFiles
+from trinitylake_ops.maintenance.freed import FreedFiles
 from trinitylake_ops.maintenance.retention import Verdict
 from trinitylake_ops.maintenance.version_record import VersionRecord
 

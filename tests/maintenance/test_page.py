@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import stat
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.foreign import ForeignLake
 from tests.lakes import Lakes, table
@@ -20,7 +14,6 @@ from tests.maintenance.aging import Aging, keeping, needed_files
 from tests.maintenance.changes import alter, create
 from tests.maintenance.pages import Parsed, enlarged, parsed
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.errors import StorageError
 from trinitylake_ops.format.definitions import (
     ExpirationBatch,
     ExpirationState,
@@ -29,20 +22,16 @@ from trinitylake_ops.format.definitions import (
     ExportState,
     LakehouseDef,
 )
-from trinitylake_ops.format.file_names import HINT_PATH
+from trinitylake_ops.format.file_names import HINT_PATH, root_path
 from trinitylake_ops.maintenance import Finding
-from trinitylake_ops.maintenance.page import chart as charts
 from trinitylake_ops.maintenance.page import (
     expiration_page,
     expiration_picture,
     log_page,
     verification_page,
     verification_picture,
-    write_page,
 )
-from trinitylake_ops.maintenance.page.chart import MOST_BARS, WIDTH, draw
-from trinitylake_ops.maintenance.page.timeline import VersionState, timeline
-from trinitylake_ops.maintenance.page.wording import ago, clipped, ranges
+from trinitylake_ops.maintenance.page.timeline import timeline
 from trinitylake_ops.maintenance.version_record import VersionRecord, rolled_back_to
 from trinitylake_ops.storage import MeteredStorage
 
@@ -198,6 +187,34 @@ def test_an_export_pins_its_version_on_the_page_of_a_plan(aging: Aging) -> None:
     page = parsed(expiration_page(maintenance.plan_expiration(aging.lake, keeping(1))))
     assert states_of(page)["kept"] == ("1", "2")
     assert "pinned by export 'kept'" in page.text
+
+
+def test_exports_that_are_unfinished_or_of_other_programs_or_elsewhere() -> None:
+    unfinished = ExportRecord(
+        name="a",
+        version=1,
+        level=ExportLevel.MINIMAL,
+        root_location="_export_x.arrow",
+        state=ExportState.COPYING,
+        created_at_millis=1,
+        manifest_path="",
+    )
+    snapshots = {"b": root_path(2), "c": "_export_y.arrow", "d": "s3://else/where", "e": root_path(9)}
+    definition = LakehouseDef(id="x", exports=(unfinished,), exported_snapshots=snapshots)
+    records = [VersionRecord(version=version, created_at_ms=version, commit_id=str(version)) for version in range(4)]
+    shown = timeline(records, definition)
+    assert [version.exports for version in shown.versions] == [(), ("a (unfinished)",), ("b",), ()]
+    assert shown.unplaced_exports == ("c", "d", "e")
+
+
+def test_versions_that_an_expiry_spared_are_kept(lake: Lakehouse) -> None:
+    plan = maintenance.plan_expiration(lake, keeping(2))
+    maintenance.plan_export(lake, "meanwhile", version=1).execute()
+    report = plan.execute()
+    assert (report.versions, report.spared) == ("0,2-3", "1")
+    page = parsed(expiration_page(plan, report))
+    assert states_of(page) == {"latest": ("1", "5"), "kept": ("2", "4, 1"), "expired": ("3", "2–3, 0")}
+    assert "spared, as something keeps it by now" in page.text
 
 
 def test_the_page_of_verify_says_what_is_wrong_and_what_mends_it(lake: Lakehouse) -> None:
@@ -373,112 +390,3 @@ def test_pages_stay_small_where_everything_is_long(lake: Lakehouse) -> None:
     page = verification_page(report, plan.now_ms)
     assert len(page.encode()) < MOST_PAGE_BYTES
     assert "Not listed: 934 more c2, 933 more c0, 933 more c1." in parsed(page).text
-
-
-# The drawing
-
-
-@given(
-    first=st.integers(0, 2**32 - 5_000),
-    states=st.lists(st.booleans(), min_size=1, max_size=2_000),
-    spacing_ms=st.sampled_from([0, 1, 1_000, 60_000, 3_600_000, 86_400_000, 40 * 86_400_000]),
-)
-def test_a_drawing_shows_every_version_once_and_no_text_on_another(
-    first: int, states: list[bool], spacing_ms: int
-) -> None:
-    records = [
-        VersionRecord(version=first + at, created_at_ms=at * spacing_ms, commit_id=str(at), is_sealed=sealed)
-        for at, sealed in enumerate(states)
-    ]
-    shown = timeline(records, None)
-    drawn = draw(shown, bytes_by_version={first: 7, first + len(states) - 1: 3})
-    assert len(drawn.bars) <= MOST_BARS
-    assert (len(drawn.bars) - 1) * drawn.versions_per_bar < len(states) <= len(drawn.bars) * drawn.versions_per_bar
-    for bar, following in itertools.pairwise(drawn.bars):
-        assert bar.x + bar.width <= following.x + 1e-6
-    assert drawn.bars[0].x >= 0
-    assert drawn.bars[-1].x + drawn.bars[-1].width <= WIDTH + 1e-6
-    for bar in drawn.bars:
-        assert sum(segment.height for segment in bar.segments) == pytest.approx(drawn.bar_height)
-    assert sum(bar.bytes_height > 0 for bar in drawn.bars) == len({0, (len(states) - 1) // drawn.versions_per_bar})
-    for ticks in (drawn.version_ticks, drawn.time_ticks):
-        assert ticks
-        boxes = sorted(map(_box, ticks))
-        assert all(right <= left for (_, right), (left, _) in itertools.pairwise(boxes)), ticks
-    assert drawn.version_ticks[-1].text == f"{first + len(states) - 1:,}"
-
-
-def _box(tick: charts.Tick) -> tuple[float, float]:
-    width = len(tick.text) * 6.0
-    start = {"start": 0.0, "middle": -width / 2, "end": -width}[tick.anchor]
-    return tick.x + start, tick.x + start + width
-
-
-def test_every_state_is_seen_in_a_bar_of_many() -> None:
-    records = [
-        VersionRecord(version=at, created_at_ms=at, commit_id=str(at), is_readable=at != 19_000) for at in range(20_000)
-    ]
-    drawn = draw(timeline(records, None), findings_by_version={19_000: 3})
-    heights = {segment.state: segment.height for bar in drawn.bars for segment in bar.segments}
-    assert heights.keys() == {VersionState.KEPT, VersionState.LATEST, VersionState.UNREADABLE}
-    assert min(heights.values()) >= 3
-    (mark,) = drawn.marks
-    assert mark.title == "versions 19,000 to 19,199: 3 findings"
-
-
-def test_words() -> None:
-    assert ranges([5, 4, 3, 9]) == "9, 3–5"
-    assert ranges(range(0, 40, 2)) == "38, 36, 34, 32, 30, 28, 26, 24 and 12 ranges more"
-    assert [ago(seconds * 1000) for seconds in (0, 59, 60, 119, 120, 7_200, 172_800)] == [
-        *("just now", "just now", "1 minute ago", "1 minute ago"),
-        *("2 minutes ago", "2 hours ago", "2 days ago"),
-    ]
-    assert clipped("abc", 3) == "abc"
-    assert clipped("abcd", 3) == "ab…"
-    assert clipped("\u202e", 3) == "\\u…"
-
-
-# Writing them
-
-
-def test_a_page_replaces_a_file_and_keeps_its_mode(tmp_path: Path) -> None:
-    path = tmp_path / "page.html"
-    path.write_text("before")
-    path.chmod(0o640)
-    (tmp_path / "link.html").symlink_to(path)
-    write_page(tmp_path / "link.html", "a page\n")
-    assert path.read_bytes() == b"a page\n"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o640
-    assert (tmp_path / "link.html").is_symlink()
-    write_page(tmp_path / ("n" * 250 + ".html"), "a name as long as names can be")
-    assert len(list(tmp_path.iterdir())) == 3
-
-
-def test_a_page_that_cannot_be_written_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "page.html"
-    path.write_text("before")
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    for name in ("fsync", "replace"):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, name, full)
-            with pytest.raises(StorageError, match=r"page\.html' cannot be written: No space left on device"):
-                write_page(path, "after")
-        assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
-        assert path.read_text() == "before"
-
-
-def test_a_page_goes_nowhere_but_into_a_file(tmp_path: Path) -> None:
-    for path, reason in (
-        (tmp_path / "none" / "page.html", "there is no folder"),
-        (tmp_path, "no file"),
-        (Path("/dev/null"), "no file"),
-        (Path("/proc/page.html"), "cannot be written"),
-    ):
-        with pytest.raises(StorageError, match=reason) as raised:
-            write_page(path, "page")
-        assert raised.value.exit_code == 5
-        assert "\n" not in str(raised.value)
-    assert list(tmp_path.iterdir()) == []

@@ -6,12 +6,9 @@ Nothing is deleted here. Until the purge begins, undelete brings expired version
 from __future__ import annotations
 
 import uuid
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
-from typing import Self, TypeVar
+from typing import Self
 
 from rich.table import Table
 
@@ -23,27 +20,16 @@ from trinitylake_ops.errors import (
     VersionExpiredError,
 )
 from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState, LakehouseDef
-from trinitylake_ops.format.file_names import is_operation_path
 from trinitylake_ops.format.node_file import SEALED_AT_MILLIS, decode_system_rows
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.export import without_exports
+from trinitylake_ops.maintenance.freed import FreedFiles, freed_files
 from trinitylake_ops.maintenance.plan_file import PlanFile, write_plan_file
-from trinitylake_ops.maintenance.reachability import (
-    CatalogReach,
-    Mark,
-    exported_roots,
-    is_deletable,
-    owned_tables,
-    readable_tables,
-    table_files,
-    table_id_in,
-)
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table, utc_of
 from trinitylake_ops.maintenance.retention import RetentionPolicy, Verdict, protected_ms
 from trinitylake_ops.maintenance.state_change import StateChange
 from trinitylake_ops.maintenance.survey import (
     Progress,
-    Survey,
     is_lapsed,
     no_progress,
     on_latest,
@@ -52,13 +38,10 @@ from trinitylake_ops.maintenance.survey import (
 )
 from trinitylake_ops.maintenance.timed_plan import TimedPlan
 from trinitylake_ops.maintenance.version_record import VersionRecord
-from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.transaction.versions import read_roots
-
-Key = TypeVar("Key", str, int)
 
 _OPERATION = "expire"
 _MAX_PLANS = 20
@@ -104,40 +87,6 @@ class ExpirationReport(Document):
         until = None if self.purgeable_at_ms is None else utc_of(self.purgeable_at_ms)
         row = (self.versions, ", ".join(self.exports), self.files, self.bytes, until)
         return new_table(title, "versions", "exports", "files", "bytes", "purge from", rows=[row])
-
-
-@dataclass(frozen=True, slots=True)
-class FreedFiles:
-    """The files that only expiring versions and exports reach, by path: sizes, kinds, and versions that wrote them.
-
-    A file counts to the first version whose root was written no earlier, by the storage's clock: where files were
-    copied here from elsewhere, that says little.
-    """
-
-    sizes_bytes: Mapping[str, int]
-    kinds: Mapping[str, str]
-    writers: Mapping[str, int]
-
-    @property
-    def bytes(self) -> int:
-        """The size of all of them."""
-        return sum(self.sizes_bytes.values())
-
-    def counts(self) -> dict[str, int]:
-        """Return the number of files by kind."""
-        return dict(sorted(Counter(self.kinds[path] for path in self.sizes_bytes).items()))
-
-    def bytes_by(self, key_of: Mapping[str, Key]) -> dict[Key, int]:
-        """Return the bytes by kind, or by the version that wrote them."""
-        sums: Counter[Key] = Counter()
-        for path, size_bytes in self.sizes_bytes.items():
-            sums[key_of[path]] += size_bytes
-        return dict(sums)
-
-    def within(self, other: FreedFiles) -> FreedFiles:
-        """Return those of them that are another's, too."""
-        sizes_bytes = {path: size for path, size in self.sizes_bytes.items() if path in other.sizes_bytes}
-        return replace(self, sizes_bytes=sizes_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,7 +292,7 @@ def _plan(
         allowed = VersionRanges.parse(within.versions)
         expiring = [version for version in expiring if version in allowed]
         exports = [name for name in exports if name in within.exports]
-    freed = _freed(survey, expiring, exports, progress)
+    freed = freed_files(survey, expiring, exports, progress)
     return ExpirationPlan(
         base_version=base.version,
         now_ms=now_ms,
@@ -358,62 +307,6 @@ def _plan(
         _policy=policy,
         _lake=lake,
     )
-
-
-def _freed(survey: Survey, expiring: Iterable[int], exports: Sequence[str], progress: Progress) -> FreedFiles:
-    """Return the files that only these versions and exports reach."""
-    leaving = set(expiring)
-    if not leaving and not exports:
-        return FreedFiles({}, {}, {})
-    lake = survey.lake
-    # What expired before needs keeps nothing here: no plan would name what it shares with these. A purge spares it.
-    before = survey.expired(ExpirationState.EXPIRED)
-    mark = Mark(survey, without=leaving.union(before), without_exports=exports, progress=progress)
-    gone = CatalogReach(lake.files, mark.catalog, skips_damaged=True)
-    export_paths = [
-        path
-        for record in survey.definition.exports
-        if record.name in exports
-        for path in (record.root_location, record.manifest_path)
-        if path and is_operation_path(path)
-    ]
-    gone.add([*(survey.roots[version] for version in leaving), *exported_roots(survey, exports)], progress)
-    files = table_files(
-        readable_tables(lake, sorted(gone.tables)), StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
-    )
-    if files:
-        mark.add_tables()
-    kind_of = {
-        **dict.fromkeys(gone.nodes, "node"),
-        **dict.fromkeys(gone.tables | gone.others, "definition"),
-        **{path: str(file.kind) for path, file in files.items()},
-        **dict.fromkeys(export_paths, "export"),
-    }
-    candidates = {path for path in kind_of if path not in mark}
-    defined = {table_id for path in files if (table_id := table_id_in(path)) is not None}
-    owned = owned_tables(lake, defined, survey.definition.id, defined)
-    writers = _Writers(survey)
-    sizes_bytes: dict[str, int] = {}
-    writer_of: dict[str, int] = {}
-    for info in lake.storage.list() if candidates else ():
-        if info.path in candidates and (info.path in export_paths or is_deletable(info.path, owned)):
-            sizes_bytes[info.path] = info.size_bytes
-            writer_of[info.path] = writers.at(info.last_modified_ms)
-    return FreedFiles(
-        dict(sorted(sizes_bytes.items())), {path: kind_of[path] for path in sorted(sizes_bytes)}, writer_of
-    )
-
-
-class _Writers:
-    """Which version wrote a file, by its time: the first one whose root was written no earlier."""
-
-    def __init__(self, survey: Survey):
-        # Roots that were sealed since were written anew by a purge.
-        self._versions = [version for version, root in sorted(survey.roots.items()) if not root.is_sealed]
-        self._written_ms = list(accumulate((survey.written_ms[version] for version in self._versions), max))
-
-    def at(self, written_ms: int) -> int:
-        return self._versions[min(bisect_left(self._written_ms, written_ms), len(self._versions) - 1)]
 
 
 def undelete(lake: Lakehouse, versions: str | int | Iterable[int]) -> int:

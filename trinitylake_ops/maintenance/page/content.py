@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from trinitylake_ops.errors import TrinityLakeError
-from trinitylake_ops.maintenance.expire import FreedFiles
+from trinitylake_ops.maintenance.freed import FreedFiles
 from trinitylake_ops.maintenance.page.chart import Chart
 from trinitylake_ops.maintenance.page.timeline import Timeline, TimelineVersion, VersionState
 from trinitylake_ops.maintenance.page.wording import ago, clipped, counted, ranges, size, utc
@@ -65,7 +65,7 @@ class StateRow:
 
 @dataclass(frozen=True, slots=True)
 class KindRow:
-    """What a plan frees of one kind of files."""
+    """What a plan frees of one kind of files; ``percent`` is its part of all bytes."""
 
     kind: str
     files: str
@@ -165,9 +165,9 @@ def state_rows(timeline: Timeline) -> tuple[StateRow, ...]:
 def kind_rows(freed: FreedFiles) -> tuple[KindRow, ...]:
     """Return what is freed by kind, the largest first."""
     counts, sizes = freed.counts(), freed.bytes_by(freed.kinds)
-    most = max(sizes.values(), default=0) or 1
+    total = freed.bytes or 1
     ordered = sorted(sizes, key=lambda kind: (-sizes[kind], kind))
-    return tuple(KindRow(kind, f"{counts[kind]:,}", size(sizes[kind]), 100 * sizes[kind] / most) for kind in ordered)
+    return tuple(KindRow(kind, f"{counts[kind]:,}", size(sizes[kind]), 100 * sizes[kind] / total) for kind in ordered)
 
 
 def tree_of(snapshot: Snapshot) -> Tree:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.format.definitions import LakehouseDef
@@ -39,7 +40,8 @@ def log_page(latest: Snapshot, history: Sequence[VersionInfo], now_ms: int) -> s
 
     Reads the nodes of the latest version's tree, no root.
     """
-    versions = timeline(map(_record_of, history), latest.definition)
+    records = list(map(_record_of, history)) or [VersionRecord.of(latest.version, latest.root.system)]
+    versions = timeline(records, latest.definition)
     shown = counted(len(history), "version") if versions.first == 0 else f"The newest {len(history):,} versions"
     chart = draw(versions)
     return render_page(
@@ -208,8 +210,15 @@ def _gone(versions: Timeline) -> str:
 
 
 def _planned(plan: ExpirationPlan, report: ExpirationReport | None) -> Timeline:
-    expired_now = VersionRanges.parse("" if report is None else report.versions)
-    return timeline(plan.records, plan.base.definition, verdicts=plan.verdicts, expired_now=expired_now)
+    expired_now = VersionRanges.parse(report.versions if report else "")
+    spared = VersionRanges.parse(report.spared if report else "")
+    verdicts = [
+        replace(verdict, expires=False, reason="spared, as something keeps it by now")
+        if verdict.version in spared
+        else verdict
+        for verdict in plan.verdicts
+    ]
+    return timeline(plan.records, plan.base.definition, verdicts=verdicts, expired_now=expired_now)
 
 
 def _planned_chart(plan: ExpirationPlan, versions: Timeline) -> Chart:

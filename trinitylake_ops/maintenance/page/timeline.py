@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
+from trinitylake_ops.errors import VersionNotFoundError
+from trinitylake_ops.format.definitions import ExpirationState, ExportState, LakehouseDef
+from trinitylake_ops.format.file_names import parse_root_path
 from trinitylake_ops.maintenance.retention import Verdict
 from trinitylake_ops.maintenance.survey import expired_versions
 from trinitylake_ops.maintenance.version_record import VersionRecord
@@ -87,7 +89,10 @@ def timeline(
         for state in (ExpirationState.EXPIRED, ExpirationState.PURGING, ExpirationState.PURGED)
     )
     just_expired = frozenset(expired_now)
-    exports = _exports_by_version(definition)
+    exports: dict[int, list[str]] = {}
+    for name, version in _exports(definition):
+        if version is not None:
+            exports.setdefault(version, []).append(name)
     latest = known[-1].version
     commit_ids: set[str] = set()
 
@@ -126,12 +131,11 @@ def timeline(
                 is_foreign=is_foreign,
             )
         )
-    shown_numbers = range(shown[0].number, latest + 1)
-    placed = {name for version, names in exports.items() if version in shown_numbers for name in names}
+    placed = range(shown[0].number, latest + 1)
     counts = {state: sum(version.state == state for version in shown) for state in VersionState}
     return Timeline(
         versions=tuple(shown),
-        unplaced_exports=tuple(name for name in _export_names(definition) if name not in placed),
+        unplaced_exports=tuple(name for name, version in _exports(definition) if version not in placed),
         counts={state: count for state, count in counts.items() if count},
     )
 
@@ -144,17 +148,25 @@ def _deleted(version: int) -> TimelineVersion:
     )
 
 
-def _export_names(definition: LakehouseDef | None) -> list[str]:
+def _exports(definition: LakehouseDef | None) -> list[tuple[str, int | None]]:
+    """Return the names of exports, with a word on those that are not finished, and their versions where known."""
     if definition is None:
         return []
-    return sorted({record.name for record in definition.exports} | set(definition.exported_snapshots))
+    found: dict[str, tuple[str, int | None]] = {
+        name: (name, _version_at(location)) for name, location in definition.exported_snapshots.items()
+    }
+    for record in definition.exports:
+        unfinished = " (unfinished)" if record.state == ExportState.COPYING else ""
+        found[record.name] = (record.name + unfinished, record.version)
+    return [export for _, export in sorted(found.items())]
 
 
-def _exports_by_version(definition: LakehouseDef | None) -> dict[int, list[str]]:
-    found: dict[int, list[str]] = {}
-    for record in sorted(definition.exports if definition is not None else (), key=lambda record: record.name):
-        found.setdefault(record.version, []).append(record.name)
-    return found
+def _version_at(location: str) -> int | None:
+    """Return the version whose own root another program has recorded as an export."""
+    try:
+        return parse_root_path(location)
+    except VersionNotFoundError:
+        return None
 
 
 def _listed(names: Sequence[str]) -> str:
