@@ -239,8 +239,10 @@ def verify(session: Session, html: Path | None, as_json: bool) -> None:
     lake = session.lake()
     with shown_progress("versions") as progress:
         report = maintenance.verify(lake, progress=partial(progress, "versions"))
-    if html is not None:
-        page_written(html, verification_page(report, lake.storage.now_ms()))
-    print_shown(report, as_json)
+    try:
+        print_shown(report, as_json)
+    finally:
+        if html is not None:
+            page_written(html, verification_page(report, lake.storage.now_ms()))
     if not report.is_clean:
         raise click.exceptions.Exit(1)
