@@ -1,7 +1,8 @@
 """Draws docs/images/expire-page.png: ``.venv/bin/python -m scripts.make_pictures ROOT``, ROOT as of ``make demo``.
 
 The plan of an expiry is that of eight days later, when the demo's versions are old enough: the storage's clock is
-set forward, and nothing is changed. Needs Chromium, and Pillow, which comes with the extra ``bench``.
+set forward, and nothing is changed. The root is shown as that of all examples. Needs Chromium, and Pillow, which
+comes with the extra ``bench``.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ def draw(page: str, name: str, height: int) -> None:
             shown = image.convert("RGB")
         box = ImageChops.difference(shown, Image.new("RGB", shown.size, shown.getpixel((0, 0)))).getbbox()
         bottom = min(shown.height, box[3] + MARGIN) if box else shown.height
-        shown.crop((0, 0, shown.width, bottom)).quantize(128).save(IMAGES / f"{name}.png", optimize=True)
+        shown.crop((0, 0, shown.width, bottom)).save(IMAGES / f"{name}.png", optimize=True)
 
 
 def main() -> None:
     """Draw the plan of an expiry."""
     lake = Lakehouse.open(sys.argv[1])
     plan = maintenance.plan_expiration(Lakehouse(LaterStorage(lake.storage)))
-    draw(expiration_page(plan), "expire-page", 1100)
+    draw(expiration_page(plan).replace(lake.root, "file:///data/lake/"), "expire-page", 875)
 
 
 if __name__ == "__main__":
