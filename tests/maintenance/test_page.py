@@ -254,6 +254,14 @@ def test_versions_deleted_by_another_program_are_shown_between_others() -> None:
     assert [version.state for version in shown.versions] == ["kept", "kept", "deleted", "deleted", "latest"]
 
 
+def test_versions_that_nobody_looked_at_are_shown_after_the_others() -> None:
+    records = [VersionRecord(version=version, created_at_ms=version, commit_id=str(version)) for version in range(3)]
+    shown = timeline(records, None, latest=4)
+    assert [version.state for version in shown.versions] == ["kept", "kept", "kept", "unseen", "unseen"]
+    assert shown.latest.number == 4
+    assert [version.state for version in timeline([], None, latest=1).versions] == ["unseen", "unseen"]
+
+
 def test_states_come_from_expirations_before_verdicts() -> None:
     definition = LakehouseDef(
         id="x",

@@ -31,6 +31,7 @@ LABELS: Mapping[VersionState, str] = {
     VersionState.PURGED: "purged",
     VersionState.DELETED: "deleted by another program",
     VersionState.UNREADABLE: "unreadable",
+    VersionState.UNSEEN: "not looked at",
 }
 
 
@@ -298,6 +299,7 @@ def count_figures(timeline: Timeline) -> list[Figure]:
         VersionState.PURGED: "gone for good",
         VersionState.DELETED: "by another program",
         VersionState.UNREADABLE: "roots missing or damaged",
+        VersionState.UNSEEN: "ended before them",
     }
     for state, note in notes.items():
         if state in counts:

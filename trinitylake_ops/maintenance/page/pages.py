@@ -201,6 +201,7 @@ def _gone(versions: Timeline) -> str:
         VersionState.PURGED: "purged",
         VersionState.DELETED: "deleted by another program",
         VersionState.UNREADABLE: "unreadable",
+        VersionState.UNSEEN: "not looked at",
     }
     parts = [f"{versions.counts[state]:,} {word}" for state, word in words.items() if state in versions.counts]
     return f", of which {listed(parts)}" if parts else ""
@@ -264,7 +265,7 @@ def _verified(report: VerifyReport) -> tuple[Timeline, str]:
         definition = None if report.latest is None else report.latest.definition
     except TrinityLakeError as error:
         note = f"The settings of the lakehouse cannot be read, so exports and expiries are not shown: {error}"
-    return timeline(report.records, definition), note
+    return timeline(report.records, definition, latest=report.latest_version), note
 
 
 def _verified_chart(report: VerifyReport, versions: Timeline) -> Chart:
