@@ -61,14 +61,14 @@ class VerifyReport(Document):
     exports: int
     findings: tuple[Finding, ...]
     cost: Cost
-    _lake: Lakehouse = field(repr=False, compare=False)
+    _root: str = field(repr=False, compare=False)
     _records: tuple[VersionRecord, ...] = field(repr=False, compare=False)
     _latest: Snapshot | None = field(repr=False, compare=False)
 
     @property
     def root(self) -> str:
         """The root URI of the lakehouse."""
-        return self._lake.root
+        return self._root
 
     @property
     def records(self) -> tuple[VersionRecord, ...]:
@@ -142,7 +142,7 @@ class _Verification:
             exports=self.n_exports,
             findings=tuple(self.findings),
             cost=metered.cost(),
-            _lake=self.lake,
+            _root=self.lake.root,
             _records=tuple(self.records),
             _latest=self.latest_snapshot,
         )
