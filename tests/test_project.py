@@ -68,6 +68,15 @@ def test_no_machine_path_or_package_host_in_any_file() -> None:
     assert found == []
 
 
+def test_every_file_of_the_package_is_shipped() -> None:
+    settings = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    package = PROJECT / "trinitylake_ops"
+    shipped = {path for pattern in settings["package-data"]["trinitylake_ops"] for path in package.glob(pattern)}
+    others = {path for path in tracked_files() if package in path.parents and path.suffix != ".py"}
+    assert {path.suffix for path in others} >= {".jinja", ".css", ".md"}
+    assert others <= shipped
+
+
 def test_constraints_are_sorted_pins_without_duplicates() -> None:
     lines = (PROJECT / "constraints.txt").read_text().splitlines()
     assert len(pins()) == len(lines)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import dagster as dg
 import pytest
@@ -19,6 +21,7 @@ from trinitylake_ops.dagster_plugin.jobs import maintenance_definitions
 from trinitylake_ops.dagster_plugin.publish import LAKEHOUSE_KEY
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
 from trinitylake_ops.errors import StoragePermissionError, VersionExpiredError
+from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.maintenance.lease import lease
 from trinitylake_ops.storage import LocalStorage
 
@@ -112,6 +115,22 @@ class Jobs:
         return ran
 
 
+def shown_picture(markdown: str) -> str:
+    """Return the text of a drawing in metadata."""
+    encoded = re.fullmatch(r"!\[[\w ]+\]\(data:image/svg\+xml;base64,([\w+/=]+)\)", markdown, re.ASCII)
+    assert encoded is not None
+    return "".join(ET.fromstring(base64.b64decode(encoded[1])).itertext())
+
+
+def test_verify_shows_a_picture_whatever_it_finds(jobs: Jobs) -> None:
+    ran = jobs.must_run("verify")
+    assert "4 versions; the latest is 3; no findings" in shown_picture(ran.metadata["timeline"])
+    jobs.lake.storage.write(root_path(1), b"garbage")
+    ran = jobs.run("verify")
+    assert not ran.success
+    assert "1 error; 4 versions, of which 1 unreadable" in shown_picture(ran.metadata["timeline"])
+
+
 @pytest.fixture
 def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jobs:
     return Jobs(tmp_path, LocalClock(monkeypatch))
@@ -135,6 +154,7 @@ def test_plan_copy_the_digest_apply(jobs: Jobs) -> None:
     assert plan["bytes"] > 0
     assert re.search(r"\| 0 \| expires \| superseded 2 h .*ago, the maximum age is 30 min \|", plan["plan"])
     assert "it is the latest" in plan["plan"]
+    assert f"{latest} would expire and free" in shown_picture(plan["timeline"])
     ran = jobs.must_run("expire_apply", approved_digest=plan["digest"])
     assert (ran.metadata["files"], ran.metadata["bytes"]) == (plan["files"], plan["bytes"])
     assert ran.materialized[0]["operation"] == "expire"

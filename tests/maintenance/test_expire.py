@@ -60,12 +60,12 @@ def test_a_plan_says_what_and_why_and_changes_nothing(aging: Aging, lake: Lakeho
     assert [verdict.expires for verdict in plan.verdicts] == [True] * 4 + [False] * 2
     assert plan.verdicts[5].reason == "it is the latest"
     assert plan.verdicts[4].reason == "among the minimum of 2"
-    assert sum(plan.files.values()) == len(plan._sizes_bytes) > 5
+    assert sum(plan.files.values()) == len(plan.freed.sizes_bytes) > 5
     assert maintenance.plan_expiration(lake, keeping(1)).files.keys() == {"node", "definition"}
-    assert plan.bytes == sum(lake.storage.stat(path).size_bytes for path in plan._sizes_bytes)
+    assert plan.bytes == sum(lake.storage.stat(path).size_bytes for path in plan.freed.sizes_bytes)
     kept = {**needed_files(lake), **needed_files(lake, 4)}
     gone = {path for version in range(4) for path in needed_files(lake, version)}
-    assert set(plan._sizes_bytes) == gone - kept.keys() - roots(lake.storage)
+    assert set(plan.freed.sizes_bytes) == gone - kept.keys() - roots(lake.storage)
     assert plan.digest == maintenance.plan_expiration(lake, keeping(2)).digest
     shown = json.loads(plan.to_json())
     assert shown["digest"] == plan.digest

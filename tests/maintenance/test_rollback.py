@@ -75,7 +75,7 @@ def test_the_content_is_back_in_a_new_version(lake: Lakehouse) -> None:
     assert system["previous_root"] == system["rollback_from_root"] == root_path(latest)
     (info,) = lake.history(limit=1)
     assert (info.operation, info.message, info.rollback_from) == ("rollback", f"to version {target}", latest)
-    assert info.counts == {"changed": 4}
+    assert (info.counts, info.properties) == ({"changed": 4}, {"to_version": str(target)})
     assert maintenance.rollback(lake, latest) == latest + 2, "a rollback can be undone"
     assert entries(lake) == entries(lake, latest)
     assert maintenance.verify(lake).findings == ()

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import click
@@ -18,6 +19,7 @@ from rich.table import Table
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.maintenance.page import check_page_path, write_page
 from trinitylake_ops.maintenance.report import Plan, jsonable, table_text, visible
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE, StorageOptions
 
@@ -99,6 +101,25 @@ def _given_options(option: click.Parameter, texts: tuple[str, ...]) -> dict[str,
 def json_option(command: C) -> C:
     """Add ``--json`` to a command, as the argument ``as_json``."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(command)
+
+
+def html_option(command: C) -> C:
+    """Add ``--html`` to a command, as the argument ``html``: a file that can be written, as it seems at the start."""
+    what = "Also write a page to this file: a headline, a drawing, tables; it needs nothing but itself."
+    option = click.option("--html", metavar="FILE", type=click.Path(path_type=Path), callback=_page_path, help=what)
+    return option(command)
+
+
+def _page_path(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None and not context.resilient_parsing:
+        check_page_path(path)  # before a long look at the lakehouse
+    return path
+
+
+def page_written(path: Path, page: str) -> None:
+    """Write a page and say so on standard error."""
+    write_page(path, page)
+    click.echo(f"Page: {visible(str(path))}", err=True)
 
 
 def at_options(command: C) -> C:

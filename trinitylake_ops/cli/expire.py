@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,13 +16,16 @@ from trinitylake_ops.cli.context import (
     Duration,
     Session,
     approval_options,
+    html_option,
     json_option,
+    page_written,
     pass_session,
     print_committed,
     print_outcome,
     shown_progress,
 )
 from trinitylake_ops.maintenance import RetentionPolicy
+from trinitylake_ops.maintenance.page import expiration_page
 from trinitylake_ops.maintenance.report import visible
 
 _NUMBER = click.IntRange(0)
@@ -56,9 +60,10 @@ def _policy(lake: Lakehouse, max_age: timedelta | None, **given: int | None) -> 
 @click.command(short_help="Plan or do the expiry of old versions.", epilog=FREEING_SPACE)
 @policy_options
 @approval_options
+@html_option
 @json_option
 @pass_session
-def expire(session: Session, /, digest: str | None, yes: bool, as_json: bool, **rules: Any) -> None:
+def expire(session: Session, /, digest: str | None, yes: bool, html: Path | None, as_json: bool, **rules: Any) -> None:
     """Let old versions expire; without --apply or --yes, print which ones and why.
 
     Nothing is deleted yet: from then on nobody opens these versions, and a later purge frees what only
@@ -74,7 +79,11 @@ def expire(session: Session, /, digest: str | None, yes: bool, as_json: bool, **
     with shown_progress() as progress:
         plan = maintenance.plan_expiration(lake, _policy(lake, **rules), progress=progress)
         report = None if digest is None and not yes else plan.execute(digest, progress=progress)
-    print_outcome(plan, report, as_json, is_empty=plan.is_empty)
+    try:
+        print_outcome(plan, report, as_json, is_empty=plan.is_empty)
+    finally:
+        if html is not None:
+            page_written(html, expiration_page(plan, report))
 
 
 @click.command(short_help="Plan or do the trim of tables.", epilog=FREEING_SPACE)

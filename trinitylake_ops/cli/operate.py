@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,9 +16,11 @@ from trinitylake_ops.cli.context import (
     Session,
     Timestamp,
     approval_options,
+    html_option,
     json_option,
     key_values,
     limit_options,
+    page_written,
     pass_session,
     print_committed,
     print_json,
@@ -27,6 +30,7 @@ from trinitylake_ops.cli.context import (
     print_shown,
     shown_progress,
 )
+from trinitylake_ops.maintenance.page import verification_page
 from trinitylake_ops.transaction.resolve import CommitResolution
 
 
@@ -172,26 +176,32 @@ def compact(session: Session, message: str | None, as_json: bool) -> None:
 @click.option("--deep", is_flag=True, help="Read all again, data files of tables too, and compare it with the record.")
 @click.option("--incremental", is_flag=True, help="Keep a record, and do not read again what it knows.")
 @limit_options("Stop after so many requests", "Stop after so many seconds")
+@html_option
 @json_option
 @pass_session
-def verify(session: Session, /, deep: bool, incremental: bool, as_json: bool, **limits: Any) -> None:
+def verify(session: Session, /, deep: bool, incremental: bool, html: Path | None, as_json: bool, **limits: Any) -> None:
     """Check all versions and every file they reach; exit code 1 when an error is found, or a limit ended it early.
 
     Warnings, such as a stale hint, are printed and do not count. With --incremental the next run goes on where a
     limit ended this one: what was read once and is shown unchanged by the listing is not read again, while that
     all files are there, with their sizes, is looked at each time.
 
-    Example: trinitylake verify --incremental --max-seconds 600
+    Example: trinitylake verify --incremental --max-seconds 600 --html verify.html
     """
+    lake = session.lake()
     with shown_progress("versions") as progress:
         report = maintenance.verify(
-            session.lake(),
+            lake,
             partial(progress, "versions"),
             deep=deep,
             incremental=incremental,
             budget=maintenance.Budget(**limits),
         )
-    print_shown(report, as_json)
+    try:
+        print_shown(report, as_json)
+    finally:
+        if html is not None:
+            page_written(html, verification_page(report, lake.storage.now_ms()))
     if not report.is_clean or not report.is_complete:
         raise click.exceptions.Exit(1)
 

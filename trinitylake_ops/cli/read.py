@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,8 +16,10 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.cli.context import (
     Session,
     at_options,
+    html_option,
     json_option,
     key_values,
+    page_written,
     pass_session,
     print_json,
     print_line,
@@ -25,6 +28,7 @@ from trinitylake_ops.cli.context import (
 from trinitylake_ops.errors import InvalidNameError
 from trinitylake_ops.format.definitions import IsolationLevel, LakehouseDef
 from trinitylake_ops.format.limits import MAX_NODE_FILE_BYTES, MAX_ORDER, MIN_ORDER
+from trinitylake_ops.maintenance.page import log_page
 from trinitylake_ops.maintenance.report import change_rows, new_table
 from trinitylake_ops.transaction.history import VersionInfo
 from trinitylake_ops.transaction.names import resolve_table
@@ -195,16 +199,21 @@ def _time(time: datetime) -> str:
 @click.command(short_help="List versions, newest first.")
 @click.option("--limit", type=click.IntRange(min=1), help="At most so many versions.")
 @click.option("--stat", is_flag=True, help="How much each commit changed, sent and wrote.")
+@html_option
 @json_option
 @pass_session
-def log(session: Session, limit: int | None, stat: bool, as_json: bool) -> None:
+def log(session: Session, limit: int | None, stat: bool, html: Path | None, as_json: bool) -> None:
     """List versions, newest first: what was done, by whom, in which run.
 
     Transactions that were committed together, as one version, follow it one by one.
 
     Example: trinitylake log --limit 10 --stat
     """
-    history = list(session.lake().history(limit))
+    lake = session.lake()
+    latest = lake.snapshot() if html is not None else None
+    history = list(lake.history(limit, latest))
+    if html is not None and latest is not None:
+        page_written(html, log_page(latest, history, lake.storage.now_ms()))
     if as_json:
         print_json(history)
     elif stat:

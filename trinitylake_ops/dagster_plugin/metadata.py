@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -84,6 +85,12 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> d
     if len(listed) > MAX_DETAIL_ROWS:
         text += f"\n\n{len(listed) - MAX_DETAIL_ROWS} more rows"
     return dg.MetadataValue.md(text)
+
+
+def picture(svg: str) -> dg.MarkdownMetadataValue:
+    """Return a drawing as Markdown that shows it; it lies in the metadata itself."""
+    encoded = base64.b64encode(svg.encode()).decode("ascii")
+    return dg.MetadataValue.md(f"![The versions of the lakehouse](data:image/svg+xml;base64,{encoded})")
 
 
 def _cell(value: object) -> str:

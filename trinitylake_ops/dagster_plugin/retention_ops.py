@@ -4,11 +4,12 @@ import dagster as dg
 from pydantic import Field
 
 from trinitylake_ops import maintenance
-from trinitylake_ops.dagster_plugin.metadata import markdown_table
+from trinitylake_ops.dagster_plugin.metadata import markdown_table, picture
 from trinitylake_ops.dagster_plugin.ops import log_version, logged_progress, operating, report_metadata
 from trinitylake_ops.dagster_plugin.plans import RulesConfig, digest_field, show_plan
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
 from trinitylake_ops.maintenance import TrimPlan
+from trinitylake_ops.maintenance.page import expiration_picture
 
 
 class ExpireConfig(RulesConfig):
@@ -56,6 +57,7 @@ def run_expire_plan(context: dg.OpExecutionContext, config: ExpireConfig, lakeho
             "files": sum(plan.files.values()),
             "bytes": plan.bytes,
             "files_by_kind": markdown_table(("kind", "files"), plan.files.items()),
+            "timeline": picture(expiration_picture(plan)),
             "plan": markdown_table(("version", "verdict", "why"), rows),
         }
         show_plan(context, plan, shown, apply_op="run_expire_apply", options=config, is_empty=plan.is_empty)

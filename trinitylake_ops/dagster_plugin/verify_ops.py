@@ -4,11 +4,12 @@ import dagster as dg
 from pydantic import Field
 
 from trinitylake_ops import maintenance
-from trinitylake_ops.dagster_plugin.metadata import markdown_table
+from trinitylake_ops.dagster_plugin.metadata import markdown_table, picture
 from trinitylake_ops.dagster_plugin.ops import log_version, logged_progress, operating, report_metadata
 from trinitylake_ops.dagster_plugin.plans import digest_field, show_plan
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
 from trinitylake_ops.maintenance import Budget, RepairPlan, RepairReport
+from trinitylake_ops.maintenance.page import verification_picture
 
 _COLUMNS = ("severity", "code", "path", "version", "what you can do")
 
@@ -69,6 +70,7 @@ def run_verify(context: dg.OpExecutionContext, config: VerifyConfig, lakehouse: 
         ]
         metadata = {
             **report_metadata(report.to_dict()),
+            "timeline": picture(verification_picture(report)),
             "findings": markdown_table(header, rows),
             "not_looked_at": "; ".join(report.unchecked),
         }

@@ -6,8 +6,7 @@ Nothing is deleted here. Until the purge begins, undelete brings expired version
 from __future__ import annotations
 
 import uuid
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -21,27 +20,16 @@ from trinitylake_ops.errors import (
     VersionExpiredError,
 )
 from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState, LakehouseDef
-from trinitylake_ops.format.file_names import is_operation_path
 from trinitylake_ops.format.node_file import SEALED_AT_MILLIS, decode_system_rows
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.export_records import without_exports
+from trinitylake_ops.maintenance.freed import FreedFiles, freed_files
 from trinitylake_ops.maintenance.plan_file import PlanFile, write_plan_file
-from trinitylake_ops.maintenance.reachability import (
-    CatalogReach,
-    Mark,
-    exported_roots,
-    is_deletable,
-    owned_tables,
-    readable_tables,
-    table_files,
-    table_id_in,
-)
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table, utc_of
 from trinitylake_ops.maintenance.retention import RetentionPolicy, Verdict, protected_ms
 from trinitylake_ops.maintenance.state_change import StateChange
 from trinitylake_ops.maintenance.survey import (
     Progress,
-    Survey,
     is_lapsed,
     no_progress,
     on_latest,
@@ -49,7 +37,7 @@ from trinitylake_ops.maintenance.survey import (
     uncached,
 )
 from trinitylake_ops.maintenance.timed_plan import TimedPlan
-from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.maintenance.version_record import VersionRecord
 from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
@@ -116,7 +104,9 @@ class ExpirationPlan(TimedPlan):
     verdicts: tuple[Verdict, ...]
     files: Mapping[str, int]
     bytes: int
-    _sizes_bytes: Mapping[str, int] = field(repr=False, compare=False)
+    _freed: FreedFiles = field(repr=False, compare=False)
+    _base: Snapshot = field(repr=False, compare=False)
+    _records: tuple[VersionRecord, ...] = field(repr=False, compare=False)
     _policy: RetentionPolicy | None = field(repr=False, compare=False)
     _lake: Lakehouse = field(repr=False, compare=False)
 
@@ -126,19 +116,35 @@ class ExpirationPlan(TimedPlan):
         return self.plan_file().digest
 
     @property
+    def freed(self) -> FreedFiles:
+        """The files that a purge frees."""
+        return self._freed
+
+    @property
+    def base(self) -> Snapshot:
+        """The version at which it was planned, read past all caches."""
+        return self._base
+
+    @property
+    def records(self) -> tuple[VersionRecord, ...]:
+        """What the roots say of all versions, ascending, those of the past included."""
+        return self._records
+
+    @property
     def is_empty(self) -> bool:
         """Whether nothing would expire."""
         return not self.versions and not self.exports
 
     def plan_file(self) -> PlanFile:
         """Return what a purge will be allowed to delete."""
-        return PlanFile(_OPERATION, self.base_version, self.now_ms, self.versions, self.exports, self._sizes_bytes)
+        sizes_bytes = self._freed.sizes_bytes
+        return PlanFile(_OPERATION, self.base_version, self.now_ms, self.versions, self.exports, sizes_bytes)
 
     def table(self) -> Table:
         """Return one row for each version, what happens to it and why."""
         title = (
             f"At version {self.base_version}: {len(VersionRanges.parse(self.versions))} of {len(self.verdicts)}"
-            f" versions expire, with {len(self._sizes_bytes)} files of {self.bytes} bytes"
+            f" versions expire, with {len(self._freed.sizes_bytes)} files of {self.bytes} bytes"
         )
         rows: list[tuple[object, ...]] = [
             (verdict.version, "expires" if verdict.expires else "kept", verdict.reason) for verdict in self.verdicts
@@ -176,8 +182,8 @@ class ExpirationPlan(TimedPlan):
         if latest.version == self.base_version:
             return self
         now = _plan(lake, latest, self.now_ms, self._policy, within=self, progress=progress)
-        sizes_bytes = {path: size for path, size in now._sizes_bytes.items() if path in self._sizes_bytes}
-        return replace(now, _sizes_bytes=sizes_bytes, bytes=sum(sizes_bytes.values()))
+        freed = now._freed.within(self._freed)
+        return replace(now, _freed=freed, bytes=freed.bytes)
 
     def _commit(
         self, lake: Lakehouse, base: Snapshot, approved: ExpirationPlan, metered: MeteredLakehouse
@@ -202,7 +208,11 @@ class ExpirationPlan(TimedPlan):
             f"versions {self.versions or 'none'}{', exports ' if self.exports else ''}{', '.join(self.exports)}",
             expired,
             _check_same_settings,
-            {"versions": len(VersionRanges.parse(self.versions)), "files": len(self._sizes_bytes), "bytes": self.bytes},
+            {
+                "versions": len(VersionRanges.parse(self.versions)),
+                "files": len(self._freed.sizes_bytes),
+                "bytes": self.bytes,
+            },
         )
         try:
             version = change.commit(lake, base)
@@ -224,7 +234,7 @@ class ExpirationPlan(TimedPlan):
             versions=self.versions,
             spared=str(spared),
             exports=self.exports,
-            files=len(self._sizes_bytes),
+            files=len(self._freed.sizes_bytes),
             bytes=self.bytes,
             plan_path=None if batch is None else batch.plan_path,
             purgeable_at_ms=None if batch is None else batch.expired_at_millis + grace_ms,
@@ -282,61 +292,21 @@ def _plan(
         allowed = VersionRanges.parse(within.versions)
         expiring = [version for version in expiring if version in allowed]
         exports = [name for name in exports if name in within.exports]
-    kinds, sizes_bytes = _freed(survey, expiring, exports, progress)
+    freed = freed_files(survey, expiring, exports, progress)
     return ExpirationPlan(
         base_version=base.version,
         now_ms=now_ms,
         versions=str(VersionRanges.of(expiring)),
         exports=tuple(sorted(exports)),
         verdicts=verdicts,
-        files=kinds,
-        bytes=sum(sizes_bytes.values()),
-        _sizes_bytes=sizes_bytes,
+        files=freed.counts(),
+        bytes=freed.bytes,
+        _freed=freed,
+        _base=base,
+        _records=survey.records(),
         _policy=policy,
         _lake=lake,
     )
-
-
-def _freed(
-    survey: Survey, expiring: Iterable[int], exports: Sequence[str], progress: Progress
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Return what only these versions and exports reach: the number of files by kind, and the sizes by path."""
-    leaving = set(expiring)
-    if not leaving and not exports:
-        return {}, {}
-    lake = survey.lake
-    # What expired before needs keeps nothing here: no plan would name what it shares with these. A purge spares it.
-    before = survey.expired(ExpirationState.EXPIRED)
-    mark = Mark(survey, without=leaving.union(before), without_exports=exports, progress=progress)
-    gone = CatalogReach(lake.files, mark.catalog, skips_damaged=True)
-    export_paths = [
-        path
-        for record in survey.definition.exports
-        if record.name in exports
-        for path in (record.root_location, record.manifest_path)
-        if path and is_operation_path(path)
-    ]
-    gone.add([*(survey.roots[version] for version in leaving), *exported_roots(survey, exports)], progress)
-    files = table_files(
-        readable_tables(lake, sorted(gone.tables)), StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
-    )
-    if files:
-        mark.add_tables()
-    kind_of = {
-        **dict.fromkeys(gone.nodes, "node"),
-        **dict.fromkeys(gone.tables | gone.others, "definition"),
-        **{path: str(file.kind) for path, file in files.items()},
-        **dict.fromkeys(export_paths, "export"),
-    }
-    candidates = {path for path in kind_of if path not in mark}
-    defined = {table_id for path in files if (table_id := table_id_in(path)) is not None}
-    owned = owned_tables(lake, defined, survey.definition.id, defined)
-    sizes_bytes: dict[str, int] = {}
-    for info in lake.storage.list() if candidates else ():
-        if info.path in candidates and (info.path in export_paths or is_deletable(info.path, owned)):
-            sizes_bytes[info.path] = info.size_bytes
-    kinds = Counter(kind_of[path] for path in sizes_bytes)
-    return dict(sorted(kinds.items())), dict(sorted(sizes_bytes.items()))
 
 
 def undelete(lake: Lakehouse, versions: str | int | Iterable[int]) -> int:

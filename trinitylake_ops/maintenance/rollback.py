@@ -22,6 +22,7 @@ from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.maintenance.export_records import record_of
 from trinitylake_ops.maintenance.report import Plan, change_rows, digest_of, new_table
 from trinitylake_ops.maintenance.survey import uncached
+from trinitylake_ops.maintenance.version_record import ROLLED_BACK_TO
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.reach import files_of
@@ -87,7 +88,8 @@ class RollbackPlan(Plan):
     def _commit(self, reapply: bool) -> int:
         if self._chosen:
             return self._commit_subset(reapply)
-        change = _WholeTree(self._target, CommitInfo(_OPERATION, self._message()), reapply)
+        info = CommitInfo(_OPERATION, self._message(), properties={ROLLED_BACK_TO: str(self.to_version)})
+        change = _WholeTree(self._target, info, reapply)
         return self._lake.commit(change, self._base)
 
     def _commit_subset(self, reapply: bool) -> int:

@@ -7,8 +7,8 @@ another program went back to an older lakehouse definition; none is read twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, MaintenanceBlockedError, VersionNotFoundError
 from trinitylake_ops.format.definitions import (
@@ -23,14 +23,13 @@ from trinitylake_ops.format.file_names import ROOT_PREFIX, parse_root_path, root
 from trinitylake_ops.format.keys import TABLE_KEY_PREFIX
 from trinitylake_ops.format.locations import to_location
 from trinitylake_ops.format.node_file import (
-    COMMIT_ID,
     LAKEHOUSE_DEF,
     NodeFile,
-    decode_commit_info,
     decode_node,
 )
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.retention import RetentionPolicy, Verdict, VersionAge, judge
+from trinitylake_ops.maintenance.version_record import VersionRecord
 from trinitylake_ops.storage import FileInfo
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
@@ -75,15 +74,28 @@ class Pointers:
 
 @dataclass(frozen=True, slots=True)
 class SurveyedRoot:
-    """A root that was read: what it points to, and who wrote it."""
+    """A root that was read: what it points to, and what it says about its version."""
 
     version: int
     created_at_ms: int
-    commit_id: str | None
-    operation: str | None
     lakehouse_def: str
-    is_sealed: bool
     pointers: Pointers
+    record: VersionRecord
+
+    @property
+    def commit_id(self) -> str | None:
+        """The id of its commit, None where another program wrote it."""
+        return self.record.commit_id
+
+    @property
+    def operation(self) -> str | None:
+        """What was done, where its writer recorded it."""
+        return self.record.operation
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether a purge put it in the place of the root."""
+        return self.record.is_sealed
 
     @classmethod
     def of(cls, version: int, root: NodeFile, path: str, root_uri: str) -> SurveyedRoot:
@@ -91,15 +103,12 @@ class SurveyedRoot:
         definition = root.system.get(LAKEHOUSE_DEF)
         if definition is None and not root.is_sealed:
             raise CorruptFileError("the root names no lakehouse definition", path=path, version=version)
-        info: Mapping[str, Any] = decode_commit_info(root.system)
         return cls(
             version,
             root.created_at_ms,
-            root.system.get(COMMIT_ID),
-            info.get("operation"),
             "" if definition is None else to_location(root_uri, definition),
-            root.is_sealed,
             Pointers.of(root, root_uri),
+            VersionRecord.of(version, root.system),
         )
 
 
@@ -146,6 +155,12 @@ class Survey:
             )
             for version in self.live()
         ]
+
+    def records(self) -> tuple[VersionRecord, ...]:
+        """Return what the roots say of each version that is listed, ascending; nothing more of those not read."""
+        unread = (VersionRecord(version=version, is_sealed=True) for version in self.written_ms.keys() - self.roots)
+        read = (root.record for root in self.roots.values())
+        return tuple(sorted((*read, *unread), key=lambda record: record.version))
 
     def _superseded_at_ms(self, version: int) -> int | None:
         """Return the later of what the next version's root says and when its file was written; None for the latest."""
@@ -258,15 +273,8 @@ def _with_shared_text(root: SurveyedRoot, interned: dict[str, str]) -> SurveyedR
         return tuple(interned.setdefault(location, location) for location in locations)
 
     pointers = Pointers(shared(root.pointers.nodes), shared(root.pointers.tables), shared(root.pointers.others))
-    return SurveyedRoot(
-        root.version,
-        root.created_at_ms,
-        root.commit_id,
-        root.operation,
-        interned.setdefault(root.lakehouse_def, root.lakehouse_def),
-        root.is_sealed,
-        pointers,
-    )
+    definition = interned.setdefault(root.lakehouse_def, root.lakehouse_def)
+    return replace(root, lakehouse_def=definition, pointers=pointers)
 
 
 def _listed_roots(lake: Lakehouse, base: Snapshot) -> dict[int, int]:

@@ -132,7 +132,18 @@ class _Verification:
             unanswered=tuple(sorted(self._known.unanswered)),
             record_path=record_path,
             cost=self._metered.cost(),
+            _root=self.lake.root,
+            _records=self.versions.records(),
+            _latest=self._latest_snapshot(),
         )
+
+    def _latest_snapshot(self) -> Snapshot | None:
+        """Return the latest version as it was read, None where it was not, on the storage past all that is known."""
+        root = self.versions.last_root
+        if root is None or self.versions.done <= self.latest:
+            return None
+        files = self._metered.lake.files
+        return Snapshot(files, self.latest, files.roots.path(self.latest), root)
 
     def _check_names(self) -> None:
         """Root names are of one naming and contiguous; one missing, or beyond the latest, was tampered with."""

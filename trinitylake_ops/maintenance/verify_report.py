@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from rich.table import Table
 
 from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.maintenance.report import Cost, Document, new_table
+from trinitylake_ops.maintenance.version_record import VersionRecord
+from trinitylake_ops.transaction.snapshot import Snapshot
 
 Severity = Literal["error", "warning"]
 
@@ -63,6 +65,24 @@ class VerifyReport(Document):
     unanswered: tuple[str, ...] = ()
     record_path: str | None = None
     cost: Cost
+    _root: str = field(repr=False, compare=False)
+    _records: tuple[VersionRecord, ...] = field(repr=False, compare=False)
+    _latest: Snapshot | None = field(repr=False, compare=False)
+
+    @property
+    def root(self) -> str:
+        """The root URI of the lakehouse."""
+        return self._root
+
+    @property
+    def records(self) -> tuple[VersionRecord, ...]:
+        """What the roots say of all versions that were looked at, ascending."""
+        return self._records
+
+    @property
+    def latest(self) -> Snapshot | None:
+        """The latest version when it began, read past all caches; None where its root was not, or cannot be read."""
+        return self._latest
 
     @property
     def is_clean(self) -> bool:

@@ -16,6 +16,7 @@ from trinitylake_ops.maintenance.verify_report import Findings
 from trinitylake_ops.maintenance.verify_storage import KnownFilesStorage
 from trinitylake_ops.maintenance.verify_tables import TableVerifier
 from trinitylake_ops.maintenance.verify_tree import TreeVerifier
+from trinitylake_ops.maintenance.version_record import VersionRecord
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -27,7 +28,8 @@ class VersionVerifier:
 
     ``lake`` reads through ``known``, ``plain`` past all that is known. ``versions`` counts the live ones, ``done``
     is the first version that was not looked at; ``roots`` are those that can be read, ``damaged`` the versions that
-    are not whole, ``damaged_objects`` what is not in the last one of a sound tree.
+    are not whole, ``damaged_objects`` what is not in the last one of a sound tree. ``last_root`` is that of the last
+    version that was looked at, None where it cannot be read.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class VersionVerifier:
         self.damaged: list[int] = []
         self.damaged_objects: tuple[ObjectName, ...] = ()
         self.roots: dict[int, SurveyedRoot] = {}
+        self.last_root: NodeFile | None = None
         self._now_ms = lake.storage.now_ms()
         self._settings: dict[str, object] = {}
 
@@ -54,13 +57,18 @@ class VersionVerifier:
             versions = range(start, min(start + batch, latest + 1))
             contents = self._lake.storage.read_available([self._lake.files.roots.path(version) for version in versions])
             for version, data in zip(versions, contents, strict=True):
-                root = self._decoded_root(version, data)
+                self.last_root = root = self._decoded_root(version, data)
                 if root is not None:
                     before_ms = self._check_root(version, root, before_ms, purged)
                 else:
                     self.damaged.append(version)
                 self.done = version + 1
                 progress(version + 1, latest + 1)
+
+    def records(self) -> tuple[VersionRecord, ...]:
+        """Return what the roots say of all versions that were looked at, ascending."""
+        unreadable = {version: VersionRecord(version=version, is_readable=False) for version in range(self.done)}
+        return tuple((unreadable | {version: root.record for version, root in self.roots.items()}).values())
 
     def _decoded_root(self, version: int, data: bytes | StorageError) -> NodeFile | None:
         path = self._lake.files.roots.path(version)

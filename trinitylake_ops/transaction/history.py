@@ -18,7 +18,7 @@ from trinitylake_ops.format.node_file import (
     decode_system_rows,
 )
 from trinitylake_ops.transaction.commit import latest_snapshot
-from trinitylake_ops.transaction.snapshot import LakehouseFiles, utc_datetime
+from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot, utc_datetime
 from trinitylake_ops.transaction.versions import read_roots
 
 _BATCH = 32
@@ -71,12 +71,12 @@ class TransactionInfo:
     properties: Mapping[str, str]
 
 
-def history(files: LakehouseFiles, limit: int | None = None) -> Iterator[VersionInfo]:
-    """Yield versions, newest first, at most ``limit``; roots are read in parallel batches.
+def history(files: LakehouseFiles, limit: int | None = None, latest: Snapshot | None = None) -> Iterator[VersionInfo]:
+    """Yield versions up to ``latest``, newest first, at most ``limit``; roots are read in parallel batches.
 
     Versions whose roots other programs deleted are left out. Raises LakehouseNotFoundError, StorageError.
     """
-    latest = latest_snapshot(files)
+    latest = latest or latest_snapshot(files)
     oldest = 0 if limit is None else max(0, latest.version + 1 - limit)
     for version, data in read_roots(files.roots, range(latest.version, oldest - 1, -1), _BATCH):
         if data is not None:

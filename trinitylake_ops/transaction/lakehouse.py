@@ -236,12 +236,13 @@ class Lakehouse:
         options = storage_options if storage_options is not None else options_for(self, root)
         return Lakehouse.open(root, options).snapshot(version)
 
-    def history(self, limit: int | None = None) -> Iterator[VersionInfo]:
+    def history(self, limit: int | None = None, latest: Snapshot | None = None) -> Iterator[VersionInfo]:
         """Yield versions, newest first, at most ``limit``; roots are read in parallel batches.
 
-        Versions whose roots other programs deleted are left out.
+        They begin at the latest version, or at ``latest`` where the caller has found it. Versions whose roots other
+        programs deleted are left out.
         """
-        return history(self.files, limit)
+        return history(self.files, limit, latest)
 
     def diff(self, before: int | str, after: int | str) -> list[Change]:
         """Return what changed between two versions, by namespace and table.

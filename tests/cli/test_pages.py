@@ -1,0 +1,106 @@
+"""Pages on the command line: beside what a command prints, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_commands import ROOT, Cli, assert_error, cli, lake, logging_as_it_was
+from tests.local_clock import LocalClock
+from tests.maintenance.changes import alter, create
+from tests.maintenance.pages import parsed
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.format.file_names import HINT_PATH
+
+__all__ = ["cli", "lake", "logging_as_it_was"]
+
+COMMANDS = ("log", "expire", "verify")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=["table", "json"])
+def test_a_page_comes_beside_what_is_printed(
+    cli: Cli, lake: Lakehouse, tmp_path: Path, command: str, form: tuple[str, ...]
+) -> None:
+    path = tmp_path / "page.html"
+    plain = cli(command, *form)
+    result = cli(command, *form, "--html", path)
+    assert result.code == plain.code == 0
+    if form:
+        kept, again = (json.loads(printed.out) for printed in (plain, result))
+        assert (type(kept), len(kept)) == (type(again), len(again))
+    assert f"Page: {path}\n" in result.err
+    assert parsed(path.read_text()).headline.startswith("3 versions; ")
+    assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_a_page_of_findings_and_exit_code_1(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
+    lake.storage.write(HINT_PATH, b"1")
+    lake.storage.write(lake.files.roots.path(1), b"garbage")
+    path = tmp_path / "page.html"
+    assert cli("verify", "--html", path).code == 1
+    page = parsed(path.read_text())
+    assert page.headline == "1 error and 1 warning; 3 versions, of which 1 unreadable; the latest is 2"
+
+
+def test_a_log_of_few_versions(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    assert cli("log", "--limit", 2, "--stat", "--html", path).code == 0
+    assert parsed(path.read_text()).headline == "The newest 2 versions; the latest is 2"
+
+
+def test_a_page_of_what_an_expiry_did(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = LocalClock(monkeypatch)
+    root = str(tmp_path / "lake")
+    made = Lakehouse.create(root, {"fsync": "false"}, minimum_versions_to_keep=1)
+    create(made, "ns", "t")
+    alter(made, "ns", "t")
+    clock.forward(24 * 9)
+    path = tmp_path / "page.html"
+    assert cli("expire", "--html", path, root=root).code == 0
+    page = parsed(path.read_text())
+    assert page.headline.startswith("3 versions; 2 would expire and free ")
+    assert "expire --apply 2-" in page.text
+    result = cli("expire", "--yes", "--html", path, root=root)
+    assert (result.code, "Expired in version 3" in result.out) == (0, True)
+    assert "; 2 expired just now, by version 3; a purge frees " in parsed(path.read_text()).headline
+
+
+def test_what_was_done_is_printed_though_its_page_cannot_be_written(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = LocalClock(monkeypatch)
+    root = str(tmp_path / "lake")
+    create(Lakehouse.create(root, {"fsync": "false"}, minimum_versions_to_keep=1), "ns", "t")
+    clock.forward(24 * 9)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        result = cli("--storage-option", "fsync=false", "expire", "--yes", "--html", tmp_path / "page.html", root=root)
+    assert result.code == 5
+    assert "Expired in version 2" in result.out
+    assert "cannot be written: No space left on device" in result.err
+    assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_page_that_cannot_be_written_is_said_before_anything_is_done(
+    cli: Cli, lake: Lakehouse, tmp_path: Path, command: str
+) -> None:
+    missing = tmp_path / "none" / "page.html"
+    assert_error(cli(command, "--html", missing), 5, "there is no folder", str(missing.parent))
+    assert_error(cli(command, "--html", tmp_path), 5, "no file", str(tmp_path))
+    assert_error(cli(command, "--html"), 2, "--html")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_needs_a_lakehouse(cli: Cli, tmp_path: Path) -> None:
+    for command in COMMANDS:
+        assert_error(cli(command, "--html", tmp_path / "page.html", root=f"{ROOT}none/"), 4, "no lakehouse")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,52 @@
+"""Writing a page: whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import stat
+import uuid
+from pathlib import Path
+
+from trinitylake_ops.errors import StorageError
+
+
+def check_page_path(path: str | os.PathLike[str]) -> None:
+    """Check, before long work, that a page can be written to a path; nothing is written.
+
+    Raises StorageError where its folder is missing or cannot be written to, or something else than a file stands there.
+    """
+    target = Path(os.path.realpath(path))
+    folder = target.parent
+    if not folder.is_dir():
+        raise _error(path, f"there is no folder {str(folder)!r}")
+    if target.exists() and not target.is_file():
+        raise _error(path, "what stands there is no file; choose another name")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise _error(path, f"the folder {str(folder)!r} cannot be written to")
+
+
+def write_page(path: str | os.PathLike[str], page: str) -> None:
+    """Write a page to a file, which is there whole or as it was before; a symbolic link is followed.
+
+    Raises StorageError, also as ``check_page_path``.
+    """
+    check_page_path(path)
+    target = Path(os.path.realpath(path))
+    # Not after the target, whose name may be as long as names can be.
+    temporary = target.with_name(f".page-{uuid.uuid4()}.tmp")
+    try:
+        with open(temporary, "x", encoding="utf-8", newline="") as file:
+            file.write(page)
+            file.flush()
+            os.fsync(file.fileno())
+        if target.exists():
+            os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
+        os.replace(temporary, target)
+    except OSError as error:
+        raise _error(path, error.strerror or str(error)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _error(path: str | os.PathLike[str], reason: str) -> StorageError:
+    return StorageError(f"the page {os.fspath(path)!r} cannot be written: {reason}")

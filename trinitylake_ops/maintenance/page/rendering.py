@@ -1,0 +1,39 @@
+"""From content to HTML: templates that escape all they are given."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from trinitylake_ops.maintenance.page.chart import Chart, LegendEntry
+from trinitylake_ops.maintenance.page.content import Page
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("trinitylake_ops.maintenance.page", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["px"] = _pixels
+    return environment
+
+
+def _pixels(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def render_page(page: Page) -> str:
+    """Return a page as one HTML document that refers to nothing beyond itself."""
+    return _environment().get_template("page.html.jinja").render(page=page, chart=page.chart)
+
+
+def render_picture(chart: Chart, legend: Sequence[LegendEntry], headline: str) -> str:
+    """Return a chart under its headline and legend as one SVG file."""
+    template = _environment().get_template("picture.svg.jinja")
+    return template.render(chart=chart, legend=legend, headline=headline)
