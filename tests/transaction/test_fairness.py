@@ -144,6 +144,27 @@ def test_who_waited_begins_on_what_was_committed_meanwhile(
     assert version == lake.latest_version()
 
 
+def test_who_waited_and_finds_its_changes_made_is_told_a_version_that_has_them(
+    lakes: Lakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the one that it began on, though it lost no race."""
+    lake = Lakehouse(_lake(lakes).storage)
+    turn = new_turn_path(5_000)
+    lake.storage.write(turn, b"")
+    _change(lake, COMMITS_BETWEEN_LOOKS)
+
+    def sleep(_seconds: float) -> None:
+        Lakehouse(lake.storage).alter_definition(properties={"a": "b"})
+        lake.storage.delete(turn)
+
+    monkeypatch.setattr("trinitylake_ops.transaction.fairness.time.sleep", sleep)
+    txn = lake.transaction()
+    txn.alter_definition(replace(txn.definition, properties={"a": "b"}))
+    version = txn.commit()
+    assert version > txn.base.version
+    assert lake.snapshot(version).definition.properties == {"a": "b"}
+
+
 def test_the_wait_leaves_a_transaction_time(lakes: Lakes, pauses: list[float]) -> None:
     lake = lakes.memory(txn_ttl_millis=2_000)
     storage = lake.storage

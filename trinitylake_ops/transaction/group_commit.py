@@ -75,6 +75,10 @@ class Groupable(Protocol):
     def begun_at_ms(self) -> int:
         """When it began, by the storage's clock."""
 
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether it would change nothing in the version that it began on."""
+
     def footprint(self) -> Footprint:
         """Return what it touches."""
 
@@ -99,7 +103,8 @@ class _Waiting:
     """A transaction that waits for its outcome: a version, or the error it failed with."""
 
     transaction: Groupable
-    begun_on_version: int
+    #: The version that it began on, where it changes nothing there.
+    unchanged_version: int | None
     base: Snapshot
     max_attempts: int
     footprint: Footprint
@@ -115,7 +120,8 @@ class _Waiting:
     def of(cls, transaction: Groupable, base: Snapshot, max_attempts: int) -> _Waiting:
         """Ask a transaction, in its own thread, for all that others look at. Raises its errors."""
         footprint, info = transaction.footprint(), transaction.largest_info()
-        return cls(transaction, base.version, base, max_attempts, footprint, info, threading.Event())
+        unchanged_version = base.version if transaction.changes_nothing else None
+        return cls(transaction, unchanged_version, base, max_attempts, footprint, info, threading.Event())
 
     @property
     def begun_at_ms(self) -> int:
@@ -388,7 +394,7 @@ class _Group:
             if writes is None:
                 # Others changed the same since, or there was nothing to change from the outset.
                 self.members.remove(member)
-                member.settle(base.version if member.n_lost else member.begun_on_version)
+                member.settle(base.version if member.unchanged_version is None else member.unchanged_version)
             else:
                 parts.append(writes)
         self._check_somebody_left()

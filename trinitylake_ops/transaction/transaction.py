@@ -435,6 +435,11 @@ class Transaction(CatalogReader):
 
     # Committing (transaction.group_commit.Groupable)
 
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether this transaction changes nothing in the version that it began on."""
+        return not self._writes and self._definition in (None, self.base.definition)
+
     def footprint(self) -> Footprint:
         """Return what this transaction touches; one that changes the lakehouse definition goes alone."""
         keys = {self.keys.namespace_key(namespace) for namespace in self._relied_namespaces}
