@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from tests.servers.s3_server import S3Server
@@ -17,13 +16,7 @@ from trinitylake_ops.format.definitions import LakehouseDef, TableDef
 from trinitylake_ops.format.file_names import HINT_PATH, ORPHAN_BARRIER_PATH, ROOT_PREFIX, TABLES_PREFIX, root_path
 from trinitylake_ops.format.limits import smallest_node_file_limit_bytes
 from trinitylake_ops.format.locations import is_uri
-from trinitylake_ops.format.node_file import (
-    COMMIT_ID,
-    CREATED_AT_MILLIS,
-    PREVIOUS_ROOT,
-    SEALED_AT_MILLIS,
-    decode_node,
-)
+from trinitylake_ops.format.node_file import decode_node, encode_sealed_root
 from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, drop_memory_root, open_storage
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.invariants import check_tree
@@ -188,16 +181,7 @@ def table(**properties: str) -> TableDef:
 
 
 def seal(lake: Lakehouse, version: int) -> None:
-    """Overwrite a root with a sealed one, as a purge does: some of its system rows and nothing else."""
+    """Overwrite a root with a sealed one, as a purge does."""
     path = root_path(version)
-    system = decode_node(lake.storage.read(path), path).system
-    kept = {name: system[name] for name in (CREATED_AT_MILLIS, PREVIOUS_ROOT, COMMIT_ID) if name in system}
-    rows = {**kept, "n_keys": "0", SEALED_AT_MILLIS: str(int(system[CREATED_AT_MILLIS]) + 1)}
-    batch = pa.record_batch(
-        [pa.array(list(rows)), pa.array(list(rows.values())), pa.nulls(len(rows), pa.utf8())],
-        names=["key", "pvalue", "pnode"],
-    )
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    lake.storage.write(path, bytes(sink.getvalue()))
+    root = decode_node(lake.storage.read(path), path)
+    lake.storage.write(path, encode_sealed_root(root.system, root.created_at_ms + 1))

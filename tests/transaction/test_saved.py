@@ -10,7 +10,7 @@ import pytest
 
 from tests.clock import ClockStorage
 from tests.faults import FaultyStorage, fail, lose_response
-from tests.lakes import Lakes, left_over_paths, table
+from tests.lakes import Lakes, left_over_paths, seal, table
 from tests.processes import fork
 from trinitylake_ops import Lakehouse, TableDef, maintenance
 from trinitylake_ops.errors import (
@@ -153,6 +153,21 @@ def test_a_copy_that_was_changed_is_not_taken_for_committed(filled: Lakehouse) -
     with pytest.raises(CommitConflictError, match="was committed as version 2 by another process"):
         other.commit()
     assert filled.snapshot().tables("new") == ["made"]
+
+
+def test_resumed_twice_and_purged_between(filled: Lakehouse) -> None:
+    """What the version held cannot be compared any more; that it was committed is still told."""
+    txn = filled.transaction()
+    txn.create_table("ns", "new", table())
+    transaction_id = txn.save()
+    first, second = filled.resume_transaction(transaction_id), filled.resume_transaction(transaction_id)
+    version = first.commit()
+    maintenance.compact(filled)
+    with filled.transaction() as other:
+        other.create_namespace("later")
+    seal(filled, version)
+    with pytest.raises(TransactionExpiredError, match=f"was committed as version {version} .* purged since"):
+        second.commit()
 
 
 def test_a_failure_in_its_block_keeps_what_was_saved(filled: Lakehouse) -> None:

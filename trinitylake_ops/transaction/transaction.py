@@ -21,6 +21,7 @@ from trinitylake_ops.errors import (
     NamespaceNotFoundError,
     ObjectExistsError,
     TableNotFoundError,
+    TransactionExpiredError,
 )
 from trinitylake_ops.format.definitions import (
     IsolationLevel,
@@ -522,7 +523,17 @@ class Transaction(CatalogReader):
             precondition(latest)
 
     def _check_committed_as(self, committed: Snapshot, base: Snapshot) -> NoReturn:
-        """Tell that another process committed this transaction; CommitConflictError where it has changed since."""
+        """Tell that another process committed this transaction.
+
+        Raises CommitConflictError where it has changed since, TransactionExpiredError where the version was purged.
+        """
+        if committed.root.is_sealed:
+            raise TransactionExpiredError(
+                f"transaction {self.id} was committed as version {committed.version} by another process; the version"
+                " was purged since, and nobody can tell whether with these changes",
+                path=committed.location,
+                version=committed.version,
+            )
         for key, entry in self._writes.items():
             location = committed.entry(key)
             if entry is None or isinstance(entry, str) or location is None:
