@@ -21,6 +21,7 @@ from tests.maintenance.aging import (
 from tests.maintenance.changes import alter, create
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import MaintenanceBlockedError, VersionExpiredError
+from trinitylake_ops.maintenance.export import _begin
 from trinitylake_ops.maintenance.lease import lease
 from trinitylake_ops.storage import Storage, StorageWrapper
 
@@ -277,6 +278,28 @@ def test_an_export_being_made_is_finished_after_it(aging: Aging, lake: Lakehouse
     aging.clean_up()
     maintenance.plan_export(lake, "slow", version=1).execute()
     assert lake.snapshot("slow").namespaces() == ["n0"]
+
+
+def test_an_export_that_cannot_be_finished_any_more_is_dropped(
+    aging: Aging, lake: Lakehouse, foreign: ForeignLake
+) -> None:
+    """It was dropped before it was complete, and its version was purged since."""
+    plan = maintenance.plan_export(lake, "begun", version=1)
+    _begin(lake, plan._work.record)
+    begun = lake.latest_version()
+    maintenance.drop_export(lake, "begun")
+    alter(lake, "n0", "a")
+    aging.later()
+    aging.expire(keeping(3))
+    aging.later()
+    aging.purge()
+    with pytest.raises(VersionExpiredError):
+        lake.snapshot(1)
+    foreign.rollback(begun, keeps_unknown=False)
+    assert [info.state for info in maintenance.list_exports(lake)] == ["copying"]
+    assert maintenance.reconcile(lake).dropped_exports == ("begun",)
+    assert maintenance.list_exports(lake) == []
+    assert maintenance.verify(lake).is_clean
 
 
 def test_ages_of_single_versions_are_the_longer_ones(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:

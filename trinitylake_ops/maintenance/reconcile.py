@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from rich.table import Table
 
 from trinitylake_ops.errors import FileMissingError
-from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState, ExportRecord, LakehouseDef
+from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState, ExportRecord, ExportState, LakehouseDef
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.lease import lease
@@ -31,8 +31,8 @@ class ReconcileReport(Document):
     """What was settled: ``steps`` are the versions where another program replaced the lakehouse definition.
 
     ``version`` recorded it, None where there was nothing to settle. ``restored_exports`` are remembered again,
-    ``dropped_exports`` were dropped before and have no root any more, ``live_again`` are versions whose
-    expiry only one side knew of.
+    ``dropped_exports`` were dropped before and have no root any more, or cannot be finished, ``live_again`` are
+    versions whose expiry only one side knew of.
     """
 
     version: int | None
@@ -103,11 +103,15 @@ class _Settled:
         definitions = survey.lake.files.definitions
         replaced = [definitions.lakehouse(survey.roots[version - 1].lakehouse_def) for version in steps]
         records, snapshots = _all_exports(ours, replaced)
+        expirations = _agreed(ours, replaced)
+        gone = versions_in(expirations, _BEGUN)
         dropped = {name for name, location in snapshots.items() if not _stands(survey, location)}
+        dropped |= {
+            name for name, record in records.items() if record.state == ExportState.COPYING and record.version in gone
+        }
         records = {name: record for name, record in records.items() if name not in dropped}
         snapshots = {name: location for name, location in snapshots.items() if name not in dropped}
         known = {record.name for record in ours.exports} | set(ours.exported_snapshots)
-        expirations = _agreed(ours, replaced)
         sealed = VersionRanges.of(version for version, root in survey.roots.items() if root.is_sealed)
         before = VersionRanges()
         for definition in (ours, *replaced):
