@@ -28,7 +28,7 @@ from trinitylake_ops.errors import (
     VersionNotFoundError,
 )
 from trinitylake_ops.format.file_names import root_path
-from trinitylake_ops.storage import Storage
+from trinitylake_ops.storage import MeteredStorage, Storage
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.reach import files_of
 from trinitylake_ops.transaction.lakehouse import Change
@@ -429,3 +429,16 @@ def test_storage_of_a_plan_is_not_kept_open(lake: Lakehouse) -> None:
     maintenance.rollback(Lakehouse(counted), target)
     assert isinstance(counted, FaultyStorage)
     assert len(counted.log) < 40
+
+
+def test_its_requests_follow_the_height_of_the_tree(lakes: Lakes) -> None:
+    """Not the number of tables: of what both versions share nothing is read."""
+    lake = lakes.memory(order=8, **small_sizes(8))
+    create(lake, "ns", *(f"t{number:03}" for number in range(600)))
+    maintenance.compact(lake)
+    alter(lake, "ns", "t300")
+    height = lake.snapshot().tree_shape().height
+    meter = MeteredStorage(lake.storage)
+    maintenance.rollback(Lakehouse(meter), lake.latest_version() - 1)
+    assert height >= 3
+    assert meter.snapshot().total <= 2 * height + 10

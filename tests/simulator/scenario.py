@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from unittest import mock
 
+from pyiceberg.manifest import clear_manifest_cache
+
 from tests.lakes import left_over_paths
 from tests.simulator import foreigner, tables
 from tests.simulator import history as seen
@@ -100,6 +102,7 @@ def simulate(
     """
     chance = random.Random(f"scenario {seed}")
     clear_process_caches()  # the same seed has the same names again
+    clear_manifest_cache()
     chosen_rate = chance.choice([0, 0.02, 0.05, 0.1])
     fault_rate = chosen_rate if fault_rate is None else fault_rate
     chosen_rate = chance.choice([0.001, 0.001, 0.02]) if fault_rate else 0

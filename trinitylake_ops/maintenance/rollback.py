@@ -78,7 +78,8 @@ class RollbackPlan(Plan):
         planning raises.
         """
         lake = uncached(self._lake)
-        now = _plan(lake, lake.snapshot(), _target(lake, self._target.to), self._chosen, self.message)
+        base = lake.snapshot()
+        now = _plan(lake, base, _target(lake, base, self._target.to), self._chosen, self.message)
         if approved_digest is not None:
             now.check_approved(approved_digest)
         elif now.base_version != self.base_version and not reapply:
@@ -185,7 +186,8 @@ def plan_rollback(
     if to is None and timestamp is None:
         raise InvalidInputError("a rollback needs a version, the name of an export or a timestamp to go back to")
     lake = uncached(lake)
-    base, target = lake.snapshot(), _target(lake, to, timestamp)
+    base = lake.snapshot()
+    target = _target(lake, base, to, timestamp)
     held = held_namespaces(base.definition, target.to, namespaces or (), tables or ())
     if held and not tables:
         namespaces = namespaces or held
@@ -207,8 +209,8 @@ def held_namespaces(
     return held
 
 
-def _target(lake: Lakehouse, to: int | str | None, timestamp: datetime | int | None = None) -> _Target:
-    snapshot = lake.snapshot(to, timestamp)
+def _target(lake: Lakehouse, base: Snapshot, to: int | str | None, timestamp: datetime | int | None = None) -> _Target:
+    snapshot = lake.snapshot(to, timestamp, latest=base)
     if snapshot.files is not lake.files:
         raise InvalidInputError(
             f"export {to!r} is a lakehouse of its own, at {snapshot.files.storage.root}; what it holds is brought back"
@@ -250,9 +252,11 @@ def rollback(
     message: str | None = None,
     reapply: bool = False,
 ) -> int:
-    """Plan and execute a rollback; returns the new version. Raises what both raise."""
-    plan = plan_rollback(lake, to, namespaces, tables, timestamp=timestamp, message=message)
-    return plan.execute(reapply=reapply)
+    """Plan and execute a rollback; returns the new version. Raises what both raise.
+
+    It is planned once: another commit in between is met when this one is made.
+    """
+    return plan_rollback(lake, to, namespaces, tables, timestamp=timestamp, message=message)._commit(reapply)
 
 
 def chosen_objects(

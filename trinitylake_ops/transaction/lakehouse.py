@@ -155,34 +155,42 @@ class Lakehouse:
         """Return the number of the latest version."""
         return find_latest(self.files.roots)[0]
 
-    def snapshot(self, version: int | str | None = None, timestamp: datetime | int | None = None) -> Snapshot:
+    def snapshot(
+        self,
+        version: int | str | None = None,
+        timestamp: datetime | int | None = None,
+        *,
+        latest: Snapshot | None = None,
+    ) -> Snapshot:
         """Return the latest version, or the one of a number, of an export's name, or of a time.
 
         ``timestamp`` is an aware datetime or milliseconds since the epoch; the newest version
-        created at or before it is returned. Raises VersionNotFoundError, VersionExpiredError,
-        ExportNotFoundError, InvalidInputError when both are given.
+        created at or before it is returned. ``latest`` is the latest version where the caller has
+        just found it. Raises VersionNotFoundError, VersionExpiredError, ExportNotFoundError,
+        InvalidInputError when both are given.
         """
         if version is not None and timestamp is not None:
             raise InvalidInputError("give a version or a timestamp, not both")
         _check_kind("version", version, (int, str))
         _check_kind("timestamp", timestamp, (int, datetime))
         if isinstance(version, int) or (isinstance(version, str) and version.isascii() and version.isdecimal()):
-            return self._snapshot_of_number(_number(version))
+            return self._snapshot_of_number(_number(version), latest)
         probed = ProbedRoots(self.storage)
-        latest = latest_snapshot(self.files, probed)
+        latest = latest or latest_snapshot(self.files, probed)
         if timestamp is not None:
             found = find_version_at(self.files.roots, _millis(timestamp), latest.version, probed)
             return self._snapshot_of(found, latest, probed)
         return latest if version is None else self._snapshot_of_export(version, latest)
 
-    def _snapshot_of_number(self, version: int) -> Snapshot:
+    def _snapshot_of_number(self, version: int, latest: Snapshot | None) -> Snapshot:
         """Return a version, whose root is read together with the latest one's, in four requests and two rounds.
 
         Where the settings of the lakehouse were changed since, or files expired, the latest ones are read, too.
         """
+        if latest is not None:
+            return self._snapshot_of(version, latest)
         probed = ProbedRoots(self.storage, [version])
-        latest = latest_snapshot(self.files, probed)
-        return self._snapshot_of(version, latest, probed)
+        return self._snapshot_of(version, latest_snapshot(self.files, probed), probed)
 
     def _snapshot_of(self, version: int, latest: Snapshot, probed: ProbedRoots | None = None) -> Snapshot:
         if version == latest.version:
