@@ -172,24 +172,41 @@ def test_copies_of_one_that_was_cut_off_are_no_orphans(aging: Aging) -> None:
 
 
 def test_old_copies_at_another_root_are_not_relied_on(aging: Aging, lakes: Lakes) -> None:
-    """Whoever removes orphans there may be about to delete them."""
-    root = f"file://{lakes.folder}/target/"
-    maintenance.plan_export(aging.lake, "first", "full", target=root).execute()
-    append_rows(aging.lake)
+    """Whoever removes orphans there may be about to delete them: copies get names of their own then."""
+    lake, root = aging.lake, f"file://{lakes.folder}/target/"
+    maintenance.plan_export(lake, "first", "full", target=root).execute()
+    append_rows(lake)
     there = LocalStorage(root, fsync=False)
-    stalled = AgingStorage(there, there.now_ms())
-    with (
-        mock.patch.object(export_module, "open_storage", return_value=Dying(there, 3)),
-        pytest.raises(TrinityLakeError),
-    ):
-        maintenance.plan_export(aging.lake, "second", "full", target=root).execute()
-    stalled.time_ms += 2 * DAY_MS
-    with (
-        mock.patch.object(export_module, "open_storage", return_value=stalled),
-        pytest.raises(MaintenanceBlockedError, match="orphans"),
-    ):
-        maintenance.plan_export(aging.lake, "second", "full", target=root).execute()
-    maintenance.plan_orphan_removal(Lakehouse(stalled)).execute()
-    with mock.patch.object(export_module, "open_storage", return_value=stalled):
-        maintenance.plan_export(aging.lake, "second", "full", target=root).execute()
-    assert content(Lakehouse.open(root)) == content(aging.lake)
+    dying = mock.patch.object(export_module, "open_storage", return_value=Dying(there, 3))
+    with dying, pytest.raises(TrinityLakeError):
+        maintenance.plan_export(lake, "second", "full", target=root).execute()
+    before = listed(there)
+    later = AgingStorage(there, there.now_ms() + 2 * DAY_MS)
+    with mock.patch.object(export_module, "open_storage", return_value=later):
+        maintenance.plan_export(lake, "second", "full", target=root).execute()
+    assert {path.split("/")[2][:7] for path in listed(there) - before if path.startswith("tables/")} == {"export-"}
+    maintenance.plan_orphan_removal(Lakehouse(later)).execute()
+    assert content(Lakehouse.open(root)) == content(lake)
+    check_lake(Lakehouse.open(root))
+
+
+def test_what_came_back_at_the_source_has_other_names_at_the_target(aging: Aging, lakes: Lakes) -> None:
+    """The old names are those of a version there that can be purged while the export runs."""
+    lake, root = aging.lake, f"file://{lakes.folder}/target/"
+    before = lake.latest_version()
+    maintenance.plan_export(lake, "first", "full", target=root).execute()
+    drop(lake, "n0")
+    append_rows(lake)
+    maintenance.plan_export(lake, "second", "full", target=root).execute()
+    maintenance.rollback(lake, before)
+    there = LocalStorage(root, fsync=False)
+    later = AgingStorage(there, there.now_ms() + 2 * DAY_MS)
+    with mock.patch.object(export_module, "open_storage", return_value=later):
+        maintenance.plan_export(lake, "third", "full", target=root).execute()
+    other = Lakehouse(later)
+    assert content(other) == content(lake)
+    target = Aging(other, later)
+    for _ in range(2):
+        target.clean_up()
+        assert content(Lakehouse(there)) == content(lake)
+    assert maintenance.verify(other).is_clean

@@ -13,12 +13,12 @@ from datetime import timedelta
 
 from rich.table import Table
 
-from trinitylake_ops.errors import ExportNotFoundError, FileMissingError, InvalidInputError, MaintenanceBlockedError
+from trinitylake_ops.errors import ExportNotFoundError, FileMissingError, InvalidInputError
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, ExportState
 from trinitylake_ops.format.file_names import new_export_root_path, new_manifest_path, table_prefix
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.format.node_file import MAX_TIME_MS, NodeFile
-from trinitylake_ops.maintenance.export_content import Choice, Content, Destination, gather
+from trinitylake_ops.maintenance.export_content import Choice, Content, Destination, chosen_entries, gather
 from trinitylake_ops.maintenance.export_copy import Copier
 from trinitylake_ops.maintenance.export_manifest import CopiedFile, begin_manifest, finish_manifest
 from trinitylake_ops.maintenance.export_records import (
@@ -373,16 +373,40 @@ class _Work:
         txn = writer.begin()
         listed = list(storage.list())
         copier.there, copier.known = {info.path: info.size_bytes for info in listed}, self._known()
-        if txn is not None:
-            _rely_on_copies_of_earlier_runs(txn, listed, self.content, copier.known)
+        content = self.content if txn is None else self._unendangered_content(txn, listed, copier.known)
         for table_id in self._table_ids():
             claim_location(storage, f"{storage.root}{table_prefix(table_id)}".rstrip("/"), writer.target_definition)
-        copier.copy_content(self.content, StorageFileIO.on(metered.lake.storage, self.io.storage_options))
-        tree = NodeFile() if txn is not None else writer.first_tree(self.content.entries, copier.place)
+        copier.copy_content(content, StorageFileIO.on(metered.lake.storage, self.io.storage_options))
+        tree = NodeFile() if txn is not None else writer.first_tree(content.entries, copier.place)
         finish_manifest(metered.lake.storage, self.record, copier.files, with_definitions=self.choice.with_definitions)
-        version = writer.create(tree) if txn is None else writer.commit(txn, self.content.entries)
+        version = writer.create(tree) if txn is None else writer.commit(txn, content.entries)
         location = f"{storage.root}{target.lake.files.roots.path(version)}"
         return _Copied(copier, location, len(copier.files) + 1, version)
+
+    def _unendangered_content(self, txn: Transaction, listed: Iterable[FileInfo], known: Container[str]) -> Content:
+        """Return what to copy into a lakehouse that others may clean up meanwhile.
+
+        Names may be taken there by files that its latest version does not reach: copies of an export that was cut off,
+        or those of older versions, which can be purged. Young ones are taken over, and the transaction is as old as
+        they are; where one is older than half its time to live, all copies get names of their own.
+        """
+        assert self.target is not None
+        targets = {target for _, target in self.content.targets() if target not in known}
+        oldest_ms = min((info.last_modified_ms for info in listed if info.path in targets), default=None)
+        if oldest_ms is None:
+            return self.content
+        if txn.base.files.storage.now_ms() - oldest_ms <= txn.base.definition.txn_ttl_millis // 2:
+            txn.date_back(oldest_ms)
+            return self.content
+        identifier = export_id(self.record)
+        own_names = Destination(self.record.target_uri, identifier, f"export-{identifier}/")
+        there = self.target.entries()
+        unchanged = {key: place for key, place in self.content.entries if there.get(key) == place}
+        chosen = chosen_entries(self.source, self.choice.namespaces)
+        changed = [(key, location) for key, location in chosen if key not in unchanged]
+        content = gather(self.source, self.choice, own_names, self.io, entries=changed)
+        content.entries = sorted([*unchanged.items(), *content.entries])
+        return content
 
     def _table_ids(self) -> list[str]:
         return sorted({table.places.table_id for table in self.content.tables})
@@ -402,27 +426,6 @@ class _Work:
                 if definition.id in ids:
                     found.update(file.location for file in files_of(definition, io) if file.live)
         return frozenset(found)
-
-
-def _rely_on_copies_of_earlier_runs(
-    txn: Transaction, listed: Iterable[FileInfo], content: Content, known: Container[str]
-) -> None:
-    """Let a transaction be as old as the copies that it takes over: orphan removal may be about to delete them.
-
-    Raises MaintenanceBlockedError where they are too old.
-    """
-    targets = {target for _, target in content.targets() if target not in known}
-    oldest_ms = min((info.last_modified_ms for info in listed if info.path in targets), default=None)
-    if oldest_ms is None:
-        return
-    storage = txn.base.files.storage
-    if storage.now_ms() - oldest_ms > txn.base.definition.txn_ttl_millis:
-        raise MaintenanceBlockedError(
-            f"files of an export that was cut off stand at {storage.root} for so long that they may be removed as"
-            f" orphans at any moment; remove them first: trinitylake --root {storage.root} orphans",
-            path=storage.root,
-        )
-    txn.date_back(oldest_ms)
 
 
 @dataclass(frozen=True)
