@@ -171,7 +171,7 @@ UPKEEP_CONDITIONS: Mapping[str, Mapping[str, Any]] = {
     "purge what was undeleted": {"upkeep": ("expire", "purge", "undelete")},
     "purge without grace, and what was undeleted": {"upkeep": ("expire", "purge", "undelete")},
     "undelete what is being purged": {"upkeep": ("expire", "purge", "undelete")},
-    "mark only once": {**_WITH_FOREIGN_ROLLBACKS, "n_foreign_steps": 16, "writers": (1,), "time_to_live_ms": 6_000},
+    "mark only once": {**_WITH_FOREIGN_ROLLBACKS, "n_foreign_steps": 40, "writers": (2,), "time_to_live_ms": 6_000},
     "see no change by other programs": _WITH_FOREIGN_ROLLBACKS,
     "reconcile: forget the exports of the other side": {**_WITH_FOREIGN_ROLLBACKS, "upkeep": ("export", "reconcile")},
     "reconcile: forget what purges began with": {**_WITH_FOREIGN_ROLLBACKS, "leaps": 0.9},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from tests.tree.trees import Tree, filled, keys
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, StorageError
 from trinitylake_ops.format import text_column
-from trinitylake_ops.format.node_file import NodeFile
-from trinitylake_ops.storage import MemoryStorage
+from trinitylake_ops.format.file_names import new_node_path
+from trinitylake_ops.format.node_file import NodeFile, encode_node
+from trinitylake_ops.storage import LocalStorage, MemoryStorage
 from trinitylake_ops.tree.diff import diff_trees
 from trinitylake_ops.tree.invariants import Violation, check_tree
 from trinitylake_ops.tree.node import TreeLimits
@@ -207,11 +209,20 @@ def test_nodes_are_cached_up_to_a_size(tree: Tree) -> None:
     assert tree.storage.snapshot().total > before
 
 
-def test_a_node_may_be_pointed_to_by_its_full_uri(tree: Tree) -> None:
+def test_a_node_may_be_pointed_to_by_its_full_uri(tree: Tree, tmp_path: Path) -> None:
+    """Also one of another lakehouse, whose pointers lead to files there."""
     child = tree.root.children[0]
     assert tree.store().load(tree.storage.root + child) == tree.store().load(child)
-    with pytest.raises(StorageError, match="outside the lakehouse"):
-        tree.store().load("s3://elsewhere/node.arrow")
+    root, path = f"file://{tmp_path}/", new_node_path()
+    node = NodeFile(["k"], ["v.binpb"], ["a.arrow", "b.arrow"], {"m": None}, {"created_at_millis": "1"})
+    LocalStorage(root, fsync=False).create(path, encode_node(node, 4))
+    found = tree.store().load(root + path)
+    assert (found.keys, found.values) == (["k"], [f"{root}v.binpb"])
+    assert (found.children, found.buffer) == ([f"{root}a.arrow", f"{root}b.arrow"], {"m": None})
+    with pytest.raises(FileMissingError):
+        tree.store().load(f"{root}node.arrow")
+    with pytest.raises(StorageError, match="gopher"):
+        tree.store().load("gopher://elsewhere/node.arrow")
     with pytest.raises(CorruptFileError, match="no location"):
         tree.store().load("../node.arrow")
     with pytest.raises(FileMissingError):

@@ -77,7 +77,7 @@ class Groupable(Protocol):
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether it would change nothing in the version that it began on."""
+        """Whether it would change nothing in the version that it began on. Raises StorageError."""
 
     def footprint(self) -> Footprint:
         """Return what it touches."""
@@ -120,7 +120,8 @@ class _Waiting:
     def of(cls, transaction: Groupable, base: Snapshot, max_attempts: int) -> _Waiting:
         """Ask a transaction, in its own thread, for all that others look at. Raises its errors."""
         footprint, info = transaction.footprint(), transaction.largest_info()
-        unchanged_version = base.version if transaction.changes_nothing else None
+        with reading_bases(base):
+            unchanged_version = base.version if transaction.changes_nothing else None
         return cls(transaction, unchanged_version, base, max_attempts, footprint, info, threading.Event())
 
     @property

@@ -438,8 +438,12 @@ class Transaction(CatalogReader):
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether this transaction changes nothing in the version that it began on."""
-        return not self._writes and self._definition in (None, self.base.definition)
+        """Whether this transaction changes nothing in the version that it began on: all that it made it dropped again.
+
+        Raises StorageError.
+        """
+        has_writes = any(entry is not None or self.base.entry(key) is not None for key, entry in self._writes.items())
+        return not has_writes and self._definition in (None, self.base.definition)
 
     def footprint(self) -> Footprint:
         """Return what this transaction touches; one that changes the lakehouse definition goes alone."""
