@@ -373,6 +373,20 @@ def test_a_subset_merges_with_other_commits(lake: Lakehouse) -> None:
     assert entries(lake, target).items() <= entries(lake).items()
 
 
+@pytest.mark.parametrize("choice", [{"namespaces": ["a"]}, {"tables": ["a.t", "a.u"]}], ids=["namespace", "tables"])
+def test_what_was_chosen_ends_as_it_was_or_not_at_all(lake: Lakehouse, choice: dict[str, list[str]]) -> None:
+    """Also where another commit changes a chosen table that the plan leaves alone, as it was the same."""
+    target = create(lake, "a", "t", "u")
+    alter(lake, "a", "t")
+    slow = interfered(lake, lambda: alter(lake, "a", "u"))
+    with pytest.raises(CommitConflictError, match=r"table a\.u.*re-apply"):
+        maintenance.rollback(slow, target, **choice)
+    assert next(iter(lake.history())).operation == "alter-table"
+    slow = interfered(lake, lambda: alter(lake, "a", "u"))
+    maintenance.rollback(slow, target, **choice, reapply=True)
+    assert entries(lake) == entries(lake, target)
+
+
 @pytest.mark.parametrize("subset", [False, True])
 def test_a_target_that_expires_in_between_is_refused(lake: Lakehouse, subset: bool) -> None:
     target = create(lake, "a", "t")

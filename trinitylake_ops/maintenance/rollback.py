@@ -26,8 +26,9 @@ from trinitylake_ops.maintenance.version_record import ROLLED_BACK_TO
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.reach import files_of
-from trinitylake_ops.transaction.commit import latest_snapshot
+from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS, latest_snapshot
 from trinitylake_ops.transaction.commit_info import CommitInfo
+from trinitylake_ops.transaction.conflicts import describe_key
 from trinitylake_ops.transaction.draft import Draft, RootStamp
 from trinitylake_ops.transaction.lakehouse import Change, Lakehouse, change_of, check_not_expired
 from trinitylake_ops.transaction.names import resolve_table
@@ -94,11 +95,21 @@ class RollbackPlan(Plan):
         return self._lake.commit(change, self._base)
 
     def _commit_subset(self, reapply: bool) -> int:
+        for _ in range(DEFAULT_MAX_ATTEMPTS if reapply else 1):
+            try:
+                return self._commit_subset_once(reapply)
+            except CommitConflictError as error:
+                conflict = error
+        raise conflict
+
+    def _commit_subset_once(self, reapply: bool) -> int:
         with self._lake.transaction(message=self._message(), operation=_OPERATION) as txn:
-            if txn.base.version != self.base_version and not reapply:
-                raise _lost_race(self.base_version, txn.base.version)
-            txn.require(lambda base: self._target.check_kept(base.definition))
-            for change in _checked_differences(txn.base, self._target, self._chosen):
+            base = txn.base
+            if base.version != self.base_version and not reapply:
+                raise _lost_race(self.base_version, base.version)
+            txn.require(lambda latest: self._target.check_kept(latest.definition))
+            txn.require(lambda latest: _check_unchanged(base, latest, self._chosen))
+            for change in _checked_differences(base, self._target, self._chosen):
                 txn.restore_entry(change.key, change.after)
         assert txn.committed_version is not None
         return txn.committed_version
@@ -155,6 +166,21 @@ class _WholeTree:
             raise _lost_race(base.version, latest.version)
         self.target.check_kept(latest.definition)
         _checked_differences(latest, self.target, ())
+
+
+def _check_unchanged(base: Snapshot, latest: Snapshot, chosen: Sequence[ObjectName]) -> None:
+    """Raise CommitConflictError when a chosen object has changed, also one that the rollback leaves as it is."""
+    changes = _differences(base, latest, chosen)
+    if changes:
+        conflicts = tuple(f"{describe_key(base.keys, change.key)}: a concurrent commit changed it" for change in changes)
+        raise CommitConflictError(
+            f"version {latest.version} changed what was to be rolled back, as planned on version {base.version}: "
+            + "; ".join(conflicts)
+            + "; look at the new plan, or ask to re-apply",
+            conflicts=conflicts,
+            base_version=base.version,
+            latest_version=latest.version,
+        )
 
 
 def _lost_race(base_version: int, latest_version: int) -> CommitConflictError:
