@@ -259,6 +259,22 @@ def test_a_cut_off_one_goes_on_as_it_was_begun(lake: Lakehouse) -> None:
     assert maintenance.verify(lake).findings == ()
 
 
+@each_level
+def test_where_a_first_export_was_cut_off_another_one_can_be_made(
+    lake: Lakehouse, target: str, arguments: dict[str, Any]
+) -> None:
+    """What the first one left, before it made a lakehouse there, is in nobody's way."""
+    export(lake, "first", **arguments, target=target)
+    storage = lake.exported("first").files.storage
+    for info in list(storage.list("_")):
+        storage.delete(info.path)
+    maintenance.drop_export(lake, "first")
+    append_rows(lake, "ns.t")
+    export(lake, "second", **arguments, target=target)
+    assert content(lake, "second")["rows"]["ns.t"] == ids(lake, "ns.t")
+    assert maintenance.verify_export(lake, "second", deep=True).is_clean
+
+
 def test_an_export_elsewhere_is_not_exported_again(lake: Lakehouse, target: str) -> None:
     export(lake, "away", "full", target=target)
     with pytest.raises(InvalidInputError, match="lakehouse of its own"):

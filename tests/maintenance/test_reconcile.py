@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -300,6 +301,22 @@ def test_an_export_that_cannot_be_finished_any_more_is_dropped(
     assert maintenance.reconcile(lake).dropped_exports == ("begun",)
     assert maintenance.list_exports(lake) == []
     assert maintenance.verify(lake).is_clean
+
+
+@pytest.mark.parametrize("is_dropped", [True, False])
+def test_an_export_at_another_root_that_was_dropped_stays_so(
+    lake: Lakehouse, foreign: ForeignLake, tmp_path: Path, is_dropped: bool
+) -> None:
+    """Its root stands, and tells nothing: dropping it deletes its manifest. One that was lost is no drop."""
+    maintenance.plan_export(lake, "backup", target=(tmp_path / "backup").as_uri()).execute()
+    (manifest,) = [info.path for info in lake.storage.list("_ops/export-")]
+    exported = lake.latest_version()
+    maintenance.drop_export(lake, "backup") if is_dropped else lake.storage.delete(manifest)
+    alter(lake, "n0", "a")
+    foreign.rollback(exported, keeps_unknown=False)
+    assert [info.name for info in maintenance.list_exports(lake)] == ["backup"]
+    assert maintenance.reconcile(lake).dropped_exports == (("backup",) if is_dropped else ())
+    assert [info.name for info in maintenance.list_exports(lake)] == ([] if is_dropped else ["backup"])
 
 
 def test_ages_of_single_versions_are_the_longer_ones(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:

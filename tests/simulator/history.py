@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tests.simulator.foreigner import ForeignStep
-from tests.simulator.model import Key, Operation, State, replay, tree_of, with_settings
+from tests.simulator.model import Key, Operation, State, part_of, replay, with_settings
 from trinitylake_ops.transaction.history import VersionInfo
 from trinitylake_ops.transaction.snapshot import epoch_ms
 
 #: Operations that change what the lakehouse definition records.
 _RECORDING = ("export", "drop-export", "expire", "undelete", "purge", "orphans", "reconcile")
+#: Operations that bring back what an earlier version held.
+_BRINGING_BACK = ("rollback", "restore")
 
 
 @dataclass
@@ -69,6 +71,7 @@ class RollbackRecord:
     target: int
     base_version: int
     may_reapply: bool
+    only: tuple[str, ...] = ()  # namespaces and tables that it was limited to
 
 
 @dataclass
@@ -82,6 +85,7 @@ class History:
     late_roots: list[str] = field(default_factory=list)  # roots that were sent after the time to live
     left_over: set[str] = field(default_factory=set)  # files that nothing refers to, though nothing went wrong
     foreign: Mapping[int, ForeignStep] = field(default_factory=dict)  # versions that another program made
+    exported: Mapping[str, int] = field(default_factory=dict)  # versions, by the names of their exports
     has_table_writer: bool = False  # whose transactions are told apart by the rows that they append
     untoward: list[str] = field(default_factory=list)  # what should not happen to anybody
 
@@ -163,9 +167,9 @@ def _wrong_rollbacks(history: History, infos: Sequence[VersionInfo], states: Seq
     wrong = []
     for rollback in history.rollbacks:
         version, target = rollback.version, rollback.target
-        if version >= len(infos) or tree_of(states[version]) != tree_of(states[target]):
+        if version >= len(infos) or part_of(states[version], rollback.only) != part_of(states[target], rollback.only):
             wrong.append(f"the rollback to {target} was acknowledged as version {version}, which is another")
-        if version != rollback.base_version + 1 and not rollback.may_reapply:
+        if version != rollback.base_version + 1 and not rollback.may_reapply and not rollback.only:
             wrong.append(f"the rollback to {target} was applied again as version {version}, though it must not")
     return wrong
 
@@ -214,17 +218,26 @@ def _wrong_contents(history: History, infos: Sequence[VersionInfo], states: Sequ
         if info.version in history.foreign:
             serial = _after_foreign(history.foreign[info.version], serial, states)
         elif info.operation == "rollback":
-            target = int((info.message or "").split()[-1])
-            serial = with_settings(states[target], serial)
+            serial = _after_rollback(info.message or "", serial, states)
+        elif info.operation == "restore":
+            serial = with_settings(states[history.exported[(info.message or "").split()[1]]], serial)
         for member in info.members if info.version not in history.foreign else ():
             if member in records:
                 wrong += _explained(records[member], states, serial)
-            elif info.operation not in _RECORDING and not history.has_table_writer:
+            elif info.operation not in (*_RECORDING, *_BRINGING_BACK) and not history.has_table_writer:
                 wrong.append(f"version {info.version} holds a transaction {member} that nobody began")
         if differing := _differing(serial, states[info.version]):
             wrong.append(f"version {info.version} ({info.operation}) is not what its transactions made: {differing}")
             serial = dict(states[info.version])
     return wrong
+
+
+def _after_rollback(message: str, serial: State, states: Sequence[State]) -> State:
+    """Return what a rollback makes of a state, by its message: "to version 3", or "to version 3: a, b.t"."""
+    version, _, names = message.removeprefix("to version ").partition(": ")
+    only = tuple(names.split(", ")) if names else ()
+    kept = {key: token for key, token in serial.items() if key not in part_of(serial, only)}
+    return {**kept, **part_of(states[int(version)], only)}
 
 
 def _after_foreign(step: ForeignStep, serial: State, states: Sequence[State]) -> State:

@@ -6,7 +6,7 @@ long transactions live is a setting, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -178,6 +178,15 @@ _IN_MODEL: Mapping[str, Callable[[Operation, State], Any]] = {
 def tree_of(state: State) -> State:
     """Return the part of a state that a rollback brings back: all but settings."""
     return {key: token for key, token in state.items() if key[0] != "setting"}
+
+
+def part_of(state: State, only: Sequence[str]) -> State:
+    """Return the part of a state that a rollback of these namespaces, with their tables, and tables brings back.
+
+    Without a choice that is all but settings.
+    """
+    tree = tree_of(state)
+    return {key: token for key, token in tree.items() if not only or {key[1], ".".join(key[1:])} & set(only)}
 
 
 def with_settings(tree: State, settings: State) -> State:

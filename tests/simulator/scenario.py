@@ -26,6 +26,8 @@ from trinitylake_ops.errors import (
     CommitAttemptsExhaustedError,
     CommitConflictError,
     CommitOutcomeUnknownError,
+    NamespaceNotFoundError,
+    TableNotFoundError,
     ThrottledError,
     TransactionExpiredError,
     TransactionNotFoundError,
@@ -64,6 +66,8 @@ _SETTINGS = ("x", "y")
 _ATTEMPTS = 30
 _RESOLVES = 4
 _ERRORS_OF_RESUMING = (TransactionNotFoundError, TransactionExpiredError, VersionExpiredError)
+_ERRORS_OF_ROLLING_BACK = (CommitConflictError, TransactionExpiredError, VersionExpiredError)
+_NOT_FOUND = (NamespaceNotFoundError, TableNotFoundError)
 _WITH_TABLE = 0.08  # of all runs: an Iceberg table is written, and trimmed
 _WITH_FOREIGNER = 0.12  # of all runs: another program commits, and rolls back
 _VERIFIED = 0.2  # of all runs: what all versions hold is read in each
@@ -204,6 +208,7 @@ class _Scenario:
         every = [name for name in OPERATIONS if name != "reconcile" or self._foreigner is not None]
         chosen = every if upkeep is None else [name for name in every if name in upkeep]
         self._upkeep = Upkeep(world, self.happened, self._note, self._tables, chosen, leap_ms, leaps)
+        self.history.exported = self._upkeep.exported_versions
         for number in range(N_KEEPERS if self._has_keepers else 0):
             threads = [self._thread(f"keeper {number}", N_UPKEEPS, self._upkeep.work)]
             world.add(Process(f"keeper {number}", threads, _opened))
@@ -362,19 +367,29 @@ class _Scenario:
 
     def _roll_back(self, lake: Lakehouse, chance: random.Random) -> None:
         self._wait(chance, 200)
+        namespaces, tables = self._choice(chance)
         try:
             target = chance.randrange(1, lake.latest_version() + 1)
-            plan = maintenance.plan_rollback(lake, target)
+            plan = maintenance.plan_rollback(lake, target, namespaces, tables)
             may_reapply = chance.random() < 0.8
             version = plan.execute(reapply=may_reapply)
         except TrinityLakeError as error:
-            self._note(error, "roll back", CommitConflictError, TransactionExpiredError, VersionExpiredError)
+            self._note(error, "roll back", *_ERRORS_OF_ROLLING_BACK, *(_NOT_FOUND if namespaces or tables else ()))
             self.happened[f"rollback: {type(error).__name__}"] += 1
             return
         if version != plan.base_version:
-            self.history.rollbacks.append(RollbackRecord(version, target, plan.base_version, may_reapply))
+            record = RollbackRecord(version, target, plan.base_version, may_reapply, plan.only)
+            self.history.rollbacks.append(record)
             self.history.acknowledge(version)
-            self.happened["rolled back"] += 1
+            self.happened["rolled back a choice" if plan.only else "rolled back"] += 1
+
+    def _choice(self, chance: random.Random) -> tuple[list[str], list[str]]:
+        """Return namespaces and tables to roll back: none, which is all, or one of them."""
+        kind = chance.random()
+        if kind < 0.5:
+            return [], []
+        namespace = chance.choice(_NAMESPACES)
+        return ([namespace], []) if kind < 0.8 else ([], [f"{namespace}.{chance.choice(_TABLES)}"])
 
     def _spoil_hint(self, lake: Lakehouse, chance: random.Random) -> None:
         self._wait(chance, 80)

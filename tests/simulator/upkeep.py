@@ -6,10 +6,12 @@ import copy
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
-from tests.simulator.model import State, contents
+from tests.simulator.elsewhere import Elsewhere
+from tests.simulator.model import State, contents, tree_of
 from tests.simulator.tables import Tables, needed_files
-from tests.simulator.world import Process, SimulatedStorage, World
+from tests.simulator.world import ROOT, Folder, Process, SimulatedStorage, World
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import (
     CommitAttemptsExhaustedError,
@@ -20,6 +22,7 @@ from trinitylake_ops.errors import (
     InvalidInputError,
     MaintenanceBlockedError,
     PlanChangedError,
+    StorageError,
     TransactionExpiredError,
     TrinityLakeError,
     VersionExpiredError,
@@ -33,7 +36,7 @@ from trinitylake_ops.format.file_names import (
     parse_root_path,
     root_path,
 )
-from trinitylake_ops.format.locations import is_uri
+from trinitylake_ops.format.locations import is_uri, to_uri
 from trinitylake_ops.format.node_file import COMMIT_ID, decode_node
 from trinitylake_ops.maintenance.export_manifest import manifest_targets
 from trinitylake_ops.maintenance.survey import expired_versions, is_lapsed
@@ -52,11 +55,11 @@ _LOOK_AGAIN = (
 )
 #: The operations, and how often each is chosen; the last three only where there is a table, or another program.
 OPERATIONS = {
-    "expire": 4, "purge": 4, "orphans": 2, "undelete": 2, "export": 2, "drop export": 1, "restore": 1,
-    "trim": 3, "register": 1, "reconcile": 4,
+    "expire": 4, "purge": 4, "orphans": 2, "undelete": 2, "export": 2, "export elsewhere": 2, "drop export": 1,
+    "restore": 2, "clean up elsewhere": 1, "verify": 1, "repair": 1, "trim": 3, "register": 1, "reconcile": 4,
 }  # fmt: skip
 _LONGEST_WAIT_STEPS = 120
-_LEVELS = (("minimal", False), ("partial", False), ("partial", True), ("full", False))
+LEVELS = (("minimal", False), ("partial", False), ("partial", True), ("full", False))
 LEAPS = 0.3  # of all rounds: nobody did anything for a while
 
 
@@ -81,8 +84,11 @@ class Upkeep:
         self._tables = tables
         self._names = 0
         self._approved: set[str] = set()
+        self.exported_versions: dict[str, int] = {}  # by the name that somebody began to export them under
         self._exported: set[str] = set()  # names that were acknowledged, for ever
         self._dropped: set[str] = set()  # names that somebody began to drop
+        self._elsewhere = Elsewhere(world)
+        self._untoward: list[str] = []
         every = self._all()
         self._operations = {name: every[name] for name in operations if name in every}
 
@@ -94,8 +100,12 @@ class Upkeep:
             "orphans": self._remove_orphans,
             "undelete": self._undelete,
             "export": self._export,
+            "export elsewhere": lambda lake, chance: self._export(lake, chance, is_elsewhere=True),
             "drop export": self._drop_export,
             "restore": self._restore,
+            "clean up elsewhere": lambda lake, chance: self._elsewhere.clean_up(chance, self._pause),
+            "verify": self._verify,
+            "repair": self._repair,
             "reconcile": lambda lake, chance: maintenance.reconcile(lake).version is not None,
             **on_tables,
         }
@@ -161,17 +171,49 @@ class Upkeep:
                 raise
         return True
 
-    def _export(self, lake: Lakehouse, chance: random.Random) -> object:
+    def _export(self, lake: Lakehouse, chance: random.Random, *, is_elsewhere: bool = False) -> object:
         self._names += 1
         name = f"e{self._names}"
         version = chance.randrange(lake.latest_version() + 1)
+        self.exported_versions[name] = version
         retained_ms = chance.choice([None, self._leap_ms])
-        level, with_definitions = chance.choice(_LEVELS)
-        plan = maintenance.plan_export(lake, name, level, version, retain_for=retained_ms, definitions=with_definitions)
+        level, with_definitions = chance.choice(LEVELS)
+        target = self._elsewhere.root(level, with_definitions) if is_elsewhere else None
+        plan = maintenance.plan_export(
+            lake, name, level, version, target, retain_for=retained_ms, definitions=with_definitions
+        )
+        self._pause(chance)
         plan.execute()
         if retained_ms is None:
             self._exported.add(name)
         return True
+
+    def _verify(self, lake: Lakehouse, chance: random.Random) -> object:
+        """Verify what others change meanwhile: nothing is damaged, so nothing may be found to be."""
+        del chance
+        report = maintenance.verify(lake)
+        found = [finding for finding in report.findings if finding.severity == "error"]
+        if not report.unanswered:
+            # Until it is reconciled, what another program went back to knows exports that were dropped.
+            dropped = tuple(f"export {name!r}:" for name in self._dropped)
+            found = [finding for finding in found if not (dropped and finding.message.startswith(dropped))]
+            self._untoward += [f"verify finds damage where there is none: {finding}" for finding in found]
+        return report.latest_version > 0
+
+    def _repair(self, lake: Lakehouse, chance: random.Random) -> object:
+        """Put the hint right, or what another program did: there is nothing else to be mended."""
+        if chance.random() < 0.5:
+            return maintenance.repair_hint(lake).repaired
+        try:
+            plan = maintenance.plan_repair(lake, to_last_good=chance.random() < 0.5)
+        except StorageError as error:
+            if self._world.fault_rate == 0 or "the storage did not give" not in error.message:
+                raise
+            return False
+        unexpected = [step for step in plan.steps if step.action not in ("hint", "reconcile")]
+        self._untoward += [f"repair would mend what is whole: {step}" for step in unexpected]
+        self._pause(chance)
+        return plan.execute().steps
 
     def _restore(self, lake: Lakehouse, chance: random.Random) -> object:
         names = [info.name for info in maintenance.list_exports(lake) if info.state == "complete"]
@@ -179,7 +221,10 @@ class Upkeep:
             return False
         plan = maintenance.plan_restore(lake, chance.choice(names))
         self._pause(chance)
-        return plan.execute() != plan.base_version
+        version = plan.execute()
+        if isinstance(plan, maintenance.RestorePlan):
+            self._happened["restore from elsewhere"] += 1
+        return version != plan.base_version
 
     def _drop_export(self, lake: Lakehouse, chance: random.Random) -> object:
         names = [info.name for info in maintenance.list_exports(lake)]
@@ -197,7 +242,12 @@ class Upkeep:
 
     def wrong(self, lake: Lakehouse, past: Lakehouse, states: Sequence[State]) -> list[str]:
         """Return what does not hold: what is kept must be whole, what went must have been allowed to go."""
-        return [*self._wrong_contents(lake, past, states), *self._wrong_deletions()]
+        return [
+            *self._untoward,
+            *self._wrong_contents(lake, past, states),
+            *self._wrong_deletions(),
+            *self._elsewhere.wrong(states),
+        ]
 
     def _wrong_contents(self, lake: Lakehouse, past: Lakehouse, states: Sequence[State]) -> list[str]:
         wrong = _wrong_versions(lake, self._world, states) + _wrong_exports(lake, states)
@@ -224,8 +274,8 @@ class Upkeep:
         world = self._world
         return [
             f"{name} deleted {path}, which nobody approved"
-            for name, path in world.deleted
-            if path not in world.sent_by.get(name, ())
+            for name, path in world.home.deleted
+            if path not in world.home.sent_by.get(name, ())
             and path not in self._approved
             and not path.startswith((OPERATIONS_PREFIX, "_export_"))
             and path != HINT_PATH
@@ -235,7 +285,7 @@ class Upkeep:
 def archive(world: World) -> SimulatedStorage:
     """Return a storage in which every file that was ever created stands as it was created."""
     past = copy.copy(world)
-    past.files = dict(world.created)
+    past.home = Folder(world.home.root, dict(world.created))
     return SimulatedStorage(past, Process("archive", [], lambda storage: None))
 
 
@@ -284,9 +334,14 @@ def _wrong_exports(lake: Lakehouse, states: Sequence[State]) -> list[str]:
         if info.state != "complete" or info.version is None:
             continue
         try:
-            if contents(lake.snapshot(info.name)) != states[info.version]:
+            found, wanted = contents(lake.snapshot(info.name)), states[info.version]
+            if info.target:  # a lakehouse there keeps its settings
+                found, wanted = tree_of(found), tree_of(wanted)
+            if found != wanted:
                 wrong.append(f"export {info.name} is not version {info.version}")
         except TrinityLakeError as error:
+            if info.target and isinstance(error, VersionExpiredError):  # it expires there as that lakehouse says
+                continue
             wrong.append(f"export {info.name} cannot be read: {error}")
     return wrong
 
@@ -305,13 +360,17 @@ def _left_over(lake: Lakehouse, standing: set[str]) -> set[str]:
         needed |= {record.root_location, record.manifest_path, *manifest_targets(lake.storage, record.manifest_path)}
     versions = [Snapshot.of(lake.files, version) for version in range(lake.latest_version() + 1)]
     snapshots = [snapshot for snapshot in versions if not snapshot.root.is_sealed]
-    snapshots += [lake.snapshot(name) for name in definition.exported_snapshots]
+    for name in definition.exported_snapshots:
+        with suppress(VersionExpiredError):  # elsewhere
+            snapshots.append(lake.snapshot(name))
     for snapshot in snapshots:
         needed.add(snapshot.definition_location)
-        for visited in walk(lake.files.nodes, snapshot.root, snapshot.location):
+        for visited in walk(snapshot.files.nodes, snapshot.root, snapshot.location):
             values = [*visited.node.values, *visited.node.buffer.values()]
-            locations = {value for value in values if value is not None} - needed
-            needed |= {visited.location, *locations}  # those that newer messages shadow, too
+            found = {to_uri(snapshot.files.storage.root, value) for value in values if value is not None}
+            # Those that newer messages shadow, too; an export elsewhere points here, or to its own files.
+            locations = {uri.removeprefix(ROOT) for uri in found if uri.startswith(ROOT)} - needed
+            needed |= {to_uri(snapshot.files.storage.root, visited.location).removeprefix(ROOT), *locations}
             for location in locations:
                 needed |= needed_files(lake, location)
     return {path for path in standing - needed if not is_uri(path)}

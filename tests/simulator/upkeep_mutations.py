@@ -12,12 +12,24 @@ from unittest import mock
 from tests.simulator.mutations import Mutation, both
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.format.definitions import ExpirationState
-from trinitylake_ops.maintenance import expire, orphans, purge, reachability, register, survey
+from trinitylake_ops.maintenance import (
+    expire,
+    export,
+    orphans,
+    purge,
+    reachability,
+    register,
+    repair_steps,
+    restore,
+    survey,
+)
 from trinitylake_ops.maintenance.rollback import _WholeTree
 from trinitylake_ops.transaction.snapshot import Snapshot
 
-#: The package has a function of that name.
+#: The package has functions of these names.
 _RECONCILE = import_module("trinitylake_ops.maintenance.reconcile")
+_REPAIR = import_module("trinitylake_ops.maintenance.repair")
+_ROLLBACK = import_module("trinitylake_ops.maintenance.rollback")
 
 
 def _replacing(place: object, name: str, value: Any) -> Mutation:
@@ -95,6 +107,18 @@ def _reach_no_further_than(kind: str) -> Mutation:
     return shallow
 
 
+def _mend_exports_that_stand() -> AbstractContextManager[Any]:
+    """Take complete exports for lost, whether their roots stand or not."""
+
+    def gone_exports(lake: Lakehouse, definition: Any) -> list[str]:
+        return sorted(record.name for record in definition.exports)
+
+    return both(
+        mock.patch.object(_REPAIR, "gone_exports", gone_exports),
+        mock.patch.object(repair_steps, "gone_exports", gone_exports),
+    )
+
+
 def _remove_orphans_unrecorded() -> AbstractContextManager[Any]:
     """Delete orphans without the commit that takes the next version before."""
 
@@ -145,6 +169,15 @@ UPKEEP_MUTATIONS: Mapping[str, Mutation] = {
     "let transactions commit whose files went as orphans": _replacing(
         orphans, "barred_before_ms", lambda now_ms, older_than_ms: 0
     ),
+    "roll back a choice, whatever else of it changed": _replacing(_ROLLBACK, "_check_unchanged", lambda *_: None),
+    "restore beside other commits": _replacing(restore.RestorePlan, "_check_base", lambda self, base: None),
+    "export into what others clean up, with copies of any age": _replacing(
+        export._Work, "_unendangered_content", lambda self, txn, listed, known: self.content
+    ),
+    "repair: forget exports that stand": _mend_exports_that_stand,
+    "reconcile: bring back exports elsewhere that were dropped": _replacing(
+        _RECONCILE, "_was_dropped", lambda survey, record, sides: False
+    ),
 }  # fmt: skip
 
 #: Those that show only in some of a hundred runs.
@@ -164,6 +197,16 @@ _WITH_FOREIGN_ROLLBACKS: Mapping[str, Any] = {
 }
 #: Runs in which a mutation shows that seldom matters.
 UPKEEP_CONDITIONS: Mapping[str, Mapping[str, Any]] = {
+    "export into what others clean up, with copies of any age": {
+        "upkeep": ("export elsewhere", "clean up elsewhere"),
+        "time_to_live_ms": 1_500,
+        "stop_rate": 0.02,
+        "leaps": 0.9,
+    },
+    "reconcile: bring back exports elsewhere that were dropped": {
+        **_WITH_FOREIGN_ROLLBACKS,
+        "upkeep": ("export elsewhere", "drop export", "reconcile"),
+    },
     "remove orphans of any age": {"upkeep": ("orphans",), "time_to_live_ms": 600_000},
     "forget exports": {"upkeep": ("expire", "purge", "export")},
     "roll back to the definition of that time": {"upkeep": ("expire", "purge", "export")},

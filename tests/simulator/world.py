@@ -17,7 +17,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from unittest import mock
@@ -44,13 +44,18 @@ from trinitylake_ops.format.file_names import (
     parse_root_path,
 )
 from trinitylake_ops.maintenance import deletion as deletion_module
+from trinitylake_ops.maintenance import export as export_module
+from trinitylake_ops.maintenance import export_check as export_check_module
 from trinitylake_ops.maintenance import lease as lease_module
 from trinitylake_ops.maintenance import retention as retention_module
-from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, Storage
+from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, RetryStorage, Storage
 from trinitylake_ops.storage import cache as cache_module
+from trinitylake_ops.storage import elsewhere as elsewhere_module
+from trinitylake_ops.tables import file_io as file_io_module
 from trinitylake_ops.transaction import commit as commit_module
 from trinitylake_ops.transaction import fairness as fairness_module
 from trinitylake_ops.transaction import group_commit as group_commit_module
+from trinitylake_ops.transaction import lakehouse as lakehouse_module
 from trinitylake_ops.transaction import orphan_barrier as orphan_barrier_module
 
 Kind = Literal["read", "stat", "list", "create", "write", "delete"]
@@ -77,6 +82,7 @@ _LONGEST_PAUSE_STEPS = 10
 _LONGEST_STOP_STEPS = 1_500
 _MOST_STEPS = 20_000
 START_MS = 1_700_000_000_000
+ROOT = "memory://simulated/"  # of the lakehouse
 
 
 @dataclass(eq=False)
@@ -102,6 +108,17 @@ class _Thread:
     stopped_until: int = 0
 
 
+@dataclass(eq=False)
+class Folder:
+    """All that stands below one root, and what became of it."""
+
+    root: str
+    files: dict[str, tuple[bytes, int]] = field(default_factory=dict)
+    created: dict[str, tuple[bytes, int]] = field(default_factory=dict)  # each file as it was first created
+    sent_by: dict[str, set[str]] = field(default_factory=dict)  # process -> files that it wanted to create
+    deleted: list[tuple[str, str]] = field(default_factory=list)  # process, file
+
+
 @dataclass(frozen=True)
 class _Waits:
     event: SimulatedEvent
@@ -117,23 +134,38 @@ class World:
     def __init__(self, seed: int, fault_rate: float, interrupt_rate: float, stop_rate: float | None = None):
         self.random = random.Random(seed)
         self._uuids = random.Random(f"uuids of {seed}")
-        self._fault_rate = fault_rate
+        self.fault_rate = fault_rate
         self._interrupt_rate = interrupt_rate
         chosen_rate = self.random.choice([0, 0.005])
         self._stop_rate = chosen_rate if stop_rate is None else stop_rate  # of threads that sleep, as by SIGSTOP
         self._arrival_rate = self.random.choice([0.04, 0.01])  # of what is late, at each step
-        self.files: dict[str, tuple[bytes, int]] = {}
-        self.created: dict[str, tuple[bytes, int]] = {}  # each file as it was first created
-        self.sent_by: dict[str, set[str]] = {}  # process -> files that it wanted to create
-        self.deleted: list[tuple[str, str]] = []  # process, file
+        self.home = Folder(ROOT)
+        self.folders = {ROOT: self.home}
         self.clock_ms = START_MS
         self.n_steps = 0
         self.log: list[tuple[str, str, str, str]] = []
         self.injected: Counter[tuple[str, str]] = Counter()
-        self.observers: list[Callable[[Process, str, bytes], None]] = []  # of files that are created
+        self.observers: list[Callable[[Process, str, bytes], None]] = []  # of files that are created at home
         self._threads: list[_Thread] = []
         self._on_their_way: list[tuple[str, Callable[[], object]]] = []  # requests that arrive late, or once more
         self._main = greenlet.getcurrent()
+
+    @property
+    def files(self) -> dict[str, tuple[bytes, int]]:
+        return self.home.files
+
+    @property
+    def created(self) -> dict[str, tuple[bytes, int]]:
+        return self.home.created
+
+    def open_storage(self, root: str, options: object = None) -> Storage:
+        """Return the storage of any root, for the process that asks, as ``storage.open_storage`` does."""
+        del options
+        here = greenlet.getcurrent()
+        process = next((thread.process for thread in self._threads if thread.body is here), None)
+        folder = self.folders.setdefault(root, Folder(root))
+        storage = SimulatedStorage(self, process or Process("test", [], lambda storage: None), folder)
+        return RetryStorage(storage, attempts=3, sleep=self.pause)
 
     # Running
 
@@ -172,7 +204,7 @@ class World:
         """Let others run; with an event, until it is set."""
         self._main.switch(None if event is None else _Waits(event))
 
-    def request(self, process: Process, kind: Kind, path: str, effect: Callable[[], Any]) -> Any:
+    def request(self, process: Process, kind: Kind, path: str, effect: Callable[[], Any], folder: Folder) -> Any:
         """Send a request: hand over, then let it take effect, or go wrong."""
         if not self.is_simulated_here():
             return effect()
@@ -187,7 +219,8 @@ class World:
                 if self._on_their_way and self.random.random() < 0.5:
                     self._let_arrive(-1)
             raise
-        self.log.append((process.name, kind, path, fault or ""))
+        place = path if folder is self.home else f"{folder.root}{path}"
+        self.log.append((process.name, kind, place, fault or ""))
         if fault is not None:
             self.injected[f"{kind} {_class_of(path)}", fault] += 1
         return self._answered(process, kind, path, effect, fault)
@@ -197,7 +230,7 @@ class World:
         if process.bad_requests:
             process.bad_requests -= 1
             return self.random.choice(_NETWORK_FAULTS if kind in _CHANGES else _NO_ANSWER)
-        if self.random.random() >= self._fault_rate:
+        if self.random.random() >= self.fault_rate:
             return None
         if self.random.random() < (0.5 if kind == "create" else 0.15):
             process.bad_requests = self.random.randrange(16)
@@ -278,7 +311,7 @@ class World:
     def surroundings(self) -> Iterator[None]:
         """Let the code under test wait, pause and draw identifiers within this world."""
         threads = _Threads(self)
-        with (
+        changes = [
             mock.patch.object(uuid, "uuid4", self._uuid),
             mock.patch.object(ExecutorFactory, "get_or_create", return_value=_HereAndNow()),
             # Every process reads the same few files again and again; what it makes of a file's bytes never changes.
@@ -287,17 +320,26 @@ class World:
             ),
             mock.patch.object(cache_module, "threading", threads),
             mock.patch.object(group_commit_module, "threading", threads),
+            mock.patch.object(Storage, "concurrency", 1),
             mock.patch.object(commit_module, "time", _Pauses(self)),
             mock.patch.object(fairness_module, "time", _Pauses(self)),
             mock.patch.object(deletion_module, "time", _Pauses(self)),
             mock.patch.object(lease_module, "DURATION_MS", LEASE_MS),
             mock.patch.object(retention_module, "CLOCK_MARGIN_MS", CLOCK_MARGIN_MS),
             mock.patch.object(orphan_barrier_module, "YOUNG_MS", CLOCK_MARGIN_MS),
+            # Other roots: those that exports go to, and the lakehouse's own as it is seen from there.
+            *(
+                mock.patch.object(module, "open_storage", self.open_storage)
+                for module in (export_module, export_check_module, elsewhere_module, file_io_module, lakehouse_module)
+            ),
             # Runs are short: let what happens only after long contention happen in them.
             mock.patch.object(fairness_module, "LOSSES_BEFORE_ASKING", 1),
             mock.patch.object(commit_module, "LOSSES_BEFORE_ASKING", 1),
             mock.patch.object(fairness_module, "COMMITS_BETWEEN_LOOKS", 3),
-        ):
+        ]
+        with ExitStack() as stack:
+            for change in changes:
+                stack.enter_context(change)
             logging.disable()  # of warnings of what is injected
             try:
                 yield
@@ -390,8 +432,9 @@ class SimulatedStorage(Storage):
 
     concurrency = 1
 
-    def __init__(self, world: World, process: Process):
-        self.root = "memory://simulated/"
+    def __init__(self, world: World, process: Process, folder: Folder | None = None):
+        self._folder = folder or world.home
+        self.root = self._folder.root
         self.is_dead = False
         self._world = world
         self._process = process
@@ -411,38 +454,39 @@ class SimulatedStorage(Storage):
         return self._send("stat", path, effect)
 
     def create(self, path: str, data: bytes) -> None:
-        world = self._world
-        for observe in world.observers:
+        world, folder = self._world, self._folder
+        for observe in world.observers if folder is world.home else ():
             observe(self._process, path, data)
-        world.sent_by.setdefault(self._process.name, set()).add(path)
+        folder.sent_by.setdefault(self._process.name, set()).add(path)
 
         def effect() -> None:
-            if path in world.files:
+            if path in folder.files:
                 raise FileExistsAlreadyError(f"a file stands at {path!r}", path=path)
-            world.files[path] = (data, world.clock_ms)
-            world.created.setdefault(path, world.files[path])
+            folder.files[path] = (data, world.clock_ms)
+            folder.created.setdefault(path, folder.files[path])
 
         self._send("create", path, effect)
 
     def write(self, path: str, data: bytes) -> None:
-        self._world.sent_by.setdefault(self._process.name, set()).add(path)
+        world, folder = self._world, self._folder
+        folder.sent_by.setdefault(self._process.name, set()).add(path)
 
         def effect() -> None:
-            self._world.files[path] = (data, self._world.clock_ms)
-            self._world.created.setdefault(path, self._world.files[path])
+            folder.files[path] = (data, world.clock_ms)
+            folder.created.setdefault(path, folder.files[path])
 
         self._send("write", path, effect)
 
     def delete(self, path: str) -> None:
         def effect() -> None:
-            if self._world.files.pop(path, None) is not None:
-                self._world.deleted.append((self._process.name, path))
+            if self._folder.files.pop(path, None) is not None:
+                self._folder.deleted.append((self._process.name, path))
 
         self._send("delete", path, effect)
 
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
         def effect() -> list[FileInfo]:
-            found = sorted(self._world.files.items())
+            found = sorted(self._folder.files.items())
             return [FileInfo(path, len(data), at) for path, (data, at) in found if path.startswith(prefix)]
 
         return iter(self._send("list", prefix, effect))
@@ -451,12 +495,12 @@ class SimulatedStorage(Storage):
         return self._world.clock_ms
 
     def _find(self, path: str) -> tuple[bytes, int]:
-        if path not in self._world.files:
+        if path not in self._folder.files:
             raise FileMissingError(f"there is no file {path!r}", path=path)
-        return self._world.files[path]
+        return self._folder.files[path]
 
     def _send(self, kind: Kind, path: str, effect: Callable[[], Any]) -> Any:
-        return self._world.request(self._process, kind, path, effect)
+        return self._world.request(self._process, kind, path, effect, self._folder)
 
 
 def _class_of(path: str) -> str:

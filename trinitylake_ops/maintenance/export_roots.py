@@ -144,10 +144,15 @@ class TargetExport:
 
     @property
     def definition(self) -> LakehouseDef:
-        """The definition of the new lakehouse: settings of the source, without the state of its operations."""
+        """The definition of the new lakehouse: settings of the source, without the state of its operations.
+
+        Its id is the same for all exports from this source to this root: table folders that a cut-off one left
+        belong to the one that is finished.
+        """
+        name = f"{self.source.definition.id}/lakehouse at {self.record.target_uri}"
         return replace(
             self.source.definition,
-            id=str(uuid.uuid5(export_id(self.record), "lakehouse")),
+            id=str(uuid.uuid5(uuid.NAMESPACE_URL, name)),
             exports=(),
             exported_snapshots={},
             expirations=(),

@@ -7,7 +7,7 @@ one may lack exports, whose files would be deleted, and may list versions as exp
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from rich.table import Table
@@ -109,6 +109,7 @@ class _Settled:
         dropped |= {
             name for name, record in records.items() if record.state == ExportState.COPYING and record.version in gone
         }
+        dropped |= {name for name, record in records.items() if _was_dropped(survey, record, (ours, *replaced))}
         records = {name: record for name, record in records.items() if name not in dropped}
         snapshots = {name: location for name, location in snapshots.items() if name not in dropped}
         known = {record.name for record in ours.exports} | set(ours.exported_snapshots)
@@ -173,6 +174,12 @@ def _free_name(name: str, records: Mapping[str, ExportRecord], snapshots: Mappin
         number += 1
         free = f"{name}-{number}"
     return free
+
+
+def _was_dropped(survey: Survey, record: ExportRecord, sides: Iterable[LakehouseDef]) -> bool:
+    """Whether a side does not know an export at another root whose manifest was deleted, as dropping it does."""
+    is_known = all(record.manifest_path in {other.manifest_path for other in side.exports} for side in sides)
+    return bool(record.target_uri) and not is_known and not _stands(survey, record.manifest_path)
 
 
 def _stands(survey: Survey, location: str) -> bool:

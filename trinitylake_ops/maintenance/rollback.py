@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -95,12 +96,10 @@ class RollbackPlan(Plan):
         return self._lake.commit(change, self._base)
 
     def _commit_subset(self, reapply: bool) -> int:
-        for _ in range(DEFAULT_MAX_ATTEMPTS if reapply else 1):
-            try:
+        for _ in range(DEFAULT_MAX_ATTEMPTS - 1 if reapply else 0):
+            with suppress(CommitConflictError):
                 return self._commit_subset_once(reapply)
-            except CommitConflictError as error:
-                conflict = error
-        raise conflict
+        return self._commit_subset_once(reapply)
 
     def _commit_subset_once(self, reapply: bool) -> int:
         with self._lake.transaction(message=self._message(), operation=_OPERATION) as txn:
@@ -172,7 +171,9 @@ def _check_unchanged(base: Snapshot, latest: Snapshot, chosen: Sequence[ObjectNa
     """Raise CommitConflictError when a chosen object has changed, also one that the rollback leaves as it is."""
     changes = _differences(base, latest, chosen)
     if changes:
-        conflicts = tuple(f"{describe_key(base.keys, change.key)}: a concurrent commit changed it" for change in changes)
+        conflicts = tuple(
+            f"{describe_key(base.keys, change.key)}: a concurrent commit changed it" for change in changes
+        )
         raise CommitConflictError(
             f"version {latest.version} changed what was to be rolled back, as planned on version {base.version}: "
             + "; ".join(conflicts)
