@@ -357,7 +357,8 @@ def _left_over(lake: Lakehouse, standing: set[str]) -> set[str]:
     needed |= {path for path in standing if parse_root_path(path) is not None}
     needed |= {batch.plan_path for batch in definition.expirations}
     for record in definition.exports:  # one that was cut off goes on with the copies that its manifest names
-        needed |= {record.root_location, record.manifest_path, *manifest_targets(lake.storage, record.manifest_path)}
+        copies = () if record.target_uri else manifest_targets(lake.storage, record.manifest_path)
+        needed |= {record.root_location, record.manifest_path, *copies}
     versions = [Snapshot.of(lake.files, version) for version in range(lake.latest_version() + 1)]
     snapshots = [snapshot for snapshot in versions if not snapshot.root.is_sealed]
     for name in definition.exported_snapshots:

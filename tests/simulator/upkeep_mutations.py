@@ -171,9 +171,6 @@ UPKEEP_MUTATIONS: Mapping[str, Mutation] = {
     ),
     "roll back a choice, whatever else of it changed": _replacing(_ROLLBACK, "_check_unchanged", lambda *_: None),
     "restore beside other commits": _replacing(restore.RestorePlan, "_check_base", lambda self, base: None),
-    "export into what others clean up, with copies of any age": _replacing(
-        export._Work, "_unendangered_content", lambda self, txn, listed, known: self.content
-    ),
     "repair: forget exports that stand": _mend_exports_that_stand,
     "reconcile: bring back exports elsewhere that were dropped": _replacing(
         _RECONCILE, "_was_dropped", lambda survey, record, sides: False
@@ -186,6 +183,9 @@ RARE_UPKEEP_MUTATIONS: Mapping[str, Mutation] = {
     "expire what was exported meanwhile": _replacing(expire, "_check_same_settings", lambda base, latest: None),
     "remove orphans without a commit": _remove_orphans_unrecorded,
     "register beside purges": _register_beside_purges,
+    "export into what others clean up, with copies of any age": _replacing(
+        export._Work, "_unendangered_content", lambda self, txn, listed, known: self.content
+    ),
 }
 
 _WITH_FOREIGN_ROLLBACKS: Mapping[str, Any] = {
