@@ -75,7 +75,11 @@ def main() -> None:
     plan = maintenance.plan_expiration(Lakehouse(LaterStorage(lake.storage)))
     draw(expiration_page(plan).replace(lake.root, "file:///data/lake/"), "expire-page", 875)
     draw(terminal(root, "log --limit 9", "diff 13 14", "show marts.route_performance --version 2"), "cli-look", 1400)
-    draw(terminal(root, "rollback 12 --namespace marts", "exports", "verify-export demo-15", "hint", "verify"), "cli-operate", 1400)
+    draw(
+        terminal(root, "rollback 12 --namespace marts", "exports", "verify-export demo-15", "hint", "verify"),
+        "cli-operate",
+        1400,
+    )
 
 
 if __name__ == "__main__":

@@ -5,9 +5,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
+import duckdb
+import duckdb_extension_avro
+import duckdb_extension_iceberg
 import pytest
-from pyiceberg.table import StaticTable
 
 from tests.lakes import Lakes, check_lake, entries, listed, objects
 from tests.maintenance.changes import ROWS, append_rows, create, drop
@@ -55,6 +58,18 @@ def ids(lake: Lakehouse, name: str, version: int | str | None = None) -> list[in
 
 def content(lake: Lakehouse, version: int | str | None = None) -> dict[str, Any]:
     return {"objects": objects(lake.snapshot(version)), "rows": {name: ids(lake, name, version) for name in NAMES}}
+
+
+def duckdb_ids(metadata_location: str) -> list[int]:
+    """Return the rows of a table as DuckDB's own Iceberg extension reads them, from a metadata file on the disk."""
+    with duckdb.connect() as connection:
+        for package in (duckdb_extension_avro, duckdb_extension_iceberg):
+            (extension,) = Path(package.__path__[0]).rglob("*.duckdb_extension")
+            connection.load_extension(str(extension))
+        rows = connection.execute(
+            "SELECT id FROM iceberg_scan(?) ORDER BY id", [unquote(urlsplit(metadata_location).path)]
+        )
+        return [row[0] for row in rows.fetchall()]
 
 
 def table_paths(lake: Lakehouse) -> set[str]:
@@ -140,8 +155,7 @@ def test_a_full_one_is_read_when_its_source_is_gone(lake: Lakehouse, target: str
             with catalog_at(other) as catalog:
                 location = catalog.load_table(name).metadata_location
             assert location.startswith(other.root)
-            connection = StaticTable.from_metadata(location).scan().to_duckdb("exported")
-            assert connection.sql("SELECT count(*) FROM exported").fetchall() == [(len(expected["rows"][name]),)]
+            assert duckdb_ids(location) == expected["rows"][name]
         append_rows(other, "ns.t")
         assert ids(other, "ns.t") == sorted(3 * [1, 2, 3])
         assert not any(is_uri(location) for location in entries(other).values())
