@@ -27,6 +27,17 @@ from trinitylake_ops.storage import StorageWrapper
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 EIGHT_DAYS_MS = 8 * 24 * 3_600_000
 MARGIN = 24
+#: What pictures of the command line show.
+COMMANDS = {
+    "cli-look": ("log --limit 9", "diff 13 14", "show marts.route_performance --version 2"),
+    "cli-operate": (
+        "rollback 12 --namespace marts",
+        "exports",
+        "verify-export demo-15",
+        "hint",
+        "verify",
+    ),
+}
 
 
 class LaterStorage(StorageWrapper):
@@ -74,12 +85,8 @@ def main() -> None:
     lake = Lakehouse.open(root)
     plan = maintenance.plan_expiration(Lakehouse(LaterStorage(lake.storage)))
     draw(expiration_page(plan).replace(lake.root, "file:///data/lake/"), "expire-page", 875)
-    draw(terminal(root, "log --limit 9", "diff 13 14", "show marts.route_performance --version 2"), "cli-look", 1400)
-    draw(
-        terminal(root, "rollback 12 --namespace marts", "exports", "verify-export demo-15", "hint", "verify"),
-        "cli-operate",
-        1400,
-    )
+    for name, commands in COMMANDS.items():
+        draw(terminal(root, *commands), name, 1400)
 
 
 if __name__ == "__main__":
