@@ -7,6 +7,7 @@ cut off goes on where it stopped when it is executed again.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -16,13 +17,14 @@ from rich.table import Table
 from trinitylake_ops.errors import ExportNotFoundError, FileMissingError, InvalidInputError
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, ExportState
 from trinitylake_ops.format.file_names import new_export_root_path, new_manifest_path, table_prefix
-from trinitylake_ops.format.locations import normalize_root_uri
+from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location
 from trinitylake_ops.format.node_file import MAX_TIME_MS, NodeFile
 from trinitylake_ops.maintenance.export_content import Choice, Content, Destination, chosen_entries, gather
 from trinitylake_ops.maintenance.export_copy import Copier
 from trinitylake_ops.maintenance.export_manifest import CopiedFile, begin_manifest, finish_manifest
 from trinitylake_ops.maintenance.export_records import (
     EXPORT,
+    begin,
     check_copying,
     check_name,
     check_unused,
@@ -47,7 +49,7 @@ from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.ownership import claim_location
 from trinitylake_ops.tables.reach import files_of
 from trinitylake_ops.transaction.commit import discard
-from trinitylake_ops.transaction.lakehouse import Lakehouse, check_not_expired, options_for
+from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.tree.node import TreeLimits
@@ -301,7 +303,7 @@ class _Work:
         metered = MeteredLakehouse(lake)
         retain_until_ms = None if retain_for_ms is None else lake.storage.now_ms() + retain_for_ms
         wanted = replace(self.record, created_at_millis=lake.storage.now_ms(), retain_until_millis=retain_until_ms)
-        record, resumed = _begin(metered.lake, wanted)
+        record, resumed = begin(metered.lake, wanted, self._check_source)
         work = replace(self, record=record)
         if record.manifest_path != self.record.manifest_path:  # somebody else began it since the plan
             work = _Work.on(lake, self.source, record, self.choice, self.target_options)
@@ -311,7 +313,7 @@ class _Work:
             else:
                 copied = work._copy_elsewhere(metered, progress)
             until_ms = None if retain_for_ms is None else lake.storage.now_ms() + retain_for_ms
-            version = complete(metered.lake, record, copied.root_location, until_ms)
+            version = complete(metered.lake, record, copied.root_location, until_ms, self._check_source)
         except (ExportNotFoundError, FileMissingError):
             _clean_up_if_dropped(metered.lake, work)
             raise
@@ -329,6 +331,17 @@ class _Work:
             resumed=resumed,
             cost=metered.cost(),
         )
+
+    def _check_source(self, base: Snapshot) -> None:
+        """Raise ExportNotFoundError where another export is exported that was dropped: nobody keeps its files."""
+        if self.source.location == base.files.roots.path(self.source.version):
+            return
+        exported = base.definition.exported_snapshots.values()
+        if self.source.location not in (to_location(base.files.storage.root, location) for location in exported):
+            raise ExportNotFoundError(
+                f"the export at {self.source.location!r}, which was to be exported as {self.record.name!r}, was dropped"
+                f" meanwhile; drop {self.record.name!r}, too"
+            )
 
     def _copy_here(self, metered: MeteredLakehouse, progress: Progress, *, resumed: bool) -> _Copied:
         """Copy within the lakehouse; the root of a minimal export is the source's own."""
@@ -372,7 +385,9 @@ class _Work:
         copier = Copier(storage, progress=progress, n_expected=self.content.n_files + 1)
         txn = writer.begin()
         listed = list(storage.list())
-        copier.there, copier.known = {info.path: info.size_bytes for info in listed}, self._known()
+        copier.there = {info.path: info.size_bytes for info in listed}
+        copier.known = self._known() & copier.there.keys()
+        self._check_standing(copier.there)
         content = self.content if txn is None else self._unendangered_content(txn, listed, copier.known)
         for table_id in self._table_ids():
             claim_location(storage, f"{storage.root}{table_prefix(table_id)}".rstrip("/"), writer.target_definition)
@@ -388,25 +403,46 @@ class _Work:
 
         Names may be taken there by files that its latest version does not reach: copies of an export that was cut off,
         or those of older versions, which can be purged. Young ones are taken over, and the transaction is as old as
-        they are; where one is older than half its time to live, all copies get names of their own.
+        they are; where one is older than half its time to live, all copies get other names.
         """
+        modified_ms = {info.path: info.last_modified_ms for info in listed}
+        eldest_ms = txn.base.files.storage.now_ms() - txn.base.definition.txn_ttl_millis // 2
+        for generation in itertools.count():
+            content = self._renamed_content(generation)
+            targets = {target for _, target in content.targets() if target not in known}
+            oldest_ms = min((modified_ms[target] for target in targets & modified_ms.keys()), default=None)
+            if oldest_ms is None:
+                return content
+            if oldest_ms >= eldest_ms:
+                txn.date_back(oldest_ms)
+                return content
+        raise AssertionError("unreachable")
+
+    def _renamed_content(self, generation: int) -> Content:
+        """Return what to copy under the names of a generation; what the target has keeps its own."""
+        if not generation:
+            return self.content
         assert self.target is not None
-        targets = {target for _, target in self.content.targets() if target not in known}
-        oldest_ms = min((info.last_modified_ms for info in listed if info.path in targets), default=None)
-        if oldest_ms is None:
-            return self.content
-        if txn.base.files.storage.now_ms() - oldest_ms <= txn.base.definition.txn_ttl_millis // 2:
-            txn.date_back(oldest_ms)
-            return self.content
-        identifier = export_id(self.record)
-        own_names = Destination(self.record.target_uri, identifier, f"export-{identifier}/")
+        names = Destination.other_root(self.record.target_uri, self.source.definition.id, self.choice.level, generation)
         there = self.target.entries()
         unchanged = {key: place for key, place in self.content.entries if there.get(key) == place}
         chosen = chosen_entries(self.source, self.choice.namespaces)
         changed = [(key, location) for key, location in chosen if key not in unchanged]
-        content = gather(self.source, self.choice, own_names, self.io, entries=changed)
+        content = gather(self.source, self.choice, names, self.io, entries=changed)
         content.entries = sorted([*unchanged.items(), *content.entries])
         return content
+
+    def _check_standing(self, there: Container[str]) -> None:
+        """Raise FileMissingError where the target has lost a definition that its tree points to."""
+        assert self.target is not None
+        new = {copy.target for copy in self.content.definitions}
+        for _, place in self.content.entries:
+            if self.choice.copies_definitions and not is_uri(place) and place not in new and place not in there:
+                raise FileMissingError(
+                    f"the lakehouse at {self.target.lake.root} has lost {place!r}, which an earlier export copied:"
+                    " restore it there, or export to another target",
+                    path=place,
+                )
 
     def _table_ids(self) -> list[str]:
         return sorted({table.places.table_id for table in self.content.tables})
@@ -434,18 +470,6 @@ class _Copied:
     root_location: str
     files: int
     target_version: int | None
-
-
-def _begin(lake: Lakehouse, wanted: ExportRecord) -> tuple[ExportRecord, bool]:
-    """Commit the record, or find the one of a cut-off export."""
-    with lake.transaction(message=f"{wanted.name}: keep version {wanted.version}", operation=EXPORT) as txn:
-        existing = record_of(txn.definition, wanted.name)
-        if existing is not None and is_cut_off(existing, wanted):
-            return existing, True
-        txn.require(lambda base: check_unused(base.definition, wanted.name))
-        txn.require(lambda base: check_not_expired(wanted.version, base.definition))
-        txn.alter_definition(replace(txn.definition, exports=(*txn.definition.exports, wanted)))
-    return wanted, False
 
 
 def _clean_up_if_dropped(lake: Lakehouse, work: _Work) -> None:

@@ -6,6 +6,7 @@ off, or is made twice at a time, writes the same files again.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from trinitylake_ops.maintenance.export_records import EXPORT
 from trinitylake_ops.storage.write_outcome import create_fresh
 from trinitylake_ops.transaction.commit_info import CommitCost, CommitInfo
 from trinitylake_ops.transaction.creation import create_first_version, first_root, has_roots, place_definition
+from trinitylake_ops.transaction.history import history
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.transaction.transaction import Transaction
@@ -36,6 +38,7 @@ _LEAVE_OBJECTS = frozenset(
     {"compact", "expire", "undelete", "purge", "orphans", "reconcile", "alter-definition", EXPORT, "drop-export"}
 )
 _SOURCE_ID = "source_id"
+_LONGEST_NAMESPACES_BYTES = 1000
 
 
 def export_id(record: ExportRecord) -> uuid.UUID:
@@ -132,6 +135,22 @@ class TargetLakehouse:
         return {} if self.base is None else dict(scan(self.base.files.nodes, self.base.root))
 
 
+def check_made_of(exported: Snapshot, source: Snapshot, name: str) -> None:
+    """Raise InvalidInputError where a version at another root does not hold what an export made of a lakehouse."""
+    for info in history(exported.files, latest=exported):
+        if info.operation == EXPORT and _SOURCE_ID in info.properties:
+            if info.properties[_SOURCE_ID] == source.definition.id:
+                return
+            break
+    root = exported.files.storage.root
+    raise InvalidInputError(
+        f"version {exported.version} of the lakehouse at {root} was not made of this one: another lakehouse has taken"
+        f" the place of export {name!r}; drop the export",
+        path=exported.location,
+        version=exported.version,
+    )
+
+
 @dataclass(frozen=True)
 class TargetExport:
     """Writes one export into another root."""
@@ -205,7 +224,9 @@ class TargetExport:
         create_fresh(lake.storage, edited.node_files)
         if not create_first_version(lake.files, self.definition, replace(edited.root, system=root.system)):
             raise MaintenanceBlockedError(
-                f"another lakehouse was created at {lake.root} meanwhile; export to another target", path=lake.root
+                f"somebody else created a lakehouse at {lake.root} meanwhile; export once more, which says whether it"
+                " can take this export",
+                path=lake.root,
             )
         return 0
 
@@ -234,7 +255,15 @@ def _properties(source: Snapshot, choice: Choice) -> dict[str, str]:
         _SOURCE_ID: source.definition.id,
         "source_version": str(source.version),
         "level": choice.level.name.lower(),
-        "namespaces": ",".join(sorted(choice.namespaces)),
+        "namespaces": _shown(choice.namespaces),
         "definitions": "copied" if choice.copies_definitions else "",
     }
     return {name: value for name, value in named.items() if value}
+
+
+def _shown(namespaces: Sequence[str]) -> str:
+    """Return what tells a choice of namespaces from any other; so many that a commit cannot name them, as a digest."""
+    text = " ".join(sorted(namespaces))  # no name holds a space
+    if len(text.encode()) <= _LONGEST_NAMESPACES_BYTES:
+        return text
+    return f"{len(namespaces)} with sha256 {hashlib.sha256(text.encode()).hexdigest()}"

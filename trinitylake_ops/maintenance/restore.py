@@ -15,23 +15,22 @@ from rich.table import Table
 from trinitylake_ops.errors import CommitConflictError
 from trinitylake_ops.format.definitions import ExportLevel
 from trinitylake_ops.format.file_names import table_prefix
-from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.maintenance.export_content import Choice, Content, Destination, chosen_entries, gather
 from trinitylake_ops.maintenance.export_copy import Copier
 from trinitylake_ops.maintenance.export_records import record_of
+from trinitylake_ops.maintenance.export_roots import check_made_of
 from trinitylake_ops.maintenance.report import Plan, change_rows, digest_of, new_table
 from trinitylake_ops.maintenance.rollback import (
     RollbackPlan,
     check_table_files,
-    chosen_objects,
-    held_namespaces,
+    held_objects,
     is_chosen,
     plan_rollback,
 )
 from trinitylake_ops.maintenance.survey import Progress, no_progress, uncached
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.ownership import claim_location
-from trinitylake_ops.transaction.lakehouse import Change, Lakehouse, change_of
+from trinitylake_ops.transaction.lakehouse import Change, Lakehouse, change_of, options_for
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.diff import KeyChange
 from trinitylake_ops.tree.search import scan
@@ -89,14 +88,14 @@ class RestorePlan(Plan):
         message = f"export {self.name} from {self.target}"[:_LONGEST_MESSAGE_CHARS]
         with lake.transaction(message=message, operation=_OPERATION) as txn:
             txn.require(self._check_base)
-            for table_id in sorted({table.places.table_id for table in self._content.tables}):
-                claim_location(lake.storage, f"{lake.root}{table_prefix(table_id)}".rstrip("/"), txn.base.definition)
-            copier = Copier(lake.storage, progress=progress, n_expected=self._content.n_files)
-            copier.copy_content(self._content, self._io)
             for key in self._removed:
                 txn.restore_entry(key, None)
             for key, location in self._content.entries:
                 txn.restore_entry(key, location)
+            for table_id in sorted({table.places.table_id for table in self._content.tables}):
+                claim_location(lake.storage, f"{lake.root}{table_prefix(table_id)}".rstrip("/"), txn.base.definition)
+            copier = Copier(lake.storage, progress=progress, n_expected=self._content.n_files)
+            copier.copy_content(self._content, self._io)
         assert txn.committed_version is not None
         return txn.committed_version
 
@@ -156,15 +155,17 @@ class _Restoring:
 
     def plan(self) -> RestorePlan:
         base, export = self.lake.snapshot(), self.lake.exported(self.name, self.target_options)
-        only = self._only(base, export)
+        check_made_of(export, base, self.name)
+        only = held_objects(base, export, self.name, self.namespaces, self.tables)
         here = {key: place for key, place in scan(base.files.nodes, base.root) if is_chosen(base, key, only)}
         there = {key: place for key, place in chosen_entries(export, ()) if is_chosen(base, key, only)}
         is_same = self._comparison(base, export)
         different = [(key, place) for key, place in there.items() if not is_same(key, here.get(key), place)]
         identifier = uuid.uuid4()
         fresh = Destination(self.lake.root, identifier, f"restore-{identifier}/")
-        options = self.target_options if self.target_options is not None else self.lake.storage_options
-        io = StorageFileIO.on(export.files.storage, options, read_only=True)
+        other = export.files.storage
+        options = self.target_options if self.target_options is not None else options_for(self.lake, other.root)
+        io = StorageFileIO.on(other, options, read_only=True, others=[self.lake.storage])
         content = gather(export, Choice(ExportLevel.FULL), fresh, io, entries=different)
         own_io = StorageFileIO.on(self.lake.storage, self.lake.storage_options, read_only=True)
         for definition in content.uncopied:
@@ -188,11 +189,6 @@ class _Restoring:
             _removed=removed,
         )
 
-    def _only(self, base: Snapshot, export: Snapshot) -> tuple[ObjectName, ...]:
-        held = held_namespaces(base.definition, self.name, self.namespaces, self.tables)
-        namespaces = self.namespaces or (() if self.tables else held)
-        return chosen_objects(base, export, namespaces, self.tables)
-
     def _comparison(self, base: Snapshot, export: Snapshot) -> Callable[[str, str | None, str], bool]:
         """Return what tells whether an entry of the export was made of the one that is here."""
         record = record_of(base.definition, self.name)
@@ -204,10 +200,8 @@ class _Restoring:
             name = base.keys.decode(key)
             if here is None:
                 return False
-            possible = {exported.pointer(self.lake.root, here)}
-            if name is not None:
-                for is_changed in (False, True):
-                    possible.add(exported.definition_path(name, here, limit_bytes, is_changed=is_changed))
-            return there in possible
+            if there == exported.pointer(self.lake.root, here):
+                return True
+            return name is not None and exported.is_copy(there, name, here, limit_bytes)
 
         return is_same
