@@ -7,6 +7,7 @@ cut off goes on where it stopped when it is executed again.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -388,23 +389,32 @@ class _Work:
 
         Names may be taken there by files that its latest version does not reach: copies of an export that was cut off,
         or those of older versions, which can be purged. Young ones are taken over, and the transaction is as old as
-        they are; where one is older than half its time to live, all copies get names of their own.
+        they are; where one is older than half its time to live, all copies get other names.
         """
+        modified_ms = {info.path: info.last_modified_ms for info in listed}
+        eldest_ms = txn.base.files.storage.now_ms() - txn.base.definition.txn_ttl_millis // 2
+        for generation in itertools.count():
+            content = self._renamed_content(generation)
+            targets = {target for _, target in content.targets() if target not in known}
+            oldest_ms = min((modified_ms[target] for target in targets & modified_ms.keys()), default=None)
+            if oldest_ms is None:
+                return content
+            if oldest_ms >= eldest_ms:
+                txn.date_back(oldest_ms)
+                return content
+        raise AssertionError("unreachable")
+
+    def _renamed_content(self, generation: int) -> Content:
+        """Return what to copy under the names of a generation; what the target has keeps its own."""
+        if not generation:
+            return self.content
         assert self.target is not None
-        targets = {target for _, target in self.content.targets() if target not in known}
-        oldest_ms = min((info.last_modified_ms for info in listed if info.path in targets), default=None)
-        if oldest_ms is None:
-            return self.content
-        if txn.base.files.storage.now_ms() - oldest_ms <= txn.base.definition.txn_ttl_millis // 2:
-            txn.date_back(oldest_ms)
-            return self.content
-        identifier = export_id(self.record)
-        own_names = Destination(self.record.target_uri, identifier, f"export-{identifier}/")
+        names = Destination.other_root(self.record.target_uri, self.source.definition.id, self.choice.level, generation)
         there = self.target.entries()
         unchanged = {key: place for key, place in self.content.entries if there.get(key) == place}
         chosen = chosen_entries(self.source, self.choice.namespaces)
         changed = [(key, location) for key, location in chosen if key not in unchanged]
-        content = gather(self.source, self.choice, own_names, self.io, entries=changed)
+        content = gather(self.source, self.choice, names, self.io, entries=changed)
         content.entries = sorted([*unchanged.items(), *content.entries])
         return content
 

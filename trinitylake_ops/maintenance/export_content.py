@@ -24,6 +24,7 @@ from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.search import prefix_end, scan
 
 _BATCH = 256
+_RECOGNISED_GENERATIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +97,14 @@ class Content:
 class Destination:
     """Where the copies go: ``seed`` and the name of what was copied make the names of copies.
 
-    ``folder`` is that of table files under the same root, empty under another one.
+    ``folder`` is that of table files, empty where they keep their paths. ``siblings`` are other names that the same
+    copies may have there.
     """
 
     root: str
     seed: uuid.UUID
     folder: str
+    siblings: tuple[Destination, ...] = ()
 
     @classmethod
     def same_root(cls, root: str, export_id: uuid.UUID) -> Destination:
@@ -109,9 +112,18 @@ class Destination:
         return cls(root, export_id, f"export-{export_id}/")
 
     @classmethod
-    def other_root(cls, root: str, source_id: str, level: ExportLevel) -> Destination:
-        """Return names that all exports of a lakehouse at a level share."""
-        return cls(root, uuid.uuid5(uuid.NAMESPACE_URL, f"{source_id}/{level.name.lower()}"), "")
+    def other_root(cls, root: str, source_id: str, level: ExportLevel, generation: int = 0) -> Destination:
+        """Return names that all exports of a lakehouse at a level share.
+
+        Each generation has names of its own, for copies whose names of the ones before cannot be relied on. The
+        first one knows those of the next ones.
+        """
+        seed = uuid.uuid5(uuid.NAMESPACE_URL, f"{source_id}/{level.name.lower()}")
+        if generation:
+            seed = uuid.uuid5(seed, f"generation {generation}")
+            return cls(root, seed, f"export-{seed}/")
+        later = range(1, _RECOGNISED_GENERATIONS)
+        return cls(root, seed, "", tuple(cls.other_root(root, source_id, level, number) for number in later))
 
     def definition_path(self, name: ObjectName, source: str, limit_bytes: int, *, is_changed: bool) -> str:
         """Return the path of the copy of a definition."""
@@ -121,6 +133,14 @@ class Destination:
         if name.table is None:
             return new_namespace_path(name.namespace, limit_bytes, identifier)
         return new_table_path(name.namespace, name.table, limit_bytes, identifier)
+
+    def is_copy(self, found: str, name: ObjectName, source: str, limit_bytes: int) -> bool:
+        """Whether a location is that of a copy of a definition, under any of the names that it may have."""
+        return any(
+            found == names.definition_path(name, source, limit_bytes, is_changed=is_changed)
+            for names in (self, *self.siblings)
+            for is_changed in (False, True)
+        )
 
     def pointer(self, source_root: str, location: str) -> str:
         """Return how the tree of the export points to what is not copied."""
@@ -185,7 +205,7 @@ class _Gathering:
             standing = self._there.get(key)
             if not self._choice.copies_definitions or name is None:
                 placed[key] = self._destination.pointer(self._root, location)
-            elif standing is not None and standing in self._possible_paths(name, location):
+            elif standing is not None and self._destination.is_copy(standing, name, location, self._limit_bytes):
                 placed[key] = standing
             elif name.table is None:
                 placed[key] = self._copy_definition(name, location, None)
@@ -201,12 +221,6 @@ class _Gathering:
             return self._source.keys.decode(key)
         except CorruptFileError as error:
             raise CorruptFileError(error.message, path=self._source.location, version=self._source.version) from error
-
-    def _possible_paths(self, name: ObjectName, location: str) -> list[str]:
-        return [
-            self._destination.definition_path(name, location, self._limit_bytes, is_changed=is_changed)
-            for is_changed in (False, True)
-        ]
 
     def _copy_definition(self, name: ObjectName, source: str, data: bytes | None) -> str:
         target = self._destination.definition_path(name, source, self._limit_bytes, is_changed=data is not None)

@@ -204,10 +204,8 @@ class _Restoring:
             name = base.keys.decode(key)
             if here is None:
                 return False
-            possible = {exported.pointer(self.lake.root, here)}
-            if name is not None:
-                for is_changed in (False, True):
-                    possible.add(exported.definition_path(name, here, limit_bytes, is_changed=is_changed))
-            return there in possible
+            if there == exported.pointer(self.lake.root, here):
+                return True
+            return name is not None and exported.is_copy(there, name, here, limit_bytes)
 
         return is_same

@@ -1,0 +1,107 @@
+"""What may go wrong around exports: cut off again and again, cleaned up, replaced, damaged, made at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from unittest import mock
+
+import pytest
+
+from tests.clock import AgingStorage
+from tests.lakes import Lakes
+from tests.maintenance.aging import LONG_MS, Aging, grow
+from tests.maintenance.changes import append_rows
+from tests.maintenance.test_export_leases import content
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import StorageError, StoragePermissionError
+from trinitylake_ops.maintenance import export as export_module
+from trinitylake_ops.maintenance.export import ExportReport
+from trinitylake_ops.storage import LocalStorage, Storage, StorageWrapper
+
+
+@pytest.fixture
+def aging(lakes: Lakes) -> Aging:
+    """A lakehouse of a few versions with an Iceberg table."""
+    aging = Aging.on(LocalStorage(f"file://{lakes.folder}/source/", fsync=False))
+    grow(aging, 2)
+    append_rows(aging.lake)
+    return aging
+
+
+@pytest.fixture
+def target(aging: Aging, lakes: Lakes) -> AgingStorage:
+    """Another root, whose clock a test sets."""
+    there = LocalStorage(f"file://{lakes.folder}/target/", fsync=False)
+    return AgingStorage(there, there.now_ms())
+
+
+def into(storage: Storage) -> AbstractContextManager[object]:
+    """Let exports and what looks at them reach their target through this storage."""
+    return mock.patch.object(export_module, "open_storage", return_value=storage)
+
+
+def export_to(storage: Storage, lake: Lakehouse, name: str, level: str = "full", **arguments: object) -> ExportReport:
+    with into(storage):
+        return maintenance.plan_export(lake, name, level, target=storage.root, **arguments).execute()  # type: ignore[arg-type]
+
+
+class Refusing(StorageWrapper):
+    """Refuses to create what a rule says."""
+
+    def __init__(self, inner: Storage, rule: Callable[[str], bool]):
+        super().__init__(inner)
+        self.rule = rule
+
+    def create(self, path: str, data: bytes) -> None:
+        if self.rule(path):
+            raise StoragePermissionError("refused", path=path)
+        self.inner.create(path, data)
+
+
+class Interrupted(StorageWrapper):
+    """Does something once, right before it deletes."""
+
+    def __init__(self, inner: Storage, interruption: Callable[[], object]):
+        super().__init__(inner)
+        self.interruptions = [interruption]
+
+    def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
+        while self.interruptions:
+            self.interruptions.pop()()
+        return self.inner.delete_batch(paths)
+
+
+def cut_off_before_its_commit(lake: Lakehouse, target: AgingStorage, name: str) -> None:
+    """Export all but the root of version 1 of the target."""
+    refusing = Refusing(target, lambda path: path.startswith("_1"))
+    with pytest.raises(StoragePermissionError):
+        export_to(refusing, lake, name)
+
+
+def test_copies_of_several_cut_off_runs_are_not_relied_on(aging: Aging, target: AgingStorage) -> None:
+    """Whatever names they have: a removal of orphans that has begun may be about to delete them."""
+    lake = aging.lake
+    export_to(target, lake, "first")
+    append_rows(lake)
+    for _ in range(2):
+        cut_off_before_its_commit(lake, target, "second")
+        target.time_ms += LONG_MS
+    removing = Interrupted(target, lambda: export_to(target, lake, "second"))
+    maintenance.plan_orphan_removal(Lakehouse(removing)).execute()
+    assert removing.interruptions == []
+    assert maintenance.verify(Lakehouse(target)).is_clean
+    assert content(Lakehouse(target)) == content(lake)
+
+
+def test_copies_under_other_names_are_copied_once(aging: Aging, target: AgingStorage) -> None:
+    lake = aging.lake
+    export_to(target, lake, "first")
+    append_rows(lake)
+    cut_off_before_its_commit(lake, target, "second")
+    target.time_ms += LONG_MS
+    report = export_to(target, lake, "second")
+    assert report.copied_files > 4
+    again = export_to(target, lake, "third", version=report.version)
+    assert (again.target_version, again.copied_files) == (report.target_version, 0)
+    assert maintenance.plan_restore(lake, "second").changes == ()
