@@ -12,9 +12,9 @@ from tests.clock import AgingStorage
 from tests.lakes import Lakes
 from tests.maintenance.aging import LONG_MS, Aging, grow
 from tests.maintenance.changes import append_rows
-from tests.maintenance.test_export_leases import content
+from tests.maintenance.test_export_leases import Dying, content
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.errors import StorageError, StoragePermissionError
+from trinitylake_ops.errors import StorageError, StoragePermissionError, TrinityLakeError
 from trinitylake_ops.maintenance import export as export_module
 from trinitylake_ops.maintenance.export import ExportReport
 from trinitylake_ops.storage import LocalStorage, Storage, StorageWrapper
@@ -105,3 +105,20 @@ def test_copies_under_other_names_are_copied_once(aging: Aging, target: AgingSto
     again = export_to(target, lake, "third", version=report.version)
     assert (again.target_version, again.copied_files) == (report.target_version, 0)
     assert maintenance.plan_restore(lake, "second").changes == ()
+
+
+@pytest.mark.parametrize("creates", range(3, 15, 3))
+def test_what_a_cut_off_first_export_left_bars_no_other(aging: Aging, target: AgingStorage, creates: int) -> None:
+    """Neither while its record stands nor when it was dropped."""
+    lake = aging.lake
+    with pytest.raises(TrinityLakeError):
+        export_to(Dying(target, creates), lake, "first")
+    export_to(target, lake, "second", "full")
+    maintenance.drop_export(lake, "first")
+    append_rows(lake)
+    export_to(target, lake, "third")
+    assert content(Lakehouse(target)) == content(lake)
+    other = Aging(Lakehouse(target), target)
+    other.later()
+    assert other.remove_orphans().files == 1  # the definition of the first one
+    assert content(other.lake) == content(lake)

@@ -205,7 +205,9 @@ class TargetExport:
         create_fresh(lake.storage, edited.node_files)
         if not create_first_version(lake.files, self.definition, replace(edited.root, system=root.system)):
             raise MaintenanceBlockedError(
-                f"another lakehouse was created at {lake.root} meanwhile; export to another target", path=lake.root
+                f"somebody else created a lakehouse at {lake.root} meanwhile; export once more, which says whether it"
+                " can take this export",
+                path=lake.root,
             )
         return 0
 
