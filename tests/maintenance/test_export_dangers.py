@@ -14,10 +14,10 @@ from tests.maintenance.aging import LONG_MS, Aging, grow
 from tests.maintenance.changes import append_rows
 from tests.maintenance.test_export_leases import Dying, content
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.errors import StorageError, StoragePermissionError, TrinityLakeError
+from trinitylake_ops.errors import InvalidInputError, StorageError, StoragePermissionError, TrinityLakeError
 from trinitylake_ops.maintenance import export as export_module
 from trinitylake_ops.maintenance.export import ExportReport
-from trinitylake_ops.storage import LocalStorage, Storage, StorageWrapper
+from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, StorageWrapper, drop_memory_root
 
 
 @pytest.fixture
@@ -122,3 +122,39 @@ def test_what_a_cut_off_first_export_left_bars_no_other(aging: Aging, target: Ag
     other.later()
     assert other.remove_orphans().files == 1  # the definition of the first one
     assert content(other.lake) == content(lake)
+
+
+def test_a_target_takes_exports_after_its_old_versions_were_purged(aging: Aging, target: AgingStorage) -> None:
+    """Also where all that is left of the version that an export made is a sealed root."""
+    lake = aging.lake
+    export_to(target, lake, "first")
+    other = Aging(Lakehouse(target), target)
+    for stamp in range(3):
+        other.lake.alter_definition(properties={"stamp": str(stamp)})
+        other.clean_up()
+    assert [info.state for info in other.lake.history()][-1] == "sealed"
+    append_rows(lake)
+    export_to(target, lake, "second")
+    assert content(Lakehouse(target)) == content(lake)
+    with pytest.raises(InvalidInputError, match="another definitions and level"):
+        export_to(target, lake, "third", "partial")
+    foreign = Lakehouse.create("memory://export-dangers/", storage=MemoryStorage("memory://export-dangers/"))
+    with pytest.raises(InvalidInputError, match="another definitions and level and source_id"):
+        export_to(target, foreign, "theirs", "partial")
+    drop_memory_root("memory://export-dangers/")
+
+
+def test_namespaces_are_told_apart_however_many_they_are(lakes: Lakes, target: AgingStorage) -> None:
+    lake = lakes.local("many")
+    names = [f"n{number:02}{'x' * 90}" for number in range(60)]
+    with lake.transaction() as txn:
+        for name in ("a", "b", "a,b", *names):
+            txn.create_namespace(name)
+    export_to(target, lake, "two", namespaces=["a", "b"])
+    with pytest.raises(InvalidInputError, match="another namespaces"):
+        export_to(target, lake, "one", namespaces=["a,b"])
+    other = LocalStorage(f"file://{lakes.folder}/other/", fsync=False)
+    export_to(other, lake, "many", namespaces=names)
+    assert Lakehouse(other).snapshot().namespaces() == names
+    with pytest.raises(InvalidInputError, match="another namespaces"):
+        export_to(other, lake, "fewer", namespaces=names[1:])

@@ -216,11 +216,13 @@ def _framing_bytes() -> int:
 def encode_sealed_root(system: Mapping[str, str], sealed_at_ms: int) -> bytes:
     """Return the sealed root that takes the place of one with these system rows (FORMAT.md, "Sealed roots").
 
-    Of the commit remain its id, its place in the chain, and what it was and whose: the name stays taken.
+    Of the commit remain its id, its place in the chain, and what it was and whose: the name stays taken. What an export
+    says about its source remains, too: the next one needs it.
     """
     kept = {name: system[name] for name in (CREATED_AT_MILLIS, PREVIOUS_ROOT, COMMIT_ID) if name in system}
     info = decode_commit_info(system)
-    said = {name: info[name] for name in ("operation", "members") if name in info}
+    names = ("operation", "members", "properties") if info.get("operation") == "export" else ("operation", "members")
+    said = {name: info[name] for name in names if name in info}
     if said:
         kept[COMMIT_INFO] = json.dumps(said, ensure_ascii=False, separators=(",", ":"))
     rows = {**kept, N_KEYS: "0", SEALED_AT_MILLIS: str(sealed_at_ms)}

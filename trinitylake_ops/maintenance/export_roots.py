@@ -6,6 +6,7 @@ off, or is made twice at a time, writes the same files again.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,7 @@ _LEAVE_OBJECTS = frozenset(
     {"compact", "expire", "undelete", "purge", "orphans", "reconcile", "alter-definition", EXPORT, "drop-export"}
 )
 _SOURCE_ID = "source_id"
+_LONGEST_NAMESPACES_BYTES = 1000
 
 
 def export_id(record: ExportRecord) -> uuid.UUID:
@@ -236,7 +238,15 @@ def _properties(source: Snapshot, choice: Choice) -> dict[str, str]:
         _SOURCE_ID: source.definition.id,
         "source_version": str(source.version),
         "level": choice.level.name.lower(),
-        "namespaces": ",".join(sorted(choice.namespaces)),
+        "namespaces": _shown(choice.namespaces),
         "definitions": "copied" if choice.copies_definitions else "",
     }
     return {name: value for name, value in named.items() if value}
+
+
+def _shown(namespaces: Sequence[str]) -> str:
+    """Return what tells a choice of namespaces from any other; so many that a commit cannot name them, as a digest."""
+    text = " ".join(sorted(namespaces))  # no name holds a space
+    if len(text.encode()) <= _LONGEST_NAMESPACES_BYTES:
+        return text
+    return f"{len(namespaces)} with sha256 {hashlib.sha256(text.encode()).hexdigest()}"
