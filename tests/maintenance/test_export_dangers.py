@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from unittest import mock
@@ -9,12 +10,18 @@ from unittest import mock
 import pytest
 
 from tests.clock import AgingStorage
-from tests.lakes import Lakes
-from tests.maintenance.aging import LONG_MS, Aging, grow
-from tests.maintenance.changes import append_rows
+from tests.lakes import Lakes, listed
+from tests.maintenance.aging import LONG_MS, Aging, grow, needed_files
+from tests.maintenance.changes import append_rows, create, expire
 from tests.maintenance.test_export_leases import Dying, content
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.errors import InvalidInputError, StorageError, StoragePermissionError, TrinityLakeError
+from trinitylake_ops.errors import (
+    InvalidInputError,
+    StorageError,
+    StoragePermissionError,
+    TrinityLakeError,
+    VersionExpiredError,
+)
 from trinitylake_ops.maintenance import export as export_module
 from trinitylake_ops.maintenance.export import ExportReport
 from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, StorageWrapper, drop_memory_root
@@ -158,3 +165,59 @@ def test_namespaces_are_told_apart_however_many_they_are(lakes: Lakes, target: A
     assert Lakehouse(other).snapshot().namespaces() == names
     with pytest.raises(InvalidInputError, match="another namespaces"):
         export_to(other, lake, "fewer", namespaces=names[1:])
+
+
+@pytest.fixture
+def incremental(aging: Aging, target: AgingStorage) -> AgingStorage:
+    """A target with two exports, of which the second one changed nodes and a few definitions only."""
+    export_to(target, aging.lake, "first")
+    create(aging.lake, "more", *(f"t{number}" for number in range(40)))
+    export_to(target, aging.lake, "second")
+    assert maintenance.verify_export(aging.lake, "second", deep=True).is_clean
+    return target
+
+
+@pytest.mark.parametrize("lost", ["_10000", "node-", ".parquet", "-m0.avro", ".metadata.json", "table-"])
+def test_a_check_finds_each_file_that_an_export_needs(aging: Aging, incremental: AgingStorage, lost: str) -> None:
+    """Whether this export copied it, an earlier one did, or its commit wrote it."""
+    needed = needed_files(Lakehouse(incremental))
+    paths = [path for path in needed if lost in path] or [path for path in listed(incremental) if lost in path]
+    for path in paths:
+        data = incremental.read(path)
+        incremental.delete(path)
+        assert path in maintenance.verify_export(aging.lake, "second").missing
+        incremental.create(path, data)
+    assert paths
+    assert maintenance.verify_export(aging.lake, "second").is_clean
+
+
+def test_a_check_does_not_miss_what_a_cut_off_run_left(aging: Aging, target: AgingStorage) -> None:
+    """Its copies, which the manifest names, are orphans of the target where others took their place."""
+    lake = aging.lake
+    export_to(target, lake, "first")
+    append_rows(lake)
+    cut_off_before_its_commit(lake, target, "second")
+    target.time_ms += LONG_MS
+    export_to(target, lake, "second")
+    target.time_ms += LONG_MS
+    assert maintenance.plan_orphan_removal(Lakehouse(target)).execute().files > 3
+    assert maintenance.verify_export(lake, "second", deep=True).is_clean
+
+
+def test_an_export_that_expired_at_its_target_is_not_said_to_be_whole(aging: Aging, incremental: AgingStorage) -> None:
+    expire(Lakehouse(incremental), "0")
+    with pytest.raises(VersionExpiredError):
+        maintenance.verify_export(aging.lake, "first")
+    assert maintenance.verify_export(aging.lake, "second").is_clean
+
+
+def test_a_lakehouse_that_took_the_place_of_an_export_is_not_restored(
+    aging: Aging, target: AgingStorage, lakes: Lakes
+) -> None:
+    """It would drop all that the lakehouse has."""
+    export_to(target, aging.lake, "away")
+    shutil.rmtree(lakes.folder / "target")
+    create(Lakehouse.create(target.root), "theirs")
+    for look in (maintenance.plan_restore, maintenance.verify_export):
+        with pytest.raises(InvalidInputError, match=r"lakehouse at .*/target/ was not made of this one"):
+            look(aging.lake, "away")

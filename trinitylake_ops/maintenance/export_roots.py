@@ -22,6 +22,7 @@ from trinitylake_ops.maintenance.export_records import EXPORT
 from trinitylake_ops.storage.write_outcome import create_fresh
 from trinitylake_ops.transaction.commit_info import CommitCost, CommitInfo
 from trinitylake_ops.transaction.creation import create_first_version, first_root, has_roots, place_definition
+from trinitylake_ops.transaction.history import history
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.transaction.transaction import Transaction
@@ -132,6 +133,22 @@ class TargetLakehouse:
     def entries(self) -> dict[str, str]:
         """Return what the target has: key -> location."""
         return {} if self.base is None else dict(scan(self.base.files.nodes, self.base.root))
+
+
+def check_made_of(exported: Snapshot, source: Snapshot, name: str) -> None:
+    """Raise InvalidInputError where a version at another root does not hold what an export made of a lakehouse."""
+    for info in history(exported.files, latest=exported):
+        if info.operation == EXPORT and _SOURCE_ID in info.properties:
+            if info.properties[_SOURCE_ID] == source.definition.id:
+                return
+            break
+    root = exported.files.storage.root
+    raise InvalidInputError(
+        f"version {exported.version} of the lakehouse at {root} was not made of this one: another lakehouse has taken"
+        f" the place of export {name!r}; drop the export",
+        path=exported.location,
+        version=exported.version,
+    )
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.maintenance.export_content import Choice, Content, Destination, chosen_entries, gather
 from trinitylake_ops.maintenance.export_copy import Copier
 from trinitylake_ops.maintenance.export_records import record_of
+from trinitylake_ops.maintenance.export_roots import check_made_of
 from trinitylake_ops.maintenance.report import Plan, change_rows, digest_of, new_table
 from trinitylake_ops.maintenance.rollback import (
     RollbackPlan,
@@ -156,6 +157,7 @@ class _Restoring:
 
     def plan(self) -> RestorePlan:
         base, export = self.lake.snapshot(), self.lake.exported(self.name, self.target_options)
+        check_made_of(export, base, self.name)
         only = self._only(base, export)
         here = {key: place for key, place in scan(base.files.nodes, base.root) if is_chosen(base, key, only)}
         there = {key: place for key, place in chosen_entries(export, ()) if is_chosen(base, key, only)}
