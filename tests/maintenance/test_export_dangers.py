@@ -12,10 +12,12 @@ import pytest
 from tests.clock import AgingStorage
 from tests.lakes import Lakes, listed
 from tests.maintenance.aging import LONG_MS, Aging, grow, needed_files
-from tests.maintenance.changes import append_rows, create, expire
+from tests.maintenance.changes import append_rows, create, drop, expire
 from tests.maintenance.test_export_leases import Dying, content
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import (
+    ExportNotFoundError,
+    FileMissingError,
     InvalidInputError,
     StorageError,
     StoragePermissionError,
@@ -221,3 +223,75 @@ def test_a_lakehouse_that_took_the_place_of_an_export_is_not_restored(
     for look in (maintenance.plan_restore, maintenance.verify_export):
         with pytest.raises(InvalidInputError, match=r"lakehouse at .*/target/ was not made of this one"):
             look(aging.lake, "away")
+
+
+class Raced(StorageWrapper):
+    """Lets others commit each time right before a new definition of the lakehouse is written."""
+
+    def __init__(self, inner: Storage, others: Sequence[Callable[[], object]]):
+        super().__init__(inner)
+        self.others = list(others)
+
+    def create(self, path: str, data: bytes) -> None:
+        if path.startswith("_lakehouse_def_") and self.others:
+            self.others.pop(0)()
+        self.inner.create(path, data)
+
+
+def test_exports_of_other_names_and_their_drops_are_no_conflict(aging: Aging) -> None:
+    """Least of all when a long copy is finished."""
+    lake = aging.lake
+    for number in range(4):
+        maintenance.plan_export(lake, f"old{number}").execute()
+
+    def others(number: int) -> list[Callable[[], object]]:
+        return [
+            lambda: maintenance.drop_export(lake, f"old{number}"),
+            lambda: lake.alter_definition(properties={"stamp": str(number)}),
+            lambda: maintenance.plan_export(lake, f"new{number}", "full").execute(),
+        ]
+
+    for number in range(2):
+        racing = Raced(aging.clock, others(number))
+        maintenance.plan_export(Lakehouse(racing), f"kept{number}", "full").execute()
+        assert racing.others == []
+    racing = Raced(aging.clock, others(2))
+    maintenance.drop_export(Lakehouse(racing), "old3")
+    assert racing.others == []
+    states = {info.name: info.state for info in maintenance.list_exports(lake)}
+    assert states == dict.fromkeys(("kept0", "kept1", "new0", "new1", "new2"), "complete")
+    assert maintenance.verify(lake).is_clean
+
+
+def test_an_export_that_took_the_name_of_a_dropped_one_stays(aging: Aging) -> None:
+    lake = aging.lake
+    maintenance.plan_export(lake, "kept").execute()
+
+    def replace() -> None:
+        maintenance.drop_export(lake, "kept")
+        maintenance.plan_export(lake, "kept", "full").execute()
+
+    with pytest.raises(ExportNotFoundError, match="another one has its name"):
+        maintenance.drop_export(Lakehouse(Raced(aging.clock, [replace])), "kept")
+    assert [info.level for info in maintenance.list_exports(lake)] == ["full"]
+
+
+@pytest.mark.parametrize("level", ["minimal", "partial", "full"])
+def test_an_export_of_an_export_that_is_dropped_meanwhile_is_not_completed(aging: Aging, level: str) -> None:
+    """Its files are kept by nobody then."""
+    lake = aging.lake
+    maintenance.plan_export(lake, "old", "full").execute()
+    drop(lake, "ns")
+
+    def drop_old(_what: str, done: int, _total: int) -> None:
+        if done == 1:
+            maintenance.drop_export(lake, "old")
+            aging.clean_up()
+
+    with pytest.raises((ExportNotFoundError, FileMissingError)):
+        maintenance.plan_export(lake, "new", level, version="old").execute(progress=drop_old)
+    assert maintenance.verify(lake).is_clean
+    assert [(info.name, info.state) for info in maintenance.list_exports(lake)] == [("new", "copying")]
+    maintenance.plan_export(lake, "kept", "full").execute()
+    maintenance.plan_export(lake, "of-kept", level, version="kept").execute()
+    assert maintenance.verify(lake).is_clean

@@ -22,7 +22,7 @@ from tests.maintenance.aging import (
 from tests.maintenance.changes import alter, create
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import MaintenanceBlockedError, VersionExpiredError
-from trinitylake_ops.maintenance.export import _begin
+from trinitylake_ops.maintenance.export_records import begin
 from trinitylake_ops.maintenance.lease import lease
 from trinitylake_ops.storage import Storage, StorageWrapper
 
@@ -286,7 +286,7 @@ def test_an_export_that_cannot_be_finished_any_more_is_dropped(
 ) -> None:
     """It was dropped before it was complete, and its version was purged since."""
     plan = maintenance.plan_export(lake, "begun", version=1)
-    _begin(lake, plan._work.record)
+    begin(lake, plan._work.record, plan._work._check_source)
     begun = lake.latest_version()
     maintenance.drop_export(lake, "begun")
     alter(lake, "n0", "a")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,7 +19,6 @@ from trinitylake_ops.errors import (
     FileMissingError,
     InvalidDefinitionError,
 )
-from trinitylake_ops.format.definitions import ExportRecord
 from trinitylake_ops.format.file_names import HINT_PATH, root_path
 from trinitylake_ops.format.node_file import NodeFile, decode_node, encode_node
 from trinitylake_ops.maintenance import export as export_module
@@ -71,15 +71,15 @@ def test_two_runs_begin_one_export_at_once(lakes: Lakes, monkeypatch: pytest.Mon
     create(lake, "n")
     first, second = (maintenance.plan_export(lake, "e") for _ in range(2))
     begun: list[bool] = []
-    begin = export_module._begin
+    begin = export_module.begin
 
-    def begin_after_the_other(on: Lakehouse, wanted: ExportRecord) -> object:
+    def begin_after_the_other(on: Lakehouse, *arguments: Any) -> object:
         if not begun:
             begun.append(True)
-            begin(Lakehouse(lake.storage), second._work.record)
-        return begin(on, wanted)
+            begin(Lakehouse(lake.storage), second._work.record, second._work._check_source)
+        return begin(on, *arguments)
 
-    monkeypatch.setattr(export_module, "_begin", begin_after_the_other)
+    monkeypatch.setattr(export_module, "begin", begin_after_the_other)
     report = first.execute()
     assert report.resumed
     assert [record.name for record in lake.snapshot().definition.exports] == ["e"]
@@ -91,14 +91,14 @@ def test_two_runs_begin_one_export_at_once(lakes: Lakes, monkeypatch: pytest.Mon
 def test_an_export_dropped_while_it_is_copied_leaves_nothing(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = lakes.memory()
     create(lake, "n")
-    begin = export_module._begin
+    begin = export_module.begin
 
-    def begin_and_lose(on: Lakehouse, wanted: ExportRecord) -> object:
-        begun = begin(on, wanted)
+    def begin_and_lose(*arguments: Any) -> object:
+        begun = begin(*arguments)
         maintenance.drop_export(Lakehouse(lake.storage), "e")
         return begun
 
-    monkeypatch.setattr(export_module, "_begin", begin_and_lose)
+    monkeypatch.setattr(export_module, "begin", begin_and_lose)
     with pytest.raises(ExportNotFoundError, match="was dropped"):
         maintenance.plan_export(lake, "e").execute()
     assert [info.path for info in lake.storage.list("_export_")] == []

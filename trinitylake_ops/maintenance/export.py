@@ -17,13 +17,14 @@ from rich.table import Table
 from trinitylake_ops.errors import ExportNotFoundError, FileMissingError, InvalidInputError
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, ExportState
 from trinitylake_ops.format.file_names import new_export_root_path, new_manifest_path, table_prefix
-from trinitylake_ops.format.locations import normalize_root_uri
+from trinitylake_ops.format.locations import normalize_root_uri, to_location
 from trinitylake_ops.format.node_file import MAX_TIME_MS, NodeFile
 from trinitylake_ops.maintenance.export_content import Choice, Content, Destination, chosen_entries, gather
 from trinitylake_ops.maintenance.export_copy import Copier
 from trinitylake_ops.maintenance.export_manifest import CopiedFile, begin_manifest, finish_manifest
 from trinitylake_ops.maintenance.export_records import (
     EXPORT,
+    begin,
     check_copying,
     check_name,
     check_unused,
@@ -48,7 +49,7 @@ from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.ownership import claim_location
 from trinitylake_ops.tables.reach import files_of
 from trinitylake_ops.transaction.commit import discard
-from trinitylake_ops.transaction.lakehouse import Lakehouse, check_not_expired, options_for
+from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.tree.node import TreeLimits
@@ -302,7 +303,7 @@ class _Work:
         metered = MeteredLakehouse(lake)
         retain_until_ms = None if retain_for_ms is None else lake.storage.now_ms() + retain_for_ms
         wanted = replace(self.record, created_at_millis=lake.storage.now_ms(), retain_until_millis=retain_until_ms)
-        record, resumed = _begin(metered.lake, wanted)
+        record, resumed = begin(metered.lake, wanted, self._check_source)
         work = replace(self, record=record)
         if record.manifest_path != self.record.manifest_path:  # somebody else began it since the plan
             work = _Work.on(lake, self.source, record, self.choice, self.target_options)
@@ -312,7 +313,7 @@ class _Work:
             else:
                 copied = work._copy_elsewhere(metered, progress)
             until_ms = None if retain_for_ms is None else lake.storage.now_ms() + retain_for_ms
-            version = complete(metered.lake, record, copied.root_location, until_ms)
+            version = complete(metered.lake, record, copied.root_location, until_ms, self._check_source)
         except (ExportNotFoundError, FileMissingError):
             _clean_up_if_dropped(metered.lake, work)
             raise
@@ -330,6 +331,17 @@ class _Work:
             resumed=resumed,
             cost=metered.cost(),
         )
+
+    def _check_source(self, base: Snapshot) -> None:
+        """Raise ExportNotFoundError where another export is exported that was dropped: nobody keeps its files."""
+        if self.source.location == base.files.roots.path(self.source.version):
+            return
+        exported = base.definition.exported_snapshots.values()
+        if self.source.location not in (to_location(base.files.storage.root, location) for location in exported):
+            raise ExportNotFoundError(
+                f"the export at {self.source.location!r}, which was to be exported as {self.record.name!r}, was dropped"
+                f" meanwhile; drop {self.record.name!r}, too"
+            )
 
     def _copy_here(self, metered: MeteredLakehouse, progress: Progress, *, resumed: bool) -> _Copied:
         """Copy within the lakehouse; the root of a minimal export is the source's own."""
@@ -444,18 +456,6 @@ class _Copied:
     root_location: str
     files: int
     target_version: int | None
-
-
-def _begin(lake: Lakehouse, wanted: ExportRecord) -> tuple[ExportRecord, bool]:
-    """Commit the record, or find the one of a cut-off export."""
-    with lake.transaction(message=f"{wanted.name}: keep version {wanted.version}", operation=EXPORT) as txn:
-        existing = record_of(txn.definition, wanted.name)
-        if existing is not None and is_cut_off(existing, wanted):
-            return existing, True
-        txn.require(lambda base: check_unused(base.definition, wanted.name))
-        txn.require(lambda base: check_not_expired(wanted.version, base.definition))
-        txn.alter_definition(replace(txn.definition, exports=(*txn.definition.exports, wanted)))
-    return wanted, False
 
 
 def _clean_up_if_dropped(lake: Lakehouse, work: _Work) -> None:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 
 from trinitylake_ops.errors import ExportExistsError, ExportNotFoundError, InvalidNameError
 from trinitylake_ops.format.definitions import ExportRecord, ExportState, LakehouseDef
 from trinitylake_ops.format.keys import validate_name
 from trinitylake_ops.maintenance.report import utc_of
-from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.maintenance.state_change import StateChange
+from trinitylake_ops.transaction.lakehouse import Lakehouse, check_not_expired
 from trinitylake_ops.transaction.snapshot import Snapshot
 
 MAX_NAME_BYTES = 200
 
 EXPORT = "export"
-
-_LONGEST_MESSAGE_CHARS = 500
 
 
 def check_name(name: str) -> None:
@@ -51,28 +49,60 @@ def is_cut_off(record: ExportRecord | None, wanted: ExportRecord) -> bool:
     )
 
 
-def complete(lake: Lakehouse, record: ExportRecord, root_location: str, retain_until_ms: int | None) -> int:
+def begin(lake: Lakehouse, wanted: ExportRecord, check_source: Callable[[Snapshot], None]) -> tuple[ExportRecord, bool]:
+    """Commit the record of an export, or find the one of a cut-off export, which is said beside it.
+
+    ``check_source`` raises where what is exported is not kept. Raises ExportExistsError, VersionExpiredError,
+    CommitAttemptsExhaustedError, StorageError.
+    """
+    found: list[ExportRecord] = []
+
+    def recorded(base: Snapshot) -> LakehouseDef | None:
+        existing = record_of(base.definition, wanted.name)
+        found[:] = [existing] if existing is not None and is_cut_off(existing, wanted) else []
+        if found:
+            return None
+        check_unused(base.definition, wanted.name)
+        check_not_expired(wanted.version, base.definition)
+        check_source(base)
+        return replace(base.definition, exports=(*base.definition.exports, wanted))
+
+    StateChange(EXPORT, f"{wanted.name}: keep version {wanted.version}", recorded).commit(lake, lake.snapshot())
+    return (found[0], True) if found else (wanted, False)
+
+
+def complete(
+    lake: Lakehouse,
+    record: ExportRecord,
+    root_location: str,
+    retain_until_ms: int | None,
+    check_source: Callable[[Snapshot], None],
+) -> int:
     """Commit an export as complete, and return the version; nothing when another run was faster.
 
-    Raises ExportNotFoundError when it was dropped meanwhile, CommitConflictError, StorageError.
+    Raises ExportNotFoundError when it was dropped meanwhile, what ``check_source`` raises,
+    CommitAttemptsExhaustedError, StorageError.
     """
     done = replace(record, state=ExportState.COMPLETE, root_location=root_location, retain_until_millis=retain_until_ms)
-    with lake.transaction(message=f"{record.name}: complete", operation=EXPORT) as txn:
-        txn.require(lambda base: check_copying(base, record))
-        definition = txn.definition
-        if record in definition.exports:
-            exports = tuple(done if other == record else other for other in definition.exports)
-            snapshots = {**definition.exported_snapshots, record.name: root_location}
-            txn.alter_definition(replace(definition, exports=exports, exported_snapshots=snapshots))
-    assert txn.committed_version is not None
-    return txn.committed_version
+
+    def completed(base: Snapshot) -> LakehouseDef | None:
+        if check_copying(base, record).state == ExportState.COMPLETE:
+            return None
+        check_source(base)
+        definition = base.definition
+        exports = tuple(done if other.name == record.name else other for other in definition.exports)
+        snapshots = {**definition.exported_snapshots, record.name: root_location}
+        return replace(definition, exports=exports, exported_snapshots=snapshots)
+
+    return StateChange(EXPORT, f"{record.name}: complete", completed).commit(lake, lake.snapshot())
 
 
-def check_copying(base: Snapshot, record: ExportRecord) -> None:
-    """Raise ExportNotFoundError unless an export is recorded as it was begun."""
+def check_copying(base: Snapshot, record: ExportRecord) -> ExportRecord:
+    """Return an export as it is recorded now. Raises ExportNotFoundError unless it is the one that was begun."""
     found = record_of(base.definition, record.name)
     if found is None or found.manifest_path != record.manifest_path:
         raise ExportNotFoundError(f"export {record.name!r} was dropped or changed while it was copied")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,25 +165,31 @@ def drop_export(lake: Lakehouse, name: str) -> int:
 
     Its version can expire from then on. Other copies under this root, and what cannot be deleted, are left to
     orphan removal: a version that the export was restored to may need them. Another root is left as it is.
-    Raises ExportNotFoundError, CommitConflictError.
+    Raises ExportNotFoundError, CommitAttemptsExhaustedError, StorageError.
     """
     return drop_exports(lake, [name])
 
 
 def drop_exports(lake: Lakehouse, names: Sequence[str]) -> int:
     """Forget several exports in one commit, as :func:`drop_export` does one; returns the version."""
-    message = ", ".join(names)[:_LONGEST_MESSAGE_CHARS]
-    with lake.transaction(message=message, operation="drop-export") as txn:
-        for name in names:
-            txn.require(partial(_check_known, name=name))
-        definition = txn.definition
-        records = [record for name in names if (record := record_of(definition, name)) is not None]
-        txn.alter_definition(without_exports(definition, names))
-    assert txn.committed_version is not None
-    own = [path for record in records for path in _own_files(record, txn.definition)]
+    first = lake.snapshot()
+    known = [_known(first.definition, name) for name in names]
+    remaining = first.definition
+
+    def dropped(base: Snapshot) -> LakehouseDef:
+        nonlocal remaining
+        for name, before in zip(names, known, strict=True):
+            if _known(base.definition, name) != before:
+                raise ExportNotFoundError(f"export {name!r} was dropped by somebody else, and another one has its name")
+        remaining = without_exports(base.definition, names)
+        return remaining
+
+    records = [record for name in names if (record := record_of(first.definition, name)) is not None]
+    version = StateChange("drop-export", ", ".join(names), dropped).commit(lake, first)
+    own = [path for record in records for path in _own_files(record, remaining)]
     if own:
         lake.storage.delete_many(own)
-    return txn.committed_version
+    return version
 
 
 def _own_files(record: ExportRecord, remaining: LakehouseDef) -> list[str]:
@@ -168,9 +204,12 @@ def _own_files(record: ExportRecord, remaining: LakehouseDef) -> list[str]:
     return [path for path in own if path not in needed]
 
 
-def _check_known(base: Snapshot, name: str) -> None:
-    if record_of(base.definition, name) is None and name not in base.definition.exported_snapshots:
+def _known(definition: LakehouseDef, name: str) -> str:
+    """Return what tells an export from another one of the same name, later on. Raises ExportNotFoundError."""
+    record, location = record_of(definition, name), definition.exported_snapshots.get(name)
+    if record is None and location is None:
         raise ExportNotFoundError(f"there is no export {name!r}")
+    return record.manifest_path if record is not None and record.manifest_path else location or ""
 
 
 def without_exports(definition: LakehouseDef, names: Iterable[str]) -> LakehouseDef:
