@@ -227,6 +227,8 @@ def test_rules_of_the_configuration(jobs: Jobs) -> None:
         ("orphans_plan", {"older_than_days": float("inf")}, "older_than_days"),
         ("purge_apply", {"approved_digest": "x", "max_requests": -1}, "max_requests"),
         ("orphans_apply", {"approved_digest": "x", "requests_per_second": -1.0}, "requests_per_second"),
+        ("export", {"name": "x", "retain_days": float("inf")}, "retain_days"),
+        ("export", {"name": "x", "retain_days": 1e12}, "retain_days"),
         ("undelete", {"versions": "all of them"}, "write them as 3-90,95"),
         ("undelete", {"versions": "3"}, "versions 3 are not expired"),
         ("trim_plan", {"tables": ["ns.nowhere"]}, "ns.nowhere"),

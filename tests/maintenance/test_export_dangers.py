@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from unittest import mock
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.clock import AgingStorage
 from tests.lakes import Lakes, listed
 from tests.maintenance.aging import LONG_MS, Aging, grow, needed_files
-from tests.maintenance.changes import append_rows, create, drop, expire
+from tests.maintenance.changes import ROWS, append_rows, create, drop, expire
 from tests.maintenance.test_export_leases import Dying, content
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import (
+    CorruptFileError,
+    ExportExistsError,
     ExportNotFoundError,
     FileMissingError,
     InvalidInputError,
@@ -24,9 +29,11 @@ from trinitylake_ops.errors import (
     TrinityLakeError,
     VersionExpiredError,
 )
+from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.maintenance import export as export_module
 from trinitylake_ops.maintenance.export import ExportReport
 from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, StorageWrapper, drop_memory_root
+from trinitylake_ops.tables.catalog import catalog_at
 
 
 @pytest.fixture
@@ -169,6 +176,22 @@ def test_namespaces_are_told_apart_however_many_they_are(lakes: Lakes, target: A
         export_to(other, lake, "fewer", namespaces=names[1:])
 
 
+def test_what_a_target_has_lost_is_copied_again_or_said(aging: Aging, target: AgingStorage) -> None:
+    """An export that ends well has all it needs."""
+    lake = aging.lake
+    export_to(target, lake, "first")
+    append_rows(lake)
+    (data,) = (path for path in listed(target) if path.endswith(".parquet"))
+    target.delete(data)
+    export_to(target, lake, "second")
+    assert maintenance.verify_export(lake, "second", deep=True).is_clean
+    namespace = next(path for path in listed(target) if "-namespace-" in path)
+    target.delete(namespace)
+    with pytest.raises(FileMissingError, match="has lost") as raised:
+        export_to(target, lake, "third")
+    assert raised.value.path == namespace
+
+
 @pytest.fixture
 def incremental(aging: Aging, target: AgingStorage) -> AgingStorage:
     """A target with two exports, of which the second one changed nodes and a few definitions only."""
@@ -295,3 +318,98 @@ def test_an_export_of_an_export_that_is_dropped_meanwhile_is_not_completed(aging
     maintenance.plan_export(lake, "kept", "full").execute()
     maintenance.plan_export(lake, "of-kept", level, version="kept").execute()
     assert maintenance.verify(lake).is_clean
+
+
+def test_an_unfinished_export_is_said_to_be_one(aging: Aging, target: AgingStorage) -> None:
+    with pytest.raises(StoragePermissionError):
+        export_to(Refusing(target, lambda path: True), aging.lake, "begun")
+    for look in (maintenance.plan_restore, maintenance.plan_rollback):
+        with pytest.raises(ExportNotFoundError, match="'begun' is not finished"):
+            look(aging.lake, "begun")
+
+
+@pytest.mark.parametrize("damage", [b"", b"[]", b'{"files": [{"target": 1}]}', "odd", "sizes"], ids=repr)
+def test_a_damaged_manifest_is_said_to_be_one(aging: Aging, damage: bytes | str) -> None:
+    """Also of an export that was cut off: dropping it is the way out."""
+    lake = aging.lake
+    maintenance.plan_export(lake, "kept", "full").execute()
+    cut_off = Lakehouse(Refusing(aging.clock, lambda path: path.startswith("_export_")))
+    with pytest.raises(StoragePermissionError):
+        maintenance.plan_export(cut_off, "begun", "full").execute()
+    for record in lake.snapshot().definition.exports:
+        manifest = json.loads(lake.storage.read(record.manifest_path))
+        for file in manifest["files"]:
+            file.update({"odd": 1} if damage == "odd" else {"size_bytes": "1"})
+        data = damage if isinstance(damage, bytes) else json.dumps(manifest).encode()
+        lake.storage.write(record.manifest_path, data)
+    with pytest.raises(CorruptFileError, match="manifest cannot be read"):
+        maintenance.verify_export(lake, "kept")
+    with pytest.raises((CorruptFileError, ExportExistsError)):
+        maintenance.plan_export(lake, "begun", "full").execute()
+    maintenance.drop_export(lake, "begun")
+    maintenance.plan_export(lake, "begun", "full").execute()
+    assert maintenance.verify_export(lake, "begun", deep=True).is_clean
+
+
+def test_namespaces_with_dots_come_back_table_by_table(lakes: Lakes, target: AgingStorage) -> None:
+    lake = lakes.local()
+    for namespace in ("a.b", "a", "c"):
+        create(lake, namespace, "t", "u")
+    for name, export in (("here", maintenance.plan_export), ("away", None)):
+        if export is not None:
+            export(lake, name, "full", namespaces=["a.b"]).execute()
+        else:
+            export_to(target, lake, name, namespaces=["a.b"])
+        drop(lake, "a.b", "t")
+        maintenance.restore_export(lake, name, tables=["a.b.t"])
+        assert lake.snapshot().tables("a.b") == ["t", "u"]
+        for named in ({"tables": ["a.t"]}, {"namespaces": ["a"]}, {"namespaces": ["c"]}):
+            with pytest.raises(InvalidInputError, match=r"holds only the namespaces a\.b"):
+                maintenance.plan_restore(lake, name, **named)
+
+
+def test_files_of_other_formats_are_not_left_behind(lakes: Lakes, target: AgingStorage) -> None:
+    """A full export needs nothing of its source, so what cannot be copied is refused; elsewhere it is kept."""
+    lake = lakes.local()
+    create(lake, "ns", "empty")
+    table_id = str(uuid.uuid4())
+    data = f"tables/{table_id}/part-{uuid.uuid4()}.lance"
+    lake.storage.create(data, b"data")
+    with lake.transaction() as txn:
+        txn.create_table("ns", "other", TableDef(id=table_id, table_type="MANAGED", table_format="LANCE"))
+    with pytest.raises(InvalidInputError, match=f"table {table_id} of format 'LANCE' has files"):
+        export_to(target, lake, "away")
+    assert maintenance.list_exports(lake) == []
+    export_to(target, lake, "partial", "partial")
+    maintenance.plan_export(lake, "here", "full").execute()
+    drop(lake, "ns", "other")
+    maintenance.restore_export(lake, "here")
+    assert lake.snapshot().table("ns", "other").id == table_id
+    assert lake.storage.read(data) == b"data"
+
+
+@pytest.mark.parametrize("codec", ["gzip", "zstd", "bzip2"])
+def test_manifests_of_every_codec_are_copied(lakes: Lakes, target: AgingStorage, codec: str) -> None:
+    lake = lakes.local()
+    with catalog_at(lake) as catalog:
+        catalog.create_namespace("ns")
+        properties = {"write.avro.compression-codec": codec}
+        catalog.create_table("ns.t", ROWS.schema, properties=properties).append(ROWS)
+    export_to(target, lake, "away")
+    assert content(Lakehouse(target)) == content(lake)
+    assert maintenance.verify(Lakehouse(target), deep=True).is_clean
+
+
+def test_a_data_file_elsewhere_with_a_long_name_is_copied(lakes: Lakes, target: AgingStorage) -> None:
+    lake = lakes.local()
+    append_rows(lake)
+    long_name = lakes.folder / f"{'é' * 120}.parquet"
+    pq.write_table(ROWS, long_name)
+    with catalog_at(lake) as catalog:
+        catalog.load_table("ns.t").add_files([long_name.as_posix()])
+    export_to(target, lake, "away")
+    maintenance.plan_export(lake, "here", "full").execute()
+    long_name.unlink()
+    assert content(Lakehouse(target)) == content(lake, "here")
+    with pytest.raises(FileNotFoundError):
+        content(lake)

@@ -52,7 +52,11 @@ class ExportConfig(dg.Config):
     namespaces: list[str] = Field(default=[], description="Only these namespaces; empty: all. Not for minimal ones.")
     definitions: bool = Field(default=False, description="Whether a partial export copies definitions, too.")
     retain_days: float = Field(
-        default=0, description="Days for which the export keeps its version from expiring; 0: until it is dropped."
+        default=0,
+        ge=0,
+        le=1_000_000,
+        allow_inf_nan=False,
+        description="Days for which the export keeps its version from expiring; 0: until it is dropped.",
     )
 
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from trinitylake_ops.errors import ExportNotFoundError, FileMissingError, InvalidInputError
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, ExportState
 from trinitylake_ops.format.file_names import new_export_root_path, new_manifest_path, table_prefix
-from trinitylake_ops.format.locations import normalize_root_uri, to_location
+from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location
 from trinitylake_ops.format.node_file import MAX_TIME_MS, NodeFile
 from trinitylake_ops.maintenance.export_content import Choice, Content, Destination, chosen_entries, gather
 from trinitylake_ops.maintenance.export_copy import Copier
@@ -385,7 +385,9 @@ class _Work:
         copier = Copier(storage, progress=progress, n_expected=self.content.n_files + 1)
         txn = writer.begin()
         listed = list(storage.list())
-        copier.there, copier.known = {info.path: info.size_bytes for info in listed}, self._known()
+        copier.there = {info.path: info.size_bytes for info in listed}
+        copier.known = self._known() & copier.there.keys()
+        self._check_standing(copier.there)
         content = self.content if txn is None else self._unendangered_content(txn, listed, copier.known)
         for table_id in self._table_ids():
             claim_location(storage, f"{storage.root}{table_prefix(table_id)}".rstrip("/"), writer.target_definition)
@@ -429,6 +431,18 @@ class _Work:
         content = gather(self.source, self.choice, names, self.io, entries=changed)
         content.entries = sorted([*unchanged.items(), *content.entries])
         return content
+
+    def _check_standing(self, there: Container[str]) -> None:
+        """Raise FileMissingError where the target has lost a definition that its tree points to."""
+        assert self.target is not None
+        new = {copy.target for copy in self.content.definitions}
+        for _, place in self.content.entries:
+            if self.choice.copies_definitions and not is_uri(place) and place not in new and place not in there:
+                raise FileMissingError(
+                    f"the lakehouse at {self.target.lake.root} has lost {place!r}, which an earlier export copied:"
+                    " restore it there, or export to another target",
+                    path=place,
+                )
 
     def _table_ids(self) -> list[str]:
         return sorted({table.places.table_id for table in self.content.tables})

@@ -11,15 +11,16 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trinitylake_ops.errors import CorruptFileError, NamespaceNotFoundError
+from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError, InvalidInputError, NamespaceNotFoundError
 from trinitylake_ops.format.definitions import ExportLevel, TableDef
-from trinitylake_ops.format.file_names import new_namespace_path, new_table_path
+from trinitylake_ops.format.file_names import new_namespace_path, new_table_path, table_prefix
 from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location, to_uri
 from trinitylake_ops.maintenance.reachability import iceberg_metadata
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.copying import FileCopy, TablePlaces, copied_definition, copies_of
 from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.ownership import owner_path
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.search import prefix_end, scan
 
@@ -244,7 +245,10 @@ class _Gathering:
     def _table_copy(self, definition: TableDef) -> TableCopy | None:
         """Return the files of a table to copy, None where they stay where they are."""
         metadata = iceberg_metadata(definition)
-        if self._choice.level != ExportLevel.FULL or not definition.is_managed or not metadata:
+        if self._choice.level != ExportLevel.FULL or not definition.is_managed:
+            return None
+        if not metadata:
+            self._check_without_files(definition)
             return None
         is_at_destination = not is_uri(self._destination.pointer(self._root, metadata))
         if is_at_destination and self._destination.root != self._root:
@@ -258,6 +262,22 @@ class _Gathering:
             self._destination.folder,
         )
         return TableCopy(places, tuple(copies_of(definition, self._io, places)))
+
+    def _check_without_files(self, definition: TableDef) -> None:
+        """Raise InvalidInputError where a table of another format would leave its files behind."""
+        if definition.is_iceberg or self._destination.root == self._root:
+            return
+        try:
+            prefix = table_prefix(definition.id)
+        except InvalidDefinitionError:  # such an id names no folder
+            return
+        if any(info.path != owner_path(definition.id) for info in self._source.files.storage.list(prefix)):
+            raise InvalidInputError(
+                f"table {definition.id} of format {definition.table_format!r} has files, and only those of Iceberg"
+                " tables can be copied to another root; leave its namespace out",
+                path=prefix,
+                version=self._source.version,
+            )
 
     def _changed(self, definition: TableDef, copy: TableCopy | None) -> TableDef | None:
         """Return a table's definition in the export, None where it does not change."""

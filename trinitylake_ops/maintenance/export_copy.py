@@ -39,7 +39,7 @@ class Copier:
     """
 
     target: Storage
-    there: Mapping[str, int] = field(default_factory=dict)
+    there: dict[str, int] = field(default_factory=dict)
     known: frozenset[str] = frozenset()
     progress: Progress = no_progress
     n_expected: int = 0
@@ -72,7 +72,7 @@ class Copier:
             data = io.read_whole(file.source)
             if file.kind not in REWRITTEN:
                 return data
-            return rewritten(file, data, io, table.places, ChainMap(self._sizes_bytes, dict(self.there)))
+            return rewritten(file, data, io, table.places, ChainMap(self._sizes_bytes, self.there))
 
         return _Job(file.source, file.target, read, file.size_bytes or 0)
 
@@ -87,7 +87,11 @@ class Copier:
             if not is_there:
                 create_settled(self.target, job.target, data, is_ours=lambda found: found == data)
             if self.target.read(job.target) != data:
-                raise CorruptFileError("the file of an export is not what was copied; drop the export", path=job.target)
+                raise CorruptFileError(
+                    f"the file that stands under {self.target.root} is not what is to be copied there; drop the export,"
+                    " and where it goes to another root remove that file, or export to another target",
+                    path=job.target,
+                )
         copied = CopiedFile.of(job.source, job.target, data)
         with self._lock:
             self.files.append(copied)

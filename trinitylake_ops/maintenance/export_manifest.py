@@ -40,7 +40,10 @@ def begin_manifest(
     data = _encoded(record, files, with_definitions=with_definitions)
 
     def is_ours(found: bytes) -> bool:
-        known = _decoded(found, record.manifest_path)
+        try:
+            known = _decoded(found, record.manifest_path)
+        except CorruptFileError:
+            return False
         names = {file["target"] for file in known["files"]}
         return known.get("definitions", False) == with_definitions and names >= {file["target"] for file in files}
 
@@ -65,7 +68,7 @@ def _copies_of_earlier_runs(storage: Storage, path: str) -> dict[str, CopiedFile
         found = _decoded(storage.read(path), path)["files"]
     except FileMissingError:
         return {}
-    return {file["target"]: CopiedFile(**file) for file in found if "sha256" in file}
+    return {file["target"]: _copied(file, path) for file in found if "sha256" in file}
 
 
 def read_manifest(storage: Storage, path: str) -> list[CopiedFile]:
@@ -73,8 +76,14 @@ def read_manifest(storage: Storage, path: str) -> list[CopiedFile]:
 
     Raises FileMissingError, CorruptFileError, other StorageErrors.
     """
+    return [_copied(file, path) for file in _decoded(storage.read(path), path)["files"]]
+
+
+def _copied(file: Mapping[str, Any], path: str) -> CopiedFile:
+    if not isinstance(file.get("size_bytes"), int) or not isinstance(file.get("sha256"), str):
+        raise CorruptFileError("the manifest cannot be read", path=path)
     try:
-        return [CopiedFile(**file) for file in _decoded(storage.read(path), path)["files"]]
+        return CopiedFile(**file)
     except TypeError as error:
         raise CorruptFileError("the manifest cannot be read", path=path) from error
 

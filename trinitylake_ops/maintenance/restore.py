@@ -15,7 +15,6 @@ from rich.table import Table
 from trinitylake_ops.errors import CommitConflictError
 from trinitylake_ops.format.definitions import ExportLevel
 from trinitylake_ops.format.file_names import table_prefix
-from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.maintenance.export_content import Choice, Content, Destination, chosen_entries, gather
 from trinitylake_ops.maintenance.export_copy import Copier
 from trinitylake_ops.maintenance.export_records import record_of
@@ -24,8 +23,7 @@ from trinitylake_ops.maintenance.report import Plan, change_rows, digest_of, new
 from trinitylake_ops.maintenance.rollback import (
     RollbackPlan,
     check_table_files,
-    chosen_objects,
-    held_namespaces,
+    held_objects,
     is_chosen,
     plan_rollback,
 )
@@ -90,14 +88,14 @@ class RestorePlan(Plan):
         message = f"export {self.name} from {self.target}"[:_LONGEST_MESSAGE_CHARS]
         with lake.transaction(message=message, operation=_OPERATION) as txn:
             txn.require(self._check_base)
-            for table_id in sorted({table.places.table_id for table in self._content.tables}):
-                claim_location(lake.storage, f"{lake.root}{table_prefix(table_id)}".rstrip("/"), txn.base.definition)
-            copier = Copier(lake.storage, progress=progress, n_expected=self._content.n_files)
-            copier.copy_content(self._content, self._io)
             for key in self._removed:
                 txn.restore_entry(key, None)
             for key, location in self._content.entries:
                 txn.restore_entry(key, location)
+            for table_id in sorted({table.places.table_id for table in self._content.tables}):
+                claim_location(lake.storage, f"{lake.root}{table_prefix(table_id)}".rstrip("/"), txn.base.definition)
+            copier = Copier(lake.storage, progress=progress, n_expected=self._content.n_files)
+            copier.copy_content(self._content, self._io)
         assert txn.committed_version is not None
         return txn.committed_version
 
@@ -158,7 +156,7 @@ class _Restoring:
     def plan(self) -> RestorePlan:
         base, export = self.lake.snapshot(), self.lake.exported(self.name, self.target_options)
         check_made_of(export, base, self.name)
-        only = self._only(base, export)
+        only = held_objects(base, export, self.name, self.namespaces, self.tables)
         here = {key: place for key, place in scan(base.files.nodes, base.root) if is_chosen(base, key, only)}
         there = {key: place for key, place in chosen_entries(export, ()) if is_chosen(base, key, only)}
         is_same = self._comparison(base, export)
@@ -189,11 +187,6 @@ class _Restoring:
             _content=content,
             _removed=removed,
         )
-
-    def _only(self, base: Snapshot, export: Snapshot) -> tuple[ObjectName, ...]:
-        held = held_namespaces(base.definition, self.name, self.namespaces, self.tables)
-        namespaces = self.namespaces or (() if self.tables else held)
-        return chosen_objects(base, export, namespaces, self.tables)
 
     def _comparison(self, base: Snapshot, export: Snapshot) -> Callable[[str, str | None, str], bool]:
         """Return what tells whether an entry of the export was made of the one that is here."""

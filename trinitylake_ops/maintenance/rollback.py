@@ -215,25 +215,30 @@ def plan_rollback(
     lake = uncached(lake)
     base = lake.snapshot()
     target = _target(lake, base, to, timestamp)
-    held = held_namespaces(base.definition, target.to, namespaces or (), tables or ())
-    if held and not tables:
-        namespaces = namespaces or held
-    return _plan(lake, base, target, chosen_objects(base, target.snapshot, namespaces or (), tables or ()), message)
+    return _plan(lake, base, target, held_objects(base, target.snapshot, target.to, namespaces, tables), message)
 
 
-def held_namespaces(
-    definition: LakehouseDef, to: int | str, namespaces: Sequence[str], tables: Sequence[str]
-) -> tuple[str, ...]:
-    """Return the namespaces that an export is limited to; none for any other target.
+def held_objects(
+    base: Snapshot,
+    target: Snapshot,
+    to: int | str,
+    namespaces: Sequence[str] | None,
+    tables: Sequence[str] | None,
+) -> tuple[ObjectName, ...]:
+    """Return what was named, else the namespaces that an export is limited to; nothing where all comes back.
 
-    Raises InvalidInputError for what it does not hold: that would be dropped.
+    Raises InvalidInputError for what a limited export does not hold: that would be dropped; NamespaceNotFoundError
+    and the like.
     """
-    record = record_of(definition, to) if isinstance(to, str) else None
+    record = record_of(base.definition, to) if isinstance(to, str) else None
     held = () if record is None else record.namespaces
-    for name in (*namespaces, *(table.partition(".")[0] for table in tables)):
-        if held and name not in held:
-            raise InvalidInputError(f"export {to!r} holds only the namespaces {', '.join(held)}, not that of {name!r}")
-    return held
+    chosen = chosen_objects(base, target, namespaces or (() if tables else held), tables or ())
+    for name in chosen:
+        if held and name.namespace not in held:
+            raise InvalidInputError(
+                f"export {to!r} holds only the namespaces {', '.join(held)}, not that of {str(name)!r}"
+            )
+    return chosen
 
 
 def _target(lake: Lakehouse, base: Snapshot, to: int | str | None, timestamp: datetime | int | None = None) -> _Target:

@@ -29,6 +29,7 @@ from trinitylake_ops.tables.reach import FileKind, files_of
 REWRITTEN = (FileKind.MANIFEST, FileKind.MANIFEST_LIST, FileKind.METADATA)
 
 _ELSEWHERE = "elsewhere/"
+_LONGEST_OWN_NAME_BYTES = 255 - 37  # a uuid and a dash before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,8 @@ class TablePlaces:
             path = path.removeprefix(root) if root else path
         if path.startswith(prefix):
             return f"{prefix}{self.folder}{path.removeprefix(prefix)}"
-        name = f"{uuid.uuid5(uuid.NAMESPACE_URL, location)}-{location.rpartition('/')[2]}"
-        return f"{prefix}{self.folder}{_ELSEWHERE}{name}"
+        own_name = location.rpartition("/")[2].encode()[-_LONGEST_OWN_NAME_BYTES:].decode(errors="ignore")
+        return f"{prefix}{self.folder}{_ELSEWHERE}{uuid.uuid5(uuid.NAMESPACE_URL, location)}-{own_name}"
 
     def uri(self, io: StorageFileIO, uri: str) -> str:
         """Return what a URI in a file of Iceberg's becomes; ``io`` is that of the source."""

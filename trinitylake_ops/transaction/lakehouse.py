@@ -227,6 +227,8 @@ class Lakehouse:
     ) -> Snapshot:
         location = latest.definition.exported_snapshots.get(name)
         if location is None:
+            if any(record.name == name for record in latest.definition.exports):
+                raise ExportNotFoundError(f"export {name!r} is not finished; export it again to finish it, or drop it")
             known = ", ".join(sorted(latest.definition.exported_snapshots)) or "none"
             raise ExportNotFoundError(f"there is no export {name!r}; exports: {known}")
         path = to_location(self.root, location)
