@@ -28,6 +28,19 @@ from trinitylake_ops.tables.reach import FileKind, files_of
 #: Iceberg files that hold paths; manifest lists hold the lengths of manifests, so they come after those.
 REWRITTEN = (FileKind.MANIFEST, FileKind.MANIFEST_LIST, FileKind.METADATA)
 
+#: What an Avro file begins with.
+_HEADER = fastavro.parse_schema(
+    {
+        "type": "record",
+        "name": "org.apache.avro.file.Header",
+        "fields": [
+            {"name": "magic", "type": {"type": "fixed", "name": "magic", "size": 4}},
+            {"name": "meta", "type": {"type": "map", "values": "bytes"}},
+            {"name": "sync", "type": {"type": "fixed", "name": "sync", "size": 16}},
+        ],
+    }
+)
+
 _ELSEWHERE = "elsewhere/"
 _LONGEST_OWN_NAME_BYTES = 255 - 37  # a uuid and a dash before it
 
@@ -152,25 +165,48 @@ def _place_data_file(record: dict[str, Any], new_uri: Callable[[str], str]) -> N
 
 
 def _avro(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
-    """Return an Avro file with changed records, its schema, codec and properties as they were."""
-    reader = fastavro.reader(io.BytesIO(data))
+    """Return an Avro file with changed records, its schema, codec and properties as they were.
+
+    Values are read as they are stored: dates and times may lie beyond what Python can count.
+    """
+    schema, plain = _schema_of(data)
+    reader = fastavro.reader(io.BytesIO(_with_schema(data, json.dumps(plain).encode())))
     records: list[dict[str, Any]] = []
     for record in reader:
         assert isinstance(record, dict)
         change(record)
         records.append(record)
-    schema = json.loads(reader.metadata["avro.schema"])
     own = {name: value for name, value in reader.metadata.items() if not name.startswith("avro.")}
     written = io.BytesIO()
     fastavro.writer(
         written,
-        schema,
+        plain,
         records,
         codec=reader.codec,
         metadata=own,
         sync_marker=hashlib.md5(data, usedforsecurity=False).digest(),
     )
-    return written.getvalue()
+    return _with_schema(written.getvalue(), schema)
+
+
+def _schema_of(data: bytes) -> tuple[bytes, Any]:
+    """Return the schema of an Avro file, and what it is without logical types."""
+    header: Any = fastavro.schemaless_reader(io.BytesIO(data), _HEADER, None)
+    schema = header["meta"]["avro.schema"]
+    return schema, json.loads(schema, object_pairs_hook=_without_logical_type)
+
+
+def _without_logical_type(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value for name, value in pairs if name != "logicalType"}
+
+
+def _with_schema(data: bytes, schema: bytes) -> bytes:
+    """Return an Avro file with another schema of the same layout."""
+    blocks = io.BytesIO(data)
+    header: Any = fastavro.schemaless_reader(blocks, _HEADER, None)
+    written = io.BytesIO()
+    fastavro.schemaless_writer(written, _HEADER, {**header, "meta": {**header["meta"], "avro.schema": schema}})
+    return written.getvalue() + data[blocks.tell() :]
 
 
 def copied_definition(definition: TableDef, metadata_location: str) -> TableDef:
