@@ -60,6 +60,22 @@ def test_from_a_disk_to_s3_and_back(
         assert content(Lakehouse.open(copy)) == content(other)
 
 
+@pytest.mark.parametrize("level", ["minimal", "partial", "full"])
+def test_from_s3_to_a_disk_and_back(radosgw: S3Server, bucket: str, tmp_path: Path, level: str) -> None:
+    """What stayed in the lakehouse is read with its own options, which the environment does not have."""
+    lake = Lakehouse.create(f"{bucket}source", radosgw.storage_options)
+    append_rows(lake)
+    create(lake, "a", "t", "u")
+    expected = content(lake)
+    maintenance.plan_export(lake, "away", level, target=str(tmp_path / "target")).execute()
+    assert objects(lake.snapshot("away")) == objects(lake.snapshot())
+    append_rows(lake)
+    drop(lake, "a")
+    maintenance.restore_export(lake, "away")
+    assert content(lake) == expected
+    assert maintenance.verify(lake).findings == ()
+
+
 def test_between_buckets_of_one_server(radosgw: S3Server, bucket: str) -> None:
     options = radosgw.storage_options
     lake = Lakehouse.create(f"{bucket}source", options)

@@ -30,7 +30,7 @@ from trinitylake_ops.maintenance.rollback import (
 from trinitylake_ops.maintenance.survey import Progress, no_progress, uncached
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.ownership import claim_location
-from trinitylake_ops.transaction.lakehouse import Change, Lakehouse, change_of
+from trinitylake_ops.transaction.lakehouse import Change, Lakehouse, change_of, options_for
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.diff import KeyChange
 from trinitylake_ops.tree.search import scan
@@ -163,8 +163,9 @@ class _Restoring:
         different = [(key, place) for key, place in there.items() if not is_same(key, here.get(key), place)]
         identifier = uuid.uuid4()
         fresh = Destination(self.lake.root, identifier, f"restore-{identifier}/")
-        options = self.target_options if self.target_options is not None else self.lake.storage_options
-        io = StorageFileIO.on(export.files.storage, options, read_only=True)
+        other = export.files.storage
+        options = self.target_options if self.target_options is not None else options_for(self.lake, other.root)
+        io = StorageFileIO.on(other, options, read_only=True, others=[self.lake.storage])
         content = gather(export, Choice(ExportLevel.FULL), fresh, io, entries=different)
         own_io = StorageFileIO.on(self.lake.storage, self.lake.storage_options, read_only=True)
         for definition in content.uncopied:

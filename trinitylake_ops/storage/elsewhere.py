@@ -23,7 +23,12 @@ class Elsewhere:
         self._scheme = root.partition("://")[0]
         self._options = storage_options
         self._storages: dict[str, Storage] = {}
+        self._given: list[Storage] = []
         self._lock = threading.Lock()
+
+    def give(self, storage: Storage) -> None:
+        """Read what lies under the root of a storage through it, with the options that it has."""
+        self._given.append(storage)
 
     def read(self, uri: str) -> bytes:
         """Return the bytes of a file. Raises FileMissingError, InvalidLocationError, StorageError."""
@@ -44,6 +49,9 @@ class Elsewhere:
         return run_parallel(in_one_round(read_or_error), uris, Storage.concurrency)
 
     def _resolve(self, uri: str) -> tuple[Storage, str]:
+        for given in self._given:
+            if uri.startswith(given.root):
+                return given, uri.removeprefix(given.root)
         scheme, _, rest = uri.partition("://")
         root = f"{scheme}://{rest.partition('/')[0]}/"  # a bucket; of files the disk
         with self._lock:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -122,18 +122,25 @@ class StorageFileIO(FileIO):
         properties: Properties = EMPTY_DICT,
         *,
         read_only: bool = False,
+        others: Sequence[Storage] = (),
     ) -> StorageFileIO:
-        """Return a FileIO on an open storage; ``storage_options`` are for files beyond its root."""
+        """Return a FileIO on an open storage; ``storage_options`` are for files beyond its root.
+
+        Those under the root of one of the ``others`` go through that one.
+        """
         file_io = cls.__new__(cls)
         FileIO.__init__(file_io, properties)
-        file_io._bind(storage, StorageOptions(storage_options), read_only=read_only)
+        file_io._bind(storage, StorageOptions(storage_options), read_only=read_only, others=tuple(others))
         return file_io
 
-    def _bind(self, storage: Storage, options: StorageOptions, *, read_only: bool) -> None:
+    def _bind(
+        self, storage: Storage, options: StorageOptions, *, read_only: bool, others: tuple[Storage, ...] = ()
+    ) -> None:
         self.properties = public_properties(self.properties, storage.root, options)
         self.storage = storage
         self.storage_options = options
         self.read_only = read_only
+        self._others = others
         self._foreign: dict[str, Storage] = {}
         self._foreign_lock = threading.Lock()
 
@@ -143,11 +150,12 @@ class StorageFileIO(FileIO):
             "storage": self.storage,
             "options": self.storage_options,
             "read_only": self.read_only,
+            "others": self._others,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.properties = state["properties"]
-        self._bind(state["storage"], state["options"], read_only=state["read_only"])
+        self._bind(state["storage"], state["options"], read_only=state["read_only"], others=state["others"])
 
     @property
     def root(self) -> str:
@@ -208,8 +216,9 @@ class StorageFileIO(FileIO):
 
     def _resolve(self, location: str) -> tuple[Storage, str]:
         uri = as_uri(location)
-        if uri.startswith(self.root):
-            return self.storage, uri.removeprefix(self.root)
+        for storage in (self.storage, *self._others):
+            if uri.startswith(storage.root):
+                return storage, uri.removeprefix(storage.root)
         if not is_uri(uri):
             raise InvalidLocationError(f"table file {location!r} is no URI", path=location)
         scheme, _, rest = uri.partition("://")

@@ -94,7 +94,7 @@ class Lakehouse:
             files = shared_cache_view(storage, is_immutable_path, self.storage_options)
         elif cache == "private":
             files = private_cache_view(storage, is_immutable_path, self.storage_options)
-        elsewhere = Elsewhere(self.root, self.storage_options)
+        self._elsewhere = elsewhere = Elsewhere(self.root, self.storage_options)
         nodes, definitions = NodeStore(files, elsewhere=elsewhere), DefinitionStore(files, elsewhere=elsewhere)
         self.files = LakehouseFiles(files, nodes, definitions, HintWriter(storage), Roots(storage))
         is_shared = cache == "shared"
@@ -244,7 +244,9 @@ class Lakehouse:
         if version is None:
             raise CorruptFileError(f"export {name!r} stands at {uri!r}, which is no root of a version", path=uri)
         options = storage_options if storage_options is not None else options_for(self, root)
-        return Lakehouse.open(root, options).snapshot(version)
+        other = Lakehouse.open(root, options)
+        other._elsewhere.give(self.storage)  # what was not copied
+        return other.snapshot(version)
 
     def history(self, limit: int | None = None, latest: Snapshot | None = None) -> Iterator[VersionInfo]:
         """Yield versions, newest first, at most ``limit``; roots are read in parallel batches.
