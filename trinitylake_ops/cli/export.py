@@ -119,7 +119,9 @@ def exports(session: Session, as_json: bool) -> None:
 def verify_export(
     session: Session, name: str, deep: bool, target_options: StorageOptions | None, as_json: bool
 ) -> None:
-    """Say whether all copies of an export are there and as they were; exit code 1 when not.
+    """Say whether all files of an export are there and as they were; exit code 1 when not.
+
+    Of one at another root these are all that its version needs there, also what earlier exports copied.
 
     Example: trinitylake verify-export nightly-0412 --deep
     """
