@@ -51,13 +51,14 @@ _DAMAGED = (FileMissingError, CorruptFileError)
 _ADVICE = {
     "root-missing": _RESTORE,
     "root-corrupt": f"{_RESTORE}; other versions do not need it",
+    "latest-sealed": f"{_RESTORE}; else move it away",
     "root-beyond-gap": "restore the missing root from a backup; commit nothing before",
     "root-naming-mixed": "find out which program wrote it, then move it away",
     "node-corrupt": _OLDER,
     "node-missing": _OLDER,
     "tree-invariant": _OLDER,
     "definition-unreadable": _OLDER,
-    "definition-changed": "find the program that wrote it, then roll back to a version before",
+    "definition-changed": f"{_RESTORE}; else let the program that wrote it commit the settings of creation",
     "key-malformed": "find the program that wrote it, then roll back to a version before",
     "namespace-missing": "create the namespace again, or roll back to a version before",
     "chain-broken": "find the program that wrote it",
@@ -75,6 +76,7 @@ _ADVICE = {
     "zombie-root": "find the program that wrote it; seal it by restoring the file that the purge wrote",
     "purge-unfinished": "run purge",
     "lease-stale": "run the operation again",
+    "lease-unreadable": "allow verify to read it",
     "record-damaged": "run verify --incremental, which writes a new one",
     "record-not-written": "allow verify to create files under _ops/, or run it without --incremental",
 }
@@ -231,7 +233,7 @@ class _Planner:
         if base is not None:
             self._plan_reconcile()
             self._plan_exports(base.definition)
-            if self._to_last_good and self._report.latest_version in VersionRanges.parse(self._report.damaged_versions):
+            if self._to_last_good and self._is_latest_damaged() and not self._has_other_settings(base):
                 self._plan_last_good(base)
         self._plan_hint()
         left = [finding for finding in self._report.findings if finding not in self._mended]
@@ -243,6 +245,13 @@ class _Planner:
             _runs=tuple(self._runs),
             _lake=self._lake,
         )
+
+    def _is_latest_damaged(self) -> bool:
+        return self._report.latest_version in VersionRanges.parse(self._report.damaged_versions)
+
+    def _has_other_settings(self, base: Snapshot) -> bool:
+        """Whether the latest settings are not those of creation: every tree under them is damaged, older ones, too."""
+        return any(finding.path == base.definition_location for finding in self._found("definition-changed"))
 
     def _unmended(self, finding: Finding) -> Unmended:
         advice = _ADVICE.get(finding.code, _LEFT)
