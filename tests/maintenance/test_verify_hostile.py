@@ -199,6 +199,7 @@ def test_expirations_that_cannot_be(lake: Lakehouse, versions: str, state: Expir
     expirations = (ExpirationBatch(id="x", versions=versions, state=state),)
     lake.storage.write(path, replace(definition, expirations=expirations).to_bytes())
     assert ("definition-unreadable", path, latest) in errors(lake.storage)
+    assert verification_page(verified(lake.storage), 0)
 
 
 def test_a_previous_root_may_be_given_by_its_uri(lake: Lakehouse) -> None:
