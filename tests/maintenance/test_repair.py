@@ -10,7 +10,7 @@ import pytest
 from tests.faults import FaultyStorage, fail
 from tests.lakes import objects, table
 from tests.maintenance.aging import Aging, grow, needed_files
-from tests.maintenance.changes import alter, append_rows, content, create, small_sizes, truncate
+from tests.maintenance.changes import alter, append_rows, content, create, drop, small_sizes, truncate
 from tests.maintenance.test_export import cut_off
 from tests.maintenance.test_verify_state import foreign_rollback
 from trinitylake_ops import Lakehouse, maintenance
@@ -22,6 +22,7 @@ from trinitylake_ops.errors import (
     ThrottledError,
     TransientError,
 )
+from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.file_names import HINT_PATH, root_path
 from trinitylake_ops.maintenance import Budget, RepairReport
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
@@ -178,6 +179,26 @@ def test_objects_go_back_to_different_versions_and_some_nowhere(lake: Lakehouse)
     advice = {finding.path: finding.advice for finding in report.not_mended}
     assert "no older version has it whole" in advice[location_of(lake, "never", "whole")]
     assert sum("no older version" in text for text in advice.values()) == 1
+
+
+def test_no_object_takes_the_place_of_another_one_of_its_name(lake: Lakehouse) -> None:
+    """Who dropped a table and made another one of that name never gets the data of the first."""
+    create(lake, "a", "t", "u")
+    drop(lake, "a", "t")
+    with lake.transaction() as txn:
+        txn.create_table("a", "t", table())
+    lake.storage.delete(location_of(lake, "a", "t"))
+    append_rows(lake, "a.v")
+    lost = TableDef(id="lost", format_properties={METADATA_LOCATION: "tables/lost/metadata/00000-lost.metadata.json"})
+    with lake.transaction() as txn:  # no version is without a table of that name
+        txn.drop_table("a", "v")
+        txn.create_table("a", "v", lost)
+    report = maintenance.verify(fresh(lake))
+    assert [str(name) for name in report.damaged_objects] == ["a.t", "a.v"]
+    plan = maintenance.plan_repair(fresh(lake), report, to_last_good=True)
+    assert plan.is_empty, plan
+    advice = {finding.path: finding.advice for finding in plan.not_mended}
+    assert "no older version has it whole" in advice[location_of(lake, "a", "t")]
 
 
 def test_a_damaged_tree_goes_back_whole_under_the_current_settings(lake: Lakehouse) -> None:
