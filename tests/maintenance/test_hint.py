@@ -90,11 +90,12 @@ def test_a_commit_during_the_look_is_not_taken_for_a_stale_hint(lake: Lakehouse)
     n_commits = 5
 
     class Racing(FaultyStorage):
-        raced = 0
+        raced = n_reads = 0
 
         def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
             data = super().read(path, offset=offset, length=length)
-            if path == HINT_PATH and length is None and self.raced < n_commits:  # not the look for the latest version
+            self.n_reads += path == HINT_PATH
+            if path == HINT_PATH and self.n_reads % 2 and self.raced < n_commits:  # the other is to find the latest one
                 self.raced += 1
                 create(lake, f"c{self.raced}")
             return data
@@ -105,11 +106,12 @@ def test_a_commit_during_the_look_is_not_taken_for_a_stale_hint(lake: Lakehouse)
 
 def test_a_hint_that_stays_behind_while_others_commit_is_found(lake: Lakehouse) -> None:
     class Racing(FaultyStorage):
-        n_looks = 0
+        n_reads = n_looks = 0
 
         def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
             data = super().read(path, offset=offset, length=length)
-            if path == HINT_PATH and length is None:
+            self.n_reads += path == HINT_PATH
+            if path == HINT_PATH and self.n_reads % 2:
                 self.n_looks += 1
                 create(lake, f"c{self.n_looks}")
                 lake.storage.write(HINT_PATH, b"0")
@@ -133,3 +135,10 @@ def test_json_and_text(lake: Lakehouse) -> None:
     assert shown.pop("cost")["requests"] == dict(report.cost.requests)
     assert shown == {"state": "ahead", "hinted": 7, "latest": 2, "repaired": False}
     assert "ahead" in str(report)
+
+
+def test_a_huge_hint_is_not_read_whole(lake: Lakehouse) -> None:
+    lake.storage.write(HINT_PATH, b"1" * 1_000_000)
+    report = maintenance.inspect_hint(Lakehouse(lake.storage))
+    assert report.state == HintState.GARBAGE
+    assert report.cost.bytes_read < 100_000

@@ -17,7 +17,7 @@ from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, parse_hint
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import is_sealed_root
-from trinitylake_ops.transaction.versions import Roots, find_latest
+from trinitylake_ops.transaction.versions import HINT_READ_BYTES, Roots, find_latest
 
 _MOST_LOOKS = 20
 _PAUSE_S = 0.02  # on top of the looks: longer than a writer takes from its root to its hint, mostly
@@ -94,7 +94,7 @@ def repair_hint(lake: Lakehouse) -> HintReport:
 
 def _state(roots: Roots) -> tuple[HintState, int | None, int]:
     try:
-        data: bytes | None = roots.storage.read(HINT_PATH)
+        data: bytes | None = roots.storage.read(HINT_PATH, length=HINT_READ_BYTES)
     except FileMissingError:
         data = None
     except StorageError as error:
