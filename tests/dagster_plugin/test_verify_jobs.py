@@ -38,7 +38,9 @@ def test_a_repair_is_planned_and_applied(jobs: Jobs) -> None:
     assert damaged is not None
     jobs.lake.storage.delete(damaged)
     jobs.lake.storage.write(HINT_PATH, b"0")
-    assert not jobs.run("verify").success
+    failed = jobs.run("verify")
+    assert not failed.success
+    assert "1 error, the first: the definition of table more.t cannot be read" in failed.error  # not the hint
     plan = jobs.plan("repair")
     assert "| hint |" in plan["steps"]
     assert f"| definition-unreadable | {damaged} |" in plan["left"]

@@ -86,18 +86,40 @@ def test_a_commit_during_the_repair_is_not_left_behind(lake: Lakehouse) -> None:
 
 
 def test_a_commit_during_the_look_is_not_taken_for_a_stale_hint(lake: Lakehouse) -> None:
+    """Nor is one commit in each of several looks, as of a writer that commits all the time."""
+    n_commits = 5
+
     class Racing(FaultyStorage):
-        raced = False
+        raced = n_reads = 0
 
         def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
             data = super().read(path, offset=offset, length=length)
-            if not self.raced:
-                self.raced = True
-                create(lake, "c")
+            self.n_reads += path == HINT_PATH
+            if path == HINT_PATH and self.n_reads % 2 and self.raced < n_commits:  # the other is to find the latest one
+                self.raced += 1
+                create(lake, f"c{self.raced}")
             return data
 
     report = maintenance.inspect_hint(Lakehouse(Racing(lake.storage)))
-    assert (report.state, report.latest) == (HintState.RIGHT, 1)
+    assert (report.state, report.latest) == (HintState.RIGHT, n_commits)
+
+
+def test_a_hint_that_stays_behind_while_others_commit_is_found(lake: Lakehouse) -> None:
+    class Racing(FaultyStorage):
+        n_reads = n_looks = 0
+
+        def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+            data = super().read(path, offset=offset, length=length)
+            self.n_reads += path == HINT_PATH
+            if path == HINT_PATH and self.n_reads % 2:
+                self.n_looks += 1
+                create(lake, f"c{self.n_looks}")
+                lake.storage.write(HINT_PATH, b"0")
+            return data
+
+    racing = Racing(lake_with_hint(lake, b"0").storage)
+    report = maintenance.inspect_hint(Lakehouse(racing))
+    assert (report.state, report.hinted, racing.n_looks) == (HintState.BEHIND, 0, 2)
 
 
 def test_no_lakehouse() -> None:
@@ -113,3 +135,10 @@ def test_json_and_text(lake: Lakehouse) -> None:
     assert shown.pop("cost")["requests"] == dict(report.cost.requests)
     assert shown == {"state": "ahead", "hinted": 7, "latest": 2, "repaired": False}
     assert "ahead" in str(report)
+
+
+def test_a_huge_hint_is_not_read_whole(lake: Lakehouse) -> None:
+    lake.storage.write(HINT_PATH, b"1" * 1_000_000)
+    report = maintenance.inspect_hint(Lakehouse(lake.storage))
+    assert report.state == HintState.GARBAGE
+    assert report.cost.bytes_read < 100_000

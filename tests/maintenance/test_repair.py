@@ -10,7 +10,7 @@ import pytest
 from tests.faults import FaultyStorage, fail
 from tests.lakes import objects, table
 from tests.maintenance.aging import Aging, grow, needed_files
-from tests.maintenance.changes import alter, append_rows, content, create, small_sizes, truncate
+from tests.maintenance.changes import alter, append_rows, content, create, drop, small_sizes, truncate
 from tests.maintenance.test_export import cut_off
 from tests.maintenance.test_verify_state import foreign_rollback
 from trinitylake_ops import Lakehouse, maintenance
@@ -22,6 +22,7 @@ from trinitylake_ops.errors import (
     ThrottledError,
     TransientError,
 )
+from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.file_names import HINT_PATH, root_path
 from trinitylake_ops.maintenance import Budget, RepairReport
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
@@ -180,6 +181,26 @@ def test_objects_go_back_to_different_versions_and_some_nowhere(lake: Lakehouse)
     assert sum("no older version" in text for text in advice.values()) == 1
 
 
+def test_no_object_takes_the_place_of_another_one_of_its_name(lake: Lakehouse) -> None:
+    """Who dropped a table and made another one of that name never gets the data of the first."""
+    create(lake, "a", "t", "u")
+    drop(lake, "a", "t")
+    with lake.transaction() as txn:
+        txn.create_table("a", "t", table())
+    lake.storage.delete(location_of(lake, "a", "t"))
+    append_rows(lake, "a.v")
+    lost = TableDef(id="lost", format_properties={METADATA_LOCATION: "tables/lost/metadata/00000-lost.metadata.json"})
+    with lake.transaction() as txn:  # no version is without a table of that name
+        txn.drop_table("a", "v")
+        txn.create_table("a", "v", lost)
+    report = maintenance.verify(fresh(lake))
+    assert [str(name) for name in report.damaged_objects] == ["a.t", "a.v"]
+    plan = maintenance.plan_repair(fresh(lake), report, to_last_good=True)
+    assert plan.is_empty, plan
+    advice = {finding.path: finding.advice for finding in plan.not_mended}
+    assert "no older version has it whole" in advice[location_of(lake, "a", "t")]
+
+
 def test_a_damaged_tree_goes_back_whole_under_the_current_settings(lake: Lakehouse) -> None:
     before = lake.latest_version()
     with lake.transaction(message="m" * 3_400) as txn:
@@ -217,6 +238,24 @@ def test_what_the_storage_does_not_give_is_no_damage(lake: Lakehouse, error: typ
         maintenance.plan_repair(fresh(lake), report, to_last_good=True)
     assert maintenance.plan_repair(fresh(lake), report).is_empty
     assert content(lake) == before
+
+
+def test_an_export_that_cannot_be_looked_at_is_not_lost(lake: Lakehouse) -> None:
+    """The root that may stand after the latest one is asked for again and again where the hint is old."""
+    maintenance.plan_export(lake, "looked-at").execute()
+    lake.storage.write(HINT_PATH, b"0")
+    following = root_path(lake.latest_version() + 1)
+    faulty = FaultyStorage(lake.storage)
+    expected = maintenance.verify(Lakehouse(faulty)).findings
+    times = [request.kind for request in faulty.log if request.path == following].count("stat")
+    assert times > 1
+    for number in range(1, times + 1):
+        faulty = FaultyStorage(lake.storage, [fail(number, TransientError, kind="stat", path_part=following)])
+        try:
+            report = maintenance.verify(Lakehouse(faulty))
+        except TransientError:
+            continue
+        assert report.unanswered == (following,) or report.findings == expected
 
 
 def test_nothing_is_done_where_nothing_is_whole(lake: Lakehouse) -> None:

@@ -232,6 +232,46 @@ def test_versions_that_are_purged_meanwhile_are_no_damage(lakes: Lakes) -> None:
     assert verified(aging.clock).is_clean
 
 
+class DroppedMeanwhile(AgingStorage):
+    """Lets the export be dropped, all of its files be removed and, with ``again``, made anew, before a read."""
+
+    def __init__(self, aging: Aging, at: int, *, again: bool):
+        super().__init__(aging.clock.inner, aging.clock.time_ms)
+        self.written_ms = aging.clock.written_ms
+        self._aging = aging
+        self._at = at
+        self._again = again
+        self.n_reads = 0
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        self.n_reads += 1
+        if self.n_reads == self._at:
+            maintenance.drop_export(self._aging.lake, "full")
+            self._aging.later()
+            self._aging.remove_orphans()
+            self.time_ms = self._aging.clock.time_ms
+            if self._again:
+                maintenance.plan_export(self._aging.lake, "full", level="full").execute()
+        return super().read(path, offset=offset, length=length)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_export_that_is_dropped_meanwhile_is_no_damage(lakes: Lakes, again: bool) -> None:
+    at = 1
+    while True:
+        aging = Aging.on(lakes.storage(f"{at}"))
+        grow(aging, 3)
+        append_rows(aging.lake)
+        maintenance.plan_export(aging.lake, "full", level="full").execute()
+        storage = DroppedMeanwhile(aging, at, again=again)
+        report = verified(storage)
+        assert report.is_clean, report
+        if storage.n_reads < at:
+            break
+        at += 3
+    assert at > 60
+
+
 def test_damage_where_orphans_cannot_be_told(damaged: Aging) -> None:
     latest = damaged.lake.snapshot()
     damaged.clock.delete(latest.root.children[0])

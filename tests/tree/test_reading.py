@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,13 +14,24 @@ from trinitylake_ops.errors import CorruptFileError, FileMissingError, StorageEr
 from trinitylake_ops.format import text_column
 from trinitylake_ops.format.file_names import new_node_path
 from trinitylake_ops.format.node_file import NodeFile, encode_node
-from trinitylake_ops.storage import LocalStorage, MemoryStorage
+from trinitylake_ops.storage import LocalStorage, MemoryStorage, drop_memory_root
+from trinitylake_ops.tree.compaction import compacted_tree
 from trinitylake_ops.tree.diff import diff_trees
 from trinitylake_ops.tree.invariants import Violation, check_tree
 from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.node_store import NodeStore
-from trinitylake_ops.tree.search import get, prefix_end, prefix_keys, scan, scan_columns, with_messages
+from trinitylake_ops.tree.search import (
+    Below,
+    get,
+    get_many,
+    prefix_end,
+    prefix_keys,
+    scan,
+    scan_columns,
+    with_messages,
+)
 from trinitylake_ops.tree.walk import walk
+from trinitylake_ops.tree.write_buffer import apply_messages
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +267,6 @@ def test_the_checker_finds_every_broken_rule() -> None:
     assert _violations(inner(["m"], ["a", "b"]), a=leaf("n"), b=leaf("x")) == {outside}
     assert _violations(inner(["m"], ["a", "b"]), a=leaf("c", n="v"), b=leaf("x")) == {outside}
     assert _violations(inner(["n"], ["a", "b"]), a=leaf("c"), b=leaf("x", n="v")) == {outside}
-    assert _violations(inner(["m"], ["a", "a"]), a=leaf("c")) >= {"the node is reached twice in one tree"}
     uneven = {"a": inner(["c"], ["a0", "a1"]), "b": leaf("x"), "a0": leaf("b"), "a1": leaf("d")}
     assert _violations(inner(["m"], ["a", "b"]), **uneven) == {"leaf on level 2"}
     too_large = _violations(leaf("a", **{"x" * 2_000: "v"}))
@@ -266,3 +277,54 @@ def test_positions_agree_with_the_model(tree: Tree) -> None:
     names = sorted(tree.model)
     for probe in ["", "k0000", "k0100x", "zz"]:
         assert len(scan(tree.store(), tree.root, None, probe)) == bisect_left(names, probe)
+
+
+def _store_of(**nodes: NodeFile) -> NodeStore:
+    storage = MemoryStorage("memory://circles/")
+    for location, node in nodes.items():
+        storage.write(location, encode_node(node, 4))
+    return NodeStore(storage)
+
+
+CIRCLES = {
+    "a node below itself": {"a": inner(["c"], ["a", "b"]), "b": leaf("x")},
+    "a node below the one below it": {"a": inner(["c"], ["b", "b2"]), "b": inner(["b"], ["a", "b2"]), "b2": leaf("x")},
+}
+READERS: dict[str, Callable[[NodeStore, NodeFile], object]] = {
+    "get": lambda store, root: get(store, root, "aa"),
+    "get_many": lambda store, root: get_many(store, {"aa": Below("a")}),
+    "scan": scan,
+    "prefix_keys": lambda store, root: prefix_keys(store, root, "a"),
+    "diff to": lambda store, root: diff_trees(store, leaf("x"), root),
+    "diff from": lambda store, root: diff_trees(store, root, leaf("x")),
+    "walk": lambda store, root: list(walk(store, root, "root")),
+    "small change": lambda store, root: _changed(store, root, {"aa": "v"}, TreeLimits(4, 10**6, 0)),
+    "large change": lambda store, root: _changed(
+        store, root, {f"a{number}": "v" for number in range(5_000)}, TreeLimits(4, 10**6)
+    ),
+    "compact": lambda store, root: compacted_tree(store, root, TreeLimits(4, 10**6), created_at_ms=1, root_system={}),
+}
+
+
+def _changed(store: NodeStore, root: NodeFile, messages: dict[str, str | None], limits: TreeLimits) -> object:
+    return apply_messages(store, root, messages, limits, created_at_ms=1, root_system={})
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("circle", CIRCLES)
+def test_pointers_in_a_circle_are_an_error_at_the_node(circle: str, reader: str) -> None:
+    store, root = _store_of(**CIRCLES[circle]), inner(["m"], ["a", "z"])
+    store._storage.write("z", encode_node(leaf("z"), 4))
+    with pytest.raises(CorruptFileError, match="reached twice in one tree"):
+        READERS[reader](store, root)
+    drop_memory_root("memory://circles/")
+
+
+@pytest.mark.parametrize("reader", ["scan", "walk", "compact"])
+def test_a_tree_whose_nodes_share_all_their_children_is_not_unfolded(reader: str) -> None:
+    """Unfolded, it would have 4^30 leaves."""
+    chain = {f"n{level}": inner(["a", "b", "c"], [f"n{level + 1}"] * 4) for level in range(30)}
+    store = _store_of(**chain, n30=leaf("x"))
+    with pytest.raises(CorruptFileError, match="is reached twice"):
+        READERS[reader](store, inner(["m"], ["n0", "n30"]))
+    drop_memory_root("memory://circles/")

@@ -75,8 +75,11 @@ def run_verify(context: dg.OpExecutionContext, config: VerifyConfig, lakehouse: 
             "not_looked_at": "; ".join(report.unchecked),
         }
         if not report.is_clean:
+            errors = [finding.message for finding in report.findings if finding.severity == "error"]
             raise dg.Failure(
-                description=f"{len(rows)} findings, the first: {rows[0][2]}", metadata=metadata, allow_retries=False
+                description=f"{len(errors)} error{'s' if len(errors) > 1 else ''}, the first: {errors[0]}",
+                metadata=metadata,
+                allow_retries=False,
             )
         if report.stopped is not None:
             context.log.warning("not finished, as %s; not looked at: %s", report.stopped, "; ".join(report.unchecked))

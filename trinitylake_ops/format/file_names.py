@@ -31,6 +31,10 @@ _IMMUTABLE_NAME = re.compile(
     re.DOTALL,
 )
 _DISTANT_NAME = re.compile(rf"([a-z0-9+.-]+://.*?/)(?:{_IMMUTABLE_NAME.pattern})", re.DOTALL)
+_DEFINITION_NAME = re.compile(
+    rf"(?:.*/)?(?:_(lakehouse)_def_|[01]{{4}}/[01]{{4}}/[01]{{4}}/[01]{{8}}-(namespace|table)-[^/]+-){_UUID}\.binpb",
+    re.DOTALL,
+)
 _TABLE_NAME = re.compile(rf"[01/]+-table-[^/]+-({_UUID})\.binpb")
 _TURN_NAME = re.compile(rf"{TURN_PREFIX}([1-9][0-9]{{0,5}})-{_UUID}")
 _LEASE_NAME = re.compile(rf"{LEASE_PREFIX}([1-9][0-9]{{0,14}})\.json")
@@ -78,6 +82,15 @@ def is_table_path(path: str, namespace: str, table: str, file_path_max_size_byte
     return match is not None and path == _definition_path(
         _table_stem(namespace, table), file_path_max_size_bytes, uuid.UUID(match[1])
     )
+
+
+def named_kind(location: str) -> str | None:
+    """Return what the definition at a location is of by its name, as we give it: lakehouse, namespace or table.
+
+    None for a name that others gave. No reader may rely on it.
+    """
+    match = _DEFINITION_NAME.fullmatch(location)
+    return match[1] or match[2] if match else None
 
 
 def shortest_path_limit_bytes() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trinitylake_ops.errors import InvalidDefinitionError, InvalidLocationError
+from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError, InvalidLocationError
 from trinitylake_ops.format.definitions import MAJOR_VERSION, Column, LakehouseDef, TableDef
 from trinitylake_ops.format.file_names import (
     MAX_VERSION,
@@ -97,6 +97,22 @@ def _validate_changeable_settings(definition: LakehouseDef) -> LakehouseDef:
             normalize_root_uri(definition.table_root)
         except InvalidLocationError as error:
             raise InvalidDefinitionError(f"table_root is no root: {error.message}") from error
+    return definition
+
+
+def check_readable_sizes(definition: LakehouseDef, path: str) -> LakehouseDef:
+    """Return a definition that was read, whoever wrote it. Raises CorruptFileError for sizes that cannot be.
+
+    Where not even the names in one node fit its file, nobody may pad a key to their size: it can be gigabytes.
+    """
+    names_bytes = definition.namespace_name_max_size_bytes + definition.table_name_max_size_bytes
+    limit_bytes = min(definition.node_file_max_size_bytes, MAX_NODE_FILE_BYTES)
+    if definition.order < 2 or definition.order * names_bytes > limit_bytes:
+        raise CorruptFileError(
+            f"the lakehouse definition {path!r} says order {definition.order}, names of {names_bytes} bytes and node"
+            f" files of {definition.node_file_max_size_bytes} bytes, which cannot be",
+            path=path,
+        )
     return definition
 
 

@@ -496,8 +496,15 @@ def encode_commit_info(info: dict[str, Any]) -> str:
 
 def decode_commit_info(system: Mapping[str, str]) -> dict[str, Any]:
     """Return the ``commit_info`` of a root's system rows; empty when absent or written by others as no JSON object."""
+    text = system.get(COMMIT_INFO, "{}")
     try:
-        info = json.loads(system.get(COMMIT_INFO, "{}"))
-    except ValueError:
+        info = json.loads(text, parse_constant=_refused_constant)
+        if "\\u" in text:
+            json.dumps(info, ensure_ascii=False).encode()  # escapes can be halves of characters, which no text holds
+    except (ValueError, RecursionError):
         return {}
     return info if isinstance(info, dict) else {}
+
+
+def _refused_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")

@@ -6,6 +6,7 @@ A wrong hint never fails anyone; it costs every reader requests.
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -16,7 +17,10 @@ from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, parse_hint
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import is_sealed_root
-from trinitylake_ops.transaction.versions import Roots, find_latest
+from trinitylake_ops.transaction.versions import HINT_READ_BYTES, Roots, find_latest
+
+_MOST_LOOKS = 20
+_PAUSE_S = 0.02  # on top of the looks: longer than a writer takes from its root to its hint, mostly
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +62,15 @@ def inspect_hint(lake: Lakehouse) -> HintReport:
     """Compare the hint with the latest version. Raises LakehouseNotFoundError, StorageError."""
     metered = MeteredLakehouse(lake)
     state, hinted, latest = _state(metered.lake.files.roots)
-    if state == HintState.BEHIND:
+    for _ in range(_MOST_LOOKS):
+        if state != HintState.BEHIND:
+            break
         # A commit between the two reads looks like that; its writer sets the hint after the root.
+        before = hinted
+        time.sleep(_PAUSE_S)
         state, hinted, latest = _state(metered.lake.files.roots)
+        if hinted == before:
+            break  # nobody is about to set it
     return HintReport(state=state, hinted=hinted, latest=latest, cost=metered.cost())
 
 
@@ -84,7 +94,7 @@ def repair_hint(lake: Lakehouse) -> HintReport:
 
 def _state(roots: Roots) -> tuple[HintState, int | None, int]:
     try:
-        data: bytes | None = roots.storage.read(HINT_PATH)
+        data: bytes | None = roots.storage.read(HINT_PATH, length=HINT_READ_BYTES)
     except FileMissingError:
         data = None
     except StorageError as error:

@@ -51,13 +51,14 @@ _DAMAGED = (FileMissingError, CorruptFileError)
 _ADVICE = {
     "root-missing": _RESTORE,
     "root-corrupt": f"{_RESTORE}; other versions do not need it",
+    "latest-sealed": f"{_RESTORE}; else move it away",
     "root-beyond-gap": "restore the missing root from a backup; commit nothing before",
     "root-naming-mixed": "find out which program wrote it, then move it away",
     "node-corrupt": _OLDER,
     "node-missing": _OLDER,
     "tree-invariant": _OLDER,
     "definition-unreadable": _OLDER,
-    "definition-changed": "find the program that wrote it, then roll back to a version before",
+    "definition-changed": f"{_RESTORE}; else let the program that wrote it commit the settings of creation",
     "key-malformed": "find the program that wrote it, then roll back to a version before",
     "namespace-missing": "create the namespace again, or roll back to a version before",
     "chain-broken": "find the program that wrote it",
@@ -75,6 +76,7 @@ _ADVICE = {
     "zombie-root": "find the program that wrote it; seal it by restoring the file that the purge wrote",
     "purge-unfinished": "run purge",
     "lease-stale": "run the operation again",
+    "lease-unreadable": "allow verify to read it",
     "record-damaged": "run verify --incremental, which writes a new one",
     "record-not-written": "allow verify to create files under _ops/, or run it without --incremental",
 }
@@ -190,10 +192,10 @@ def plan_repair(lake: Lakehouse, report: VerifyReport | None = None, *, to_last_
     """Plan what mends the findings of a report, by default of a new one; reads only.
 
     With ``to_last_good`` a latest version that is damaged is mended, too: objects whose definitions or files are
-    damaged go back to the newest version that has them whole, and where the tree is damaged, all goes back to the
-    newest version that is whole. What was committed since is not part of that. Raises InvalidInputError for a
-    report that a limit ended early, PlanChangedError for one of an earlier version, StorageError, also where the
-    storage did not give what ``to_last_good`` has to know.
+    damaged go back to the newest version that has them whole, unless their name was another object's then, and where
+    the tree is damaged, all goes back to the newest version that is whole. What was committed since is not part of
+    that. Raises InvalidInputError for a report that a limit ended early, PlanChangedError for one of an earlier
+    version, StorageError, also where the storage did not give what ``to_last_good`` has to know.
     """
     lake = uncached(lake)
     report = report or verify(lake)
@@ -231,7 +233,7 @@ class _Planner:
         if base is not None:
             self._plan_reconcile()
             self._plan_exports(base.definition)
-            if self._to_last_good and self._report.latest_version in VersionRanges.parse(self._report.damaged_versions):
+            if self._to_last_good and self._is_latest_damaged() and not self._has_other_settings(base):
                 self._plan_last_good(base)
         self._plan_hint()
         left = [finding for finding in self._report.findings if finding not in self._mended]
@@ -243,6 +245,13 @@ class _Planner:
             _runs=tuple(self._runs),
             _lake=self._lake,
         )
+
+    def _is_latest_damaged(self) -> bool:
+        return self._report.latest_version in VersionRanges.parse(self._report.damaged_versions)
+
+    def _has_other_settings(self, base: Snapshot) -> bool:
+        """Whether the latest settings are not those of creation: every tree under them is damaged, older ones, too."""
+        return any(finding.path == base.definition_location for finding in self._found("definition-changed"))
 
     def _unmended(self, finding: Finding) -> Unmended:
         advice = _ADVICE.get(finding.code, _LEFT)
@@ -312,31 +321,49 @@ class _Planner:
                 continue  # expired, or damaged itself
 
     def _plan_objects(self, base: Snapshot) -> None:
-        """Find, for each damaged object, the newest version that has it whole."""
+        """Find, for each damaged object, the newest version that has it whole.
+
+        Before a version without it, its name was that of another object, which somebody dropped.
+        """
         missing = {_key(base.keys, name): name for name in self._report.damaged_objects}
-        rejected = {location for key in missing if (location := base.entry(key)) is not None}
+        damaged = {key: location for key in missing if (location := base.entry(key)) is not None}
+        ids = {key: self._id_of(base, location, missing[key]) for key, location in damaged.items()}
+        rejected = set(damaged.values())
         restored: dict[str, tuple[ObjectName, int, str]] = {}
         for snapshot in self._older(base):
             if not missing:
                 break
             for key, name in list(missing.items()):
-                location = self._whole_entry(snapshot, key, name, rejected)
+                if not _may_have(snapshot, key):
+                    del missing[key]
+                    continue
+                location = self._whole_entry(snapshot, key, name, rejected, ids.get(key))
                 if location is not None:
                     restored[key] = (missing.pop(key), snapshot.version, location)
-        self._nowhere_whole = {base.entry(key) for key in missing}
+        self._nowhere_whole = {location for key, location in damaged.items() if key not in restored}
         for version in sorted({version for _, version, _ in restored.values()}, reverse=True):
             chosen = {key: location for key, (_, at, location) in restored.items() if at == version}
             names = sorted(str(name) for name, at, _ in restored.values() if at == version)
             self._add(partial(restore, version, chosen), "rollback", ", ".join(names), version)
 
-    def _whole_entry(self, snapshot: Snapshot, key: str, name: ObjectName, rejected: set[str]) -> str | None:
-        """Return the definition that a version has of an object, if it is whole."""
+    def _id_of(self, snapshot: Snapshot, location: str, name: ObjectName) -> str | None:
+        """Return the id in a definition, None where it cannot be read."""
+        try:
+            return snapshot.namespace_at(location).id if name.table is None else snapshot.table_at(location).id
+        except _DAMAGED:
+            return None
+
+    def _whole_entry(
+        self, snapshot: Snapshot, key: str, name: ObjectName, rejected: set[str], known_id: str | None
+    ) -> str | None:
+        """Return the definition that a version has of an object, if it is whole and of that id, where that is known."""
         try:
             location = snapshot.entry(key)
             if location is None or location in rejected:
                 return None
             rejected.add(location)
-            is_whole = location not in self._wrong and self._is_whole(snapshot, location, name)
+            is_same = known_id in (None, self._id_of(snapshot, location, name))
+            is_whole = is_same and location not in self._wrong and self._is_whole(snapshot, location, name)
         except (InvalidInputError, *_DAMAGED):
             return None
         return location if is_whole else None
@@ -360,6 +387,14 @@ class _Planner:
             return False
         size_bytes = io.size_bytes(file.location)
         return size_bytes is not None and file.size_bytes in (None, size_bytes)
+
+
+def _may_have(snapshot: Snapshot, key: str) -> bool:
+    """Whether a version has an object, or its tree cannot tell."""
+    try:
+        return snapshot.entry(key) is not None
+    except _DAMAGED:
+        return True
 
 
 def _key(keys: KeyCodec, name: ObjectName) -> str:

@@ -126,7 +126,7 @@ class _Verification:
             damaged_objects=self.versions.damaged_objects if self.latest in damaged else (),
             orphan_files=None if self._orphans is None else self._orphans[0],
             orphan_bytes=None if self._orphans is None else self._orphans[1],
-            findings=self.findings.all(is_latest_damaged=self.latest in damaged),
+            findings=self.findings.all(can_go_back=self.latest in damaged and self._definition is not None),
             stopped=stopped,
             unchecked=tuple(self._unchecked),
             unanswered=tuple(sorted(self._known.unanswered)),
@@ -177,8 +177,11 @@ class _Verification:
     def _check_state(self) -> None:
         """Read what the latest version records of operations, and which of them runs."""
         running = verify_state.running_operation(self.lake.storage, self.listing, self.findings.warn)
-        if self._read_definition() is not None:
-            verify_state.check_purges(Snapshot.of(self.lake.files, self.latest), running, self.findings.warn)
+        definition = self._read_definition()
+        if definition is not None:
+            latest = Snapshot.of(self.lake.files, self.latest)
+            verify_state.check_expirations(latest, self.findings.error)
+            verify_state.check_purges(latest, running, self.findings.warn)
         else:
             self._unchecked.append("purges, since the latest settings cannot be read")
 
@@ -204,8 +207,7 @@ class _Verification:
     def _expired(self, *states: ExpirationState) -> VersionRanges:
         try:
             return VersionRanges() if self._definition is None else expired_versions(self._definition, states)
-        except TrinityLakeError as error:
-            self.findings.error("definition-unreadable", error.message, error.path, self.latest)
+        except TrinityLakeError:  # reported with the settings
             return VersionRanges()
 
     def _survey(self) -> Survey | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.format.definitions import ExportRecord, ExportState, LakehouseDef
@@ -33,15 +34,35 @@ class ExportVerifier:
                 mend = "export or drop-export"
                 self._findings.warn("export-cut-off", message, record.manifest_path, record.version, mend)
             elif record.state == ExportState.COMPLETE:
-                self._check_complete(record, definition.exported_snapshots)
+                with self._unless_dropped(record.name, definition):
+                    self._check_complete(record, definition.exported_snapshots)
         for name, location in sorted(definition.exported_snapshots.items()):
             self.exports += 1
             if is_uri(location):
                 continue
+            with self._unless_dropped(name, definition):
+                try:
+                    self._versions.check_content(self._lake.snapshot(name))
+                except TrinityLakeError as error:
+                    self._error(name, "export-unreadable", error.message, error.path or location)
+
+    @contextmanager
+    def _unless_dropped(self, name: str, definition: LakehouseDef) -> Iterator[None]:
+        """Forget what is found in the block where the export was dropped meanwhile, as its files may be gone.
+
+        One of the same name may have been made since; the next run looks at that.
+        """
+
+        def is_dropped() -> bool:
             try:
-                self._versions.check_content(self._lake.snapshot(name))
-            except TrinityLakeError as error:
-                self._error(name, "export-unreadable", error.message, error.path or location)
+                return _places(self._lake.snapshot().definition, name) != _places(definition, name)
+            except TrinityLakeError:
+                return False
+
+        with self._findings.unless(is_dropped) as has_forgotten:
+            yield
+        if has_forgotten():
+            self._versions.tree.forget_broken()
 
     def _check_complete(self, record: ExportRecord, exported: Mapping[str, str]) -> None:
         if record.name not in exported:
@@ -54,7 +75,11 @@ class ExportVerifier:
                 self._error(record.name, "export-damaged", error.message, error.path or record.manifest_path)
 
     def _error(self, name: str, code: str, message: str, path: str) -> None:
-        """Report an error of an export, unless the export was dropped while it was looked at."""
-        definition = self._lake.snapshot().definition
-        if name in definition.exported_snapshots or any(record.name == name for record in definition.exports):
-            self._findings.error(code, f"export {name!r}: {message}", path, None, "drop-export")
+        self._findings.error(code, f"export {name!r}: {message}", path, None, "drop-export")
+
+
+def _places(definition: LakehouseDef, name: str) -> tuple[str | None, set[tuple[str, str]]]:
+    """Return where a lakehouse definition says that an export of a name stands, which no other one shares."""
+    records = [record for record in definition.exports if record.name == name]
+    places = {(record.root_location, record.manifest_path) for record in records}
+    return definition.exported_snapshots.get(name), places

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Literal
 
 from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
 from trinitylake_ops.format.definitions import NamespaceDef, TableDef
+from trinitylake_ops.format.file_names import named_kind
 from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.maintenance.verify_report import Report
 from trinitylake_ops.maintenance.verify_tables import TableVerifier
@@ -14,6 +16,12 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
 from trinitylake_ops.tree.search import scan
+
+_Kind = Literal["lakehouse", "namespace", "table"]
+
+
+def _kind_of(name: ObjectName) -> _Kind:
+    return "namespace" if name.table is None else "table"
 
 
 class ObjectVerifier:
@@ -29,18 +37,20 @@ class ObjectVerifier:
         self._report = report
         self._before: Snapshot | None = None
         self._namespaces: set[str] = set()
+        self._missing_namespaces: set[str] = set()
         self._tables_of: Counter[str] = Counter()
-        self._is_whole: dict[str, bool] = {}
+        #: By location and what a key takes it for: whether all is well with a definition.
+        self._is_whole: dict[tuple[str, _Kind], bool] = {}
         self.damaged: set[str] = set()
 
     @property
     def definitions(self) -> int:
         """Definitions seen, those of the lakehouse included."""
-        return len(self._is_whole)
+        return len({location for location, _ in self._is_whole})
 
     def count_lakehouse_def(self, location: str) -> None:
         """Note a lakehouse definition that was read."""
-        self._is_whole[location] = True
+        self._is_whole[location, "lakehouse"] = True
 
     def damaged_names(self, snapshot: Snapshot) -> tuple[ObjectName, ...]:
         """Return the damaged objects of the version checked last."""
@@ -60,8 +70,8 @@ class ObjectVerifier:
                 named.append((name, change))
         has_namespaces = self._check_namespaces(named, snapshot)
         self._check_definitions(named, snapshot)
-        for _, change in named:
-            is_whole = change.after is None or self._is_whole[change.after]
+        for name, change in named:
+            is_whole = change.after is None or self._is_whole[change.after, _kind_of(name)]
             (self.damaged.discard if is_whole else self.damaged.add)(change.key)
         self._before = snapshot
         return has_namespaces and not self.damaged
@@ -73,39 +83,45 @@ class ObjectVerifier:
         return diff_trees(nodes, self._before.root, snapshot.root)
 
     def _check_namespaces(self, changes: list[tuple[ObjectName, KeyChange]], snapshot: Snapshot) -> bool:
-        """Whether all namespaces of tables that changed are there."""
+        """Whether all namespaces of tables are there."""
         touched = {name.namespace for name, _ in changes}
         for name, change in changes:
             if name.table is None:
                 (self._namespaces.discard if change.after is None else self._namespaces.add)(name.namespace)
             else:
                 self._tables_of[name.namespace] += (change.after is not None) - (change.before is not None)
-        missing = [name for name in sorted(touched) if self._tables_of[name] > 0 and name not in self._namespaces]
-        for namespace in missing:
+        missing = {name for name in touched if self._tables_of[name] > 0 and name not in self._namespaces}
+        for namespace in sorted(missing - self._missing_namespaces):
             message = f"namespace {namespace!r} has tables but no definition"
             self._report("namespace-missing", message, snapshot.location, snapshot.version)
-        return not missing
+        self._missing_namespaces = self._missing_namespaces - touched | missing
+        return not self._missing_namespaces
 
     def _check_definitions(self, changes: list[tuple[ObjectName, KeyChange]], snapshot: Snapshot) -> None:
         fresh = {
-            change.after: name
+            (change.after, _kind_of(name)): name
             for name, change in changes
-            if change.after is not None and change.after not in self._is_whole
+            if change.after is not None and (change.after, _kind_of(name)) not in self._is_whole
         }
         definitions = run_parallel(
-            lambda item: self._read_definition(*item, snapshot.version),
+            lambda item: self._read_definition(item[0][0], item[1], snapshot.version),
             list(fresh.items()),
             self._lake.storage.concurrency,
         )
-        for (location, name), definition in zip(fresh.items(), definitions, strict=True):
+        for (place, name), definition in zip(fresh.items(), definitions, strict=True):
             is_whole = definition is not None
             if isinstance(definition, TableDef):
                 is_whole = self._tables.check(name, definition, snapshot.version)
-            self._is_whole[location] = is_whole
+            self._is_whole[place] = is_whole
 
     def _read_definition(self, location: str, name: ObjectName, version: int) -> NamespaceDef | TableDef | None:
         """Return a definition; None, and a finding, where it cannot be read or is empty."""
-        store, kind = self._lake.files.definitions, "namespace" if name.table is None else "table"
+        store, kind = self._lake.files.definitions, _kind_of(name)
+        other = named_kind(location)
+        if other not in (None, kind):
+            message = f"the key of {kind} {name} points to the definition of a {other}"
+            self._report("definition-unreadable", message, location, version)
+            return None
         definition: NamespaceDef | TableDef
         try:
             definition = store.namespace(location) if name.table is None else store.table(location)

@@ -129,18 +129,25 @@ _DAMAGE = frozenset(
     }
 )
 
+#: Findings of which one file may have several.
+_SEVERAL = frozenset({"tree-invariant", "namespace-missing", "key-malformed"})
+
 
 class Findings:
-    """Findings as they come: each error once, with the oldest version that shows it."""
+    """Findings as they come: each error of a file once, with the oldest version that shows it."""
 
     def __init__(self) -> None:
         self._found: list[Finding] = []
-        self._reported: set[tuple[str, str | None]] = set()
+        self._reported: set[tuple[str, str | None, str]] = set()
 
     def error(self, code: str, message: str, path: str | None, version: int | None, mend: str | None = None) -> None:
-        """Report an error, unless that file has one of the kind already; a node may break several rules."""
-        if (code, path) not in self._reported or code == "tree-invariant":
-            self._reported.add((code, path))
+        """Report an error, unless that file has one of the kind already.
+
+        What is wrong in several ways in one file, or concerns no file, is told apart by the message.
+        """
+        reported = (code, path, message if path is None or code in _SEVERAL else "")
+        if reported not in self._reported:
+            self._reported.add(reported)
             self._add("error", code, message, path, version, mend)
 
     def warn(self, code: str, message: str, path: str | None, version: int | None, mend: str | None) -> None:
@@ -149,8 +156,8 @@ class Findings:
 
     def warn_once(self, code: str, message: str, path: str | None, version: int | None, mend: str | None) -> None:
         """Report a warning unless there is one of its kind."""
-        if (code, None) not in self._reported:
-            self._reported.add((code, None))
+        if (code, None, "") not in self._reported:
+            self._reported.add((code, None, ""))
             self._add("warning", code, message, path, version, mend)
 
     def _add(
@@ -175,9 +182,9 @@ class Findings:
         """Return the paths of files with errors."""
         return {finding.path for finding in self._found if finding.severity == "error" and finding.path}
 
-    def all(self, *, is_latest_damaged: bool) -> tuple[Finding, ...]:
-        """Return all findings; where the latest version is damaged, with what mends that."""
-        to_last_good = "repair --to-last-good" if is_latest_damaged else None
+    def all(self, *, can_go_back: bool) -> tuple[Finding, ...]:
+        """Return all findings; where the latest version is damaged and a commit can mend that, with that."""
+        to_last_good = "repair --to-last-good" if can_go_back else None
         return tuple(
             replace(finding, mend=finding.mend or (to_last_good if finding.code in _DAMAGE else None))
             for finding in self._found

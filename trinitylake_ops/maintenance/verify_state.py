@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 
-from trinitylake_ops.errors import FileMissingError, MaintenanceBlockedError
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, MaintenanceBlockedError, StorageError
 from trinitylake_ops.format.definitions import ExpirationState
 from trinitylake_ops.format.file_names import (
     OPERATIONS_PREFIX,
@@ -18,7 +18,7 @@ from trinitylake_ops.maintenance.reachability import Mark, TableWalk, kept_roots
 from trinitylake_ops.maintenance.report import utc_of
 from trinitylake_ops.maintenance.retention import protected_ms
 from trinitylake_ops.maintenance.survey import Survey, expired_versions, pinned_versions
-from trinitylake_ops.maintenance.verify_report import Findings
+from trinitylake_ops.maintenance.verify_report import Findings, Report
 from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, Storage
 from trinitylake_ops.transaction.snapshot import Snapshot
 
@@ -37,7 +37,7 @@ _LEFT_OVER = (
 def running_operation(storage: Storage, listing: Mapping[str, FileInfo], warn: Warn) -> str | None:
     """Return which operation has the lease, None where none runs; warn of one that was cut off.
 
-    Where the lease was taken over since the listing, nobody knows by which. Raises StorageError.
+    Where the lease was taken over since the listing, or cannot be read, nobody knows by which.
     """
     newest = max((parse_lease_path(path) or 0 for path in listing), default=0)
     if not newest:
@@ -47,6 +47,9 @@ def running_operation(storage: Storage, listing: Mapping[str, FileInfo], warn: W
         content = json.loads(storage.read(path))
         operation, expires_at_ms = str(content["operation"]), int(content["expires_at_ms"])
     except FileMissingError:
+        return _UNKNOWN
+    except StorageError as error:
+        warn("lease-unreadable", f"the newest lease cannot be read: {error.message}", path, None, None)
         return _UNKNOWN
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         warn("lease-stale", "the newest lease cannot be read; it ends by its age", path, None, None)
@@ -58,6 +61,19 @@ def running_operation(storage: Storage, listing: Mapping[str, FileInfo], warn: W
         message = f"{operation} was cut off, or could not give its lease back, which ended by itself at {ended}"
         warn("lease-stale", message, path, None, operation)
     return None
+
+
+def check_expirations(latest: Snapshot, report: Report) -> None:
+    """Report batches of expired versions that cannot be read, or hold versions that cannot have expired."""
+    for batch in latest.definition.expirations:
+        try:
+            ranges = batch.ranges().ranges
+        except CorruptFileError as error:
+            report("definition-unreadable", error.message, latest.definition_location, latest.version)
+            continue
+        if ranges and ranges[-1][1] >= latest.version:
+            message = f"expiration {batch.id!r} holds versions {batch.versions}, though the latest is {latest.version}"
+            report("definition-unreadable", message, latest.definition_location, latest.version)
 
 
 def check_purges(latest: Snapshot, running: str | None, warn: Warn) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, StorageError, TrinityLakeError
 from trinitylake_ops.format.file_names import TABLES_PREFIX, is_immutable_path, is_operation_path, root_naming
@@ -113,9 +114,18 @@ class KnownFilesStorage(StorageWrapper):
                     self._contents[path] = PackedBytes.of(data)
         return data
 
+    def stat(self, path: str) -> FileInfo:
+        with self._noting(path):
+            return self.inner.stat(path)
+
     def _answered(self, path: str, offset: int, length: int | None) -> bytes:
-        try:
+        with self._noting(path):
             return self.inner.read(path, offset=offset, length=length)
+
+    @contextmanager
+    def _noting(self, path: str) -> Iterator[None]:
+        try:
+            yield
         except StorageError as error:
             self.note_error(path, error)
             raise

@@ -16,7 +16,7 @@ _BATCH = 256
 
 
 class TreeVerifier:
-    """Checks the tree of one version after the other; ``nodes`` counts the files read, roots left out."""
+    """Checks the tree of one version after the other."""
 
     def __init__(self, files: LakehouseFiles, report: Report):
         self._files = files
@@ -24,16 +24,27 @@ class TreeVerifier:
         #: What is below each known node; None where something is broken.
         self._known: dict[str, _Subtree | None] = {}
         self._unsound: set[str] = set()
-        self.nodes = 0
+        self._is_followable = True
+        self._counted: set[str] = set()
         #: Whether the tree checked last keeps all invariants.
         self.is_sound = True
+
+    @property
+    def nodes(self) -> int:
+        """Files read, roots left out."""
+        return len(self._counted)
 
     def forget_broken(self) -> None:
         """Look at broken nodes again where they are met again: what was deleted meanwhile needs not to be there."""
         self._known = {location: below for location, below in self._known.items() if below is not None}
 
     def check(self, snapshot: Snapshot, limits: TreeLimits) -> bool:
-        """Check all nodes of a version that were not met before; whether all of its nodes can be read."""
+        """Check all nodes of a version that were not met before; whether its tree can be read.
+
+        A node that is reached twice may be below itself: such a tree is not followed, and looked at again where a
+        later version has parts of it.
+        """
+        self._is_followable = True
         visited: list[VisitedNode] = []
         met: set[str] = set()
         level = [VisitedNode(snapshot.location, snapshot.root, 0, None, None)]
@@ -46,8 +57,11 @@ class TreeVerifier:
         for place in reversed(visited):
             self._known[place.location] = self._subtree(place, snapshot.version)
         tree = self._known.pop(snapshot.location)
-        self.is_sound = tree is not None and tree.is_sound
-        return tree is not None
+        if not self._is_followable:
+            for place in visited:
+                self._known.pop(place.location, None)
+        self.is_sound = self._is_followable and tree is not None and tree.is_sound
+        return self._is_followable and tree is not None
 
     def _violation(self, message: str, location: str, version: int) -> None:
         self._report("tree-invariant", message, location, version)
@@ -60,7 +74,7 @@ class TreeVerifier:
             for position, child in enumerate(parent.node.children):
                 if child in met:
                     self._violation("the node is reached twice in one tree", child, version)
-                    self._unsound.add(parent.location)
+                    self._is_followable = False
                 met.add(child)
                 if child not in self._known:
                     places[child] = (parent.depth + 1, bounds[position], bounds[position + 1])
@@ -84,7 +98,7 @@ class TreeVerifier:
                 self._report("node-missing", f"a node cannot be read: {node.message}", location, version)
             else:
                 nodes.append((location, node))
-                self.nodes += 1
+                self._counted.add(location)
         return nodes
 
     def _subtree(self, place: VisitedNode, version: int) -> _Subtree | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from trinitylake_ops.errors import CorruptFileError, StorageError, TrinityLakeError
+from trinitylake_ops.errors import CorruptFileError, InvalidLocationError, StorageError, TrinityLakeError
+from trinitylake_ops.format.file_names import MAX_VERSION, named_kind
 from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.format.limits import IMMUTABLE_SETTINGS
+from trinitylake_ops.format.locations import to_location
 from trinitylake_ops.format.node_file import PREVIOUS_ROOT, NodeFile, decode_node
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.survey import SurveyedRoot
@@ -59,7 +61,7 @@ class VersionVerifier:
             for version, data in zip(versions, contents, strict=True):
                 self.last_root = root = self._decoded_root(version, data)
                 if root is not None:
-                    before_ms = self._check_root(version, root, before_ms, purged)
+                    before_ms = self._check_root(version, root, before_ms, purged, latest)
                 else:
                     self.damaged.append(version)
                 self.done = version + 1
@@ -82,12 +84,16 @@ class VersionVerifier:
             self._findings.error("root-corrupt", error.message, path, version)
             return None
 
-    def _check_root(self, version: int, root: NodeFile, before_ms: int, purged: VersionRanges) -> int:
+    def _check_root(self, version: int, root: NodeFile, before_ms: int, purged: VersionRanges, latest: int) -> int:
         """Check one version; returns its time."""
         path = self._lake.files.roots.path(version)
         self._check_chain(version, root, before_ms)
         if root.is_sealed:
             self._known.accept(path)
+            if version == latest and self._is_still_latest(version):
+                self.damaged.append(version)
+                message = "the root of the latest version is sealed, though only versions before it are purged"
+                self._findings.error("latest-sealed", message, path, version)
         elif version in purged:
             message = "a live root stands where the version was purged; programs that know of no expiry would open it"
             self._findings.error("zombie-root", message, path, version)
@@ -105,11 +111,15 @@ class VersionVerifier:
             self._findings.error("root-corrupt", error.message, path, version)
         return root.created_at_ms
 
+    def _is_still_latest(self, version: int) -> bool:
+        """Whether no version was committed since it was found; else it may have been purged since."""
+        return version == MAX_VERSION or not self._lake.storage.exists(self._lake.files.roots.path(version + 1))
+
     def _check_chain(self, version: int, root: NodeFile, before_ms: int) -> None:
         roots = self._lake.files.roots
         path = roots.path(version)
         expected = roots.path(version - 1) if version > 0 else None
-        if root.system.get(PREVIOUS_ROOT) != expected:
+        if self._previous_path(root) != expected:
             message = f"previous_root is {root.system.get(PREVIOUS_ROOT)!r}, not {expected!r}"
             self._findings.error("chain-broken", message, path, version)
         if root.created_at_ms <= before_ms:
@@ -119,6 +129,14 @@ class VersionVerifier:
             # Once: later versions take the time of a writer whose clock was wrong and one millisecond more.
             message = f"created at {utc_datetime(root.created_at_ms):%Y-%m-%d %H:%M:%S} UTC, which is still to come"
             self._findings.warn_once("time-in-future", message, path, version, "find the clock that is wrong")
+
+    def _previous_path(self, root: NodeFile) -> str | None:
+        """Return the path of the previous root; others may name it by its URI."""
+        location = root.system.get(PREVIOUS_ROOT)
+        try:
+            return None if location is None else to_location(self._lake.root, location)
+        except InvalidLocationError:
+            return location
 
     @contextmanager
     def _unless_purged(self, snapshot: Snapshot) -> Iterator[None]:
@@ -136,8 +154,11 @@ class VersionVerifier:
             path = error.path or snapshot.location
             self._findings.error("definition-unreadable", error.message, path, snapshot.version)
             return False
-        if not snapshot.definition.id:
+        kind = named_kind(snapshot.definition_location)
+        if not snapshot.definition.id or kind not in (None, "lakehouse"):
             message = "the definition of the lakehouse has no id"
+            if kind not in (None, "lakehouse"):
+                message = f"lakehouse_def of the root points to the definition of a {kind}"
             self._findings.error("definition-unreadable", message, snapshot.definition_location, snapshot.version)
             return False
         self.objects.count_lakehouse_def(snapshot.definition_location)
@@ -145,7 +166,12 @@ class VersionVerifier:
         if not self.tree.check(snapshot, limits):
             return False
         is_sound = self.tree.is_sound
-        return self.objects.check(snapshot) and is_sound and has_settings
+        try:
+            return self.objects.check(snapshot) and is_sound and has_settings
+        except CorruptFileError as error:  # parts that are sound each for itself share a node
+            self._findings.error("tree-invariant", error.message, error.path, snapshot.version)
+            self.tree.is_sound = False
+            return False
 
     def _check_settings(self, snapshot: Snapshot) -> bool:
         """Whether settings that are fixed at creation are those of the oldest version."""

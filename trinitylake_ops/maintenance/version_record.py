@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from trinitylake_ops.errors import VersionNotFoundError
-from trinitylake_ops.format.file_names import parse_root_path
 from trinitylake_ops.format.node_file import (
     COMMIT_ID,
     CREATED_AT_MILLIS,
@@ -15,6 +13,7 @@ from trinitylake_ops.format.node_file import (
     SEALED_AT_MILLIS,
     decode_commit_info,
 )
+from trinitylake_ops.transaction.history import version_at
 
 #: The property of a rollback's commit that names the version whose content came back.
 ROLLED_BACK_TO = "to_version"
@@ -54,7 +53,7 @@ class VersionRecord:
             commit_id=system.get(COMMIT_ID),
             is_sealed=SEALED_AT_MILLIS in system,
         )
-        return made.with_rollback(_version_at(system.get(ROLLBACK_FROM_ROOT)), info.get("properties"))
+        return made.with_rollback(version_at(system.get(ROLLBACK_FROM_ROOT)), info.get("properties"))
 
     def with_rollback(self, rollback_from: int | None, properties: object) -> VersionRecord:
         """Return the record of a rollback, where its root names the version before as rolled back.
@@ -79,10 +78,3 @@ def rolled_back_to(version: int, message: str | None, properties: object) -> int
 def _text(value: object) -> str | None:
     """Return a text of ``commit_info``, cut; None where others wrote another type."""
     return value[:_LONGEST_TEXT_CHARS] if isinstance(value, str) and value else None
-
-
-def _version_at(location: str | None) -> int | None:
-    try:
-        return None if location is None else parse_root_path(location)
-    except VersionNotFoundError:
-        return None

@@ -8,6 +8,7 @@ from typing import TypeVar
 from trinitylake_ops.errors import CorruptFileError, InvalidLocationError, StorageError
 from trinitylake_ops.format.definitions import LakehouseDef, NamespaceDef, TableDef
 from trinitylake_ops.format.file_names import root_of
+from trinitylake_ops.format.limits import check_readable_sizes
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.storage.cache import decoded
 from trinitylake_ops.storage.elsewhere import Elsewhere
@@ -36,7 +37,7 @@ class DefinitionStore:
 
     def lakehouse(self, location: str) -> LakehouseDef:
         """Return the lakehouse definition at a location. Raises CorruptFileError, StorageError."""
-        return self._load([location], LakehouseDef, LakehouseDef.from_bytes)[0]
+        return self._load([location], LakehouseDef, _lakehouse_def)[0]
 
     def namespace(self, location: str) -> NamespaceDef:
         """Return the namespace definition at a location. Raises CorruptFileError, StorageError."""
@@ -83,6 +84,10 @@ class DefinitionStore:
             raise CorruptFileError(
                 f"a root or node points to {location!r}, which is no location", path=location
             ) from error
+
+
+def _lakehouse_def(data: bytes, path: str) -> LakehouseDef:
+    return check_readable_sizes(LakehouseDef.from_bytes(data, path), path)
 
 
 def _distant_table(data: bytes, uri: str) -> TableDef:

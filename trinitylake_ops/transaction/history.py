@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, TypeVar
 
+from trinitylake_ops.errors import VersionNotFoundError
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import parse_root_path
 from trinitylake_ops.format.node_file import (
@@ -22,6 +23,7 @@ from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot, utc_d
 from trinitylake_ops.transaction.versions import read_roots
 
 _BATCH = 32
+_MOST = 2**63 - 1
 
 T = TypeVar("T")
 
@@ -89,26 +91,50 @@ def _of_type(kind: type[T], value: object) -> T:
     return value if isinstance(value, kind) else kind()
 
 
+def _text(value: object) -> str | None:
+    """Return a text of ``commit_info``, None where others wrote another type."""
+    return value if isinstance(value, str) else None
+
+
+def _numbers(value: object) -> dict[str, int]:
+    """Return the entries of an object of ``commit_info`` that are numbers as we write them."""
+    entries: dict[str, object] = _of_type(dict, value)
+    return {name: number for name, number in entries.items() if type(number) is int and 0 <= number <= _MOST}
+
+
+def _texts(value: object) -> dict[str, str]:
+    """Return the entries of an object of ``commit_info`` that are texts."""
+    entries: dict[str, object] = _of_type(dict, value)
+    return {name: text for name, text in entries.items() if isinstance(text, str)}
+
+
+def version_at(location: str | None) -> int | None:
+    """Return the version whose root has this location, None where there is none."""
+    try:
+        return None if location is None else parse_root_path(location)
+    except VersionNotFoundError:
+        return None
+
+
 def _version_info(version: int, system: dict[str, str], root_bytes: int, definition: LakehouseDef) -> VersionInfo:
     info = decode_commit_info(system)
     is_expired = any(batch.contains(version) for batch in definition.expirations)
-    rollback_from = system.get(ROLLBACK_FROM_ROOT)
     return VersionInfo(
         version=version,
         created_at=utc_datetime(int(system[CREATED_AT_MILLIS])),
-        operation=info.get("operation"),
-        message=info.get("message"),
+        operation=_text(info.get("operation")),
+        message=_text(info.get("message")),
         commit_id=system.get(COMMIT_ID),
-        rollback_from=None if rollback_from is None else parse_root_path(rollback_from),
+        rollback_from=version_at(system.get(ROLLBACK_FROM_ROOT)),
         state="sealed" if SEALED_AT_MILLIS in system else "expired" if is_expired else "live",
-        run_id=info.get("run_id"),
-        user=info.get("user"),
-        host=info.get("host"),
-        engine=info.get("engine"),
-        counts=_of_type(dict, info.get("counts")),
-        properties=_of_type(dict, info.get("properties")),
-        members=tuple(_of_type(list, info.get("members"))),
-        cost=_of_type(dict, info.get("cost")),
+        run_id=_text(info.get("run_id")),
+        user=_text(info.get("user")),
+        host=_text(info.get("host")),
+        engine=_text(info.get("engine")),
+        counts=_numbers(info.get("counts")),
+        properties=_texts(info.get("properties")),
+        members=tuple(map(str, _of_type(list, info.get("members")))),
+        cost=_numbers(info.get("cost")),
         root_bytes=root_bytes,
         transactions=_transactions(info),
     )
@@ -122,11 +148,11 @@ def _transactions(info: Mapping[str, Any]) -> tuple[TransactionInfo, ...]:
     return tuple(
         TransactionInfo(
             str(member),
-            own.get("operation"),
-            own.get("message"),
-            own.get("run_id"),
-            _of_type(dict, own.get("counts")),
-            _of_type(dict, own.get("properties")),
+            _text(own.get("operation")),
+            _text(own.get("message")),
+            _text(own.get("run_id")),
+            _numbers(own.get("counts")),
+            _texts(own.get("properties")),
         )
         for member, own in zip(members, (_of_type(dict, one) for one in infos), strict=True)
     )

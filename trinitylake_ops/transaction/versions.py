@@ -27,7 +27,7 @@ from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 
 logger = logging.getLogger(__name__)
 
-_HINT_READ_BYTES = 64  # more than any number takes, with white space; a file of garbage may be huge
+HINT_READ_BYTES = 64  # more than any number takes, with white space; a file of garbage may be huge
 
 
 class Roots:
@@ -217,7 +217,7 @@ def read_roots(roots: Roots, versions: Sequence[int], batch: int) -> Iterator[tu
 def read_hint(storage: Storage) -> int | None:
     """Return the version the hint names, or None when it is missing, holds no version or cannot be read."""
     try:
-        return parse_hint(storage.read(HINT_PATH, length=_HINT_READ_BYTES))
+        return parse_hint(storage.read(HINT_PATH, length=HINT_READ_BYTES))
     except FileMissingError:
         return None
     except StorageError as error:

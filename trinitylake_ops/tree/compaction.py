@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from trinitylake_ops.format.node_file import NodeFile
 from trinitylake_ops.tree.bulk_load import n_filled_keys
+from trinitylake_ops.tree.descent import MetNodes
 from trinitylake_ops.tree.node import DirtyNode, TreeLimits
 from trinitylake_ops.tree.node_store import NodeStore
 from trinitylake_ops.tree.split import concatenate, split_evenly
@@ -34,7 +35,7 @@ def compacted_tree(
     has_changed = (root.is_leaf and bool(root.buffer)) or len(root.keys) > limits.max_keys
     if has_changed:  # what others left there
         new_root = compaction.restored_root(new_root)
-    while compaction.compact(new_root):  # packing a level may leave the one above thin
+    while compaction.compacts(new_root):  # packing a level may leave the one above thin
         new_root = compaction.restored_root(new_root)
         has_changed = True
     if not has_changed:
@@ -44,6 +45,15 @@ def compacted_tree(
 
 
 class _Compaction(TreeEditor):
+    def __init__(self, store: NodeStore, limits: TreeLimits, root_system: dict[str, str]):
+        super().__init__(store, limits, root_system)
+        self._visited = MetNodes()
+
+    def compacts(self, root: DirtyNode) -> bool:
+        """Empty all buffers of a tree and pack its nodes; says whether anything changed."""
+        self._visited = MetNodes()
+        return self.compact(root)
+
     def compact(self, node: DirtyNode) -> bool:
         """Empty all buffers of a subtree and pack its nodes; says whether anything changed."""
         if node.is_leaf:
@@ -59,6 +69,7 @@ class _Compaction(TreeEditor):
     def _compact_child(self, node: DirtyNode, position: int) -> bool:
         child = node.children[position]
         if isinstance(child, str):
+            self._visited.add([child])
             stored = self.store.load(child)
             if stored.is_leaf and not stored.buffer:
                 return False

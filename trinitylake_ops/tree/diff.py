@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trinitylake_ops.format.node_file import NodeFile
+from trinitylake_ops.tree.descent import MetNodes
 from trinitylake_ops.tree.node_store import NodeStore
 from trinitylake_ops.tree.search import Below, Found, get_many, look
 
@@ -23,7 +24,7 @@ def diff_trees(store: NodeStore, before: NodeFile, after: NodeFile) -> list[KeyC
     """Return the keys that two trees map to different locations, ascending.
 
     Subtrees that both trees point to are never read, unless a message in only one tree's buffers
-    concerns a key below them.
+    concerns a key below them. Raises CorruptFileError where pointers lead in a circle, and what reading raises.
     """
     old, new = _Side(store, before), _Side(store, after)
     shared = _expand_differences(old, new)
@@ -52,9 +53,11 @@ class _Side:
         self.root = root
         self.nodes: dict[str, NodeFile] = {}
         self.edge: set[str] = set(root.children)
+        self._met = MetNodes()
 
     def expand(self) -> None:
         locations = sorted(self.edge)
+        self._met.add(locations)
         self.edge = set()
         for location, node in zip(locations, self.store.load_many(locations), strict=True):
             self.nodes[location] = node

@@ -21,15 +21,14 @@ class Violation:
 
 
 def check_tree(store: NodeStore, root: NodeFile, root_location: str, limits: TreeLimits) -> list[Violation]:
-    """Return all violations of one tree. Raises what reading its nodes raises."""
+    """Return all violations of one tree.
+
+    Raises CorruptFileError for a node that is reached twice, and what reading its nodes raises.
+    """
     violations: list[Violation] = []
     leaf_depth: int | None = None
-    seen: set[str] = set()
     for visited in walk(store, root, root_location):
         violations += check_node(visited, limits)
-        if visited.location in seen:
-            violations.append(Violation(visited.location, "the node is reached twice in one tree"))
-        seen.add(visited.location)
         if visited.node.is_leaf:
             leaf_depth = visited.depth if leaf_depth is None else leaf_depth
             if visited.depth != leaf_depth:

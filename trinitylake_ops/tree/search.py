@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from trinitylake_ops.format.node_file import NodeFile
 from trinitylake_ops.format.text_column import joined_texts, text_array
+from trinitylake_ops.tree.descent import MetNodes, check_depth
 from trinitylake_ops.tree.node_store import NodeStore
 
 _FEW_ROWS = 64  # that are merged one by one sooner than by Arrow's functions
@@ -41,9 +42,15 @@ def look(node: NodeFile, key: str) -> Found | Below:
 
 
 def get(store: NodeStore, root: NodeFile, key: str) -> str | None:
-    """Return the location of a key's value, or None; reads at most one node per level below the root."""
+    """Return the location of a key's value, or None; reads at most one node per level below the root.
+
+    Raises CorruptFileError where pointers lead in a circle, as all readers here do, and what reading raises.
+    """
     told = look(root, key)
+    depth = 0
     while isinstance(told, Below):
+        depth += 1
+        check_depth(depth, told.location)
         told = look(store.load(told.location), key)
     return told.location
 
@@ -54,7 +61,10 @@ def get_many(store: NodeStore, places: Mapping[str, Below]) -> dict[str, str | N
     Reads one level of nodes after the other, each level in parallel and each node once.
     """
     found: dict[str, str | None] = {}
+    depth = 0
     while places:
+        depth += 1
+        check_depth(depth, next(iter(places.values())).location)
         locations = list(dict.fromkeys(place.location for place in places.values()))
         nodes = dict(zip(locations, store.load_many(locations), strict=True))
         told = {key: look(nodes[place.location], key) for key, place in places.items()}
@@ -89,8 +99,10 @@ def _parts(
 ) -> tuple[list[_Part], dict[str, str | None]]:
     """Return the keys of nodes from ``lower`` on and before ``upper``, in order, and the messages newer than them."""
     messages: dict[str, str | None] = {}
+    met = MetNodes()
     parts: list[_Part | str] = _expanded(root, lower, upper, messages)
     while below := [part for part in parts if isinstance(part, str)]:
+        met.add(below)
         nodes = iter(store.load_many(below))
         parts = [
             inner

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from trinitylake_ops.format.node_file import NodeFile
+from trinitylake_ops.tree.descent import MetNodes
 from trinitylake_ops.tree.node_store import NodeStore
 
 _BATCH = 256
@@ -30,8 +31,10 @@ def walk(store: NodeStore, root: NodeFile, root_location: str, known: Collection
     """Yield the root and every node below it, level by level, reading in parallel batches.
 
     Subtrees whose location is in ``known`` are passed over. A batch of nodes is held at a time, and
-    the locations of the level below. Raises what reading raises.
+    the locations of the level below. Raises CorruptFileError for a node that is reached twice, and
+    what reading raises.
     """
+    met = MetNodes()
     visited = VisitedNode(root_location, root, 0, None, None)
     yield visited
     places = list(_child_places(visited))
@@ -39,6 +42,7 @@ def walk(store: NodeStore, root: NodeFile, root_location: str, known: Collection
         below: list[_Place] = []
         for start in range(0, len(places), _BATCH):
             batch = places[start : start + _BATCH]
+            met.add(location for location, *_ in batch)
             nodes = store.load_many([location for location, *_ in batch])
             for (location, depth, lower, upper), node in zip(batch, nodes, strict=True):
                 visited = VisitedNode(location, node, depth, lower, upper)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from trinitylake_ops.format.file_names import new_node_path
 from trinitylake_ops.format.node_file import CREATED_AT_MILLIS, NodeFile, encode_node
 from trinitylake_ops.tree.bulk_load import bulk_load
+from trinitylake_ops.tree.descent import MetNodes, check_depth
 from trinitylake_ops.tree.node import DirtyNode, TreeLimits, message_bytes, messages_bytes
 from trinitylake_ops.tree.node_store import NodeStore
 from trinitylake_ops.tree.search import scan_columns, with_messages
@@ -68,9 +69,12 @@ def _estimated_keys(store: NodeStore, root: NodeFile) -> int:
     """Return about how many keys a tree has, from one node of each level."""
     estimate, n_nodes = 0, 1
     node = root
+    depth = 0
     while not node.is_leaf:
         estimate += n_nodes * len(node.keys)
         n_nodes *= len(node.children)
+        depth += 1
+        check_depth(depth, node.children[len(node.children) // 2])
         node = store.load(node.children[len(node.children) // 2])
     return estimate + n_nodes * len(node.keys)
 
@@ -137,6 +141,7 @@ class TreeEditor:
         self._root_system = root_system
         self._max_flushes = max_flushes
         self._no_more_flushes = None if max_flushes is None else 0
+        self._met = MetNodes()
         self._most_waiting_bytes = 2 * limits.buffer_target_bytes
 
     def changed_root(self, root: DirtyNode, messages: dict[str, str | None]) -> DirtyNode:
@@ -303,6 +308,7 @@ class TreeEditor:
     def dirty_child(self, parent: DirtyNode, position: int) -> DirtyNode:
         child = parent.children[position]
         if isinstance(child, str):
+            self._met.add([child])
             child = parent.children[position] = DirtyNode.copy_of(self.store.load(child))
         return child
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from trinitylake_ops.errors import TrinityLakeError
-from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.expire import ExpirationPlan, ExpirationReport
 from trinitylake_ops.maintenance.page.chart import Chart, draw, legend
@@ -260,13 +259,12 @@ def _expiration_steps(plan: ExpirationPlan, report: ExpirationReport | None) -> 
 
 def _verified(report: VerifyReport) -> tuple[Timeline, str]:
     """Return the versions, and what is to be said where the latest settings cannot be read."""
-    definition: LakehouseDef | None = None
-    note = ""
     try:
         definition = None if report.latest is None else report.latest.definition
+        return timeline(report.records, definition, latest=report.latest_version), ""
     except TrinityLakeError as error:
         note = f"The settings of the lakehouse cannot be read, so exports and expiries are not shown: {error}"
-    return timeline(report.records, definition, latest=report.latest_version), note
+        return timeline(report.records, None, latest=report.latest_version), note
 
 
 def _verified_chart(report: VerifyReport, versions: Timeline) -> Chart:
