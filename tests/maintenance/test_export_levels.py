@@ -18,6 +18,7 @@ from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import (
     ExportExistsError,
     InvalidInputError,
+    MaintenanceBlockedError,
     NamespaceNotFoundError,
     StorageError,
     VersionNotFoundError,
@@ -271,6 +272,27 @@ def test_a_cut_off_one_goes_on_as_it_was_begun(lake: Lakehouse) -> None:
     assert before < table_paths(lake)
     assert content(lake, "kept") == content(lake, report.version)
     assert maintenance.verify(lake).findings == ()
+
+
+def test_two_at_once_into_one_target_do_not_mix(lake: Lakehouse, target: str) -> None:
+    """What they change there may be different tables: each version there is one of the source, or is not made."""
+    first = export(lake, "first", "full", target=target)
+    append_rows(lake, "ns.t")
+    version = lake.latest_version()
+    maintenance.rollback(lake, first.version)
+    create(lake, "later", "a")
+    faster = [maintenance.plan_export(lake, "faster", "full", target=target)]
+
+    def overtake(*_: object) -> None:
+        if faster:
+            faster.pop().execute()
+
+    slower = maintenance.plan_export(lake, "slower", "full", version, target=target)
+    with pytest.raises(MaintenanceBlockedError, match="export once more"):
+        slower.execute(progress=overtake)
+    assert objects(Lakehouse.open(target).snapshot()) == objects(lake.snapshot("faster"))
+    export(lake, "slower", "full", version=version, target=target)
+    assert content(lake, "slower") == content(lake, version)
 
 
 @each_level

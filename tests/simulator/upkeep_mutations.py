@@ -15,6 +15,7 @@ from trinitylake_ops.format.definitions import ExpirationState
 from trinitylake_ops.maintenance import (
     expire,
     export,
+    export_roots,
     orphans,
     purge,
     reachability,
@@ -171,6 +172,9 @@ UPKEEP_MUTATIONS: Mapping[str, Mutation] = {
     ),
     "roll back a choice, whatever else of it changed": _replacing(_ROLLBACK, "_check_unchanged", lambda *_: None),
     "restore beside other commits": _replacing(restore.RestorePlan, "_check_base", lambda self, base: None),
+    "export elsewhere beside other exports": _replacing(
+        export_roots.TargetExport, "_check_unchanged", lambda self, latest: None
+    ),
     "repair: forget exports that stand": _mend_exports_that_stand,
     "reconcile: bring back exports elsewhere that were dropped": _replacing(
         _RECONCILE, "_was_dropped", lambda survey, record, sides: False
@@ -203,6 +207,7 @@ UPKEEP_CONDITIONS: Mapping[str, Mapping[str, Any]] = {
         "stop_rate": 0.02,
         "leaps": 0.9,
     },
+    "export elsewhere beside other exports": {"upkeep": ("export elsewhere",), "writers": (2,), "fault_rate": 0.0},
     "reconcile: bring back exports elsewhere that were dropped": {
         **_WITH_FOREIGN_ROLLBACKS,
         "upkeep": ("export elsewhere", "drop export", "reconcile"),

@@ -27,6 +27,7 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.tree.bulk_load import bulk_load
+from trinitylake_ops.tree.diff import diff_trees
 from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.search import scan
 from trinitylake_ops.tree.write_buffer import carried_tree
@@ -197,11 +198,18 @@ class TargetExport:
             return None
         properties = {**_properties(self.source, self.choice), "source": self.source_root}
         txn = lake.transaction(message=self._message, properties=properties, operation=EXPORT)
-        if txn.base.version != self.target.base.version:
-            raise MaintenanceBlockedError(
-                f"the lakehouse at {lake.root} was changed at this moment; export once more", path=lake.root
-            )
+        txn.require(self._check_unchanged)
         return txn
+
+    def _check_unchanged(self, latest: Snapshot) -> None:
+        """Raise MaintenanceBlockedError where objects changed at the target: only all that differs makes a version."""
+        base = self.target.base
+        if base is not None and diff_trees(base.files.nodes, base.root, latest.root):
+            raise MaintenanceBlockedError(
+                f"the lakehouse at {self.target.lake.root} was changed meanwhile; export once more",
+                path=self.target.lake.root,
+                version=latest.version,
+            )
 
     def first_tree(self, entries: Sequence[tuple[str, str]], write: Write) -> NodeFile:
         """Write the nodes of a new lakehouse; returns its root, without system rows, with these entries.
