@@ -44,7 +44,7 @@ ui: ## open the Dagster UI on the runs of the demo, http://127.0.0.1:PORT
 		--host 127.0.0.1 --port "$(PORT)" --python-file definitions.py --log-level warning
 
 test: lint ## check everything: lint, all tests, then transactions and races once more on radosgw (not with ARGS)
-	@selection=$$(scripts/debian_packages.sh); pytest="$(BIN)/python -m pytest -n 3"; \
+	@selection=$$(scripts/debian_packages.sh); pytest="$(BIN)/python -m pytest -n 4"; \
 	echo "==> pytest"; \
 	$$pytest --durations=25 --dist loadfile --no-loadscope-reorder -m "not soak$${selection:+ and $$selection}" $(ARGS); \
 	if $(if $(strip $(ARGS)),false,true) && [ -z "$$selection" ]; then \

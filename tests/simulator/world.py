@@ -46,6 +46,7 @@ from trinitylake_ops.format.file_names import (
 from trinitylake_ops.maintenance import deletion as deletion_module
 from trinitylake_ops.maintenance import export as export_module
 from trinitylake_ops.maintenance import export_check as export_check_module
+from trinitylake_ops.maintenance import hint as hint_module
 from trinitylake_ops.maintenance import lease as lease_module
 from trinitylake_ops.maintenance import retention as retention_module
 from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, RetryStorage, Storage
@@ -324,6 +325,7 @@ class World:
             mock.patch.object(commit_module, "time", _Pauses(self)),
             mock.patch.object(fairness_module, "time", _Pauses(self)),
             mock.patch.object(deletion_module, "time", _Pauses(self)),
+            mock.patch.object(hint_module, "time", _Pauses(self)),
             mock.patch.object(lease_module, "DURATION_MS", LEASE_MS),
             mock.patch.object(retention_module, "CLOCK_MARGIN_MS", CLOCK_MARGIN_MS),
             mock.patch.object(orphan_barrier_module, "YOUNG_MS", CLOCK_MARGIN_MS),
