@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, TypeVar
@@ -80,7 +80,12 @@ def history(files: LakehouseFiles, limit: int | None = None, latest: Snapshot | 
     """
     latest = latest or latest_snapshot(files)
     oldest = 0 if limit is None else max(0, latest.version + 1 - limit)
-    for version, data in read_roots(files.roots, range(latest.version, oldest - 1, -1), _BATCH):
+    yield from version_infos(files, range(latest.version, oldest - 1, -1), latest)
+
+
+def version_infos(files: LakehouseFiles, versions: Sequence[int], latest: Snapshot) -> Iterator[VersionInfo]:
+    """Yield what is recorded about some versions up to ``latest``, in their order, as :func:`history` does."""
+    for version, data in read_roots(files.roots, versions, _BATCH):
         if data is not None:
             system = decode_system_rows(data, files.roots.path(version))
             yield _version_info(version, system, len(data), latest.definition)
