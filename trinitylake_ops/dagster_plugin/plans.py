@@ -17,6 +17,9 @@ from trinitylake_ops.dagster_plugin.ops import log_version, report_metadata
 from trinitylake_ops.maintenance import Budget, OrphanReport, PurgeReport, RetentionPolicy
 from trinitylake_ops.maintenance.report import Plan
 
+#: The pool of all ops that let go of something, so that an instance that limits it to 1 runs one of them at a time.
+DELETES_POOL = "trinitylake_deletes"
+
 _LAKEHOUSES_OWN = -1
 _MOST_DAYS = 1_000_000
 _MOST_SECONDS = 1_000_000
@@ -132,12 +135,37 @@ def show_plan(
     context.add_output_metadata({**figures(metadata), f"configuration of {apply_job}": launchpad})
 
 
+def check_pool(context: dg.OpExecutionContext, pool: str) -> None:
+    """Warn when the Dagster instance does not limit a pool to one op: only the lakehouse's lease is in the way then."""
+    storage = context.instance.event_log_storage
+    if not storage.supports_global_concurrency_limits:  # an instance in memory, of one process
+        return
+    default = context.instance.global_op_concurrency_default_limit
+    limit = next((known.limit for known in storage.get_pool_limits() if known.name == pool), default)
+    if limit is None or limit > 1:
+        context.log.warning(
+            "this Dagster instance runs %s ops of the pool %s at once, and those that meet fail; let them wait with:"
+            " dagster instance concurrency set %s 1",
+            "any number of" if limit is None else limit,
+            pool,
+            pool,
+        )
+
+
 def end_deletion(
-    context: dg.OpExecutionContext, lake: Lakehouse, operation: str, report: PurgeReport | OrphanReport
+    context: dg.OpExecutionContext,
+    lake: Lakehouse,
+    operation: str,
+    report: PurgeReport | OrphanReport,
+    details: Mapping[str, Any] | None = None,
 ) -> None:
-    """Report what was deleted: raises Failure for files that the storage refused, warns when a limit was reached."""
+    """Report what was deleted: raises Failure for files that the storage refused, warns when a limit was reached.
+
+    ``details`` are further metadata.
+    """
     failures = sorted(report.failures.items())
     metadata = {
+        **(details or {}),
         **report_metadata(report.to_dict()),
         "failed_files": len(failures),
         "failures": markdown_table(("path", "reason"), failures),

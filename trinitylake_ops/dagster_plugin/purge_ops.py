@@ -1,6 +1,7 @@
 """Deleting files as Dagster ops, and settling what blocks it: purge, orphans, reconcile."""
 
 from datetime import timedelta
+from typing import Any
 
 import dagster as dg
 
@@ -8,13 +9,16 @@ from trinitylake_ops import maintenance
 from trinitylake_ops.dagster_plugin.metadata import markdown_table
 from trinitylake_ops.dagster_plugin.ops import log_version, logged_progress, operating, report_metadata
 from trinitylake_ops.dagster_plugin.plans import (
+    DELETES_POOL,
     BudgetConfig,
     age_field,
+    check_pool,
     digest_field,
     end_deletion,
     show_plan,
 )
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+from trinitylake_ops.maintenance import OrphanPlan, PurgePlan
 
 
 class PurgeConfig(dg.Config):
@@ -46,24 +50,32 @@ def run_purge_plan(context: dg.OpExecutionContext, config: PurgeConfig, lakehous
     """Plan a purge."""
     with operating(context, lakehouse) as lake:
         plan = maintenance.plan_purge(lake, timedelta(days=config.grace_days), progress=logged_progress(context))
-        rows = [
-            (batch.versions, batch.state, "now" if batch.is_due else f"{batch.purgeable_at:%Y-%m-%d %H:%M:%S}")
-            for batch in plan.batches
-        ]
-        shown = {
-            "versions": plan.versions,
-            "files": plan.files,
-            "bytes": plan.bytes,
-            "still_needed": plan.still_needed,
-            "plan": markdown_table(("versions", "state", "purge from (UTC)"), rows),
-        }
-        show_plan(context, plan, shown, apply_op="run_purge_apply", options=config, is_empty=plan.is_empty)
+        show_plan(context, plan, purge_shown(plan), apply_op="run_purge_apply", options=config, is_empty=plan.is_empty)
 
 
-@dg.op(description="Deletes the files that only the expired versions of an approved plan need. They cannot come back.")
+def purge_shown(plan: PurgePlan) -> dict[str, Any]:
+    """Return what a plan of a purge shows."""
+    rows = [
+        (batch.versions, batch.state, "now" if batch.is_due else f"{batch.purgeable_at:%Y-%m-%d %H:%M:%S}")
+        for batch in plan.batches
+    ]
+    return {
+        "versions": plan.versions,
+        "files": plan.files,
+        "bytes": plan.bytes,
+        "still_needed": plan.still_needed,
+        "plan": markdown_table(("versions", "state", "purge from (UTC)"), rows),
+    }
+
+
+@dg.op(
+    pool=DELETES_POOL,
+    description="Deletes the files that only the expired versions of an approved plan need. They cannot come back.",
+)
 def run_purge_apply(context: dg.OpExecutionContext, config: PurgeApplyConfig, lakehouse: TrinityLakeResource) -> None:
     """Carry out the plan of a purge."""
     with operating(context, lakehouse) as lake:
+        check_pool(context, DELETES_POOL)
         progress = logged_progress(context)
         plan = maintenance.plan_purge(lake, timedelta(days=config.grace_days), progress=progress)
         report = plan.execute(config.approved_digest, budget=config.budget(), progress=progress)
@@ -77,23 +89,30 @@ def run_orphans_plan(context: dg.OpExecutionContext, config: OrphansConfig, lake
     with operating(context, lakehouse) as lake:
         older_than = timedelta(days=config.older_than_days)
         plan = maintenance.plan_orphan_removal(lake, older_than, progress=logged_progress(context))
-        shown = {
-            "files": len(plan.paths),
-            "bytes": plan.bytes,
-            "unowned_files": plan.unowned_files,
-            "unowned_bytes": plan.unowned_bytes,
-            "files_by_kind": markdown_table(("kind", "files"), plan.files.items()),
-            "plan": markdown_table(("path",), [(path,) for path in plan.paths]),
-        }
-        show_plan(context, plan, shown, apply_op="run_orphans_apply", options=config, is_empty=plan.is_empty)
+        show_plan(
+            context, plan, orphans_shown(plan), apply_op="run_orphans_apply", options=config, is_empty=plan.is_empty
+        )
 
 
-@dg.op(description="Deletes the orphans of an approved plan.")
+def orphans_shown(plan: OrphanPlan) -> dict[str, Any]:
+    """Return what a plan to remove orphans shows."""
+    return {
+        "files": len(plan.paths),
+        "bytes": plan.bytes,
+        "unowned_files": plan.unowned_files,
+        "unowned_bytes": plan.unowned_bytes,
+        "files_by_kind": markdown_table(("kind", "files"), plan.files.items()),
+        "plan": markdown_table(("path",), [(path,) for path in plan.paths]),
+    }
+
+
+@dg.op(pool=DELETES_POOL, description="Deletes the orphans of an approved plan.")
 def run_orphans_apply(
     context: dg.OpExecutionContext, config: OrphansApplyConfig, lakehouse: TrinityLakeResource
 ) -> None:
     """Carry out the plan of a removal of orphans."""
     with operating(context, lakehouse) as lake:
+        check_pool(context, DELETES_POOL)
         progress = logged_progress(context)
         older_than = timedelta(days=config.older_than_days)
         plan = maintenance.plan_orphan_removal(lake, older_than, progress=progress)

@@ -1,0 +1,290 @@
+"""The schedules of maintenance: their ticks, blackouts, limits, and that two deletions never run at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, time, timedelta
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfoNotFoundError
+
+import dagster as dg
+import pytest
+
+from tests.dagster_plugin.test_expiry_jobs import QUIET, Ran
+from tests.lakes import check_lake
+from tests.local_clock import HOUR_MS, LocalClock
+from tests.maintenance.changes import alter, content, create, overwrite_rows
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.dagster_plugin.jobs import maintenance_definitions
+from trinitylake_ops.dagster_plugin.plans import DELETES_POOL
+from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
+from trinitylake_ops.dagster_plugin.scheduled_ops import ApplyLimits
+from trinitylake_ops.dagster_plugin.schedules import CRONS, BlackoutWindow, build_maintenance_schedules
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.maintenance import purge
+from trinitylake_ops.maintenance.lease import lease
+
+GENEROUS = ApplyLimits(max_files=10_000, max_bytes=10**9, min_age=timedelta(0))
+SUNDAY = datetime(2026, 11, 22, tzinfo=UTC)
+NIGHT = BlackoutWindow(start=time(22), end=time(6), reason="the nightly load")
+
+
+@pytest.fixture(scope="module")
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.instance_for_test(overrides={"concurrency": {"pools": {"default_limit": 1}}}) as made:
+        yield made
+
+
+class Scheduled:
+    """A local lakehouse whose maintenance is scheduled, an hour after its last commit."""
+
+    def __init__(self, folder: Path, clock: LocalClock, instance: dg.DagsterInstance):
+        self.clock = clock
+        self.instance = instance
+        self.lake = Lakehouse.create(
+            str(folder / "lake"),
+            {"fsync": "false"},
+            maximum_version_age_millis=HOUR_MS // 2,
+            minimum_versions_to_keep=1,
+            txn_ttl_millis=60_000,
+        )
+        create(self.lake, "ns", "t")
+        for _ in range(2):
+            alter(self.lake, "ns", "t")
+        clock.forward()
+        self.set()
+
+    def set(self, limits: ApplyLimits = GENEROUS, **options: Any) -> None:
+        resource = TrinityLakeResource(root=self.lake.root, storage_options=StorageSettings(fsync="false"))
+        self.definitions = dg.Definitions.merge(
+            maintenance_definitions(),
+            dg.Definitions(
+                schedules=build_maintenance_schedules(limits=limits, **options),
+                resources={"lakehouse": resource},
+                executor=dg.in_process_executor,
+            ),
+        )
+
+    def tick(self, name: str, at: datetime = SUNDAY) -> dg.ScheduleExecutionData:
+        schedule = self.definitions.resolve_schedule_def(f"{name}_schedule")
+        context = dg.build_schedule_context(instance=self.instance, scheduled_execution_time=at)
+        return schedule.evaluate_tick(context)
+
+    def run(self, name: str, instance: dg.DagsterInstance | None = None) -> Ran:
+        """Run what a tick requests."""
+        (request,) = self.tick(name).run_requests or []
+        job = self.definitions.resolve_schedule_def(f"{name}_schedule").job_name
+        return Ran(
+            self.definitions.resolve_job_def(job).execute_in_process(
+                instance=instance or self.instance,
+                run_config={**request.run_config, **QUIET},
+                tags=dict(request.tags),
+                raise_on_error=False,
+            )
+        )
+
+    def must_run(self, name: str) -> Ran:
+        ran = self.run(name)
+        assert ran.success, ran.error
+        return ran
+
+    def expired(self) -> None:
+        maintenance.plan_expiration(self.lake).execute()
+        self.clock.forward()
+
+
+@pytest.fixture
+def scheduled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance) -> Scheduled:
+    return Scheduled(tmp_path, LocalClock(monkeypatch), instance)
+
+
+def test_each_schedule_does_its_work(scheduled: Scheduled) -> None:
+    lake = scheduled.lake
+    overwrite_rows(lake, "ns.a")
+    scheduled.clock.forward()
+    lake.storage.write("_latest_hint.txt", b"garbage")
+    assert scheduled.must_run("hint").metadata["state"] == "garbage"
+    ran = scheduled.must_run("trim")
+    assert (ran.metadata["snapshots_dropped"], ran.materialized[0]["operation"]) == (4, "trim")
+    scheduled.clock.forward()
+    latest = lake.latest_version()
+    ran = scheduled.must_run("expire")
+    assert ran.metadata["versions"] == f"0-{latest - 1}"
+    assert ran.materialized[0]["approved_by"] == "the limits of schedules"
+    scheduled.clock.forward()
+    planned = maintenance.plan_purge(lake)
+    ran = scheduled.must_run("purge")
+    assert (ran.metadata["files"], ran.metadata["bytes"]) == (planned.files, planned.bytes)
+    assert ran.metadata["digest"].startswith(f"{planned.base_version}-")
+    table_id = lake.snapshot().table("ns", "a").id
+    stray = f"tables/{table_id}/data/left-behind.parquet"
+    lake.storage.create(stray, b"x" * 99)
+    scheduled.clock.forward()
+    scheduled.must_run("orphans")
+    assert not lake.storage.exists(stray)
+    scheduled.must_run("verify")
+    scheduled.must_run("export")
+    (export,) = maintenance.list_exports(lake)
+    assert (export.name, export.level, export.state) == ("weekly-2026-11-22", "full", "complete")
+    assert export.created_at is not None
+    assert export.retain_until == export.created_at + timedelta(days=35)
+    check_lake(lake)
+
+
+def test_nothing_to_do_is_a_success_that_commits_nothing(scheduled: Scheduled) -> None:
+    scheduled.set(ApplyLimits(max_files=0, max_bytes=0, min_age=timedelta(days=1)))
+    before = content(scheduled.lake)
+    for name in ("trim", "expire", "purge", "orphans"):
+        assert scheduled.must_run(name).materialized == []
+    assert content(scheduled.lake) == before
+
+
+def test_a_plan_beyond_the_limits_fails_and_deletes_nothing(scheduled: Scheduled) -> None:
+    lake = scheduled.lake
+    files = sum(maintenance.plan_expiration(lake).files.values())
+    for limits in (
+        ApplyLimits(max_files=files - 1, max_bytes=10**9, min_age=timedelta(0)),
+        ApplyLimits(max_files=files, max_bytes=9, min_age=timedelta(0)),
+    ):
+        scheduled.set(limits)
+        before = content(lake)
+        ran = scheduled.run("expire")
+        assert not ran.success
+        assert ran.error.startswith(f"this expire lets go of {files} files of ")
+        assert "nothing was done: look at the plan, then run expire_plan" in ran.error
+        assert (ran.metadata["files"], ran.metadata["versions"], ran.materialized) == (files, "0-2", [])
+        assert content(lake) == before
+    scheduled.expired()
+    lake.storage.create("nodes-of-nobody", b"x")
+    before = content(lake)
+    ran = scheduled.run("purge")
+    assert "this purge deletes" in ran.error
+    assert "| 0-2 | expired | now |" in ran.metadata["plan"]
+    assert content(lake) == before
+    scheduled.set(ApplyLimits(max_files=files, max_bytes=10**9, min_age=timedelta(0)))
+    assert scheduled.must_run("purge").metadata["files"] == files
+
+
+def test_what_is_too_young_is_no_part_of_a_plan(scheduled: Scheduled) -> None:
+    limits = ApplyLimits(max_files=10_000, max_bytes=10**9, min_age=timedelta(hours=3))
+    scheduled.set(limits)
+    scheduled.lake.alter_definition(maximum_version_age_millis_overrides={1: 1})
+    scheduled.clock.forward()
+    assert scheduled.must_run("expire").metadata["versions"] == ""
+    scheduled.clock.forward(2)
+    assert scheduled.must_run("expire").metadata["versions"] == "0-2"
+    scheduled.clock.forward(2)
+    assert scheduled.must_run("purge").metadata["files"] == 0
+    scheduled.clock.forward(2)
+    assert scheduled.must_run("purge").metadata["files"] > 0
+
+
+@pytest.mark.parametrize(
+    ("hour", "name", "is_skipped"),
+    [(21, "purge", False), (22, "purge", True), (5, "purge", True), (6, "purge", False), (23, "hint", True)],
+)
+def test_ticks_within_a_blackout_are_skipped_and_say_why(
+    scheduled: Scheduled, hour: int, name: str, is_skipped: bool
+) -> None:
+    scheduled.set(blackouts=[NIGHT], timezone="Europe/Berlin")
+    ticked = scheduled.tick(name, datetime(2026, 11, 22, hour - 1, 30, tzinfo=UTC))
+    assert bool(ticked.run_requests) is not is_skipped
+    said = f"Sunday {hour:02}:30 is within the blackout 22:00 to 06:00: the nightly load"
+    assert ticked.skip_message == (said if is_skipped else None)
+
+
+def test_blackouts_of_some_days_and_of_whole_ones() -> None:
+    weekend = BlackoutWindow(start=time(0), end=time(0), reason="nobody is there", days=("saturday", "sunday"))
+    assert [weekend.covers(SUNDAY + timedelta(days=day, hours=23)) for day in range(-2, 2)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    late = BlackoutWindow(start=time(23), end=time(2), reason="load", days=("sunday",))
+    assert late.covers(SUNDAY + timedelta(days=1, hours=1))
+    assert not late.covers(SUNDAY + timedelta(hours=1))
+    with pytest.raises(InvalidInputError, match="'funday' is no weekday; there are monday"):
+        BlackoutWindow(start=time(1), end=time(2), reason="x", days=("funday",))
+
+
+def test_times_can_be_others() -> None:
+    found = build_maintenance_schedules(
+        limits=GENEROUS, crons={"purge": "0 4 1 * *", "export": None}, timezone="Asia/Tokyo", name_prefix="eu_"
+    )
+    shown = {schedule.name: (schedule.cron_schedule, schedule.execution_timezone) for schedule in found}
+    assert shown["eu_purge_schedule"] == ("0 4 1 * *", "Asia/Tokyo")
+    assert set(shown) == {f"eu_{name}_schedule" for name in CRONS if name != "export"}
+    with pytest.raises(InvalidInputError, match="no operation 'vacuum' to schedule; there are hint"):
+        build_maintenance_schedules(limits=GENEROUS, crons={"vacuum": "0 4 1 * *"})
+    with pytest.raises(ZoneInfoNotFoundError):
+        build_maintenance_schedules(limits=GENEROUS, timezone="Mars/Olympus")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_files": -1}, {"max_bytes": True}, {"min_age": timedelta(seconds=-1)}],
+    ids=["files", "bytes", "age"],
+)
+def test_wrong_limits_are_refused(wrong: Mapping[str, Any]) -> None:
+    with pytest.raises(InvalidInputError, match=next(iter(wrong))):
+        ApplyLimits(**{"max_files": 1, "max_bytes": 1, "min_age": timedelta(0), **wrong})
+
+
+class Together:
+    """Two purges in threads; the first stands still in the middle until it is let go."""
+
+    def __init__(self, scheduled: Scheduled, patch: pytest.MonkeyPatch):
+        self.scheduled = scheduled
+        self.begun, self.may_go_on = threading.Event(), threading.Event()
+        self.at_once, self.most_at_once = 0, 0
+        self.ran: dict[str, Ran] = {}
+        delete_unreached = purge.delete_unreached
+
+        def stand_still(*args: Any) -> Any:
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+            self.begun.set()
+            assert self.may_go_on.wait(60)
+            self.at_once -= 1
+            return delete_unreached(*args)
+
+        patch.setattr(purge, "delete_unreached", stand_still)
+
+    def start(self, name: str, instance: dg.DagsterInstance) -> threading.Thread:
+        def run() -> None:
+            self.ran[name] = self.scheduled.run("purge", instance)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+
+def test_of_two_purges_one_waits_in_the_pool(scheduled: Scheduled, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduled.expired()
+    together = Together(scheduled, monkeypatch)
+    first = together.start("first", scheduled.instance)
+    assert together.begun.wait(60)
+    second = together.start("second", scheduled.instance)
+    second.join(3)
+    assert second.is_alive(), "it waits for its place in the pool"
+    together.may_go_on.set()
+    first.join(60)
+    second.join(60)
+    assert [together.ran[name].error for name in ("first", "second")] == ["", ""]
+    assert together.ran["first"].metadata["files"] > 0
+    assert (together.ran["second"].metadata["files"], together.most_at_once) == (0, 1)
+    check_lake(scheduled.lake)
+
+
+def test_without_a_limit_of_the_pool_one_says_why_not(scheduled: Scheduled) -> None:
+    scheduled.expired()
+    with dg.instance_for_test() as unlimited:
+        with lease(scheduled.lake.storage, "purge"):
+            ran = scheduled.run("purge", unlimited)
+        assert ran.error.startswith("purge is running; wait until it ends")
+        (run,) = unlimited.get_runs()
+        said = [entry.user_message for entry in unlimited.all_logs(run.run_id)]
+    assert any(f"dagster instance concurrency set {DELETES_POOL} 1" in message for message in said)

@@ -1,0 +1,148 @@
+"""Schedules of the operations that keep a lakehouse in order, and windows in which they rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, time, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import dagster as dg
+
+from trinitylake_ops.dagster_plugin.plans import DELETES_POOL
+from trinitylake_ops.dagster_plugin.scheduled_ops import ApplyLimits, Scheduled, build_scheduled_ops
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.maintenance import Budget
+
+#: When each operation runs unless told otherwise, by its name.
+CRONS: Mapping[str, str] = {
+    "hint": "7 * * * *",
+    "verify": "0 1 * * *",
+    "expire": "0 3 * * *",
+    "trim": "0 2 * * 0",
+    "purge": "0 4 * * 0",
+    "orphans": "0 5 * * 0",
+    "export": "0 6 * * 0",
+}
+
+WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+
+_DAY = timedelta(days=1)
+_TAGS = {"dagster/max_retries": "0"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlackoutWindow:
+    """A time of the day in which nothing is begun, from ``start`` until before ``end``, in the schedules' time zone.
+
+    One that ends before it starts lasts until the next day, one that ends when it starts a whole day. ``days`` are
+    the days on which it begins. Raises InvalidInputError for what is no weekday.
+    """
+
+    start: time
+    end: time
+    reason: str
+    days: tuple[str, ...] = WEEKDAYS
+
+    def __post_init__(self) -> None:
+        if unknown := [day for day in self.days if day not in WEEKDAYS]:
+            raise InvalidInputError(f"{unknown[0]!r} is no weekday; there are {', '.join(WEEKDAYS)}")
+
+    def covers(self, at: datetime) -> bool:
+        """Whether the window is open at a local time."""
+        clock = at.time()
+        is_today, is_yesterday = (WEEKDAYS[(at - back).weekday()] in self.days for back in (timedelta(0), _DAY))
+        if self.start < self.end:
+            return is_today and self.start <= clock < self.end
+        return (is_today and clock >= self.start) or (is_yesterday and clock < self.end)
+
+    def __str__(self) -> str:
+        return f"{self.start:%H:%M} to {self.end:%H:%M}: {self.reason}"
+
+
+def build_maintenance_schedules(
+    *,
+    limits: ApplyLimits,
+    timezone: str = "UTC",
+    crons: Mapping[str, str | None] | None = None,
+    blackouts: Sequence[BlackoutWindow] = (),
+    export_target: str = "",
+    export_prefix: str = "weekly",
+    export_retain: timedelta = timedelta(days=35),
+    verify_seconds: float = 3600.0,
+    budget: Budget | None = None,
+    pool: str = DELETES_POOL,
+    name_prefix: str = "",
+    default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED,
+) -> list[dg.ScheduleDefinition]:
+    """Return schedules that keep a lakehouse in order: for ``dg.Definitions``, beside ``maintenance_definitions``.
+
+    They are named ``<name_prefix><operation>_schedule`` for the operations in CRONS; ``crons`` gives other times, None
+    leaves one out. Trim, expire, purge and orphans run as jobs ``<name_prefix><operation>_scheduled``, made here:
+    without approval within ``limits``, in ``pool``; purge and orphans stop where ``budget`` says. The others run the
+    jobs of the same definitions: exports are full, named by prefix and date, and retained for a time. Ticks within
+    one of ``blackouts`` are skipped. Raises InvalidInputError for unknown operations,
+    zoneinfo.ZoneInfoNotFoundError.
+    """
+    if unknown := sorted(set(crons or {}) - set(CRONS)):
+        raise InvalidInputError(f"there is no operation {unknown[0]!r} to schedule; there are {', '.join(CRONS)}")
+    zone = ZoneInfo(timezone)
+    configs = {
+        "verify": _of_op("run_verify", incremental=True, max_seconds=verify_seconds),
+        "export": _export_config(export_prefix, export_target, export_retain),
+    }
+    scheduled = build_scheduled_ops(Scheduled(limits=limits, budget=budget or Budget(), pool=pool))
+    jobs = {name: _job(f"{name_prefix}{name}_scheduled", op) for name, op in scheduled.items()}
+    names = {"hint": "repair_hint"}
+    return [
+        dg.ScheduleDefinition(
+            name=f"{name_prefix}{name}_schedule",
+            job=jobs.get(name),
+            job_name=None if name in jobs else f"{name_prefix}{names.get(name, name)}",
+            cron_schedule=cron,
+            execution_timezone=timezone,
+            execution_fn=_tick(configs.get(name, _no_config), zone, blackouts),
+            default_status=default_status,
+        )
+        for name, cron in {**CRONS, **(crons or {})}.items()
+        if cron is not None
+    ]
+
+
+_MakesConfig = Callable[[datetime], Mapping[str, Any]]
+
+
+def _tick(
+    config: _MakesConfig, zone: ZoneInfo, blackouts: Sequence[BlackoutWindow]
+) -> Callable[[dg.ScheduleEvaluationContext], dg.RunRequest | dg.SkipReason]:
+    def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        at = context.scheduled_execution_time.astimezone(zone)
+        for window in blackouts:
+            if window.covers(at):
+                return dg.SkipReason(f"{at:%A %H:%M} is within the blackout {window}")
+        return dg.RunRequest(run_config=config(at))
+
+    return tick
+
+
+def _no_config(_at: datetime) -> Mapping[str, Any]:
+    return {}
+
+
+def _of_op(op: str, **config: object) -> _MakesConfig:
+    return lambda _at: {"ops": {op: {"config": config}}}
+
+
+def _export_config(prefix: str, target: str, retain: timedelta) -> _MakesConfig:
+    def config(at: datetime) -> Mapping[str, Any]:
+        return _of_op(
+            "run_export", name=f"{prefix}-{at:%Y-%m-%d}", level="full", target=target, retain_days=retain / _DAY
+        )(at)
+
+    return config
+
+
+def _job(name: str, op: dg.OpDefinition) -> dg.JobDefinition:
+    graph = dg.GraphDefinition(name=name, node_defs=[op], description=op.description)
+    return graph.to_job(name=name, description=op.description, tags=_TAGS)
