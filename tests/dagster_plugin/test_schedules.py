@@ -17,6 +17,7 @@ from tests.lakes import check_lake
 from tests.local_clock import HOUR_MS, LocalClock
 from tests.maintenance.changes import alter, content, create, overwrite_rows
 from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.dagster_plugin.checks import CHECKS_JOB
 from trinitylake_ops.dagster_plugin.jobs import maintenance_definitions
 from trinitylake_ops.dagster_plugin.plans import DELETES_POOL
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
@@ -216,7 +217,9 @@ def test_times_can_be_others() -> None:
     )
     shown = {schedule.name: (schedule.cron_schedule, schedule.execution_timezone) for schedule in found}
     assert shown["eu_purge_schedule"] == ("0 4 1 * *", "Asia/Tokyo")
-    assert set(shown) == {f"eu_{name}_schedule" for name in CRONS if name != "export"}
+    assert set(shown) == {f"eu_{name}_schedule" for name in CRONS if name not in ("export", "checks")}
+    with_checks = build_maintenance_schedules(limits=GENEROUS, checks_job=CHECKS_JOB)
+    assert {schedule.name: schedule.job_name for schedule in with_checks}["checks_schedule"] == CHECKS_JOB
     with pytest.raises(InvalidInputError, match="no operation 'vacuum' to schedule; there are hint"):
         build_maintenance_schedules(limits=GENEROUS, crons={"vacuum": "0 4 1 * *"})
     with pytest.raises(ZoneInfoNotFoundError):

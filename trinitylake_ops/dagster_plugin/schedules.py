@@ -24,10 +24,13 @@ CRONS: Mapping[str, str] = {
     "purge": "0 4 * * 0",
     "orphans": "0 5 * * 0",
     "export": "0 6 * * 0",
+    "checks": "30 6 * * *",
 }
 
 WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 
+#: The jobs of ``maintenance_definitions`` that schedules run.
+_JOBS = {"hint": "repair_hint", "verify": "verify", "export": "export"}
 _DAY = timedelta(days=1)
 _TAGS = {"dagster/max_retries": "0"}
 
@@ -73,6 +76,7 @@ def build_maintenance_schedules(
     verify_seconds: float = 3600.0,
     budget: Budget | None = None,
     pool: str = DELETES_POOL,
+    checks_job: str | None = None,
     name_prefix: str = "",
     default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED,
 ) -> list[dg.ScheduleDefinition]:
@@ -81,9 +85,9 @@ def build_maintenance_schedules(
     They are named ``<name_prefix><operation>_schedule`` for the operations in CRONS; ``crons`` gives other times, None
     leaves one out. Trim, expire, purge and orphans run as jobs ``<name_prefix><operation>_scheduled``, made here:
     without approval within ``limits``, in ``pool``; purge and orphans stop where ``budget`` says. The others run the
-    jobs of the same definitions: exports are full, named by prefix and date, and retained for a time. Ticks within
-    one of ``blackouts`` are skipped. Raises InvalidInputError for unknown operations,
-    zoneinfo.ZoneInfoNotFoundError.
+    jobs of the same definitions: exports are full, named by prefix and date, and retained for a time; ``checks_job``
+    is the name of the job that ``build_checks_job`` made, None where there is none. Ticks within one of ``blackouts``
+    are skipped. Raises InvalidInputError for unknown operations, zoneinfo.ZoneInfoNotFoundError.
     """
     if unknown := sorted(set(crons or {}) - set(CRONS)):
         raise InvalidInputError(f"there is no operation {unknown[0]!r} to schedule; there are {', '.join(CRONS)}")
@@ -94,19 +98,19 @@ def build_maintenance_schedules(
     }
     scheduled = build_scheduled_ops(Scheduled(limits=limits, budget=budget or Budget(), pool=pool))
     jobs = {name: _job(f"{name_prefix}{name}_scheduled", op) for name, op in scheduled.items()}
-    names = {"hint": "repair_hint"}
+    others = {name: f"{name_prefix}{job}" for name, job in _JOBS.items()} | {"checks": checks_job}
     return [
         dg.ScheduleDefinition(
             name=f"{name_prefix}{name}_schedule",
             job=jobs.get(name),
-            job_name=None if name in jobs else f"{name_prefix}{names.get(name, name)}",
+            job_name=others.get(name),
             cron_schedule=cron,
             execution_timezone=timezone,
             execution_fn=_tick(configs.get(name, _no_config), zone, blackouts),
             default_status=default_status,
         )
         for name, cron in {**CRONS, **(crons or {})}.items()
-        if cron is not None
+        if cron is not None and (name in jobs or others[name] is not None)
     ]
 
 

@@ -43,7 +43,7 @@ def tick_budget_seconds() -> float:
 def build_commit_sensor(
     *,
     name: str = "trinitylake_commits",
-    job: dg.JobDefinition | dg.UnresolvedAssetJobDefinition | None = None,
+    job: dg.JobDefinition | None = None,
     job_name: str | None = None,
     run_config: Callable[[int], Mapping[str, Any]] | None = None,
     lakehouse_key: dg.AssetKey = LAKEHOUSE_KEY,
@@ -58,10 +58,11 @@ def build_commit_sensor(
     """Return a sensor that reports what was committed to a lakehouse by others than runs of this Dagster instance.
 
     Each table that such commits added or changed becomes a materialization of ``table_key(namespace, table)``, a
-    removed one an observation, and each tick with news a materialization of the lakehouse. One run of the job, if any,
-    is requested for the newest version; ``run_config`` makes its configuration from that version's number. The first
-    tick only remembers the latest version. A tick does no more than the limits say, the next one goes on; its time is
-    by default what the daemon waits, less 20 seconds. Events are delivered at least once, a run is requested once.
+    removed one an observation, and each tick with news a materialization of the lakehouse. One run of the job, if any
+    (one of assets is given by ``job_name``), is requested for the newest version; ``run_config`` makes its
+    configuration from that version's number. The first tick only remembers the latest version. A tick does no more
+    than the limits say, the next one goes on; its time is by default what the daemon waits, less 20 seconds. Events
+    are delivered at least once, a run is requested once.
     """
     limits = Limits(
         versions=max_versions_per_tick,
@@ -209,7 +210,7 @@ def build_failed_run_sensor(
     alert: Callable[[FailedRun], None],
     *,
     name: str = "trinitylake_failed_runs",
-    jobs: Sequence[dg.JobDefinition | dg.UnresolvedAssetJobDefinition] | None = None,
+    jobs: Sequence[dg.JobDefinition] | None = None,
     minimum_interval_seconds: int = 30,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.SensorDefinition:

@@ -1,0 +1,301 @@
+"""Asset checks of a lakehouse as a whole: each says what is wrong, how bad it is, and which job mends it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from fnmatch import fnmatchcase
+from typing import Any
+
+import dagster as dg
+
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.dagster_plugin.metadata import figures, markdown_table
+from trinitylake_ops.dagster_plugin.publish import LAKEHOUSE_KEY
+from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, TrinityLakeError
+from trinitylake_ops.format.definitions import ExpirationState
+from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.maintenance import Budget, ExportCheck, ExportInfo, RetentionPolicy
+from trinitylake_ops.maintenance.report import utc_of
+from trinitylake_ops.maintenance.retention import protected_ms
+from trinitylake_ops.maintenance.survey import is_lapsed, survey_versions, uncached, versions_in
+from trinitylake_ops.transaction.commit_info import acting_for_run
+from trinitylake_ops.tree.node import DEFAULT_BUFFER_TARGET_BYTES
+
+#: The job of the checks, unless named otherwise.
+CHECKS_JOB = "lakehouse_checks"
+
+_UNPURGED = (ExpirationState.EXPIRED, ExpirationState.PURGING)
+_MILLISECOND = timedelta(milliseconds=1)
+_CUT_OFF_AFTER = timedelta(days=1)
+_TEN_MINUTES = Budget(max_seconds=600)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckLimits:
+    """Beyond what the checks of a lakehouse fail.
+
+    ``overdue``: for how long versions may stay that the settings want gone, and expired ones unpurged after their
+    grace. ``verify_budget``: how much verify may read; with ``verify_incremental`` it keeps a record, and goes on where
+    it stopped. The newest ``verified_exports`` whose names match ``export_pattern`` are compared with their manifests,
+    ``deep`` with checksums; the newest full one must be younger than ``export_max_age`` (None: there need be none).
+    ``orphan_files`` and ``orphan_bytes`` may be left behind, by what is older than ``orphan_age``. Leaves must be
+    filled to ``min_leaf_fill`` on average, buffers of a level to no more than ``max_buffer_fill`` of what may gather.
+    """
+
+    overdue: timedelta = timedelta(days=3)
+    verify_budget: Budget = _TEN_MINUTES
+    verify_incremental: bool = False
+    export_pattern: str = "*"
+    export_max_age: timedelta | None = timedelta(days=8)
+    verified_exports: int = 3
+    deep: bool = False
+    orphan_files: int = 1000
+    orphan_bytes: int = 1 << 30
+    orphan_age: timedelta = timedelta(days=1)
+    min_leaf_fill: float = 0.25
+    max_buffer_fill: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What a check found: what is wrong, if anything, and the job that mends it."""
+
+    wrong: Sequence[str]
+    fine: str
+    mended_by: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    is_error: bool = False
+
+
+_Check = Callable[[Lakehouse, CheckLimits], _Found]
+
+
+def build_lakehouse_checks(
+    *,
+    limits: CheckLimits | None = None,
+    lakehouse_key: dg.AssetKey = LAKEHOUSE_KEY,
+    location_name: str | None = None,
+) -> list[dg.AssetChecksDefinition]:
+    """Return the checks of the lakehouse: hint, verify, retention, exports, orphans, tree.
+
+    Each failed one names the job that mends it in its metadata ``mended_by``: a link where ``location_name`` says in
+    which code location the jobs are. What can be lost is an error, what costs time or space a warning.
+    """
+    checks: dict[str, tuple[_Check, str]] = {
+        "hint_right": (_hint, "The hint names the latest version; a wrong one costs every reader requests."),
+        "verify_clean": (_verify, "Verify finds no error in versions, trees, definitions, tables and exports."),
+        "retention_kept": (_retention, "What is to expire does, and what expired is purged, without long delay."),
+        "exports_fresh": (_exports, "Exports are as they were made, finished, and the newest is young enough."),
+        "orphans_bounded": (_orphans, "Failed commits and aborted writes have not left too many files behind."),
+        "tree_in_shape": (_tree, "The nodes of the latest tree are not thin, and their buffers not too full."),
+    }
+    return [
+        _asset_check(name, check, description, limits or CheckLimits(), lakehouse_key, location_name)
+        for name, (check, description) in checks.items()
+    ]
+
+
+def build_checks_job(checks: Sequence[dg.AssetChecksDefinition], *, name: str = CHECKS_JOB) -> Any:
+    """Return a job, of the type that ``dagster.define_asset_job`` returns, which runs checks."""
+    return dg.define_asset_job(
+        name, selection=dg.AssetSelection.checks(*checks), description="Runs the checks of the lakehouse."
+    )
+
+
+def _asset_check(
+    name: str,
+    check: _Check,
+    description: str,
+    limits: CheckLimits,
+    lakehouse_key: dg.AssetKey,
+    location_name: str | None,
+) -> dg.AssetChecksDefinition:
+    @dg.asset_check(asset=lakehouse_key, name=name, description=description)
+    def run(context: dg.AssetCheckExecutionContext, lakehouse: TrinityLakeResource) -> dg.AssetCheckResult:
+        try:
+            with acting_for_run(context.run.run_id):
+                found = check(lakehouse.open(), limits)
+        except TrinityLakeError as error:  # what it needs to read cannot be read, or is not settled, as its text says
+            is_damage = isinstance(error, CorruptFileError | FileMissingError)
+            mended_by = _mended_by("repair_plan", location_name) if is_damage else {}
+            metadata = {"error": type(error).__name__, **mended_by}
+            return dg.AssetCheckResult(passed=False, description=str(error), metadata=metadata)
+        mended_by = _mended_by(found.mended_by, location_name) if found.wrong else {}
+        return dg.AssetCheckResult(
+            passed=not found.wrong,
+            severity=dg.AssetCheckSeverity.ERROR if found.is_error else dg.AssetCheckSeverity.WARN,
+            description="; ".join(found.wrong) or found.fine,
+            metadata={**figures(found.metadata), **mended_by},
+        )
+
+    return run
+
+
+def _mended_by(job: str, location_name: str | None) -> dict[str, Any]:
+    return {"mended_by": job if location_name is None else dg.MetadataValue.job(job, location_name)}
+
+
+def _hint(lake: Lakehouse, _limits: CheckLimits) -> _Found:
+    report = maintenance.inspect_hint(lake)
+    wrong = () if report.is_right else (f"the hint is {report.state}, the latest version is {report.latest}",)
+    return _Found(
+        wrong=wrong,
+        fine=f"it names version {report.latest}",
+        mended_by="repair_hint",
+        metadata={"state": str(report.state), "hinted": report.hinted, "latest": report.latest},
+    )
+
+
+def _verify(lake: Lakehouse, limits: CheckLimits) -> _Found:
+    report = maintenance.verify(lake, incremental=limits.verify_incremental, budget=limits.verify_budget)
+    errors = [finding for finding in report.findings if finding.severity == "error"]
+    rows = [
+        (f.severity, f.code, f.message, "" if f.version is None else f.version, f.path or "", f.mend or "")
+        for f in report.findings
+    ]
+    header = ("severity", "code", "message", "version", "path", "mend")
+    unfinished = "" if report.is_complete else f"not finished, as {report.stopped}: "
+    return _Found(
+        wrong=[f"{len(errors)} errors, the first: {errors[0].message}"] if errors else [],
+        fine=f"{unfinished}no errors in {report.versions} versions and {report.nodes} nodes",
+        mended_by="repair_plan",
+        is_error=True,
+        metadata={
+            "errors": len(errors),
+            "warnings": len(report.findings) - len(errors),
+            "findings": markdown_table(header, rows),
+            "damaged_versions": report.damaged_versions,
+            "not_looked_at": "; ".join(report.unchecked),
+            "requests": report.cost.total_requests,
+        },
+    )
+
+
+def _retention(lake: Lakehouse, limits: CheckLimits) -> _Found:
+    survey = survey_versions(uncached(lake))
+    survey.check_reconciled()
+    definition = survey.definition
+    due_ms = lake.storage.now_ms() - limits.overdue // _MILLISECOND
+    late = VersionRanges.of(
+        verdict.version for verdict in survey.verdicts(RetentionPolicy.of(definition), due_ms) if verdict.expires
+    )
+    exports = sorted(record.name for record in definition.exports if is_lapsed(record, due_ms))
+    grace_ms = protected_ms(definition)
+    batches = [batch for batch in definition.expirations if batch.expired_at_millis + grace_ms <= due_ms]
+    unpurged = versions_in(batches, _UNPURGED)
+    wrong = []
+    if late:
+        wrong.append(f"{len(late)} versions should have expired more than {limits.overdue} ago: {late}")
+    if exports:
+        wrong.append(f"exports should have ended more than {limits.overdue} ago: {', '.join(exports)}")
+    if unpurged:
+        wrong.append(f"{len(unpurged)} versions could have been purged more than {limits.overdue} ago: {unpurged}")
+    return _Found(
+        wrong=wrong,
+        fine="nothing is overdue",
+        mended_by="expire_plan" if late or exports else "purge_plan",
+        metadata={
+            "versions_to_expire": len(late),
+            "versions_to_purge": len(unpurged),
+            "exports_to_end": len(exports),
+            "live_versions": len(survey.live()),
+        },
+    )
+
+
+def _exports(lake: Lakehouse, limits: CheckLimits) -> _Found:
+    now = utc_of(lake.storage.now_ms())
+    exports = sorted(
+        (info for info in maintenance.list_exports(lake) if fnmatchcase(info.name, limits.export_pattern)),
+        key=lambda info: info.created_at or utc_of(0),
+        reverse=True,
+    )
+    whole = [info for info in exports if info.state == "complete" and info.manifest_path is not None]
+    checks = [maintenance.verify_export(lake, info.name, deep=limits.deep) for info in whole[: limits.verified_exports]]
+    damaged = [check for check in checks if not check.is_clean]
+    wrong = [_damage(check) for check in damaged]
+    wrong += [
+        f"export {info.name!r} was begun more than {_CUT_OFF_AFTER} ago and is not finished"
+        for info in exports
+        if info.state != "complete" and info.created_at is not None and now - info.created_at > _CUT_OFF_AFTER
+    ]
+    full = [info for info in whole if info.level == "full"]
+    age = now - full[0].created_at if full and full[0].created_at is not None else None
+    if limits.export_max_age is not None and (age is None or age > limits.export_max_age):
+        wrong.append(
+            f"no full export named {limits.export_pattern} is younger than {limits.export_max_age}; {_newest(full)}"
+        )
+    return _Found(
+        wrong=wrong,
+        fine=f"{len(checks)} exports are as they were made",
+        mended_by="export",
+        is_error=bool(damaged),
+        metadata={
+            "exports": len(exports),
+            "verified": ", ".join(check.name for check in checks),
+            "newest_full_export_age_hours": None if age is None else age / timedelta(hours=1),
+        },
+    )
+
+
+def _damage(check: ExportCheck) -> str:
+    first = (*check.missing, *check.changed)[0]
+    return (
+        f"export {check.name!r}: {len(check.missing)} of {check.files} copies are missing and {len(check.changed)} are"
+        f" not as they were, such as {first}"
+    )
+
+
+def _newest(full: Sequence[ExportInfo]) -> str:
+    return f"the newest is {full[0].name!r} of {full[0].created_at:%Y-%m-%d %H:%M} (UTC)" if full else "there is none"
+
+
+def _orphans(lake: Lakehouse, limits: CheckLimits) -> _Found:
+    plan = maintenance.plan_orphan_removal(lake, limits.orphan_age)
+    is_beyond = len(plan.paths) > limits.orphan_files or plan.bytes > limits.orphan_bytes
+    said = f"{len(plan.paths)} orphans of {plan.bytes} bytes"
+    beyond = f"{said}, more than {limits.orphan_files} or than {limits.orphan_bytes} bytes"
+    return _Found(
+        wrong=[beyond] if is_beyond else [],
+        fine=said,
+        mended_by="orphans_plan",
+        metadata={
+            "files": len(plan.paths),
+            "bytes": plan.bytes,
+            "unowned_files": plan.unowned_files,
+            "unowned_bytes": plan.unowned_bytes,
+            "files_by_kind": markdown_table(("kind", "files"), plan.files.items()),
+        },
+    )
+
+
+def _tree(lake: Lakehouse, limits: CheckLimits) -> _Found:
+    shape = lake.snapshot().tree_shape()
+    leaves = shape.levels[-1]
+    buffer_fill = max(level.message_bytes / (level.nodes * DEFAULT_BUFFER_TARGET_BYTES) for level in shape.levels)
+    wrong = []
+    if leaves.nodes > 1 and leaves.fill < limits.min_leaf_fill:
+        wrong.append(f"the {leaves.nodes} leaves are filled to {leaves.fill:.0%}, less than {limits.min_leaf_fill:.0%}")
+    if buffer_fill > limits.max_buffer_fill:
+        wrong.append(f"buffers of a level are filled to {buffer_fill:.0%}, more than {limits.max_buffer_fill:.0%}")
+    header = ("level", "nodes", "keys", "fill", "messages", "bytes")
+    rows = [
+        (level.depth, level.nodes, level.keys, f"{level.fill:.0%}", level.messages, level.file_bytes)
+        for level in shape.levels
+    ]
+    return _Found(
+        wrong=wrong,
+        fine=f"{shape.nodes} nodes, leaves filled to {leaves.fill:.0%}",
+        mended_by="compact",
+        metadata={
+            "height": shape.height,
+            "nodes": shape.nodes,
+            "bytes": shape.file_bytes,
+            "bytes_per_node": shape.file_bytes / shape.nodes,
+            "leaf_fill": leaves.fill,
+            "buffer_fill": buffer_fill,
+            "messages": shape.messages,
+            "levels": markdown_table(header, rows),
+        },
+    )
