@@ -1,0 +1,157 @@
+"""What a commit sensor finds, over random histories: each change is reported, or is in a gap that was told."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.lakes import table
+from tests.maintenance.changes import create, expire
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin.new_commits import Cursor, Limits, News, find_news
+from trinitylake_ops.storage import MemoryStorage, drop_memory_root
+from trinitylake_ops.transaction.commit_info import acting_for_run
+
+TABLES = ("a", "b", "c", "d")
+OURS, OTHERS = "our-run", "other-run"
+
+commits = st.tuples(st.just("commit"), st.sets(st.sampled_from(TABLES), min_size=1), st.booleans())
+ticks = st.tuples(st.just("tick"), st.integers(1, 6), st.integers(1, 5), st.sampled_from([0.0, 60.0]), st.booleans())
+expiries = st.tuples(st.just("expire"), st.integers(0, 30), st.integers(0, 3))
+steps = st.lists(st.one_of(commits, commits, ticks, expiries), max_size=25)
+
+
+@contextmanager
+def fresh_lake() -> Iterator[Lakehouse]:
+    root = f"memory://news-{uuid.uuid4()}/"
+    try:
+        yield Lakehouse.create(root, storage=MemoryStorage(root))
+    finally:
+        drop_memory_root(root)
+
+
+@dataclass
+class Watched:
+    """A lakehouse, the cursor on it, and what was reported."""
+
+    lake: Lakehouse
+    cursor: str | None = None
+    foreign: list[tuple[int, str]] = field(default_factory=list)
+    own: set[int] = field(default_factory=set)
+    reported: set[tuple[int, str]] = field(default_factory=set)
+    gaps: set[int] = field(default_factory=set)
+    requested: list[int] = field(default_factory=list)
+
+    def commit(self, names: set[str], is_own: bool) -> None:
+        with acting_for_run(OURS if is_own else OTHERS), self.lake.transaction() as txn:
+            for name in sorted(names):
+                txn.alter_table("ns", name, table(stamp=str(uuid.uuid4())))
+        version = txn.committed_version
+        assert version is not None
+        if is_own:
+            self.own.add(version)
+        else:
+            self.foreign += [(version, name) for name in names]
+
+    def expire(self, first: int, more: int) -> None:
+        last = min(first + more, self.lake.latest_version() - 1)
+        if first <= last:
+            expire(self.lake, f"{first}-{last}")
+
+    def tick(self, limits: Limits, is_killed: bool = False) -> News:
+        news = find_news(self.lake, self.cursor, lambda run: run == OURS, limits)
+        for stretch in news.stretches:
+            versions = range(stretch.first, stretch.last + 1)
+            self.reported |= {(version, change.table or "") for version in versions for change in stretch.changes}
+        for note in news.notes:
+            match = re.search(r"what versions (\d+)(?:-(\d+))? changed is not reported", note)
+            assert match is not None
+            self.gaps |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+        if news.is_run_due and not is_killed:
+            self.requested.append(news.head.version)
+        if not is_killed:
+            self.cursor = news.cursor.encode()
+        return news
+
+
+@settings(max_examples=60)
+@given(steps)
+def test_each_change_of_others_is_reported_or_in_a_gap_that_is_told(history: list[tuple[object, ...]]) -> None:
+    with fresh_lake() as lake:
+        create(lake, "ns", *TABLES)
+        watched = Watched(lake)
+        watched.tick(Limits(versions=5, changes=5, seconds=60))
+        for kind, *arguments in history:
+            if kind == "commit":
+                watched.commit(*arguments)  # type: ignore[arg-type]
+            elif kind == "expire":
+                watched.expire(*arguments)  # type: ignore[arg-type]
+            else:
+                versions, changes, seconds, is_killed = arguments
+                watched.tick(Limits(versions=versions, changes=changes, seconds=seconds), is_killed)  # type: ignore[arg-type]
+        latest = lake.latest_version()
+        for _ in range(4 * latest + 4):  # each tick comes at least one change further
+            if watched.tick(Limits(versions=3, changes=2, seconds=60)).versions_left == 0:
+                break
+        assert watched.cursor is not None
+        cursor = Cursor.decode(watched.cursor)
+        assert (cursor.version, cursor.until) == (latest, None)
+        missed = {(version, name) for version, name in watched.foreign if version not in watched.gaps}
+        assert missed <= watched.reported
+        if watched.foreign:
+            assert watched.requested[-1] >= watched.foreign[-1][0]
+        assert len(set(watched.requested)) == len(watched.requested)
+        assert watched.tick(Limits(versions=3, changes=2, seconds=60)).stretches == ()
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.sets(st.sampled_from(TABLES), min_size=1), st.booleans()), max_size=12))
+def test_without_expiry_no_version_of_our_own_is_reported(made: list[tuple[set[str], bool]]) -> None:
+    with fresh_lake() as lake:
+        create(lake, "ns", *TABLES)
+        watched = Watched(lake)
+        watched.tick(Limits(versions=5, changes=5, seconds=60))
+        for names, is_own in made:
+            watched.commit(names, is_own)
+        while watched.tick(Limits(versions=4, changes=3, seconds=60)).versions_left:
+            continue
+        assert {version for version, _ in watched.reported}.isdisjoint(watched.own)
+        assert set(watched.foreign) <= watched.reported
+
+
+def test_an_expired_version_of_our_own_is_part_of_the_next_readable_one() -> None:
+    with fresh_lake() as lake:
+        create(lake, "ns", *TABLES)
+        watched = Watched(lake)
+        plenty = Limits(versions=50, changes=50, seconds=60)
+        watched.tick(plenty)
+        watched.commit({"a"}, is_own=True)
+        watched.commit({"b"}, is_own=False)
+        watched.commit({"c"}, is_own=True)
+        expire(lake, "2")
+        (stretch, settings_stretch) = watched.tick(plenty).stretches
+        assert (stretch.versions, [change.table for change in stretch.changes]) == ("2-3", ["a", "b"])
+        assert (settings_stretch.versions, settings_stretch.changes) == ("5", ())
+
+
+def test_a_list_that_goes_on_begins_anew_where_its_version_expired() -> None:
+    with fresh_lake() as lake:
+        create(lake, "ns", *TABLES)
+        watched = Watched(lake)
+        few = Limits(versions=50, changes=2, seconds=60)
+        watched.tick(few)
+        watched.commit({"b", "c", "d"}, is_own=False)
+        watched.tick(few)
+        assert watched.reported == {(2, "b"), (2, "c")}
+        watched.commit({"a"}, is_own=False)
+        expire(lake, "2")
+        for _ in range(3):
+            watched.tick(few)
+        assert watched.reported >= {(3, name) for name in TABLES}
+        assert watched.requested == [2, 4]
