@@ -80,7 +80,7 @@ class Watched:
         return news
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(steps)
 def test_each_change_of_others_is_reported_or_in_a_gap_that_is_told(history: list[tuple[object, ...]]) -> None:
     with fresh_lake() as lake:
@@ -155,3 +155,17 @@ def test_a_list_that_goes_on_begins_anew_where_its_version_expired() -> None:
             watched.tick(few)
         assert watched.reported >= {(3, name) for name in TABLES}
         assert watched.requested == [2, 4]
+
+
+def test_a_list_goes_on_though_its_version_is_beyond_those_that_a_tick_looks_at() -> None:
+    with fresh_lake() as lake:
+        create(lake, "ns", *TABLES)
+        watched = Watched(lake)
+        few = Limits(versions=1, changes=1, seconds=60)
+        watched.tick(few)
+        watched.commit({"a"}, is_own=False)
+        watched.commit({"b"}, is_own=False)
+        expire(lake, "2")
+        reported = [[change.table for one in watched.tick(few).stretches for change in one.changes] for _ in range(4)]
+        assert reported == [["a"], ["b"], [], []]
+        assert watched.requested == [4]

@@ -252,9 +252,9 @@ def test_a_cursor_of_garbage_goes_on_at_the_latest_version(ticks: Ticks, cursor:
 
 def test_a_lakehouse_in_the_place_of_another(ticks: Ticks) -> None:
     assert ticks.cursor is not None
-    ahead = replace(Cursor.decode(ticks.cursor), version=9)
-    other = replace(Cursor.decode(ticks.cursor), lakehouse_id="another")
-    for cursor in (ahead, other):
+    known = Cursor.decode(ticks.cursor)
+    beyond = (replace(known, version=9), replace(known, version=0, until=9, reported=1), replace(known, requested=9))
+    for cursor in (*beyond, replace(known, lakehouse_id="another")):
         ticks.cursor = cursor.encode()
         ticks.tick()
         assert ticks.notes()[-1].startswith("the lakehouse was replaced: version ")

@@ -118,9 +118,10 @@ def find_news(lake: Lakehouse, cursor_text: str | None, is_own_run: Callable[[st
     except InvalidInputError as error:
         note = f"the cursor was lost, as {error.message}: commits before version {head.version} may not be reported"
         return News(head=head, cursor=_at(head, requested=head.version), notes=(note,), is_run_due=True)
-    if cursor.lakehouse_id != head.definition.id or cursor.version > head.version:
+    seen = max(cursor.version, cursor.until or 0, cursor.requested)
+    if cursor.lakehouse_id != head.definition.id or seen > head.version:
         note = (
-            f"the lakehouse was replaced: version {cursor.version} was reported, and now version {head.version} of"
+            f"the lakehouse was replaced: version {seen} was seen, and now version {head.version} of"
             f" {'this' if cursor.lakehouse_id == head.definition.id else 'another'} lakehouse is the latest; what"
             " differs is not reported"
         )
@@ -215,11 +216,10 @@ class _Look:
 
     def _report(self, base: Snapshot, infos: Mapping[int, VersionInfo | None], cursor: Cursor) -> Cursor:
         """Go on from ``base`` stretch by stretch, each of own or of others' versions; returns how far it came."""
-        last = max(infos, default=base.version)
         owners = {version: self._is_own(info) for version, info in infos.items()}
         reached = Cursor(lakehouse_id=cursor.lakehouse_id, version=base.version)
         until, skipped = (cursor.until, cursor.reported) if base.version == cursor.version else (None, 0)
-        until = until if until in infos else None  # as it may be where fewer versions are looked at than before
+        last = max((*infos, until or 0), default=base.version)  # versions that expired lead beyond those looked at
         room = self.limits.changes
         while base.version < last and room > 0 and (reached.version == cursor.version or not self._is_late()):
             first = base.version + 1
