@@ -220,7 +220,8 @@ def _wrong_contents(history: History, infos: Sequence[VersionInfo], states: Sequ
         elif info.operation == "rollback":
             serial = _after_rollback(info.message or "", serial, states)
         elif info.operation == "restore":
-            serial = with_settings(states[history.exported[(info.message or "").split()[1]]], serial)
+            name, _, _ = (info.message or "").split()[1].partition("-")  # reconcile may call it e1-2
+            serial = with_settings(states[history.exported[name]], serial)
         for member in info.members if info.version not in history.foreign else ():
             if member in records:
                 wrong += _explained(records[member], states, serial)
