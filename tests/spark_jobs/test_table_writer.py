@@ -26,9 +26,10 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.spark_jobs import table_writer
 from trinitylake_ops.spark_jobs.table_reader import read_staged, read_table
-from trinitylake_ops.spark_jobs.table_writer import PartitionValue, stage_dataframe
+from trinitylake_ops.spark_jobs.table_writer import stage_dataframe
 from trinitylake_ops.storage import LocalStorage
 from trinitylake_ops.tables.ownership import OWNER_NAME
+from trinitylake_ops.tables.partition_key import PartitionValue
 from trinitylake_ops.tables.staged_table import StagedTable
 from trinitylake_ops.tables.staging import load_staged, publish, stage_data_files
 

@@ -1,18 +1,35 @@
-"""Publishing: all tables that a run staged become one version of the lakehouse."""
+"""Publishing: all tables that a run staged become one version of the lakehouse, exactly once."""
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import dagster as dg
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.metadata import staged_tables_metadata
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+from trinitylake_ops.dagster_plugin.run_records import CLOCK_SKEW, created_at, newest_materialization, run_chain
+from trinitylake_ops.errors import CommitConflictError, TransactionExpiredError, VersionNotFoundError
+from trinitylake_ops.tables.publication import Publication, publication_id, publish_once, published_version
 from trinitylake_ops.tables.staged_table import StagedTable
-from trinitylake_ops.tables.staging import publish
+from trinitylake_ops.transaction.snapshot import epoch_ms
+from trinitylake_ops.transaction.time_travel import find_version_at
+from trinitylake_ops.transaction.versions import ProbedRoots
 
 #: The asset that stands for the lakehouse as a whole: its materializations are its versions.
 LAKEHOUSE_KEY = dg.AssetKey(["lakehouse"])
+
+# Says to the IO manager what is wanted: Dagster reads no types off a signature that takes any number of tables.
+_STAGED = dg.PythonObjectDagsterType(StagedTable)
+# The version that was published is in the metadata: no IO manager has to store it.
+_NOTHING = cast(dg.DagsterType, dg.Nothing)
+_DATA_VERSION_TAG = "dagster/data_version"
+_CODE_VERSION_TAG = "dagster/code_version"
+# A root keeps 4 KiB for all that a commit says about itself.
+_LONGEST_NAME_CHARS = 200
+_LARGEST_VERSIONS_BYTES = 2048
 
 
 def build_publish_asset(
@@ -22,55 +39,138 @@ def build_publish_asset(
     description: str,
     partitions_def: dg.PartitionsDefinition[str] | None = None,
     group_name: str | None = None,
+    retry_policy: dg.RetryPolicy | None = None,
 ) -> dg.AssetsDefinition:
     """Return an asset that commits staged tables, and only together.
 
-    ``tables`` are the assets that stage them, by an identifier each; their outputs are StagedTables.
-    A blocking check of any of them that fails keeps this asset from running, so nothing is published.
-    The commit's operation is ``publish``; its run id is the Dagster run's.
+    ``tables`` are the assets that stage them, by an identifier each; their outputs are StagedTables, or
+    stored by :class:`TrinityLakeIOManager`. A blocking check of any of them that fails keeps this asset
+    from running, so nothing is published. The commit's operation is ``publish``, its run id is the Dagster
+    run's, and its properties name this asset, the partition, and each table's code and data version.
+
+    A run publishes once, however often its step is started: a repeated one reports the version that is
+    there. So does a re-execution where the run before it had committed, and died before Dagster knew. A
+    commit that met a newer one of the same tables fails at once, since only staging them again helps;
+    after other failures ``retry_policy`` applies.
     """
+    asset_key = dg.AssetKey(list(key))
 
     @dg.asset(
-        key=dg.AssetKey(list(key)),
-        ins={name: dg.AssetIn(asset_key) for name, asset_key in tables.items()},
+        key=asset_key,
+        ins={name: dg.AssetIn(table_key, dagster_type=_STAGED) for name, table_key in tables.items()},
         partitions_def=partitions_def,
         group_name=group_name,
         description=description,
         kinds={"trinitylake"},
+        retry_policy=retry_policy,
+        dagster_type=_NOTHING,
     )
     def published(
         context: dg.AssetExecutionContext, lakehouse: TrinityLakeResource, **staged: StagedTable
     ) -> Iterator[Any]:
         lake = lakehouse.open()
         ordered = [staged[name] for name in tables]
-        message = f"publish {context.partition_key if context.has_partition_key else key[-1]}"
-        version = publish_staged(
-            lake, ordered, isolation=lakehouse.isolation, run_id=context.run.run_id, message=message
-        )
         names = ", ".join(f"{table.namespace}.{table.table}" for table in ordered)
-        context.log.info("published %s as version %s", names, version)
-        metadata = staged_tables_metadata(ordered)
-        yield dg.AssetMaterialization(
-            asset_key=LAKEHOUSE_KEY, metadata={"lakehouse_version": version, "operation": "publish", **metadata}
-        )
-        yield dg.Output(version, metadata={"lakehouse_version": version, **metadata})
+        try:
+            publication = _publish(context, lake, asset_key, ordered, list(tables.values()), lakehouse.isolation)
+        except (CommitConflictError, TransactionExpiredError) as error:
+            raise dg.Failure(
+                description=str(error), metadata={"error": type(error).__name__}, allow_retries=False
+            ) from error
+        if publication.was_published:
+            context.log.info("%s had been published as version %s before", names, publication.version)
+        else:
+            context.log.info("published %s as version %s", names, publication.version)
+        metadata = {"lakehouse_version": publication.version, **staged_tables_metadata(ordered)}
+        yield dg.AssetMaterialization(asset_key=LAKEHOUSE_KEY, metadata={"operation": "publish", **metadata})
+        yield dg.MaterializeResult(metadata={"was_published": publication.was_published, **metadata})
 
     return published
 
 
-def publish_staged(
+def _publish(
+    context: dg.AssetExecutionContext,
     lake: Lakehouse,
+    asset_key: dg.AssetKey,
     staged: Sequence[StagedTable],
-    *,
-    isolation: str | None = None,
-    run_id: str | None = None,
-    message: str | None = None,
-) -> int:
-    """Commit staged tables as one version and return it, creating the namespaces that new tables need.
+    table_keys: Sequence[dg.AssetKey],
+    isolation: str,
+) -> Publication:
+    asset, partition = asset_key.to_user_string(), _partition(context)
+    runs = run_chain(context.instance, context.run)
+    own, *earlier = runs
+    version = _unacknowledged(context.instance, lake, earlier, asset_key, partition)
+    if version is not None:
+        return Publication(version, was_published=True)
+    properties = {
+        "asset": asset[:_LONGEST_NAME_CHARS],
+        **({"partition": partition[:_LONGEST_NAME_CHARS]} if partition else {}),
+        **_asset_versions(context.instance, runs, table_keys),
+    }
+    return publish_once(
+        lake,
+        staged,
+        publication_id(own.run_id, asset, partition),
+        isolation=isolation,
+        run_id=own.run_id,
+        message=f"publish {partition or asset_key.path[-1]}"[:_LONGEST_NAME_CHARS],
+        properties=properties,
+    )
 
-    Raises CommitConflictError when a table moved since it was staged, and what a commit raises.
+
+def _partition(context: dg.AssetExecutionContext) -> str:
+    """Return the run's partition, or its range of them; empty where there is none."""
+    if context.has_partition_key:
+        return str(context.partition_key)
+    if not context.has_partition_key_range:
+        return ""
+    keys = context.partition_key_range
+    return keys.start if keys.start == keys.end else f"{keys.start}...{keys.end}"
+
+
+def _unacknowledged(
+    instance: dg.DagsterInstance,
+    lake: Lakehouse,
+    earlier: Sequence[dg.DagsterRun],
+    asset_key: dg.AssetKey,
+    partition: str,
+) -> int | None:
+    """Return the version that a run before this one committed without Dagster learning of it, None without any.
+
+    Where Dagster knows of the publication of one, somebody wants just that: to publish again.
     """
-    with lake.transaction(isolation, message, operation="publish", run_id=run_id) as txn:
-        publish(txn, staged)
-    assert txn.committed_version is not None
-    return txn.committed_version
+    for run in earlier:
+        if newest_materialization(instance, [run], asset_key) is not None:
+            break
+        begun = created_at(instance, run)
+        if begun is None:
+            continue
+        publication = publication_id(run.run_id, asset_key.to_user_string(), partition)
+        version = published_version(lake, publication, _version_before(lake, epoch_ms(begun - CLOCK_SKEW)))
+        if version is not None:
+            return version
+    return None
+
+
+def _version_before(lake: Lakehouse, time_ms: int) -> int:
+    """Return the newest version that was there at a time, whether it can be read by now or not; -1 without any."""
+    try:
+        return find_version_at(lake.files.roots, time_ms, lake.latest_version(), ProbedRoots(lake.storage))
+    except VersionNotFoundError:
+        return -1
+
+
+def _asset_versions(
+    instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], asset_keys: Sequence[dg.AssetKey]
+) -> dict[str, str]:
+    """Return code and data version of each asset that was staged, or a digest of them where they take too much room."""
+    versions: dict[str, dict[str, str]] = {}
+    for asset_key in asset_keys:
+        record = newest_materialization(instance, runs, asset_key)
+        tags = record.asset_materialization.tags if record is not None and record.asset_materialization else None
+        named = {"code": (tags or {}).get(_CODE_VERSION_TAG), "data": (tags or {}).get(_DATA_VERSION_TAG)}
+        versions[asset_key.to_user_string()] = {name: value for name, value in named.items() if value}
+    text = json.dumps(versions, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    if len(text.encode()) <= _LARGEST_VERSIONS_BYTES:
+        return {"asset_versions": text}
+    return {"assets": str(len(versions)), "asset_versions_sha256": hashlib.sha256(text.encode()).hexdigest()}

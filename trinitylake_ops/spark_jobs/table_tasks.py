@@ -78,7 +78,7 @@ class TableSinkWriter(DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         # Of tasks that ended well. One that failed has deleted its own; one that still runs, or
         # that Spark kills, leaves files that nothing names.
-        from trinitylake_ops.spark_jobs.table_writer import delete_data_files
+        from trinitylake_ops.tables.data_files import delete_data_files
 
         job: WriteJob = pickle.loads(self._pickled_job)
         for message in _written(messages):

@@ -9,45 +9,26 @@ failed, is an orphan: nothing names it.
 
 from __future__ import annotations
 
-import datetime as dt
-import logging
 import pickle
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from decimal import Decimal
-from typing import Any, Literal, TypeAlias
+from collections.abc import Mapping, Sequence
 
 from pyiceberg.exceptions import ValidationError
-from pyiceberg.expressions import And, BooleanExpression, EqualTo, IsNull, Or, Reference
-from pyiceberg.expressions.literals import literal
 from pyiceberg.manifest import DataFile
-from pyiceberg.typedef import Record
-from pyiceberg.types import PrimitiveType
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError, StorageError
+from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError
 from trinitylake_ops.spark_jobs.handover import HANDOVER, handed_over, take_returned
 from trinitylake_ops.spark_jobs.spark_errors import spark_failures
 from trinitylake_ops.spark_jobs.spark_schema import to_iceberg_schema
 from trinitylake_ops.spark_jobs.table_reader import check_reachable
 from trinitylake_ops.spark_jobs.table_tasks import TableSink, WriteJob, unpickled_data_files
-from trinitylake_ops.tables.data_files import TARGET_FILE_SIZE_BYTES
-from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.data_files import TARGET_FILE_SIZE_BYTES, delete_data_files
+from trinitylake_ops.tables.partition_key import PartitionValue, check_partitions
 from trinitylake_ops.tables.staged_table import StagedTable
-from trinitylake_ops.tables.staging import Replace, TableWrite, plan_write, stage_data_files
+from trinitylake_ops.tables.staging import TableWrite, plan_write, stage_data_files
+from trinitylake_ops.tables.write_mode import Mode, check_mode, replaced_by
 from trinitylake_ops.transaction.lakehouse import Lakehouse
-
-logger = logging.getLogger(__name__)
-
-Mode: TypeAlias = Literal["replace_table", "replace_partitions", "append"]
-PartitionValue: TypeAlias = bool | int | str | bytes | Decimal | dt.date | dt.datetime | dt.time | None
-
-_REPLACING: Mapping[str, Replace] = {
-    "replace_table": Replace.ALL,
-    "replace_partitions": Replace.PARTITIONS,
-    "append": Replace.NOTHING,
-}
 
 
 def stage_dataframe(
@@ -85,25 +66,15 @@ def stage_dataframe(
     read; JobFailedError for what else failed. Nothing is staged then.
     """
     name = f"{namespace}.{table}"
-    if mode not in _REPLACING:
-        raise InvalidInputError(f"mode {mode!r} is none of {', '.join(_REPLACING)}")
+    check_mode(mode)
     check_reachable(lake)
     plan = _plan(lake, frame, namespace, table, partition_by, primary_key, properties)
     columns = [field.name for field in plan.metadata.spec().fields]
-    replacing: Replace | BooleanExpression = _REPLACING[mode]
-    wanted: frozenset[Record] | None = None
-    if replacing is Replace.PARTITIONS and not columns:
-        raise InvalidInputError(f"table {name} has no partitions to replace; use replace_table or append")
-    if partitions is not None:
-        if replacing is not Replace.PARTITIONS or not partitions:
-            raise InvalidInputError("partitions names at least one partition, and goes with replace_partitions only")
-        keys = [_PartitionKey.of(plan, values) for values in partitions]
-        wanted = frozenset(key.record for key in keys)
-        replacing = keys[0].rows if len(keys) == 1 else Or(*(key.rows for key in keys))
+    wanted, replacing = replaced_by(plan, mode, partitions)
     with spark_failures(f"write table {name}"):
         data_files = _write(_clustered(frame, columns), plan, target_file_size_bytes)
     try:
-        _check_partitions(data_files, wanted, columns)
+        check_partitions(data_files, wanted, columns)
         return stage_data_files(lake, plan, data_files, replacing=replacing)
     except BaseException:
         delete_data_files(plan.io, data_files)
@@ -162,56 +133,3 @@ def _write(frame: DataFrame, plan: TableWrite, target_file_size_bytes: int) -> l
     with handed_over(pickle.dumps(WriteJob(plan, target_file_size_bytes))) as folder:
         frame.write.format(TableSink.name()).mode("append").option(HANDOVER, folder).save()
         return unpickled_data_files(take_returned(folder))
-
-
-def delete_data_files(io: StorageFileIO, data_files: Sequence[DataFile]) -> None:
-    """Delete files that nothing names yet; what cannot be deleted is left to orphan removal."""
-    for data_file in data_files:
-        try:
-            io.delete(data_file.file_path)
-        except StorageError as error:
-            logger.warning("left to orphan removal: %s: %s", data_file.file_path, error)
-
-
-@dataclass(frozen=True)
-class _PartitionKey:
-    """A partition, as data files carry it and as a filter that selects its rows."""
-
-    record: Record
-    rows: BooleanExpression
-
-    @classmethod
-    def of(cls, plan: TableWrite, values: Mapping[str, PartitionValue]) -> _PartitionKey:
-        """Return the partition of a value for each partition column. Raises InvalidInputError."""
-        spec, schema = plan.metadata.spec(), plan.metadata.schema()
-        names = [field.name for field in spec.fields]
-        if set(values) != set(names):
-            raise InvalidInputError(f"partition {dict(values)!r} needs a value for each of {', '.join(names)}")
-        record: list[Any] = []
-        terms: list[BooleanExpression] = []
-        for field in spec.fields:
-            value: Any = values[field.name]
-            kind = schema.find_type(field.source_id)
-            assert isinstance(kind, PrimitiveType)
-            try:
-                typed = None if value is None else literal(value).to(kind)
-            except (TypeError, ValueError) as error:
-                raise InvalidInputError(
-                    f"{value!r} is no value of the partition column {field.name!r}, {kind}"
-                ) from error
-            term = Reference(field.name)
-            record.append(None if typed is None else typed.value)
-            terms.append(IsNull(term=term) if typed is None else EqualTo(term=term, value=typed))
-        return cls(Record(*record), terms[0] if len(terms) == 1 else And(*terms))
-
-
-def _check_partitions(
-    data_files: Sequence[DataFile], wanted: Collection[Record] | None, columns: Sequence[str]
-) -> None:
-    """Refuse rows of partitions that were not to be written. Raises InvalidInputError."""
-    if wanted is None:
-        return
-    for data_file in data_files:
-        if data_file.partition not in wanted:
-            values = {column: data_file.partition[at] for at, column in enumerate(columns)}
-            raise InvalidInputError(f"rows arrived for the partition {values!r}, which is not among those to replace")

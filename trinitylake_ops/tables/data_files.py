@@ -270,3 +270,12 @@ def _check_time_zone(given: pa.Field, target: pa.Field) -> None:
         raise InvalidInputError(
             f"column {target.name!r} has the type {given.type}, the table's is {target.type}; convert it explicitly"
         )
+
+
+def delete_data_files(io: StorageFileIO, data_files: Iterable[DataFile]) -> None:
+    """Delete files that nothing names yet; what cannot be deleted is left to orphan removal."""
+    for data_file in data_files:
+        try:
+            io.delete(data_file.file_path)
+        except StorageError as error:
+            logger.warning("left to orphan removal: %s: %s", data_file.file_path, error)

@@ -50,7 +50,7 @@ from trinitylake_ops.transaction.group_commit import CommitQueue, shared_queue
 from trinitylake_ops.transaction.hint_writer import HintWriter
 from trinitylake_ops.transaction.history import VersionInfo, history
 from trinitylake_ops.transaction.resolve import CommitResolution, resolve_commit
-from trinitylake_ops.transaction.saved import StagedDefinition, read_saved, stage_definition
+from trinitylake_ops.transaction.saved import StagedDefinition, checked_id, read_saved, stage_definition
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot, epoch_ms
 from trinitylake_ops.transaction.time_travel import find_version_at
 from trinitylake_ops.transaction.transaction import Transaction
@@ -273,16 +273,21 @@ class Lakehouse:
         *,
         operation: str = "",
         run_id: str | None = None,
+        transaction_id: str | None = None,
     ) -> Transaction:
         """Begin a transaction on the latest version.
 
         ``isolation`` is "snapshot" or "serializable", by default the lakehouse's own. The message,
-        free-form properties, a name for the operation and the id of a run go into the log. Raises
-        InvalidInputError for another isolation, or when all that takes more than 4 KiB.
+        free-form properties, a name for the operation and the id of a run go into the log, and so does
+        ``transaction_id``, a UUID: by it a caller finds the commit again (``saved.version_of``), a new one
+        by default. Raises InvalidInputError for another isolation, another form of id, or when all that
+        takes more than 4 KiB.
         """
+        if transaction_id is not None:
+            transaction_id = checked_id(transaction_id)
         base = latest_snapshot(self.files)
         info = CommitInfo(operation, message, run_id or acting_run(), dict(properties or {}))
-        return Transaction(base, _isolation(isolation, base.definition), info, self._queue)
+        return Transaction(base, _isolation(isolation, base.definition), info, self._queue, transaction_id)
 
     def resume_transaction(self, transaction_id: str) -> Transaction:
         """Return a transaction that a process saved, to go on with it and commit it.

@@ -6,6 +6,7 @@ that fails, or nobody resumes it, it is left to orphan removal.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import uuid
 from dataclasses import dataclass, replace
@@ -19,12 +20,12 @@ from trinitylake_ops.errors import (
     TrinityLakeError,
     VersionNotFoundError,
 )
-from trinitylake_ops.format.definitions import SavedTransaction, TableDef
+from trinitylake_ops.format.definitions import IsolationLevel, SavedTransaction, TableDef
 from trinitylake_ops.format.file_names import new_table_path, saved_transaction_path, table_prefix
 from trinitylake_ops.format.limits import validate_table_def
-from trinitylake_ops.format.node_file import decode_commit_info, decode_system_rows
+from trinitylake_ops.format.node_file import COMMIT_ID, decode_commit_info, decode_system_rows
 from trinitylake_ops.storage.interface import Storage
-from trinitylake_ops.storage.write_outcome import create_fresh
+from trinitylake_ops.storage.write_outcome import create_fresh, create_settled
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
 from trinitylake_ops.transaction.versions import read_roots
 
@@ -66,12 +67,7 @@ def read_saved(storage: Storage, transaction_id: str) -> SavedTransaction:
 
     Raises InvalidInputError, TransactionNotFoundError, CorruptFileError, StorageError.
     """
-    try:
-        known_id = str(uuid.UUID(transaction_id))
-    except (ValueError, AttributeError, TypeError):
-        raise InvalidInputError(
-            f"{str(transaction_id)[:64]!r} is no id of a transaction: give the one that save() returned"
-        ) from None
+    known_id = checked_id(transaction_id)
     path = saved_transaction_path(known_id)
     try:
         saved = SavedTransaction.from_bytes(storage.read(path), path)
@@ -82,6 +78,16 @@ def read_saved(storage: Storage, transaction_id: str) -> SavedTransaction:
     if saved.id != known_id:
         raise CorruptFileError(f"the file of transaction {known_id} holds another one", path=path)
     return saved
+
+
+def checked_id(transaction_id: str) -> str:
+    """Return the id of a transaction as it is written. Raises InvalidInputError for what is none."""
+    try:
+        return str(uuid.UUID(transaction_id))
+    except (ValueError, AttributeError, TypeError):
+        raise InvalidInputError(
+            f"{str(transaction_id)[:64]!r} is no id of a transaction: give the one that save() returned"
+        ) from None
 
 
 def forget_saved(storage: Storage, transaction_id: str) -> None:
@@ -99,6 +105,27 @@ class CommittedElsewhereError(TrinityLakeError):
     def __init__(self, message: str, *, committed_version: int):
         super().__init__(message, version=committed_version)
         self.committed_version = committed_version
+
+
+def pinned_version(latest: Snapshot, pin_id: str) -> int:
+    """Return the version that is pinned under an id, the same to all who ask; whoever is first pins the latest.
+
+    The pin is a saved transaction without changes: it keeps no version from expiring, and is left to orphan removal.
+    Raises InvalidInputError, CorruptFileError, AmbiguousWriteError, StorageError.
+    """
+    files, known_id = latest.files, checked_id(pin_id)
+    with contextlib.suppress(TransactionNotFoundError):
+        return read_saved(files.storage, known_id).base_version
+    pin = SavedTransaction(
+        id=known_id,
+        base_version=latest.version,
+        base_commit_id=latest.root.system.get(COMMIT_ID, ""),
+        begun_at_millis=latest.read_at_ms,
+        isolation_level=IsolationLevel.SNAPSHOT,
+        operation="pin",
+    ).to_bytes()
+    create_settled(files.storage, saved_transaction_path(known_id), pin, is_ours=lambda found: found == pin)
+    return read_saved(files.storage, known_id).base_version
 
 
 def version_of(files: LakehouseFiles, transaction_id: str, after: int, latest: int) -> int | None:

@@ -79,10 +79,17 @@ class Transaction(CatalogReader):
     were none; None before the commit.
     """
 
-    def __init__(self, base: Snapshot, isolation: IsolationLevel, info: CommitInfo, queue: CommitQueue):
+    def __init__(
+        self,
+        base: Snapshot,
+        isolation: IsolationLevel,
+        info: CommitInfo,
+        queue: CommitQueue,
+        transaction_id: str | None = None,
+    ):
         self.base = base
         self._queue = queue
-        self.id = str(uuid.uuid4())
+        self.id = transaction_id or str(uuid.uuid4())
         self.isolation = isolation
         self.committed_version: int | None = None
         self._info = replace(info, members=(self.id,))
@@ -116,9 +123,7 @@ class Transaction(CatalogReader):
             )
         info = CommitInfo(saved.operation, saved.message, saved.run_id, dict(saved.properties))
         begun = Snapshot(base.files, base.version, base.location, base.root, saved.begun_at_millis)
-        txn = cls(begun, saved.isolation_level, info, queue)
-        txn.id = saved.id
-        txn._info = replace(info, members=(saved.id,))
+        txn = cls(begun, saved.isolation_level, info, queue, saved.id)
         txn._is_saved = True
         for write in saved.writes:
             kind = NamespaceDef if write.key.startswith(NAMESPACE_KEY_PREFIX) else TableDef

@@ -1,0 +1,127 @@
+"""The head of a lakehouse, its tables and its exports, as Dagster shows them."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from tests.dagster_plugin.test_expiry_jobs import QUIET
+from tests.lakes import Lakes
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.dagster_plugin.assets import (
+    EXPORTS_KEY,
+    build_exports_asset,
+    build_head_asset,
+    build_table_asset,
+)
+from trinitylake_ops.dagster_plugin.publish import LAKEHOUSE_KEY
+from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+from trinitylake_ops.errors import InvalidInputError, TableNotFoundError
+from trinitylake_ops.tables.arrow_writer import stage_arrow
+from trinitylake_ops.tables.publication import publication_id, publish_once
+
+ORDERS = dg.AssetKey(["sales", "orders"])
+PARTITIONS = "trinitylake_exports"
+
+
+@pytest.fixture
+def lake(lakes: Lakes) -> Lakehouse:
+    made = lakes.local()
+    append(made, "orders", 3)
+    append(made, "customers", 1)
+    return made
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.instance_for_test() as made:
+        yield made
+
+
+def append(lake: Lakehouse, table: str, n_rows: int) -> None:
+    staged = stage_arrow(lake, pa.table({"n": list(range(n_rows))}), "sales", table, mode="append")
+    publish_once(lake, [staged], publication_id(table, str(lake.latest_version())))
+
+
+def observe(lake: Lakehouse, instance: dg.DagsterInstance, *tables: str) -> dict[dg.AssetKey, dg.AssetObservation]:
+    """Observe all assets in one run."""
+    names = tables or ("sales.orders",)
+    keys = [dg.AssetKey(name.split(".")) for name in names]
+    definitions = dg.Definitions(
+        assets=[build_head_asset(), *map(build_table_asset, names), build_exports_asset()],
+        jobs=[dg.define_asset_job("observe", selection=dg.AssetSelection.assets(LAKEHOUSE_KEY, *keys))],
+        resources={"lakehouse": TrinityLakeResource(root=lake.root)},
+        executor=dg.in_process_executor,
+    )
+    result = definitions.resolve_job_def("observe").execute_in_process(instance=instance, run_config=QUIET)
+    return {
+        event.asset_observation_data.asset_observation.asset_key: event.asset_observation_data.asset_observation
+        for event in result.all_events
+        if event.is_asset_observation
+    }
+
+
+def values(observation: dg.AssetObservation) -> Mapping[str, Any]:
+    return {name: value.value for name, value in observation.metadata.items()}
+
+
+def test_the_head_shows_its_version_and_what_changed_since(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    head = observe(lake, instance)[LAKEHOUSE_KEY]
+    assert (head.tags or {})["dagster/data_version"] == "2"
+    shown = values(head)
+    assert (shown["lakehouse_version"], shown["objects"], shown["tables"], shown["namespaces"]) == (2, 3, 2, 1)
+    assert (shown["changed_since"], shown["changed_tables"]) == (1, 1)
+    shape = lake.snapshot().tree_shape()
+    assert (shown["height"], shown["buffered_messages"]) == (shape.height, shape.messages)
+    assert shown["tree_bytes"] == shape.file_bytes
+    assert (shown["hours_since_expiry"], shown["hours_since_export"]) == ("none", "none")
+    append(lake, "orders", 1)
+    append(lake, "customers", 1)
+    maintenance.verify(lake, incremental=True)
+    shown = values(observe(lake, instance)[LAKEHOUSE_KEY])
+    assert (shown["changed_since"], shown["changed_tables"]) == (2, 2)
+    assert "| changed | sales | orders |" in shown["changes"]
+    assert 0 <= shown["hours_since_verify"] < 1
+    assert values(observe(lake, instance)[LAKEHOUSE_KEY])["changed_tables"] == 0
+
+
+def test_a_table_shows_columns_rows_and_place(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    seen = observe(lake, instance)[ORDERS]
+    shown = values(seen)
+    assert (shown["dagster/row_count"], shown["data_files"], shown["lakehouse_version"]) == (3, 1, 2)
+    assert shown["dagster/table_name"] == "sales.orders"
+    assert shown["dagster/uri"].startswith(lake.root)
+    assert [column.name for column in shown["dagster/column_schema"].columns] == ["n"]
+    data_version = (seen.tags or {})["dagster/data_version"]
+    append(lake, "customers", 1)
+    unchanged = observe(lake, instance)[ORDERS]
+    assert (unchanged.tags or {})["dagster/data_version"] == data_version
+    assert values(unchanged)["lakehouse_version"] == 3
+    append(lake, "orders", 2)
+    changed = observe(lake, instance)[ORDERS]
+    assert (changed.tags or {})["dagster/data_version"] != data_version
+    assert values(changed)["dagster/row_count"] == 5
+
+
+def test_a_table_that_is_not_there(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    with pytest.raises(TableNotFoundError, match=r"there is no table sales\.none"):
+        observe(lake, instance, "sales.none")
+    with pytest.raises(InvalidInputError, match=r"NAMESPACE\.TABLE"):
+        build_table_asset("orders")
+
+
+def test_exports_are_partitions_until_they_are_dropped(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    for name in ("first", "second"):
+        maintenance.plan_export(lake, name, "minimal").execute()
+    observe(lake, instance)
+    assert set(instance.get_dynamic_partitions(PARTITIONS)) == {"first", "second"}
+    event = instance.get_latest_materialization_event(EXPORTS_KEY)
+    assert event is not None and event.asset_materialization is not None
+    assert event.asset_materialization.partition == "second"
+    assert event.asset_materialization.metadata["lakehouse_version"].value == lake.snapshot("second").version
+    maintenance.drop_export(lake, "first")
+    observe(lake, instance)
+    assert list(instance.get_dynamic_partitions(PARTITIONS)) == ["second"]
+    assert len(instance.fetch_materializations(EXPORTS_KEY, limit=9).records) == 2

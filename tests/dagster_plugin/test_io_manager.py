@@ -1,0 +1,234 @@
+"""What assets return becomes staged tables, and what they ask for comes from one version in the whole run."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date
+from typing import Any
+
+import dagster as dg
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyiceberg.table import Table
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.dagster_plugin.test_expiry_jobs import QUIET
+from tests.lakes import Lakes
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager, stored_as
+from trinitylake_ops.dagster_plugin.publish import build_publish_asset
+from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
+from trinitylake_ops.errors import CommitConflictError, InvalidInputError
+from trinitylake_ops.storage import LocalStorage
+from trinitylake_ops.tables.arrow_writer import stage_arrow
+from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.tables.publication import publication_id, publish_once
+from trinitylake_ops.transaction.saved import pinned_version
+
+UPSTREAM = dg.AssetKey(["ref", "rates"])
+
+
+@pytest.fixture
+def lake(lakes: Lakes) -> Lakehouse:
+    made = lakes.local()
+    put_rates(made, 1)
+    return made
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.instance_for_test() as made:
+        yield made
+
+
+def put_rates(lake: Lakehouse, rate: int) -> None:
+    """Publish the upstream table anew, as somebody else would."""
+    staged = stage_arrow(lake, pa.table({"rate": [rate]}), "ref", "rates", mode="replace_table")
+    publish_once(lake, [staged], publication_id("rates", str(rate)))
+
+
+def run(
+    lake: Lakehouse,
+    instance: dg.DagsterInstance,
+    assets: list[Any],
+    *,
+    version: str = "",
+    partition_key: str | None = None,
+    spark: SparkResource | None = None,
+) -> dg.ExecuteInProcessResult:
+    lakehouse = TrinityLakeResource(root=lake.root)
+    given = {} if spark is None else {"spark": spark}
+    tables = TrinityLakeIOManager(lakehouse=lakehouse, version=version, **given)
+    staged = {key.path[-1]: key for asset in assets for key in asset.keys}
+    publish = build_publish_asset(
+        key=["publish", "all"], tables=staged, description="All.", partitions_def=assets[0].partitions_def
+    )
+    definitions = dg.Definitions(
+        assets=[*assets, publish, *([] if UPSTREAM in staged.values() else [dg.AssetSpec(UPSTREAM)])],
+        resources={"lakehouse": lakehouse, "io_manager": tables},
+        jobs=[dg.define_asset_job("everything")],
+        executor=dg.in_process_executor,
+    )
+    return definitions.resolve_job_def("everything").execute_in_process(
+        instance=instance, run_config=QUIET, partition_key=partition_key
+    )
+
+
+def rows(lake: Lakehouse, namespace: str, table: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = catalog_at(lake).load_table((namespace, table)).scan().to_arrow().to_pylist()
+    return found
+
+
+def test_all_steps_read_one_version_while_others_commit(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    @dg.asset(key=["marts", "first"], ins={"rates": dg.AssetIn(UPSTREAM)})
+    def first(rates: pa.Table) -> pa.Table:
+        put_rates(lake, rates["rate"][0].as_py() + 1)
+        return rates
+
+    @dg.asset(key=["marts", "second"], ins={"rates": dg.AssetIn(UPSTREAM)}, deps=[first])
+    def second(rates: pd.DataFrame) -> pd.DataFrame:
+        return rates
+
+    run(lake, instance, [first, second])
+    assert rows(lake, "marts", "first") == rows(lake, "marts", "second") == [{"rate": 1}]
+    assert rows(lake, "ref", "rates") == [{"rate": 2}]
+    run(lake, instance, [first, second])
+    assert rows(lake, "marts", "first") == rows(lake, "marts", "second") == [{"rate": 2}]
+    run(lake, instance, [first, second], version="1")
+    assert rows(lake, "marts", "first") == rows(lake, "marts", "second") == [{"rate": 1}]
+
+
+def test_whoever_asks_first_pins_for_all(lake: Lakehouse) -> None:
+    for number in range(20):
+        pin_id = publication_id("pin", str(number))
+
+        def ask(rate: int, pin_id: str = pin_id) -> int:
+            own = Lakehouse(LocalStorage(lake.root))
+            with own.transaction() as txn:
+                txn.create_namespace(f"{pin_id[:8]}-{rate}")
+            return pinned_version(own.snapshot(), pin_id)
+
+        with ThreadPoolExecutor(4) as pool:
+            assert len(set(pool.map(ask, range(4)))) == 1
+    assert pinned_version(lake.snapshot(), pin_id) < lake.latest_version()
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.Table, pa.RecordBatchReader, pd.DataFrame, Table], ids=["table", "reader", "pandas", "iceberg"]
+)
+def test_inputs_come_as_annotated(lake: Lakehouse, instance: dg.DagsterInstance, kind: type) -> None:
+    seen: list[Any] = []
+
+    def make(rates: Any) -> pd.DataFrame:
+        seen.append(rates)
+        return pd.DataFrame({"day": [date(2030, 1, 2)], "at": pd.to_datetime(["2030-01-02T03:04:05Z"]), "n": [1.5]})
+
+    make.__annotations__["rates"] = kind
+    asset = dg.asset(key=["marts", "made"], ins={"rates": dg.AssetIn(UPSTREAM)})(make)
+    run(lake, instance, [asset])
+    assert isinstance(seen[0], kind)
+    (row,) = rows(lake, "marts", "made")
+    assert (row["day"], row["n"], row["at"].isoformat()) == (date(2030, 1, 2), 1.5, "2030-01-02T03:04:05+00:00")
+
+
+def test_what_cannot_be_stored_or_read_is_refused(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    @dg.asset(key=["marts", "number"])
+    def number() -> int:
+        return 3
+
+    with pytest.raises(InvalidInputError, match="marts/number returned a int"):
+        run(lake, instance, [number])
+
+    @dg.asset(key=["marts", "untyped"], ins={"rates": dg.AssetIn(UPSTREAM)})
+    def untyped(rates) -> pa.Table:  # type: ignore[no-untyped-def]
+        return pa.table({"n": [1]})
+
+    with pytest.raises(InvalidInputError, match="annotate the input"):
+        run(lake, instance, [untyped])
+
+    @dg.asset(key=["alone"])
+    def alone() -> pa.Table:
+        return pa.table({"n": [1]})
+
+    with pytest.raises(InvalidInputError, match="names no namespace"):
+        run(lake, instance, [alone])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"mode": "merge"}, "none of overwrite, overwrite_partition, append"),
+        ({"mode": "overwrite_partition"}, "needs the columns"),
+        ({"table": "orders"}, "NAMESPACE.TABLE"),
+        ({"partition_by": ["a"], "partition_format": {"b": "%Y"}}, "a format for each column"),
+    ],
+    ids=["mode", "columns", "table", "format"],
+)
+def test_wrong_metadata_is_refused_when_definitions_load(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInputError, match=said):
+        stored_as(**given)
+
+
+MONTHS = dg.MonthlyPartitionsDefinition(start_date="2020-01-01", end_date="2020-04-01")
+BY_MONTH = stored_as(
+    mode="overwrite_partition", partition_by=["year", "month"], partition_format={"year": "%Y", "month": "%m"}
+)
+
+
+def test_a_partition_is_replaced_and_read_alone(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    amount, read = 1, []
+
+    @dg.asset(key=["facts", "sales"], partitions_def=MONTHS, metadata=BY_MONTH)
+    def sales(context: dg.AssetExecutionContext) -> pa.Table:
+        month = int(context.partition_key[5:7])
+        return pa.table({"year": [2020], "month": [month], "amount": [amount]})
+
+    @dg.asset(
+        key=["facts", "total"], partitions_def=MONTHS, metadata=BY_MONTH, ins={"sales": dg.AssetIn(["facts", "sales"])}
+    )
+    def total(sales: pa.Table) -> pa.Table:
+        read.append(sales.num_rows)
+        return sales
+
+    for key in ("2020-01-01", "2020-02-01"):
+        run(lake, instance, [sales, total], partition_key=key)
+    amount = 5
+    run(lake, instance, [sales, total], partition_key="2020-01-01")
+    assert read == [1, 1, 1]
+    for table in ("sales", "total"):
+        found = sorted((row["month"], row["amount"]) for row in rows(lake, "facts", table))
+        assert found == [(1, 5), (2, 1)]
+    (latest,) = lake.history(1)
+    assert (latest.message, latest.properties["partition"]) == ("publish 2020-01-01", "2020-01-01")
+
+
+def test_a_table_that_moved_since_is_a_clear_failure(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    @dg.asset(key=["ref", "rates"])
+    def rates() -> pa.Table:
+        return pa.table({"rate": [9]})
+
+    @dg.asset(key=["marts", "late"], deps=[rates])
+    def late() -> pa.Table:
+        put_rates(lake, 7)
+        return pa.table({"n": [1]})
+
+    version = lake.latest_version()
+    with pytest.raises(dg.Failure, match=r"ref\.rates was staged") as caught:
+        run(lake, instance, [rates, late])
+    assert isinstance(caught.value.__cause__, CommitConflictError)
+    assert caught.value.allow_retries is False
+    assert lake.latest_version() == version + 1
+
+
+def test_frames_of_spark(lake: Lakehouse, instance: dg.DagsterInstance, spark: SparkSession) -> None:
+    @dg.asset(key=["marts", "doubled"], ins={"rates": dg.AssetIn(UPSTREAM)})
+    def doubled(rates: DataFrame) -> DataFrame:
+        return rates.selectExpr("rate * 2 AS rate")
+
+    @dg.asset(key=["marts", "again"], ins={"doubled": dg.AssetIn(["marts", "doubled"])})
+    def again(doubled: DataFrame) -> DataFrame:
+        return doubled.selectExpr("rate * 2 AS rate")
+
+    run(lake, instance, [doubled, again])
+    assert rows(lake, "marts", "doubled") == [{"rate": 2}]
+    assert rows(lake, "marts", "again") == [{"rate": 4}]

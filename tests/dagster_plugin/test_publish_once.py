@@ -1,0 +1,169 @@
+"""Five tables, one version: whatever stops a run, and however often it is started again."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from tests.dagster_plugin.sales_project import (
+    BAD,
+    NAMES,
+    PUBLISHED,
+    definitions,
+)
+from tests.dagster_plugin.test_expiry_jobs import QUIET
+from tests.lakes import check_lake
+from tests.processes import fork
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.dagster_plugin.publish import LAKEHOUSE_KEY
+from trinitylake_ops.tables.catalog import catalog_at
+
+
+def failures(result: dg.ExecuteInProcessResult) -> list[str]:
+    """Return what is said of failed steps and, at last, of a failed run."""
+    return [f"{event.message} {event.event_specific_data}" for event in result.all_events if event.is_failure]
+
+
+class Sales:
+    """The project on one lakehouse, with one Dagster instance on disk."""
+
+    def __init__(self, folder: Path, instance: dg.DagsterInstance):
+        self.lake = Lakehouse.create(str(folder / "lake"), {"fsync": "false"})
+        self.instance = instance
+        self._folder = folder
+        self._fault = folder / "fault"
+
+    def run(self) -> dg.ExecuteInProcessResult:
+        job = definitions(str(self._folder)).resolve_job_def("sales")
+        return job.execute_in_process(instance=self.instance, run_config=QUIET, raise_on_error=False)
+
+    def must_run(self) -> dg.ExecuteInProcessResult:
+        result = self.run()
+        assert result.success, failures(result)
+        return result
+
+    def next_commit(self, fault: str) -> None:
+        self._fault.write_text(fault)
+
+    def fault_is_taken(self) -> bool:
+        return not self._fault.exists()
+
+    def execute(self, job: str, again: dg.ReexecutionOptions | None = None) -> dg.DagsterRun:
+        """Run the job as a run's worker does: "sales_job" with a process for each step."""
+        made = dg.build_reconstructable_job("tests.dagster_plugin.sales_project", job, (str(self._folder),))
+        with (
+            dg.DagsterInstance.from_ref(self.instance.get_ref()) as instance,
+            dg.execute_job(made, instance, run_config=QUIET, reexecution_options=again) as result,
+        ):
+            run = instance.get_run_by_id(result.run_id)
+        assert run is not None
+        return run
+
+    def published(self) -> list[int]:
+        return [info.version for info in self.lake.history() if info.operation == "publish"]
+
+    def rows(self, table: str) -> int:
+        rows: int = catalog_at(self.lake).load_table(("sales", table)).scan().to_arrow().num_rows
+        return rows
+
+
+@pytest.fixture
+def sales(tmp_path: Path) -> Iterator[Sales]:
+    with dg.instance_for_test(temp_dir=str(tmp_path)) as instance:
+        made = Sales(tmp_path, instance)
+        yield made
+        check_lake(made.lake)
+        assert maintenance.verify(made.lake).is_clean
+
+
+def test_five_tables_are_one_version(sales: Sales) -> None:
+    result = sales.must_run()
+    assert sales.published() == [1]
+    assert {(change.kind, change.table) for change in sales.lake.diff(0, 1)} == {
+        ("added", None),
+        *(("added", name) for name in NAMES),
+    }
+    (info,) = sales.lake.history(1)
+    assert info.run_id == result.run_id
+    assert info.properties["asset"] == "publish/sales"
+    versions = json.loads(info.properties["asset_versions"])
+    assert set(versions) == {f"sales/{name}" for name in NAMES}
+    assert versions["sales/customers"]["code"] == "7"
+    event = sales.instance.get_latest_materialization_event(dg.AssetKey(["sales", "orders"]))
+    assert event is not None and event.asset_materialization is not None
+    tags, metadata = event.asset_materialization.tags or {}, event.asset_materialization.metadata
+    assert versions["sales/orders"]["data"] == tags["dagster/data_version"]
+    assert (metadata["dagster/row_count"].value, metadata["dagster/table_name"].value) == (2, "sales.orders")
+    (lakehouse,) = [
+        event.materialization.metadata
+        for event in result.get_asset_materialization_events()
+        if event.asset_key == LAKEHOUSE_KEY
+    ]
+    assert lakehouse["lakehouse_version"].value == 1
+    sales.must_run()
+    assert sales.published() == [2, 1]
+    assert [sales.rows(name) for name in ("orders", "customers", "regions")] == [4, 2, 2]
+
+
+def test_a_failed_blocking_check_publishes_nothing_and_is_named(sales: Sales, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BAD, "yes")
+    result = sales.run()
+    assert not result.success
+    assert any("positive_items" in failure and "sales" in failure for failure in failures(result)), failures(result)
+    assert sales.lake.latest_version() == 0
+    monkeypatch.delenv(BAD)
+    sales.must_run()
+    assert sales.published() == [1]
+    assert sales.rows("orders") == 2
+    assert len(sales.lake.diff(0, 1)) == 1 + len(NAMES)
+
+
+def test_a_retried_step_publishes_once(sales: Sales) -> None:
+    sales.next_commit("unknown")
+    result = sales.must_run()
+    assert sales.fault_is_taken()
+    assert any(event.is_step_up_for_retry for event in result.all_events)
+    assert sales.published() == [1]
+    assert sales.rows("orders") == 2
+
+
+def test_a_step_killed_after_its_commit_is_retried(sales: Sales) -> None:
+    sales.next_commit("after")
+    run = sales.execute("sales_job")
+    assert sales.fault_is_taken()
+    assert run.is_success
+    assert sales.published() == [1]
+    assert sales.rows("orders") == 2
+    event = sales.instance.get_latest_materialization_event(PUBLISHED)
+    assert event is not None and event.asset_materialization is not None
+    metadata = event.asset_materialization.metadata
+    assert (metadata["lakehouse_version"].value, metadata["was_published"].value) == (1, True)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("steps", ["those-left", "all"])
+def test_a_run_worker_killed_at_its_commit(sales: Sales, moment: str, steps: str) -> None:
+    sales.next_commit(moment)
+    status, _ = fork(lambda _: sales.execute("sales_job_in_process") and None).finish()
+    assert status == -signal.SIGKILL
+    assert sales.published() == ([1] if moment == "after" else [])
+    (killed,) = sales.instance.get_runs()
+    sales.instance.report_run_failed(killed)  # as Dagster's run monitoring does
+    with sales.lake.transaction() as txn:
+        txn.create_namespace("others")
+    again = dg.ReexecutionOptions(parent_run_id=killed.run_id)
+    if steps == "those-left":
+        again = dg.ReexecutionOptions.from_failure(killed.run_id, sales.instance)
+    run = sales.execute("sales_job_in_process", again)
+    assert run.is_success
+    assert len(sales.published()) == 1
+    assert sales.rows("orders") == 2, "rows that were staged again are not appended a second time"
+    deliberate = sales.execute("sales_job_in_process", dg.ReexecutionOptions(parent_run_id=run.run_id))
+    assert deliberate.is_success
+    assert len(sales.published()) == 2
+    assert sales.rows("orders") == 4

@@ -1,0 +1,264 @@
+"""Tables between assets: an output is staged as a table's new data, an input is read from where it is staged or stands.
+
+What an asset returns is written as data files and Iceberg metadata of its table, unpublished; a publish asset
+(:func:`publish.build_publish_asset`) commits all tables of the run together. Between steps goes the description of
+what was staged, in the metadata of the asset's event: no data, no shared disk. An input that the run staged is read
+from there. One that it did not is read from the lakehouse, at a version that is the same for all steps of the run,
+whatever others commit meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias, get_args
+
+import dagster as dg
+import pyarrow as pa
+from pydantic import Field
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, EqualTo, Or, Reference
+from pyiceberg.expressions.literals import literal
+from pyiceberg.table import Table
+from pyspark.sql import DataFrame
+
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin.metadata import staged_table_metadata
+from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
+from trinitylake_ops.dagster_plugin.run_records import newest_materialization, run_chain
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.spark_jobs.table_reader import read_files
+from trinitylake_ops.spark_jobs.table_writer import stage_dataframe
+from trinitylake_ops.tables.arrow_writer import stage_arrow
+from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.tables.publication import publication_id
+from trinitylake_ops.tables.staged_table import StagedTable
+from trinitylake_ops.tables.staging import load_staged
+from trinitylake_ops.tables.write_mode import Mode
+from trinitylake_ops.transaction.saved import pinned_version
+
+StoreMode: TypeAlias = Literal["overwrite", "overwrite_partition", "append"]
+
+_MODES: Mapping[StoreMode, Mode] = {
+    "overwrite": "replace_table",
+    "overwrite_partition": "replace_partitions",
+    "append": "append",
+}
+_TABLE = "trinitylake/table"
+_MODE = "trinitylake/mode"
+_PARTITION_BY = "trinitylake/partition_by"
+_PARTITION_FORMAT = "trinitylake/partition_format"
+_STAGED = "trinitylake/staged"
+_RESUMED_TAG = "dagster/is_resume_retry"
+
+
+def stored_as(
+    *,
+    table: str | None = None,
+    mode: StoreMode = "overwrite",
+    partition_by: Sequence[str] = (),
+    partition_format: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Return the metadata of an asset that says how :class:`TrinityLakeIOManager` stores it.
+
+    ``table`` is ``namespace.table``, by default the last two parts of the asset's key. ``mode``:
+    ``overwrite`` replaces all rows, ``append`` none, and ``overwrite_partition`` those of the partitions
+    of the run, where the asset has Dagster partitions, else of the partitions that rows arrive for.
+    ``partition_by`` are the table's partition columns. Dagster's partition key is the value of the one
+    column, or each dimension of a key that of the column of its name; for partitions by time
+    ``partition_format`` may say otherwise, with a format of ``strftime`` per column, such as
+    ``{"year": "%Y", "month": "%m"}``. Raises InvalidInputError.
+    """
+    if mode not in _MODES:
+        raise InvalidInputError(f"mode {mode!r} is none of {', '.join(get_args(StoreMode))}")
+    if table is not None:
+        _split_name(table)
+    columns = list(partition_by)
+    if mode == "overwrite_partition" and not columns:
+        raise InvalidInputError("mode overwrite_partition needs the columns of the partitions, partition_by")
+    if partition_format is not None and sorted(partition_format) != sorted(columns):
+        raise InvalidInputError("partition_format needs a format for each column of partition_by, and for no other")
+    metadata = {_TABLE: table, _MODE: mode, _PARTITION_BY: columns, _PARTITION_FORMAT: partition_format}
+    return {name: value for name, value in metadata.items() if value}
+
+
+class TrinityLakeIOManager(dg.ConfigurableIOManagerFactory[dg.IOManager]):
+    """Stages what assets return as tables of a lakehouse, and reads what they ask for.
+
+    Outputs are Spark DataFrames, pyarrow Tables and RecordBatchReaders, pandas DataFrames, or a
+    StagedTable that the asset staged itself. Inputs come as what the asset annotates: one of these,
+    or a pyiceberg ``Table``, which reads lazily. Where both have the same Dagster partitions, only the rows
+    of the run's partition are read. Only Spark's types start Spark.
+    """
+
+    lakehouse: TrinityLakeResource
+    spark: SparkResource
+    version: str = Field(
+        default="",
+        description="Read tables that the run does not stage at this version, or export; empty: the latest one when"
+        " the run first reads, for all its steps.",
+    )
+
+    def __init__(self, **fields: Any):
+        # Dagster knows resources in fields only where they are given.
+        super().__init__(**{"spark": SparkResource(), **fields})
+
+    def create_io_manager(self, context: dg.InitResourceContext) -> dg.IOManager:
+        """Return the IO manager of a run, or of nobody's: that reads the latest version."""
+        return _TableIOManager(self, context.run, context.instance)
+
+
+class _TableIOManager(dg.IOManager):
+    def __init__(self, settings: TrinityLakeIOManager, run: dg.DagsterRun | None, instance: dg.DagsterInstance | None):
+        self._settings = settings
+        self._run = run
+        self._instance = instance
+
+    def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
+        metadata = context.definition_metadata
+        namespace, table = _table_of(context.asset_key, metadata)
+        staged = obj if isinstance(obj, StagedTable) else self._stage(context, obj, namespace, table)
+        described = dg.MetadataValue.json(json.loads(staged.to_json()))
+        context.add_output_metadata({**staged_table_metadata(staged), _STAGED: described})
+
+    def _stage(self, context: dg.OutputContext, obj: Any, namespace: str, table: str) -> StagedTable:
+        metadata = context.definition_metadata
+        partition_by = _plain(metadata.get(_PARTITION_BY)) or None
+        mode = _MODES[_plain(metadata.get(_MODE)) or "overwrite"]
+        partitions = None
+        if mode == "replace_partitions" and context.has_asset_partitions:
+            partitions = _partition_values(context, metadata)
+        lake = self._settings.lakehouse.open()
+        if isinstance(obj, DataFrame):
+            return stage_dataframe(
+                lake, obj, namespace, table, partition_by=partition_by, mode=mode, partitions=partitions
+            )
+        rows = pa.Table.from_pandas(obj, preserve_index=False) if _is_pandas(type(obj)) else obj
+        if not isinstance(rows, pa.Table | pa.RecordBatchReader):
+            raise InvalidInputError(
+                f"asset {context.asset_key.to_user_string()} returned a {type(obj).__name__}; return a DataFrame of"
+                " Spark or pandas, a pyarrow Table or RecordBatchReader, or a StagedTable"
+            )
+        return stage_arrow(lake, rows, namespace, table, partition_by=partition_by, mode=mode, partitions=partitions)
+
+    def load_input(self, context: dg.InputContext) -> Any:
+        wanted = context.dagster_type.typing_type
+        lake = self._settings.lakehouse.open()
+        staged = self._staged(context.asset_key)
+        if wanted is StagedTable:
+            if staged is None:
+                raise InvalidInputError(f"asset {context.asset_key.to_user_string()} was not staged by this run")
+            return staged
+        output = context.upstream_output
+        metadata: Mapping[str, Any] = {} if output is None else output.definition_metadata
+        if staged is not None:
+            table = load_staged(lake, staged)
+        else:
+            name = _table_of(context.asset_key, metadata)
+            version = self._version(lake)
+            table = catalog_at(lake, version).load_table(name)
+            context.log.info("reading %s.%s at version %s of the lakehouse", *name, version)
+        return self._read(lake, table, wanted, _rows_of(context, metadata))
+
+    def _read(self, lake: Lakehouse, table: Table, wanted: Any, rows: BooleanExpression) -> Any:
+        if wanted is Table:
+            return table
+        if isinstance(wanted, type) and issubclass(wanted, DataFrame):
+            return read_files(self._settings.spark.session(), lake, table, row_filter=rows)
+        scan = table.scan(row_filter=rows)
+        if wanted is pa.RecordBatchReader:
+            return scan.to_arrow_batch_reader()
+        if wanted is pa.Table:
+            return scan.to_arrow()
+        if _is_pandas(wanted):
+            return scan.to_arrow().to_pandas()
+        raise InvalidInputError(
+            f"annotate the input with what to read {'.'.join(table.name())} into: DataFrame of Spark or pandas,"
+            f" pyarrow.Table, pyarrow.RecordBatchReader, pyiceberg.table.Table or StagedTable, not {wanted!r}"
+        )
+
+    def _staged(self, asset_key: dg.AssetKey) -> StagedTable | None:
+        """Return what this run staged for an asset, or a run from which it goes on; None where neither did."""
+        if self._run is None or self._instance is None:
+            return None
+        record = newest_materialization(self._instance, run_chain(self._instance, self._run), asset_key)
+        event = None if record is None else record.asset_materialization
+        described = None if event is None else event.metadata.get(_STAGED)
+        return None if described is None else StagedTable.from_json(json.dumps(described.value))
+
+    def _version(self, lake: Lakehouse) -> int | str:
+        if self._settings.version:
+            return self._settings.version
+        latest = lake.snapshot()
+        if self._run is None or self._instance is None:
+            return latest.version
+        run = self._run
+        if run.tags.get(_RESUMED_TAG) == "true":
+            run = run_chain(self._instance, run)[-1]  # it takes over what that one staged, on that version
+        return pinned_version(latest, publication_id("pin", run.run_id))
+
+
+def _table_of(asset_key: dg.AssetKey, metadata: Mapping[str, Any]) -> tuple[str, str]:
+    """Return namespace and table of an asset. Raises InvalidInputError."""
+    name = _plain(metadata.get(_TABLE))
+    if name:
+        return _split_name(name)
+    if len(asset_key.path) < 2:
+        raise InvalidInputError(
+            f"asset {asset_key.to_user_string()} names no namespace: give it a key such as ['sales', 'orders'], or"
+            " metadata=stored_as(table='sales.orders')"
+        )
+    return asset_key.path[-2], asset_key.path[-1]
+
+
+def _split_name(name: str) -> tuple[str, str]:
+    namespace, dot, table = name.partition(".")
+    if not (namespace and dot and table) or "." in table:
+        raise InvalidInputError(f"{name!r} names no table; write NAMESPACE.TABLE")
+    return namespace, table
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, dg.MetadataValue) else value
+
+
+def _is_pandas(kind: Any) -> bool:
+    """Whether a type is pandas' DataFrame, without importing pandas, which need not be there."""
+    module = getattr(kind, "__module__", "")
+    return getattr(kind, "__name__", "") == "DataFrame" and (module == "pandas" or module.startswith("pandas."))
+
+
+def _rows_of(context: dg.InputContext, metadata: Mapping[str, Any]) -> BooleanExpression:
+    """Return the filter for the partitions of the run, where the table is partitioned as its asset is."""
+    if not (context.has_asset_partitions and _plain(metadata.get(_PARTITION_BY))):
+        return AlwaysTrue()
+    terms: list[BooleanExpression] = []
+    for values in _partition_values(context, metadata):
+        equal: list[BooleanExpression] = [
+            EqualTo(term=Reference(column), value=literal(text)) for column, text in values.items()
+        ]
+        terms.append(equal[0] if len(equal) == 1 else And(*equal))
+    return terms[0] if len(terms) == 1 else Or(*terms)
+
+
+def _partition_values(context: dg.OutputContext | dg.InputContext, metadata: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the values of the partition columns for each of the run's partitions. Raises InvalidInputError."""
+    columns: list[str] = _plain(metadata.get(_PARTITION_BY))
+    formats: Mapping[str, str] | None = _plain(metadata.get(_PARTITION_FORMAT))
+    partitions = context.asset_partitions_def
+    values: list[dict[str, str]] = []
+    for key in context.asset_partition_keys:
+        if formats:
+            if not isinstance(partitions, dg.TimeWindowPartitionsDefinition):
+                raise InvalidInputError("partition_format is for partitions by time")
+            start = partitions.time_window_for_partition_key(key).start
+            values.append({column: start.strftime(text) for column, text in formats.items()})
+        elif isinstance(key, dg.MultiPartitionKey):
+            values.append(dict(key.keys_by_dimension))
+        elif len(columns) == 1:
+            values.append({columns[0]: key})
+        else:
+            raise InvalidInputError(
+                f"partition {key!r} is one value, the table has the partition columns {', '.join(columns)}; give a"
+                " partition_format, or partitions of as many dimensions"
+            )
+    return values
