@@ -43,14 +43,19 @@ ui: ## open the Dagster UI on the runs of the demo, http://127.0.0.1:PORT
 	@TRINITYLAKE_ROOT="$(ROOT)" DAGSTER_HOME="$(DAGSTER_HOME)" exec $(BIN)/dagster-webserver \
 		--host 127.0.0.1 --port "$(PORT)" --python-file definitions.py --log-level warning
 
-test: lint ## check everything: lint, all tests, then transactions and races once more on radosgw (not with ARGS)
-	@selection=$$(scripts/debian_packages.sh); pytest="$(BIN)/python -m pytest -n 4"; \
-	echo "==> pytest"; \
-	$$pytest --durations=25 --dist loadfile --no-loadscope-reorder -m "not soak$${selection:+ and $$selection}" $(ARGS); \
+test: lint ## check everything: lint, all tests, and beside them transactions and races once more on radosgw (not with ARGS)
+	@selection=$$(scripts/debian_packages.sh); pytest="$(BIN)/python -m pytest"; again=$$(mktemp); \
 	if $(if $(strip $(ARGS)),false,true) && [ -z "$$selection" ]; then \
-		echo "==> pytest, lakehouses on radosgw"; \
-		$$pytest --dist worksteal --lakes=radosgw $(TESTS_ON_RADOSGW) $(LONG_ON_RADOSGW:%=--ignore=%); \
-	fi
+		PYTEST_ADDOPTS= $$pytest -n 1 -p no:cacheprovider --lakes=radosgw $(TESTS_ON_RADOSGW) \
+			$(LONG_ON_RADOSGW:%=--ignore=%) >"$$again" 2>&1 & \
+	else true & fi; \
+	beside=$$!; trap 'kill $$beside 2>/dev/null || true; rm -f "$$again"' EXIT; \
+	echo "==> pytest"; \
+	$$pytest -n 4 --durations=25 --dist loadfile --no-loadscope-reorder -m "not soak$${selection:+ and $$selection}" $(ARGS) \
+		&& main=0 || main=$$?; \
+	wait $$beside && other=0 || other=$$?; \
+	if [ -s "$$again" ]; then echo "==> pytest, lakehouses on radosgw"; cat "$$again"; fi; \
+	exit $$((main ? main : other))
 
 soak: setup ## run the races between writers at full length, and the rest of the engine's tests on S3; kept in soak/
 	@selection=$$(scripts/debian_packages.sh); mkdir -p soak; log="soak/$$(date -u +%Y-%m-%dT%H%M%SZ).log"; \

@@ -41,6 +41,7 @@ from trinitylake_ops.format.node_file import COMMIT_ID, decode_node
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance import Budget, ExpirationPlan, deletion
 from trinitylake_ops.maintenance.deletion import delete_files
+from trinitylake_ops.maintenance.export_manifest import manifest_targets
 from trinitylake_ops.maintenance.lease import lease
 from trinitylake_ops.storage import MeteredStorage, Storage, StorageWrapper
 
@@ -133,6 +134,23 @@ def test_the_plan_of_an_expired_base_is_refused(aging: Aging, lake: Lakehouse) -
 
 
 # Between plan and execution
+
+
+def test_the_plan_of_what_is_gone_since_is_refused(aging: Aging, lake: Lakehouse) -> None:
+    """A drop was cut off before it deleted the export's root; orphan removal takes the copies, the root last."""
+    create(lake, "many", *(f"t{number}" for number in range(30)))
+    maintenance.plan_export(lake, "copied", "partial").execute()
+    aging.later()
+    approved = maintenance.plan_expiration(lake, keeping(1)).digest
+    (record,) = lake.snapshot().definition.exports
+    copies = manifest_targets(lake.storage, record.manifest_path) - {record.root_location}
+    root = lake.storage.read(record.root_location)
+    maintenance.drop_export(lake, "copied")
+    lake.storage.create(record.root_location, root)
+    for path in copies:
+        lake.storage.delete(path)
+    with pytest.raises(PlanChangedError, match="look at the plan again"):
+        maintenance.plan_expiration(lake, keeping(1)).execute(approved)
 
 
 def test_commits_since_the_plan_spare_what_is_needed_now(aging: Aging, lake: Lakehouse) -> None:

@@ -16,6 +16,7 @@ from pyiceberg.manifest import clear_manifest_cache
 from tests.lakes import left_over_paths
 from tests.simulator import foreigner, tables
 from tests.simulator import history as seen
+from tests.simulator.elsewhere import LEVELS, Elsewhere
 from tests.simulator.history import History, ReadRecord, RollbackRecord, TransactionRecord
 from tests.simulator.model import TIME_TO_LIVE, Operation, contents, run
 from tests.simulator.upkeep import LEAPS, OPERATIONS, Upkeep, all_states, archive
@@ -207,7 +208,8 @@ class _Scenario:
         leap_ms = 2 * (time_to_live_ms + CLOCK_MARGIN_MS)
         every = [name for name in OPERATIONS if name != "reconcile" or self._foreigner is not None]
         chosen = every if upkeep is None else [name for name in every if name in upkeep]
-        self._upkeep = Upkeep(world, self.happened, self._note, self._tables, chosen, leap_ms, leaps)
+        elsewhere = Elsewhere(world, chance.choice(LEVELS), leap_ms)
+        self._upkeep = Upkeep(world, self.happened, self._note, self._tables, chosen, leap_ms, leaps, elsewhere)
         self.history.exported = self._upkeep.exported_versions
         for number in range(N_KEEPERS if self._has_keepers else 0):
             threads = [self._thread(f"keeper {number}", N_UPKEEPS, self._upkeep.work)]

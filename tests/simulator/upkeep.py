@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from tests.simulator.elsewhere import Elsewhere
+from tests.simulator.elsewhere import LEVELS, Elsewhere
 from tests.simulator.model import State, contents, tree_of
 from tests.simulator.tables import Tables, needed_files
 from tests.simulator.world import ROOT, Folder, Process, SimulatedStorage, World
@@ -59,7 +59,6 @@ OPERATIONS = {
     "restore": 2, "clean up elsewhere": 1, "verify": 1, "repair": 1, "trim": 3, "register": 1, "reconcile": 4,
 }  # fmt: skip
 _LONGEST_WAIT_STEPS = 120
-LEVELS = (("minimal", False), ("partial", False), ("partial", True), ("full", False))
 LEAPS = 0.3  # of all rounds: nobody did anything for a while
 
 
@@ -75,6 +74,7 @@ class Upkeep:
         operations: Sequence[str],
         leap_ms: int,
         leaps: float,
+        elsewhere: Elsewhere,
     ):
         self._world = world
         self._happened = happened
@@ -87,7 +87,7 @@ class Upkeep:
         self.exported_versions: dict[str, int] = {}  # by the name that somebody began to export them under
         self._exported: set[str] = set()  # names that were acknowledged, for ever
         self._dropped: set[str] = set()  # names that somebody began to drop
-        self._elsewhere = Elsewhere(world)
+        self._elsewhere = elsewhere
         self._untoward: list[str] = []
         every = self._all()
         self._operations = {name: every[name] for name in operations if name in every}
@@ -177,8 +177,8 @@ class Upkeep:
         version = chance.randrange(lake.latest_version() + 1)
         self.exported_versions[name] = version
         retained_ms = chance.choice([None, self._leap_ms])
-        level, with_definitions = chance.choice(LEVELS)
-        target = self._elsewhere.root(level, with_definitions) if is_elsewhere else None
+        level, with_definitions = self._elsewhere.level if is_elsewhere else chance.choice(LEVELS)
+        target = self._elsewhere.root if is_elsewhere else None
         plan = maintenance.plan_export(
             lake, name, level, version, target, retain_for=retained_ms, definitions=with_definitions
         )

@@ -78,6 +78,7 @@ _CHANGES = ("create", "write", "delete")
 #: In a run of some seconds, what minutes are in life: how far clocks may be off, and how long a lease lasts.
 CLOCK_MARGIN_MS = 1_000
 LEASE_MS = 3_000
+_TIMES_RARE_FAULTS = 3  # of leases, which few requests are about
 _SECONDS_A_STEP = 0.01
 _LONGEST_PAUSE_STEPS = 10
 _LONGEST_STOP_STEPS = 1_500
@@ -211,7 +212,7 @@ class World:
             return effect()
         if process.storage.is_dead:
             raise greenlet.GreenletExit
-        fault = self._fault_of(process, kind)
+        fault = self._fault_of(process, kind, path)
         try:
             self.hand_over()
         except KeyboardInterrupt:  # the request is on its way: it arrives now, later, or never
@@ -226,12 +227,13 @@ class World:
             self.injected[f"{kind} {_class_of(path)}", fault] += 1
         return self._answered(process, kind, path, effect, fault)
 
-    def _fault_of(self, process: Process, kind: Kind) -> Fault | None:
+    def _fault_of(self, process: Process, kind: Kind, path: str) -> Fault | None:
         """Choose what goes wrong with a request; failures come in spells, too, so that some outcomes stay unknown."""
         if process.bad_requests:
             process.bad_requests -= 1
             return self.random.choice(_NETWORK_FAULTS if kind in _CHANGES else _NO_ANSWER)
-        if self.random.random() >= self.fault_rate:
+        rate = self.fault_rate * (_TIMES_RARE_FAULTS if path.startswith(LEASE_PREFIX) else 1)
+        if self.random.random() >= rate:
             return None
         if self.random.random() < (0.5 if kind == "create" else 0.15):
             process.bad_requests = self.random.randrange(16)

@@ -8,7 +8,7 @@ import re
 from abc import abstractmethod
 from typing import Self
 
-from trinitylake_ops.errors import NotFoundError, PlanChangedError
+from trinitylake_ops.errors import FileMissingError, NotFoundError, PlanChangedError
 from trinitylake_ops.maintenance.report import Plan
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
@@ -51,6 +51,14 @@ class TimedPlan(Plan):
                 f"the approved plan was made at version {base_version}, which cannot be read any more: look at the plan"
                 " again"
             ) from error
-        then = self.made_at(lake, base, now_ms)
+        try:
+            then = self.made_at(lake, base, now_ms)
+        except FileMissingError as error:
+            if lake.latest_version() == base_version:
+                raise
+            raise PlanChangedError(
+                f"the approved plan was made at version {base_version}; what it was made of is gone since, such as an"
+                " export that was dropped: look at the plan again"
+            ) from error
         then.check_approved(str(approved_digest))
         return then
