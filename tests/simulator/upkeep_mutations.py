@@ -207,6 +207,7 @@ UPKEEP_CONDITIONS: Mapping[str, Mapping[str, Any]] = {
         "stop_rate": 0.02,
         "leaps": 0.9,
     },
+    "restore beside other commits": {"upkeep": ("export elsewhere", "restore"), "fault_rate": 0.0},
     "export elsewhere beside other exports": {"upkeep": ("export elsewhere",), "writers": (2,), "fault_rate": 0.0},
     "reconcile: bring back exports elsewhere that were dropped": {
         **_WITH_FOREIGN_ROLLBACKS,
