@@ -12,11 +12,11 @@ from typing import Any
 import dagster as dg
 
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.dagster_plugin.io_manager import stored_as
+from trinitylake_ops.dagster_plugin.io_manager import split_name, stored_as
 from trinitylake_ops.dagster_plugin.metadata import column_schema, figures, markdown_table
 from trinitylake_ops.dagster_plugin.publish import LAKEHOUSE_KEY
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
-from trinitylake_ops.errors import InvalidInputError, VersionExpiredError
+from trinitylake_ops.errors import VersionExpiredError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.file_names import VERIFIED_PREFIX
 from trinitylake_ops.tables.catalog import catalog_at
@@ -122,9 +122,7 @@ def build_table_asset(table: str, *, key: dg.AssetKey | None = None, group_name:
     It is for a table that no asset of the project stages. Its key is namespace and name by default. An observation has
     the metadata of :func:`table_metadata`, its data version is the table's metadata. Raises InvalidInputError.
     """
-    namespace, dot, name = table.partition(".")
-    if not (namespace and dot and name) or "." in name:
-        raise InvalidInputError(f"{table!r} names no table; write NAMESPACE.TABLE")
+    namespace, name = split_name(table)
 
     @dg.observable_source_asset(
         key=key or dg.AssetKey([namespace, name]), group_name=group_name, metadata=stored_as(table=table)

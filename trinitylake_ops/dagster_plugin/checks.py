@@ -12,6 +12,7 @@ from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.dagster_plugin.metadata import figures, markdown_table
 from trinitylake_ops.dagster_plugin.publish import LAKEHOUSE_KEY
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+from trinitylake_ops.dagster_plugin.verify_ops import findings_table
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, TrinityLakeError
 from trinitylake_ops.format.definitions import ExpirationState
 from trinitylake_ops.format.version_ranges import VersionRanges
@@ -150,11 +151,6 @@ def _hint(lake: Lakehouse, _limits: CheckLimits) -> _Found:
 def _verify(lake: Lakehouse, limits: CheckLimits) -> _Found:
     report = maintenance.verify(lake, incremental=limits.verify_incremental, budget=limits.verify_budget)
     errors = [finding for finding in report.findings if finding.severity == "error"]
-    rows = [
-        (f.severity, f.code, f.message, "" if f.version is None else f.version, f.path or "", f.mend or "")
-        for f in report.findings
-    ]
-    header = ("severity", "code", "message", "version", "path", "mend")
     unfinished = "" if report.is_complete else f"not finished, as {report.stopped}: "
     return _Found(
         wrong=[f"{len(errors)} errors, the first: {errors[0].message}"] if errors else [],
@@ -164,7 +160,7 @@ def _verify(lake: Lakehouse, limits: CheckLimits) -> _Found:
         metadata={
             "errors": len(errors),
             "warnings": len(report.findings) - len(errors),
-            "findings": markdown_table(header, rows),
+            "findings": findings_table(report),
             "damaged_versions": report.damaged_versions,
             "not_looked_at": "; ".join(report.unchecked),
             "requests": report.cost.total_requests,

@@ -71,7 +71,7 @@ def stored_as(
     if mode not in _MODES:
         raise InvalidInputError(f"mode {mode!r} is none of {', '.join(get_args(StoreMode))}")
     if table is not None:
-        _split_name(table)
+        split_name(table)
     columns = list(partition_by)
     if mode == "overwrite_partition" and not columns:
         raise InvalidInputError("mode overwrite_partition needs the columns of the partitions, partition_by")
@@ -201,7 +201,7 @@ def _table_of(asset_key: dg.AssetKey, metadata: Mapping[str, Any]) -> tuple[str,
     """Return namespace and table of an asset. Raises InvalidInputError."""
     name = _plain(metadata.get(_TABLE))
     if name:
-        return _split_name(name)
+        return split_name(name)
     if len(asset_key.path) < 2:
         raise InvalidInputError(
             f"asset {asset_key.to_user_string()} names no namespace: give it a key such as ['sales', 'orders'], or"
@@ -210,7 +210,8 @@ def _table_of(asset_key: dg.AssetKey, metadata: Mapping[str, Any]) -> tuple[str,
     return asset_key.path[-2], asset_key.path[-1]
 
 
-def _split_name(name: str) -> tuple[str, str]:
+def split_name(name: str) -> tuple[str, str]:
+    """Return namespace and table of ``namespace.table``. Raises InvalidInputError."""
     namespace, dot, table = name.partition(".")
     if not (namespace and dot and table) or "." in table:
         raise InvalidInputError(f"{name!r} names no table; write NAMESPACE.TABLE")

@@ -43,28 +43,29 @@ def maintenance_definitions(*, lakehouse_deps: tuple[dg.AssetKey, ...] = ()) -> 
         kinds={"trinitylake"},
     )
     jobs = [
-        _job("rollback", run_rollback),
-        _job("export", run_export),
-        _job("restore", run_restore),
-        _job("repair_hint", run_repair_hint),
-        _job("compact", run_compact),
-        _job("verify", run_verify),
-        _job("repair_plan", run_repair_plan),
-        _job("repair_apply", run_repair_apply),
-        _job("trim_plan", run_trim_plan),
-        _job("trim_apply", run_trim_apply),
-        _job("expire_plan", run_expire_plan),
-        _job("expire_apply", run_expire_apply),
-        _job("undelete", run_undelete),
-        _job("purge_plan", run_purge_plan),
-        _job("purge_apply", run_purge_apply),
-        _job("orphans_plan", run_orphans_plan),
-        _job("orphans_apply", run_orphans_apply),
-        _job("reconcile", run_reconcile),
+        op_job("rollback", run_rollback),
+        op_job("export", run_export),
+        op_job("restore", run_restore),
+        op_job("repair_hint", run_repair_hint),
+        op_job("compact", run_compact),
+        op_job("verify", run_verify),
+        op_job("repair_plan", run_repair_plan),
+        op_job("repair_apply", run_repair_apply),
+        op_job("trim_plan", run_trim_plan),
+        op_job("trim_apply", run_trim_apply),
+        op_job("expire_plan", run_expire_plan),
+        op_job("expire_apply", run_expire_apply),
+        op_job("undelete", run_undelete),
+        op_job("purge_plan", run_purge_plan),
+        op_job("purge_apply", run_purge_apply),
+        op_job("orphans_plan", run_orphans_plan),
+        op_job("orphans_apply", run_orphans_apply),
+        op_job("reconcile", run_reconcile),
     ]
     return dg.Definitions(assets=[lakehouse], jobs=jobs)
 
 
-def _job(name: str, op: dg.OpDefinition) -> dg.JobDefinition:
+def op_job(name: str, op: dg.OpDefinition) -> dg.JobDefinition:
+    """Return an operation as a job of its own."""
     graph = dg.GraphDefinition(name=name, node_defs=[op], description=op.description)
     return graph.to_job(name=name, description=op.description, tags=_TAGS)

@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 
 import dagster as dg
 
+from trinitylake_ops.dagster_plugin.jobs import op_job
 from trinitylake_ops.dagster_plugin.plans import DELETES_POOL
 from trinitylake_ops.dagster_plugin.scheduled_ops import ApplyLimits, Scheduled, build_scheduled_ops
 from trinitylake_ops.errors import InvalidInputError
@@ -32,7 +33,6 @@ WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", 
 #: The jobs of ``maintenance_definitions`` that schedules run.
 _JOBS = {"hint": "repair_hint", "verify": "verify", "export": "export"}
 _DAY = timedelta(days=1)
-_TAGS = {"dagster/max_retries": "0"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ def build_maintenance_schedules(
         "export": _export_config(export_prefix, export_target, export_retain),
     }
     scheduled = build_scheduled_ops(Scheduled(limits=limits, budget=budget or Budget(), pool=pool))
-    jobs = {name: _job(f"{name_prefix}{name}_scheduled", op) for name, op in scheduled.items()}
+    jobs = {name: op_job(f"{name_prefix}{name}_scheduled", op) for name, op in scheduled.items()}
     others = {name: f"{name_prefix}{job}" for name, job in _JOBS.items()} | {"checks": checks_job}
     return [
         dg.ScheduleDefinition(
@@ -145,8 +145,3 @@ def _export_config(prefix: str, target: str, retain: timedelta) -> _MakesConfig:
         )(at)
 
     return config
-
-
-def _job(name: str, op: dg.OpDefinition) -> dg.JobDefinition:
-    graph = dg.GraphDefinition(name=name, node_defs=[op], description=op.description)
-    return graph.to_job(name=name, description=op.description, tags=_TAGS)

@@ -8,7 +8,7 @@ from trinitylake_ops.dagster_plugin.metadata import markdown_table, picture
 from trinitylake_ops.dagster_plugin.ops import log_version, logged_progress, operating, report_metadata
 from trinitylake_ops.dagster_plugin.plans import digest_field, show_plan
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
-from trinitylake_ops.maintenance import Budget, RepairPlan, RepairReport
+from trinitylake_ops.maintenance import Budget, RepairPlan, RepairReport, VerifyReport
 from trinitylake_ops.maintenance.page import verification_picture
 
 _COLUMNS = ("severity", "code", "path", "version", "what you can do")
@@ -63,15 +63,10 @@ def run_verify(context: dg.OpExecutionContext, config: VerifyConfig, lakehouse: 
             incremental=config.incremental,
             budget=config.budget(),
         )
-        header = ("severity", "code", "message", "version", "path", "mend")
-        rows = [
-            (f.severity, f.code, f.message, "" if f.version is None else f.version, f.path or "", f.mend or "")
-            for f in report.findings
-        ]
         metadata = {
             **report_metadata(report.to_dict()),
             "timeline": picture(verification_picture(report)),
-            "findings": markdown_table(header, rows),
+            "findings": findings_table(report),
             "not_looked_at": "; ".join(report.unchecked),
         }
         if not report.is_clean:
@@ -84,6 +79,15 @@ def run_verify(context: dg.OpExecutionContext, config: VerifyConfig, lakehouse: 
         if report.stopped is not None:
             context.log.warning("not finished, as %s; not looked at: %s", report.stopped, "; ".join(report.unchecked))
         context.add_output_metadata(metadata)
+
+
+def findings_table(report: VerifyReport) -> dg.MarkdownMetadataValue:
+    """Return what verify found, a row each."""
+    rows = [
+        (f.severity, f.code, f.message, "" if f.version is None else f.version, f.path or "", f.mend or "")
+        for f in report.findings
+    ]
+    return markdown_table(("severity", "code", "message", "version", "path", "mend"), rows)
 
 
 @dg.op(description="Verifies the lakehouse and shows what repair would do, and what it would leave; reads only.")
