@@ -1,0 +1,73 @@
+"""What a lakehouse is called in Dagster: its resource, assets, jobs and pool, beside other lakehouses."""
+
+import re
+from dataclasses import dataclass
+
+import dagster as dg
+
+from trinitylake_ops.errors import InvalidInputError
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+
+
+@dataclass(frozen=True, slots=True)
+class LakehouseNames:
+    """Names of the definitions of one lakehouse in a code location.
+
+    ``name`` tells it from the other lakehouses there and begins all names; it is empty for one that is alone. Raises
+    InvalidInputError for what Dagster would not take as the beginning of a name.
+    """
+
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.name and not _NAME.fullmatch(self.name):
+            raise InvalidInputError(
+                f"{self.name!r} cannot name a lakehouse in Dagster: take up to 40 small letters, digits and"
+                " underscores, a letter first"
+            )
+
+    def of(self, name: str) -> str:
+        """Return what a job, sensor, schedule or group of this lakehouse is called that is ``name`` for one alone."""
+        return f"{self.name}_{name}" if self.name else name
+
+    def key(self, *path: str) -> dg.AssetKey:
+        """Return the key of an asset of this lakehouse."""
+        return dg.AssetKey([self.name, *path] if self.name else [*path])
+
+    def op(self, job: str) -> str:
+        """Return the name of the only op of a job: in its configuration it stands below ``ops``."""
+        return f"run_{self.of(job)}"
+
+    def table_key(self, namespace: str, table: str) -> dg.AssetKey:
+        """Return the key of a table."""
+        return self.key(namespace, table)
+
+    @property
+    def resource_key(self) -> str:
+        """The key of its resource."""
+        return self.of("lakehouse")
+
+    @property
+    def lakehouse_key(self) -> dg.AssetKey:
+        """The key of the asset that stands for the lakehouse as a whole."""
+        return self.key("lakehouse")
+
+    @property
+    def exports_key(self) -> dg.AssetKey:
+        """The key of the asset that has a partition for each export."""
+        return self.key("exports")
+
+    @property
+    def exports_partitions(self) -> str:
+        """The name of the dynamic partitions of exports."""
+        return self.of("trinitylake_exports")
+
+    @property
+    def pool(self) -> str:
+        """The pool of all that lets go of something in this lakehouse, so that an instance runs one of it at a time."""
+        return f"trinitylake_deletes_{self.name}" if self.name else "trinitylake_deletes"
+
+
+#: The names of a lakehouse that is alone in its code location.
+ONLY = LakehouseNames()
