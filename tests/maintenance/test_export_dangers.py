@@ -320,6 +320,27 @@ def test_an_export_of_an_export_that_is_dropped_meanwhile_is_not_completed(aging
     assert maintenance.verify(lake).is_clean
 
 
+@pytest.mark.parametrize("has_changed", [False, True], ids=["compacted", "changed"])
+def test_a_later_minimal_export_needs_nothing_of_an_earlier_one(
+    aging: Aging, target: AgingStorage, has_changed: bool
+) -> None:
+    """Nodes that only the earlier one's version has go with it."""
+    lake = aging.lake
+    grow(aging, 8, "m")
+    export_to(target, lake, "first", "minimal")
+    if has_changed:
+        grow(aging, 8, "k")
+    maintenance.compact(lake)
+    wanted = content(lake)
+    report = export_to(target, lake, "second", "minimal")
+    assert (report.target_version, report.copied_files) == (1, 0)
+    maintenance.drop_export(lake, "first")
+    aging.clean_up()
+    there = Lakehouse(target, cache="off")
+    assert content(there) == wanted
+    assert export_to(target, lake, "same-once-more", "minimal").target_version == 1
+
+
 def test_an_unfinished_export_is_said_to_be_one(aging: Aging, target: AgingStorage) -> None:
     with pytest.raises(StoragePermissionError):
         export_to(Refusing(target, lambda path: True), aging.lake, "begun")

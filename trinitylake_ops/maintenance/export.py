@@ -279,8 +279,7 @@ class _Work:
             target = TargetLakehouse.open(there, source, choice)
             destination = Destination.other_root(record.target_uri, source.definition.id, choice.level)
         content = Content()
-        is_root_alone = choice.level == ExportLevel.MINIMAL and (target is None or target.base is None)
-        if not is_root_alone:
+        if choice.level != ExportLevel.MINIMAL:
             content = gather(source, choice, destination, io, {} if target is None else target.entries())
         if choice.copies_definitions and target is None:
             content.add_lakehouse_def(source.definition_location, lakehouse_def_copy(export_id(record)))
@@ -392,9 +391,9 @@ class _Work:
         for table_id in self._table_ids():
             claim_location(storage, f"{storage.root}{table_prefix(table_id)}".rstrip("/"), writer.target_definition)
         copier.copy_content(content, StorageFileIO.on(metered.lake.storage, self.io.storage_options))
-        tree = NodeFile() if txn is not None else writer.first_tree(content.entries, copier.place)
+        tree = NodeFile() if txn is not None else writer.whole_tree(content.entries, copier.place)
         finish_manifest(metered.lake.storage, self.record, copier.files, with_definitions=self.choice.with_definitions)
-        version = writer.create(tree) if txn is None else writer.commit(txn, content.entries)
+        version = writer.put(tree) if txn is None else writer.commit(txn, content.entries)
         location = f"{storage.root}{target.lake.files.roots.path(version)}"
         return _Copied(copier, location, len(copier.files) + 1, version)
 

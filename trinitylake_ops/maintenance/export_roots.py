@@ -22,6 +22,7 @@ from trinitylake_ops.maintenance.export_records import EXPORT
 from trinitylake_ops.storage.write_outcome import create_fresh
 from trinitylake_ops.transaction.commit_info import CommitCost, CommitInfo
 from trinitylake_ops.transaction.creation import create_first_version, first_root, has_roots, place_definition
+from trinitylake_ops.transaction.draft import Draft, RootStamp
 from trinitylake_ops.transaction.history import history
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
@@ -190,18 +191,20 @@ class TargetExport:
         """Prepare the target before anything is copied: a new one gets its definition, another one a transaction.
 
         So a target that cannot hold a lakehouse is refused early, and files that are older than the transaction's
-        time to live when it commits, and may be gone as orphans by then, are not committed.
+        time to live when it commits, and may be gone as orphans by then, are not committed. A minimal export copies
+        no such files, and takes none.
         """
         lake = self.target.lake
         if self.target.base is None:
             place_definition(lake.storage, self._definition_path, self.definition)
             return None
-        properties = {**_properties(self.source, self.choice), "source": self.source_root}
-        txn = lake.transaction(message=self._message, properties=properties, operation=EXPORT)
-        txn.require(self._check_unchanged)
+        if self.choice.level == ExportLevel.MINIMAL:
+            return None
+        txn = lake.transaction(message=self._message, properties=self._own_properties, operation=EXPORT)
+        txn.require(self.check_unchanged)
         return txn
 
-    def _check_unchanged(self, latest: Snapshot) -> None:
+    def check_unchanged(self, latest: Snapshot) -> None:
         """Raise MaintenanceBlockedError where objects changed at the target: only all that differs makes a version."""
         base = self.target.base
         if base is not None and diff_trees(base.files.nodes, base.root, latest.root):
@@ -211,8 +214,8 @@ class TargetExport:
                 version=latest.version,
             )
 
-    def first_tree(self, entries: Sequence[tuple[str, str]], write: Write) -> NodeFile:
-        """Write the nodes of a new lakehouse; returns its root, without system rows, with these entries.
+    def whole_tree(self, entries: Sequence[tuple[str, str]], write: Write) -> NodeFile:
+        """Write the nodes of a tree of these entries; returns its root, without system rows.
 
         That of a minimal export is the source's, with full URIs for all that it points to.
         """
@@ -221,11 +224,22 @@ class TargetExport:
         limits, created_at_ms = TreeLimits.of(self.definition), self.record.created_at_millis
         return built_root(entries, limits, export_id(self.record), created_at_ms, write)
 
-    def create(self, tree: NodeFile) -> int:
-        """Create version 0 of the target, and return it. Raises MaintenanceBlockedError, StorageError."""
+    def put(self, tree: NodeFile) -> int:
+        """Let the target have a tree as it is, and return the version that has it.
+
+        Raises MaintenanceBlockedError, CommitConflictError, StorageError.
+        """
+        if self.target.base is None:
+            return self._create(tree)
+        lake = self.target.lake
+        base = lake.snapshot()
+        self.check_unchanged(base)
+        info = CommitInfo(EXPORT, self._message, properties=self._own_properties)
+        return lake.commit(_SourceTree(tree, info, self.check_unchanged), base)
+
+    def _create(self, tree: NodeFile) -> int:
         lake, limits = self.target.lake, TreeLimits.of(self.definition)
-        properties = {**_properties(self.source, self.choice), "source": self.source_root}
-        info = CommitInfo(EXPORT, self._message, properties=properties)
+        info = CommitInfo(EXPORT, self._message, properties=self._own_properties)
         commit_id = str(uuid.uuid5(export_id(self.record), "commit"))
         root = first_root(lake.storage, self.definition, self._definition_path, commit_id, info, CommitCost(1, 1, 0))
         edited = carried_tree(lake.files.nodes, tree, limits, created_at_ms=root.created_at_ms, root_system=root.system)
@@ -249,12 +263,44 @@ class TargetExport:
         return txn.commit()
 
     @property
+    def _own_properties(self) -> dict[str, str]:
+        return {**_properties(self.source, self.choice), "source": self.source_root}
+
+    @property
     def _definition_path(self) -> str:
         return lakehouse_def_copy(export_id(self.record))
 
     @property
     def _message(self) -> str:
         return f"version {self.record.version} of {self.source_root}"[:500]
+
+
+@dataclass(frozen=True)
+class _SourceTree:
+    """The source's tree under the definition of the target.
+
+    It takes the place of the whole tree there: nodes that an earlier export points to may be gone from the source once
+    that one is dropped, as only the version that is exported now is sure to keep its own.
+    """
+
+    tree: NodeFile
+    info: CommitInfo
+    check_unchanged: Callable[[Snapshot], None]
+
+    def draft(self, base: Snapshot, stamp: RootStamp) -> Draft | None:
+        if _without_system(base.root) == _without_system(self.tree):
+            return None
+        system = stamp.system(base, self.info, lakehouse_def=base.definition_location)
+        created_at_ms, nodes = stamp.created_at_ms, base.files.nodes
+        tree = carried_tree(nodes, self.tree, base.limits, created_at_ms=created_at_ms, root_system=system)
+        return Draft(system, self.info, tree, {}, base.definition)
+
+    def rebase(self, base: Snapshot, latest: Snapshot) -> None:
+        self.check_unchanged(latest)
+
+
+def _without_system(root: NodeFile) -> NodeFile:
+    return replace(root.rebased(lambda location: location), system={})
 
 
 def _properties(source: Snapshot, choice: Choice) -> dict[str, str]:
