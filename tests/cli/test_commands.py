@@ -23,6 +23,7 @@ from trinitylake_ops.errors import StoragePermissionError
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord
 from trinitylake_ops.format.file_names import HINT_PATH, root_path
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
+from trinitylake_ops.transaction.commit_info import acting_for_run
 
 __all__ = ["lakes"]
 
@@ -168,8 +169,11 @@ def test_log(cli: Cli, lake: Lakehouse) -> None:
     assert versions[0]["state"] == "live"
     assert len(cli("log", "--limit", 1, "--json").json) == 1
     maintenance.rollback(lake, 1)
-    expire(lake, "1")
+    with acting_for_run("run-2", "Ada Lovelace"):
+        expire(lake, "1")
+    assert cli("log", "--limit", 1, "--json").json[0]["approved_by"] == "Ada Lovelace"
     text = cli("log").out
+    assert ", approved by Ada Lovelace" in text
     assert "run-1" in text
     assert "rollback (from 2)" in text
     assert "expired" in text

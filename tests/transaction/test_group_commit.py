@@ -76,16 +76,20 @@ def test_a_group_costs_the_requests_of_one_commit(lakes: Lakes) -> None:
 
 
 def test_what_each_says_about_itself_is_kept(filled: Lakehouse) -> None:
-    with acting_for_run("run-a"):
+    with acting_for_run("run-a", "Ada"):
         first = filled.transaction(message="first", properties={"k": "v"})
     second = filled.transaction(operation="publish", run_id="run-b")
     creates("d")(first)
     creates("e")(second)
-    assert commit_waiting(filled, [first, second]) == [2, 2]
-    one, other = next(filled.history()).transactions
-    assert (one.id, one.message, one.run_id, one.properties) == (first.id, "first", "run-a", {"k": "v"})
-    assert (other.id, other.operation, other.run_id, other.counts) == (
-        second.id, "publish", "run-b", {"set": 1, "deleted": 0},
+    with acting_for_run("run-c", "Grace"):  # who commits for all is not who made them
+        assert commit_waiting(filled, [first, second]) == [2, 2]
+    group = next(filled.history())
+    assert (group.run_id, group.approved_by) == (None, None)
+    one, other = group.transactions
+    assert (one.id, one.message, one.properties) == (first.id, "first", {"k": "v"})
+    assert (one.run_id, one.approved_by) == ("run-a", "Ada")
+    assert (other.id, other.operation, other.run_id, other.approved_by, other.counts) == (
+        second.id, "publish", "run-b", None, {"set": 1, "deleted": 0},
     )  # fmt: skip
 
 

@@ -36,6 +36,7 @@ from trinitylake_ops.format.definitions import (
 from trinitylake_ops.format.file_names import HINT_PATH, new_export_root_path, root_path
 from trinitylake_ops.format.node_file import decode_node, encode_node
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
+from trinitylake_ops.transaction.commit_info import LONGEST_USER_CHARS, acting_for_run
 from trinitylake_ops.transaction.lakehouse import Change, diff_snapshots
 
 
@@ -369,6 +370,20 @@ def test_history_tells_who_did_what_newest_first(lake: Lakehouse) -> None:
     assert [info.version for info in lake.history(2)] == [5, 4]
     assert [info.version for info in lake.history(0)] == []
     assert len(list(lake.history(99))) == 6
+
+
+def test_history_tells_the_run_and_who_approved_it(lake: Lakehouse) -> None:
+    with acting_for_run("run-1", "Ada"):
+        lake.alter_definition(properties={"a": "b"})
+        with acting_for_run("run-2"), lake.transaction() as txn:
+            txn.create_namespace("ns")
+        lake.alter_definition(properties={"a": "c"})
+    lake.alter_definition(properties={"a": "d"})
+    found = [(info.run_id, info.approved_by) for info in lake.history(4)]
+    assert found == [(None, None), ("run-1", "Ada"), ("run-2", None), ("run-1", "Ada")]
+    with acting_for_run("run-3", "ü" * 5000):
+        lake.alter_definition(properties={"a": "e"})
+    assert next(iter(lake.history(1))).approved_by == "ü" * LONGEST_USER_CHARS
 
 
 def test_names_of_single_operations(lake: Lakehouse) -> None:

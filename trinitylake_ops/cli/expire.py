@@ -111,7 +111,7 @@ def trim(
     with shown_progress("reading the tables"):
         plan = maintenance.plan_trim_tables(lake, _policy(lake, **rules), tables=tables or None)
         report = None if digest is None and not yes else plan.execute(digest)
-    print_outcome(plan, report, as_json, is_empty=not plan.tables)
+    print_outcome(plan, report, as_json, is_empty=plan.is_empty)
     if report is not None and plan.unreadable:
         names = visible(", ".join(plan.unreadable))
         click.echo(f"Left as they are, since their metadata cannot be read: {names}; verify says why", err=True)

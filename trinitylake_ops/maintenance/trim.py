@@ -64,6 +64,11 @@ class TrimPlan(Plan):
         ]
         return digest_of(self.base_version, _OPERATION, content)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no table would be trimmed."""
+        return not self.tables
+
     def table(self) -> Table:
         """Return one row for each table."""
         rows: list[tuple[object, ...]] = [

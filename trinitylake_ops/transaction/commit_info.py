@@ -15,19 +15,26 @@ from typing import Any
 
 from trinitylake_ops.format.node_file import encode_commit_info
 
-_LONGEST_USER_CHARS = 64
+#: Longest name of a person that a commit records.
+LONGEST_USER_CHARS = 64
 
 _acting_run: ContextVar[str | None] = ContextVar("acting_run", default=None)
+_approver: ContextVar[str | None] = ContextVar("approver", default=None)
 
 
 @contextmanager
-def acting_for_run(run_id: str) -> Iterator[None]:
-    """Record a run of an orchestrator in all commits of this block, in this thread, that name none themselves."""
-    token = _acting_run.set(run_id)
+def acting_for_run(run_id: str, approved_by: str | None = None) -> Iterator[None]:
+    """Record a run of an orchestrator in all commits of this block, in this thread, that name none themselves.
+
+    So is who approved what it does, where somebody did, cut to LONGEST_USER_CHARS.
+    """
+    run_token = _acting_run.set(run_id)
+    approver_token = _approver.set(None if approved_by is None else approved_by[:LONGEST_USER_CHARS])
     try:
         yield
     finally:
-        _acting_run.reset(token)
+        _approver.reset(approver_token)
+        _acting_run.reset(run_token)
 
 
 def acting_run() -> str | None:
@@ -57,12 +64,13 @@ class CommitInfo:
 
     ``counts`` are numbers an operation wants in the log; ``members`` the ids of the transactions
     that the root commits. Where those are several, ``transactions`` says of each, in their order, what
-    else would stand here for one. A run that was made known by ``acting_for_run`` is taken over.
+    else would stand here for one. What was made known by ``acting_for_run`` is taken over.
     """
 
     operation: str
     message: str | None = None
     run_id: str | None = field(default_factory=acting_run)
+    approved_by: str | None = field(default_factory=_approver.get, kw_only=True)
     properties: Mapping[str, str] = field(default_factory=dict)
     members: tuple[str, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -86,6 +94,7 @@ class CommitInfo:
             "operation": self.operation,
             "message": self.message,
             "run_id": self.run_id,
+            "approved_by": self.approved_by,
             "counts": dict(self.counts),
             "properties": dict(self.properties),
         }
@@ -107,6 +116,6 @@ def _user_of(user_id: int, *environment: str | None) -> str:
     del environment
     try:
         # From the environment, where anything may stand.
-        return getpass.getuser().encode("utf-8", "replace").decode("utf-8")[:_LONGEST_USER_CHARS]
+        return getpass.getuser().encode("utf-8", "replace").decode("utf-8")[:LONGEST_USER_CHARS]
     except (KeyError, OSError):  # a user id without a name, as in containers
         return str(user_id)

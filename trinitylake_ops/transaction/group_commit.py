@@ -278,7 +278,13 @@ def group_info(infos: Sequence[CommitInfo]) -> CommitInfo:
         for name, number in info.counts.items():
             counts[name] = counts.get(name, 0) + number
     return CommitInfo(
-        "group", f"{len(infos)} transactions", None, members=members, counts=counts, transactions=tuple(infos)
+        "group",
+        f"{len(infos)} transactions",
+        run_id=None,
+        approved_by=None,
+        members=members,
+        counts=counts,
+        transactions=tuple(infos),
     )
 
 

@@ -45,6 +45,7 @@ class VersionInfo:
     rollback_from: int | None
     state: Literal["live", "expired", "sealed"]
     run_id: str | None = None
+    approved_by: str | None = None
     user: str | None = None
     host: str | None = None
     engine: str | None = None
@@ -69,6 +70,7 @@ class TransactionInfo:
     operation: str | None
     message: str | None
     run_id: str | None
+    approved_by: str | None
     counts: Mapping[str, int]
     properties: Mapping[str, str]
 
@@ -133,6 +135,7 @@ def _version_info(version: int, system: dict[str, str], root_bytes: int, definit
         rollback_from=version_at(system.get(ROLLBACK_FROM_ROOT)),
         state="sealed" if SEALED_AT_MILLIS in system else "expired" if is_expired else "live",
         run_id=_text(info.get("run_id")),
+        approved_by=_text(info.get("approved_by")),
         user=_text(info.get("user")),
         host=_text(info.get("host")),
         engine=_text(info.get("engine")),
@@ -156,6 +159,7 @@ def _transactions(info: Mapping[str, Any]) -> tuple[TransactionInfo, ...]:
             _text(own.get("operation")),
             _text(own.get("message")),
             _text(own.get("run_id")),
+            _text(own.get("approved_by")),
             _numbers(own.get("counts")),
             _texts(own.get("properties")),
         )
