@@ -16,7 +16,6 @@ from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeR
 from trinitylake_ops.tables.catalog import catalog_at
 
 MONTHLY_TABLES = ("weather", "flights", "delay_by_carrier_month", "route_performance", "aircraft_utilisation")
-QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 
 class Pipeline:
@@ -38,29 +37,28 @@ class Pipeline:
             ),
         )
 
-    def must_run(self, job: str, month: str | None = None, **ops: dict[str, Any]) -> dg.ExecuteInProcessResult:
-        result = self.run(job, month, **ops)
+    def must_run(self, job: str, month: str | None = None, **config: Any) -> dg.ExecuteInProcessResult:
+        result = self.run(job, month, **config)
         failures = [str(event.step_failure_data.error) for event in result.all_events if event.is_step_failure]
         assert result.success, "\n".join(failures)
         return result
 
-    def run(self, job: str, month: str | None = None, **ops: dict[str, Any]) -> dg.ExecuteInProcessResult:
+    def run(self, job: str, month: str | None = None, **config: Any) -> dg.ExecuteInProcessResult:
         return self.definitions.resolve_job_def(job).execute_in_process(
             instance=self.instance,
-            run_config={"ops": ops, **QUIET},
+            run_config=config,
             partition_key=month,
             raise_on_error=False,
         )
 
     def initial_load(self) -> dg.ExecuteInProcessResult:
-        return self.must_run(
-            INITIAL_JOB, **{f"reference__{name}": self.source for name in ("airlines", "airports", "planes")}
-        )
+        ops = {f"reference__{name}": self.source for name in ("airlines", "airports", "planes")}
+        return self.must_run(INITIAL_JOB, ops=ops)
 
     def monthly_load(self, month: str, fault: str = "none") -> dg.ExecuteInProcessResult:
         ops = {f"{NAMESPACES[name]}__{name}": self.source for name in MONTHLY_TABLES}
         ops["facts__flights"] = {"config": {**self.source["config"], "fault": fault}}
-        return (self.run if fault == "blocked" else self.must_run)(MONTHLY_JOB, month, **ops)
+        return (self.run if fault == "blocked" else self.must_run)(MONTHLY_JOB, month, ops=ops)
 
     def lake(self) -> Lakehouse:
         return self.lakehouse.open()

@@ -7,7 +7,7 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
-from tests.dagster_plugin.test_expiry_jobs import QUIET
+from tests.dagster_plugin.quiet import QUIET
 from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.dagster_plugin.assets import (

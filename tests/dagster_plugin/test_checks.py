@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from tests.dagster_plugin.test_expiry_jobs import QUIET
+from tests.dagster_plugin.quiet import QUIET
 from tests.lakes import table
 from tests.local_clock import HOUR_MS, LocalClock
 from tests.maintenance.changes import alter, content, create, make_untidy, small_sizes, truncate
@@ -169,7 +169,7 @@ def test_exports_that_are_old_damaged_or_missing(lake: Lake) -> None:
     lake.clock.forward(8 * 24 + 1)
     limits = CheckLimits(overdue=timedelta(days=99))
     (name, one), *others = lake.failed(limits).items()
-    assert (name, others, one.severity, one.metadata["mended_by"]) == ("exports_fresh", [], WARN, "export")
+    assert (name, others, one.severity, one.metadata["mended_by"]) == ("exports_fresh", [], WARN, "export_full")
     assert one.description.startswith(
         "no full export named * is younger than 8 days, 0:00:00; the newest is 'weekly-1'"
     )

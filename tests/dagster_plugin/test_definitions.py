@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import dagster as dg
@@ -10,8 +11,9 @@ import pytest
 
 from tests.credentials.canaries import ACCESS_KEY_ID, SECRET_ACCESS_KEY, leaks, leaks_in_files
 from trinitylake_ops.dagster_plugin.jobs import maintenance_definitions
-from trinitylake_ops.dagster_plugin.publish import LAKEHOUSE_KEY
+from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+from trinitylake_ops.maintenance.export import LEVELS
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE
 
 REPOSITORY = Path(__file__).parents[2]
@@ -45,47 +47,98 @@ def test_credentials_are_refused_unseen_when_it_is_loaded(tmp_path: Path, variab
     assert leaks_in_files(tmp_path) == []
 
 
-FREEING = ("trim", "expire", "purge", "orphans")
+PLANNED = ("trim", "expire", "purge", "orphans", "repair")
+DIGEST = f"3-{'0' * 64}"
+APPROVAL = {"approved_digest": DIGEST, "approved_by": "Ada Lovelace"}
 
 
-def maintenance() -> dg.Definitions:
+@pytest.fixture(scope="module")
+def maintenance_jobs() -> dg.Definitions:
     lakehouse = TrinityLakeResource(root="memory://never-made/")
     return dg.Definitions.merge(maintenance_definitions(), dg.Definitions(resources={"lakehouse": lakehouse}))
 
 
-def test_operations_are_jobs_and_the_lakehouse_is_an_asset() -> None:
-    definitions = maintenance()
-    names = {job.name for job in definitions.resolve_all_job_defs() if not job.name.startswith("__")}
-    planned = {f"{name}_{step}" for name in (*FREEING, "repair") for step in ("plan", "apply")}
-    assert (
-        names
-        == {"rollback", "export", "restore", "repair_hint", "compact", "verify", "undelete", "reconcile"} | planned
-    )
-    assert {spec.key for spec in definitions.resolve_all_asset_specs()} == {LAKEHOUSE_KEY}
-    assert all(definitions.resolve_job_def(name).tags["dagster/max_retries"] == "0" for name in names)
+def test_operations_are_jobs_and_the_lakehouse_is_an_asset(maintenance_jobs: dg.Definitions) -> None:
+    names = {job.name for job in maintenance_jobs.resolve_all_job_defs() if not job.name.startswith("__")}
+    others = {"verify", "repair", "repair_hint", "reconcile", "compact", "rollback", "undelete"}
+    exports = {f"export_{level}" for level in LEVELS} | {"drop_export", "restore_export"}
+    planned = {f"{name}_{step}" for name in PLANNED for step in ("plan", "apply")}
+    assert names == planned | exports | others
+    assert {spec.key for spec in maintenance_jobs.resolve_all_asset_specs()} == {ONLY.lakehouse_key}
+    assert all(maintenance_jobs.resolve_job_def(name).tags["dagster/max_retries"] == "0" for name in names)
+
+
+@pytest.fixture(scope="module")
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.instance_for_test() as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("job", "config", "said"),
+    [
+        ("rollback", {}, "to has to be given, it is empty"),
+        ("rollback", {"to": " "}, "to has to be given, it is empty"),
+        ("rollback", {"to": "1", "tables": ["orders"]}, "'orders' names no table; write NAMESPACE.TABLE"),
+        ("rollback", {"to": "1", "namespaces": ["a b"]}, "namespace name 'a b' contains a space"),
+        ("export_full", {}, "name has to be given, it is empty"),
+        ("export_full", {"name": "17"}, "export name '17' is digits only"),
+        ("export_full", {"name": "x", "version": "latest"}, "version: 'latest' is no number of a version"),
+        ("export_full", {"name": "x", "target": "s3://KEY:secret@bucket/lake"}, "target is not shown"),
+        ("export_minimal", {"name": "x", "retain_days": float("inf")}, "retain_days: "),
+        ("export_partial", {"name": "x", "retain_days": 1e12}, "less than or equal to 1000000, it is 1000000000000.0"),
+        ("drop_export", {}, "name has to be given"),
+        ("restore_export", {"name": "x", "tables": ["a.b.c"]}, "'a.b.c' names no table"),
+        ("expire_plan", {"max_age_days": -0.5}, "max_age_days is -0.5, it must be at least 0, or -1"),
+        ("expire_plan", {"max_age_days": float("nan")}, "max_age_days: "),
+        ("trim_plan", {"keep_last": -2}, "keep_last: Input should be greater than or equal to -1, it is -2"),
+        ("purge_plan", {"grace_days": -1.0}, "grace_days: Input should be greater than or equal to 0, it is -1.0"),
+        ("orphans_plan", {"older_than_days": float("inf")}, "older_than_days: "),
+        ("purge_apply", {**APPROVAL, "max_requests": -1}, "max_requests: Input should be greater than"),
+        ("orphans_apply", {**APPROVAL, "requests_per_second": -1.0}, "requests_per_second: Input should be"),
+        *((f"{name}_apply", {}, "approved_digest has to be given") for name in PLANNED),
+        *((f"{name}_apply", {"approved_digest": DIGEST}, "approved_by has to be given") for name in PLANNED),
+        ("expire_apply", {**APPROVAL, "approved_digest": "ok"}, "approved_digest: 'ok' is no digest of a plan"),
+        ("expire_apply", {**APPROVAL, "approved_by": "A" * 65}, "is no name of a person: take up to 64"),
+        ("expire_apply", {**APPROVAL, "approved_by": "Ada\n"}, "is no name of a person"),
+        ("undelete", {}, "versions has to be given"),
+        ("undelete", {"versions": "all of them"}, "'all of them' names no versions; write them as 3-90,95"),
+        ("verify", {"max_seconds": -1.0}, "max_seconds: "),
+    ],
+)
+def test_wrong_values_are_refused_in_one_line_before_a_run_exists(
+    maintenance_jobs: dg.Definitions, instance: dg.DagsterInstance, job: str, config: dict[str, object], said: str
+) -> None:
+    with pytest.raises(dg.DagsterInvalidConfigError) as refused:
+        maintenance_jobs.resolve_job_def(job).execute_in_process(run_config=config, instance=instance)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert "secret" not in str(refused.value)
+    assert instance.get_runs() == []
 
 
 @pytest.mark.parametrize(
     ("job", "config"),
     [
-        ("rollback", {}),
-        ("rollback", {"ops": {"run_rollback": {"config": {"to": "1", "tables": "a.b"}}}}),
-        ("rollback", {"ops": {"run_rollback": {"config": {"to": "1", "unknown": 1}}}}),
-        ("export", {"ops": {"run_export": {"config": {"name": "x", "retain_days": "long"}}}}),
-        *((f"{name}_apply", {}) for name in (*FREEING, "repair")),
-        ("undelete", {}),
-        ("expire_plan", {"ops": {"run_expire_plan": {"config": {"keep_last": "many"}}}}),
-        ("purge_plan", {"ops": {"run_purge_plan": {"config": {"max_seconds": 1}}}}),
-        ("verify", {"ops": {"run_verify": {"config": {"deep": "very"}}}}),
+        ("rollback", {"to": "1", "tables": "a.b"}),
+        ("rollback", {"to": "1", "unknown": 1}),
+        ("rollback", {"to": "1", "resources": {"lakehouse": {"config": {"root": "memory://another/"}}}}),
+        ("export_minimal", {"name": "x", "namespaces": ["a"]}),
+        ("export_full", {"name": "x", "definitions": True}),
+        ("expire_plan", {"keep_last": "many"}),
+        ("purge_plan", {"max_seconds": 1}),
+        ("verify", {"deep": "very"}),
     ],
 )
-def test_a_wrong_configuration_fails_before_anything_runs(job: str, config: dict[str, object]) -> None:
+def test_what_the_schema_does_not_have_is_refused(
+    maintenance_jobs: dg.Definitions, job: str, config: dict[str, object]
+) -> None:
     with pytest.raises(dg.DagsterInvalidConfigError):
-        maintenance().resolve_job_def(job).execute_in_process(run_config=config)
+        maintenance_jobs.resolve_job_def(job).execute_in_process(run_config=config)
 
 
-def test_no_lakehouse_is_one_clear_failure() -> None:
-    result = maintenance().resolve_job_def("verify").execute_in_process(raise_on_error=False)
+def test_no_lakehouse_is_one_clear_failure(maintenance_jobs: dg.Definitions) -> None:
+    result = maintenance_jobs.resolve_job_def("verify").execute_in_process(raise_on_error=False)
     (failure,) = [event for event in result.all_events if event.is_step_failure]
     assert failure.step_failure_data.user_failure_data is not None
     description = failure.step_failure_data.user_failure_data.description

@@ -3,116 +3,22 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-import dagster as dg
 import pytest
 
+from tests.dagster_plugin.maintenance_jobs import APPROVER, Jobs
 from tests.lakes import check_lake
-from tests.local_clock import HOUR_MS, LocalClock
-from tests.maintenance.changes import alter, content, create, overwrite_rows
-from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.dagster_plugin.jobs import maintenance_definitions
-from trinitylake_ops.dagster_plugin.publish import LAKEHOUSE_KEY
-from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
+from tests.local_clock import LocalClock
+from tests.maintenance.changes import content, overwrite_rows
+from trinitylake_ops import maintenance
 from trinitylake_ops.errors import StoragePermissionError, VersionExpiredError
 from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.maintenance.lease import lease
 from trinitylake_ops.storage import LocalStorage
-
-QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-
-
-class Ran:
-    """A run of a job with one op: its metadata, or why it failed."""
-
-    def __init__(self, result: dg.ExecuteInProcessResult):
-        self.success = result.success
-        self.materialized: list[Mapping[str, Any]] = []
-        self.error = ""
-        self.metadata: dict[str, Any] = {}
-        for event in result.all_events:
-            if event.is_step_materialization:
-                materialization = event.step_materialization_data.materialization
-                assert materialization.asset_key == LAKEHOUSE_KEY
-                self.materialized.append(_values(materialization.metadata))
-            elif event.is_successful_output:
-                self.metadata = _values(event.step_output_data.metadata)
-            elif event.is_step_failure:
-                data = event.step_failure_data
-                self.error = str(data.error)
-                if data.user_failure_data is not None:
-                    self.error = data.user_failure_data.description or ""
-                    self.metadata = _values(data.user_failure_data.metadata)
-
-
-def _values(metadata: Mapping[str, dg.MetadataValue]) -> dict[str, Any]:
-    return {name: value.value for name, value in metadata.items()}
-
-
-class Jobs:
-    """The operations on one local lakehouse, on which an hour passed since its last commit."""
-
-    def __init__(self, folder: Path, clock: LocalClock):
-        self.clock = clock
-        self.lake = Lakehouse.create(
-            str(folder / "lake"),
-            {"fsync": "false"},
-            maximum_version_age_millis=HOUR_MS // 2,
-            minimum_versions_to_keep=1,
-            txn_ttl_millis=60_000,
-        )
-        resource = TrinityLakeResource(root=self.lake.root, storage_options=StorageSettings(fsync="false"))
-        self._definitions = dg.Definitions.merge(
-            maintenance_definitions(),
-            dg.Definitions(resources={"lakehouse": resource}, executor=dg.in_process_executor),
-        )
-        create(self.lake, "ns", "t")
-        for _ in range(2):
-            alter(self.lake, "ns", "t")
-        clock.forward()
-
-    def run(self, job: str, **config: Any) -> Ran:
-        ops = {f"run_{job}": {"config": config}} if config else {}
-        return self._run(job, {"ops": ops})
-
-    def _run(self, job: str, run_config: dict[str, Any]) -> Ran:
-        definition = self._definitions.resolve_job_def(job)
-        return Ran(definition.execute_in_process(run_config={**run_config, **QUIET}, raise_on_error=False))
-
-    def must_run(self, job: str, **config: Any) -> Ran:
-        ran = self.run(job, **config)
-        assert ran.success, ran.error
-        return ran
-
-    def expired(self) -> None:
-        """Let all versions but the latest expire, and their grace pass."""
-        maintenance.plan_expiration(self.lake).execute()
-        self.clock.forward()
-
-    def plan(self, name: str, **options: Any) -> dict[str, Any]:
-        """Return what a plan job shows; it must change nothing."""
-        before = content(self.lake)
-        ran = self.must_run(f"{name}_plan", **options)
-        assert content(self.lake) == before
-        assert ran.materialized == []
-        return ran.metadata
-
-    def apply(self, plan: Mapping[str, Any], name: str) -> Ran:
-        """Run an apply job with the configuration that a plan job shows for it."""
-        shown = re.fullmatch(r"```\n(.*)\n```", plan[f"configuration of {name}_apply"], re.DOTALL)
-        assert shown is not None
-        return self._run(f"{name}_apply", json.loads(shown[1]))
-
-    def must_apply(self, name: str, **options: Any) -> Ran:
-        ran = self.apply(self.plan(name, **options), name)
-        assert ran.success, ran.error
-        return ran
 
 
 def shown_picture(markdown: str) -> str:
@@ -155,10 +61,13 @@ def test_plan_copy_the_digest_apply(jobs: Jobs) -> None:
     assert re.search(r"\| 0 \| expires \| superseded 2 h .*ago, the maximum age is 30 min \|", plan["plan"])
     assert "it is the latest" in plan["plan"]
     assert f"{latest} would expire and free" in shown_picture(plan["timeline"])
-    ran = jobs.must_run("expire_apply", approved_digest=plan["digest"])
+    ran = jobs.apply_digest("expire", plan["digest"])
     assert (ran.metadata["files"], ran.metadata["bytes"]) == (plan["files"], plan["bytes"])
-    assert ran.materialized[0]["operation"] == "expire"
-    again = jobs.must_run("expire_apply", approved_digest=plan["digest"])
+    assert (ran.materialized[0]["operation"], ran.materialized[0]["approved_by"]) == ("expire", APPROVER)
+    assert ran.metadata["approved_by"] == APPROVER
+    expiry = next(iter(jobs.lake.history(1)))
+    assert (expiry.run_id, expiry.approved_by) == (ran.run_id, APPROVER)
+    again = jobs.apply_digest("expire", plan["digest"])
     assert (again.metadata["version"], again.materialized) == ("none", [])
 
     assert jobs.plan("purge")["is_empty"] is True
@@ -196,8 +105,8 @@ def test_a_stale_digest_is_refused_in_one_line(jobs: Jobs) -> None:
     purge = jobs.plan("purge")["digest"]
     maintenance.plan_purge(jobs.lake).execute()
     before = content(jobs.lake)
-    for name, digest in (("trim", trim), ("expire", expire), ("purge", purge), ("orphans", "")):
-        ran = jobs.run(f"{name}_apply", approved_digest=digest)
+    for name, digest in (("trim", trim), ("expire", expire), ("purge", purge), ("orphans", expire)):
+        ran = jobs.apply_digest(name, digest)
         assert not ran.success
         assert ran.error.endswith("look at the plan again")
         assert "\n" not in ran.error
@@ -210,7 +119,7 @@ def test_rules_of_the_configuration(jobs: Jobs) -> None:
     assert jobs.plan("expire", keep_last=3)["versions"] == "0"
     plan = jobs.plan("expire", min_versions=2)
     assert plan["versions"] == "0-1"
-    other = jobs.run("expire_apply", approved_digest=plan["digest"])
+    other = jobs.apply_digest("expire", plan["digest"])
     assert "look at the plan again" in other.error, "without the options of the plan"
     assert jobs.apply(plan, "expire").metadata["versions"] == "0-1"
     empty = jobs.run("expire_plan", max_age_days=0.0, min_versions=0)
@@ -220,21 +129,15 @@ def test_rules_of_the_configuration(jobs: Jobs) -> None:
 @pytest.mark.parametrize(
     ("job", "config", "said"),
     [
-        ("expire_plan", {"max_age_days": -0.5}, "max_age_days must be at least 0"),
-        ("expire_plan", {"max_age_days": float("nan")}, "max_age_days"),
-        ("trim_plan", {"keep_last": -2}, "keep_last"),
-        ("purge_plan", {"grace_days": -1.0}, "grace_days"),
-        ("orphans_plan", {"older_than_days": float("inf")}, "older_than_days"),
-        ("purge_apply", {"approved_digest": "x", "max_requests": -1}, "max_requests"),
-        ("orphans_apply", {"approved_digest": "x", "requests_per_second": -1.0}, "requests_per_second"),
-        ("export", {"name": "x", "retain_days": float("inf")}, "retain_days"),
-        ("export", {"name": "x", "retain_days": 1e12}, "retain_days"),
-        ("undelete", {"versions": "all of them"}, "write them as 3-90,95"),
         ("undelete", {"versions": "3"}, "versions 3 are not expired"),
         ("trim_plan", {"tables": ["ns.nowhere"]}, "ns.nowhere"),
+        ("rollback", {"to": "999"}, "version 999 does not exist"),
+        ("drop_export", {"name": "nowhere"}, "there is no export 'nowhere'"),
     ],
 )
-def test_wrong_values_change_nothing(jobs: Jobs, job: str, config: dict[str, Any], said: str) -> None:
+def test_what_the_lakehouse_does_not_have_changes_nothing(
+    jobs: Jobs, job: str, config: dict[str, Any], said: str
+) -> None:
     before = content(jobs.lake)
     ran = jobs.run(job, **config)
     assert not ran.success
@@ -259,7 +162,7 @@ def test_a_spent_budget_is_a_success_that_says_so(jobs: Jobs, monkeypatch: pytes
     plan = jobs.plan("purge")
     n_files = plan["files"]
     assert n_files > 1
-    ran = jobs.must_run("purge_apply", approved_digest=plan["digest"], max_requests=1)
+    ran = jobs.apply_digest("purge", plan["digest"], max_requests=1)
     assert (ran.metadata["stopped"], ran.metadata["files"]) == ("the budget of 1 requests is spent", 1)
     assert len(ran.materialized) == 1, "a version says that the purge has begun"
     assert "unfinished" in jobs.run("orphans_plan").error

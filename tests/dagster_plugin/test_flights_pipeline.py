@@ -107,7 +107,7 @@ def test_a_bad_month_that_gets_through_is_rolled_back(pipeline: Pipeline) -> Non
     before = pipeline.query("flights", delays)
     pipeline.monthly_load("2013-01-01", fault="subtle")
     assert pipeline.query("flights", delays) != before
-    result = pipeline.must_run("rollback", run_rollback={"config": {"to": str(good)}})
+    result = pipeline.must_run("rollback", to=str(good))
     assert pipeline.query("flights", delays) == before
     head = next(iter(pipeline.lake().history(1)))
     assert (head.operation, head.rollback_from, head.run_id) == ("rollback", good + 1, result.run_id)
@@ -115,7 +115,7 @@ def test_a_bad_month_that_gets_through_is_rolled_back(pipeline: Pipeline) -> Non
 
 
 def test_operations_report_to_the_lakehouse_asset(pipeline: Pipeline) -> None:
-    result = pipeline.must_run("export", run_export={"config": {"name": "kept"}})
+    result = pipeline.must_run("export_minimal", name="kept")
     exported = pipeline.lake().snapshot("kept").version
     (record,) = maintenance.list_exports(pipeline.lake())
     assert (record.name, record.version) == ("kept", exported)
@@ -152,7 +152,7 @@ def test_compact_job(pipeline: Pipeline) -> None:
 
 def test_a_wrong_target_is_one_clear_failure(pipeline: Pipeline) -> None:
     before = pipeline.lake().latest_version()
-    result = pipeline.run("rollback", run_rollback={"config": {"to": "999"}})
+    result = pipeline.run("rollback", to="999")
     assert not result.success
     (failure,) = [event for event in result.all_events if event.is_step_failure]
     assert "version 999 does not exist" in str(failure.step_failure_data.user_failure_data.description)

@@ -12,7 +12,7 @@ import pytest
 from pyiceberg.table import Table
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.dagster_plugin.test_expiry_jobs import QUIET
+from tests.dagster_plugin.quiet import QUIET
 from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager, stored_as

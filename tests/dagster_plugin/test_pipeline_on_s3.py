@@ -94,10 +94,10 @@ def test_duckdb_and_polars_read_two_versions(pipeline: Pipeline) -> None:
 
 
 def test_rollback_export_hint_and_verify_are_jobs(pipeline: Pipeline) -> None:
-    pipeline.must_run("rollback", run_rollback={"config": {"to": "2"}})
+    pipeline.must_run("rollback", to="2")
     assert pipeline.query("flights", "SELECT count(*) FROM t") == [(1000,)]
     assert pipeline.lake().diff(2, 4) == []
-    pipeline.must_run("export", run_export={"config": {"name": "kept", "version": "3"}})
+    pipeline.must_run("export_minimal", name="kept", version="3")
     assert pipeline.lake().snapshot("kept").version == 3
     pipeline.lake().storage.write("_latest_hint.txt", b"garbage")
     pipeline.must_run("repair_hint")

@@ -10,13 +10,13 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from tests.dagster_plugin.quiet import QUIET
 from tests.dagster_plugin.sales_project import (
     BAD,
     NAMES,
     PUBLISHED,
     definitions,
 )
-from tests.dagster_plugin.test_expiry_jobs import QUIET
 from tests.lakes import check_lake
 from tests.processes import fork
 from trinitylake_ops import Lakehouse, maintenance

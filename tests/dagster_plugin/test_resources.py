@@ -9,15 +9,13 @@ import pytest
 from pydantic import ValidationError
 
 from tests.credentials.canaries import ACCESS_KEY_ID, RIGHT, SECRET_ACCESS_KEY, SESSION_TOKEN, leaks
+from tests.dagster_plugin.quiet import QUIET
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.jobs import maintenance_definitions
 from trinitylake_ops.dagster_plugin.resources import SecretVariables, StorageSettings, TrinityLakeResource
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.storage.cache_options import CACHE_OPTIONS
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE, SECRET_OPTIONS, StorageOptions
 from trinitylake_ops.storage.s3_settings import S3_OPTIONS
-
-QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 
 def test_every_option_has_its_place_in_the_configuration() -> None:
@@ -154,13 +152,27 @@ def test_names_of_variables_are_accepted(name: str) -> None:
     assert SecretVariables(session_token=name).session_token == name
 
 
-def failed_verify(
+@dg.op
+def look(lakehouse: TrinityLakeResource) -> None:
+    lakehouse.open().latest_version()
+
+
+@dg.job
+def looking() -> None:
+    """A job of a project, which has the resource's configuration in its launchpad; operations have not."""
+    look()
+
+
+def job_on(resource: TrinityLakeResource) -> dg.JobDefinition:
+    return dg.Definitions(jobs=[looking], resources={"lakehouse": resource}).resolve_job_def("looking")
+
+
+def failed_look(
     instance: dg.DagsterInstance, resource: TrinityLakeResource, config: dict[str, Any] | None = None
 ) -> str:
-    """Return everything that a run of ``verify`` logs, and how the resource is shown."""
-    definitions = dg.Definitions.merge(maintenance_definitions(), dg.Definitions(resources={"lakehouse": resource}))
+    """Return everything that a run that opens the lakehouse logs, and how the resource is shown."""
     resources = {} if config is None else {"resources": {"lakehouse": {"config": config}}}
-    result = definitions.resolve_job_def("verify").execute_in_process(
+    result = job_on(resource).execute_in_process(
         instance=instance, raise_on_error=False, run_config={**resources, **QUIET}
     )
     assert not result.success
@@ -173,17 +185,17 @@ def test_variables_of_dagster_are_checked_when_a_run_resolves_them(monkeypatch: 
     monkeypatch.setenv("LAKE_ENDPOINT", "https://host")
     with dg.instance_for_test() as instance:
         monkeypatch.setenv("LAKE_ROOT", f"s3://{ACCESS_KEY_ID}:{SECRET_ACCESS_KEY}@bucket/lake")
-        seen = failed_verify(instance, resource)
+        seen = failed_look(instance, resource)
         assert "'root' is not shown" in seen
         assert leaks(seen) == []
         monkeypatch.setenv("LAKE_ROOT", "s3://bucket/lake")
         monkeypatch.setenv("LAKE_ENDPOINT", f"https://user:{SECRET_ACCESS_KEY}@host")
-        seen = failed_verify(instance, resource)
+        seen = failed_look(instance, resource)
         assert "'endpoint' must be" in seen
         assert leaks(seen) == []
         monkeypatch.setenv("LAKE_ROOT", "memory://never-made/")
         monkeypatch.setenv("LAKE_ENDPOINT", "https://host")
-        assert "memory:// supports" in failed_verify(instance, resource), "the values reach the lakehouse"
+        assert "memory:// supports" in failed_look(instance, resource), "the values reach the lakehouse"
 
 
 @pytest.mark.parametrize(
@@ -196,7 +208,7 @@ def test_variables_of_dagster_are_checked_when_a_run_resolves_them(monkeypatch: 
 )
 def test_values_of_the_launchpad_are_refused_unseen(config: dict[str, Any], said: str) -> None:
     with dg.instance_for_test() as instance:
-        seen = failed_verify(
+        seen = failed_look(
             instance, TrinityLakeResource(root="memory://never-made/"), {"root": "memory://never-made/", **config}
         )
     assert said in seen
@@ -206,11 +218,10 @@ def test_values_of_the_launchpad_are_refused_unseen(config: dict[str, Any], said
 @pytest.mark.parametrize("name", ["secret_access_key", "secret_key"])
 def test_the_launchpad_refuses_credentials_before_a_run_is_recorded(name: str) -> None:
     resource = TrinityLakeResource(root="memory://never-made/")
-    definitions = dg.Definitions.merge(maintenance_definitions(), dg.Definitions(resources={"lakehouse": resource}))
     given = {"root": "memory://never-made/", "storage_options": {name: SECRET_ACCESS_KEY}}
     with dg.instance_for_test() as instance:
         with pytest.raises(dg.DagsterInvalidConfigError, match=name) as caught:
-            definitions.resolve_job_def("verify").execute_in_process(
+            job_on(resource).execute_in_process(
                 instance=instance, run_config={"resources": {"lakehouse": {"config": given}}, **QUIET}
             )
         assert instance.get_runs() == []

@@ -12,14 +12,14 @@ from zoneinfo import ZoneInfoNotFoundError
 import dagster as dg
 import pytest
 
-from tests.dagster_plugin.test_expiry_jobs import QUIET, Ran
+from tests.dagster_plugin.maintenance_jobs import Ran
 from tests.lakes import check_lake
 from tests.local_clock import HOUR_MS, LocalClock
 from tests.maintenance.changes import alter, content, create, overwrite_rows
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.dagster_plugin.checks import CHECKS_JOB
 from trinitylake_ops.dagster_plugin.jobs import maintenance_definitions
-from trinitylake_ops.dagster_plugin.plans import DELETES_POOL
+from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
 from trinitylake_ops.dagster_plugin.scheduled_ops import ApplyLimits
 from trinitylake_ops.dagster_plugin.schedules import CRONS, BlackoutWindow, build_maintenance_schedules
@@ -80,7 +80,7 @@ class Scheduled:
         return Ran(
             self.definitions.resolve_job_def(job).execute_in_process(
                 instance=instance or self.instance,
-                run_config={**request.run_config, **QUIET},
+                run_config=request.run_config,
                 tags=dict(request.tags),
                 raise_on_error=False,
             )
@@ -114,6 +114,7 @@ def test_each_schedule_does_its_work(scheduled: Scheduled) -> None:
     ran = scheduled.must_run("expire")
     assert ran.metadata["versions"] == f"0-{latest - 1}"
     assert ran.materialized[0]["approved_by"] == "the limits of schedules"
+    assert next(iter(lake.history(1))).approved_by == "the limits of schedules"
     scheduled.clock.forward()
     planned = maintenance.plan_purge(lake)
     ran = scheduled.must_run("purge")
@@ -213,7 +214,7 @@ def test_blackouts_of_some_days_and_of_whole_ones() -> None:
 
 def test_times_can_be_others() -> None:
     found = build_maintenance_schedules(
-        limits=GENEROUS, crons={"purge": "0 4 1 * *", "export": None}, timezone="Asia/Tokyo", name_prefix="eu_"
+        LakehouseNames("eu"), limits=GENEROUS, crons={"purge": "0 4 1 * *", "export": None}, timezone="Asia/Tokyo"
     )
     shown = {schedule.name: (schedule.cron_schedule, schedule.execution_timezone) for schedule in found}
     assert shown["eu_purge_schedule"] == ("0 4 1 * *", "Asia/Tokyo")
@@ -290,4 +291,4 @@ def test_without_a_limit_of_the_pool_one_says_why_not(scheduled: Scheduled) -> N
         assert ran.error.startswith("purge is running; wait until it ends")
         (run,) = unlimited.get_runs()
         said = [entry.user_message for entry in unlimited.all_logs(run.run_id)]
-    assert any(f"dagster instance concurrency set {DELETES_POOL} 1" in message for message in said)
+    assert any(f"dagster instance concurrency set {ONLY.pool} 1" in message for message in said)

@@ -11,6 +11,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from tests.dagster_plugin.quiet import QUIET
 from tests.lakes import Lakes, seal, table
 from tests.maintenance.changes import alter, create, drop, expire
 from trinitylake_ops import Lakehouse
@@ -25,8 +26,6 @@ from trinitylake_ops.dagster_plugin.sensors import (
     tick_budget_seconds,
 )
 from trinitylake_ops.transaction.commit_info import acting_for_run
-
-QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 
 @dg.op
@@ -293,9 +292,9 @@ def test_the_time_of_a_tick_is_below_the_daemons(monkeypatch: pytest.MonkeyPatch
 
 def test_a_failed_run_is_told_with_its_reason(instance: dg.DagsterInstance) -> None:
     resource = TrinityLakeResource(root="memory://never-made/")
-    definitions = dg.Definitions.merge(maintenance_definitions(), dg.Definitions(resources={"lakehouse": resource}))
-    job = definitions.resolve_job_def("verify")
-    result = job.execute_in_process(instance=instance, run_config=QUIET, raise_on_error=False)
+    resources = dg.Definitions(resources={"lakehouse": resource})
+    job = dg.Definitions.merge(maintenance_definitions(), resources).resolve_job_def("verify")
+    result = job.execute_in_process(instance=instance, raise_on_error=False)
     (event,) = [event for event in result.all_events if event.event_type_value == "PIPELINE_FAILURE"]
     told: list[FailedRun] = []
     calls = 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dagster_plugin.test_expiry_jobs import Jobs
+from tests.dagster_plugin.maintenance_jobs import Jobs
 from tests.local_clock import LocalClock
 from tests.maintenance.changes import alter, create
 from trinitylake_ops.format.file_names import HINT_PATH, VERIFIED_PREFIX
@@ -52,6 +52,6 @@ def test_a_repair_is_planned_and_applied(jobs: Jobs) -> None:
     assert [(event["lakehouse_version"], event["operation"]) for event in ran.materialized] == [(latest, "repair")]
     assert jobs.plan("repair", to_last_good=True)["is_empty"] is True
     assert jobs.lake.snapshot().table("more", "t").properties == {}
-    refused = jobs.run("repair_apply", approved_digest=plan["digest"], to_last_good=True)
+    refused = jobs.apply_digest("repair", plan["digest"], to_last_good=True)
     assert not refused.success
     assert "look at the plan again" in refused.error

@@ -225,7 +225,7 @@ def _exports(lake: Lakehouse, limits: CheckLimits) -> _Found:
     return _Found(
         wrong=wrong,
         fine=f"{len(checks)} exports are as they were made",
-        mended_by="export",
+        mended_by="export_full",
         is_error=bool(damaged),
         metadata={
             "exports": len(exports),

@@ -5,7 +5,9 @@ Every step is a run of a job of ``definitions.py``, recorded in ``DAGSTER_HOME``
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import os
 import sys
 import time
@@ -38,7 +40,6 @@ from trinitylake_ops.storage.options import OPTIONS_VARIABLE, StorageOptions
 from trinitylake_ops.tables.catalog import catalog_at
 
 _GARBAGE_HINT = b"not a number"
-_QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 _FLIGHTS_OP = "facts__flights"
 _LISTED_VERSIONS = 30
 _PIPED_WIDTH_CHARS = 110
@@ -78,13 +79,14 @@ class Demo:
     ) -> None:
         """Run a job and print one line about it. Raises DemoError when it does not end as it must."""
         started = time.monotonic()
-        result = self.definitions.resolve_job_def(job).execute_in_process(
-            instance=self.instance,
-            run_config={**(config or {}), **_QUIET},
-            partition_key=partition_key,
-            raise_on_error=False,
-            tags={"demo/step": title},
-        )
+        with contextlib.redirect_stderr(io.StringIO()):  # Dagster's log, which the instance has, too
+            result = self.definitions.resolve_job_def(job).execute_in_process(
+                instance=self.instance,
+                run_config=config,
+                partition_key=partition_key,
+                raise_on_error=False,
+                tags={"demo/step": title},
+            )
         self.done += 1
         if result.success == must_fail:
             raise DemoError(f"{title}: run {result.run_id} of job {job} {_ending(result)}")
@@ -110,14 +112,14 @@ class Demo:
         self.run(
             f"roll back to version {bad - 1}",
             "rollback",
-            config={"ops": {"run_rollback": {"config": {"to": str(bad - 1)}}}},
+            config={"to": str(bad - 1)},
             outcome=lambda _: f"version {self.lake().latest_version()} has the tree of version {bad - 1}",
         )
         name = f"demo-{lake.latest_version()}"
         self.run(
             f"export snapshot {name}",
-            "export",
-            config={"ops": {"run_export": {"config": {"name": name}}}},
+            "export_minimal",
+            config={"name": name},
             outcome=lambda _: f"version {self.lake().snapshot(name).version} stays readable by that name",
         )
         lake.storage.write(HINT_PATH, _GARBAGE_HINT)

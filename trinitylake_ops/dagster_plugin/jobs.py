@@ -1,71 +1,47 @@
 """The operations as jobs, one named job each, for the launchpad and for schedules."""
 
+from typing import Any
+
 import dagster as dg
 
-from trinitylake_ops.dagster_plugin.ops import (
-    run_compact,
-    run_export,
-    run_repair_hint,
-    run_restore,
-    run_rollback,
-)
-from trinitylake_ops.dagster_plugin.publish import LAKEHOUSE_KEY
-from trinitylake_ops.dagster_plugin.purge_ops import (
-    run_orphans_apply,
-    run_orphans_plan,
-    run_purge_apply,
-    run_purge_plan,
-    run_reconcile,
-)
-from trinitylake_ops.dagster_plugin.retention_ops import (
-    run_expire_apply,
-    run_expire_plan,
-    run_trim_apply,
-    run_trim_plan,
-    run_undelete,
-)
-from trinitylake_ops.dagster_plugin.verify_ops import run_repair_apply, run_repair_plan, run_verify
+from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
+from trinitylake_ops.dagster_plugin.operation import Operation, build_job
+from trinitylake_ops.dagster_plugin.ops import OPERATIONS
+from trinitylake_ops.dagster_plugin.purge_ops import ORPHANS, PURGE, RECONCILE
+from trinitylake_ops.dagster_plugin.retention_ops import EXPIRE, TRIM, UNDELETE
+from trinitylake_ops.dagster_plugin.verify_ops import REPAIR, REPAIR_AT_ONCE, VERIFY
 
-# A destructive or one-off operation is never repeated by the instance's retry settings.
-_TAGS = {"dagster/max_retries": "0"}
+_ALL: tuple[Operation[Any], ...] = (
+    *OPERATIONS,
+    VERIFY,
+    REPAIR_AT_ONCE,
+    *REPAIR.operations(),
+    *TRIM.operations(),
+    *EXPIRE.operations(),
+    UNDELETE,
+    *PURGE.operations(),
+    *ORPHANS.operations(),
+    RECONCILE,
+)
 
 
-def maintenance_definitions(*, lakehouse_deps: tuple[dg.AssetKey, ...] = ()) -> dg.Definitions:
-    """Return the operations on the resource ``lakehouse``, and the asset that stands for it.
+def build_jobs(names: LakehouseNames = ONLY) -> list[dg.JobDefinition]:
+    """Return the operations on a lakehouse as jobs, each of one op."""
+    return [build_job(operation, names) for operation in _ALL]
+
+
+def maintenance_definitions(
+    names: LakehouseNames = ONLY, *, lakehouse_deps: tuple[dg.AssetKey, ...] = ()
+) -> dg.Definitions:
+    """Return the operations on the lakehouse's resource, and the asset that stands for it.
 
     ``lakehouse_deps`` are the assets that publish into it.
     """
     lakehouse = dg.AssetSpec(
-        LAKEHOUSE_KEY,
+        names.lakehouse_key,
         deps=lakehouse_deps,
         group_name="publish",
         description="The lakehouse: each materialization is one of its versions.",
         kinds={"trinitylake"},
     )
-    jobs = [
-        op_job("rollback", run_rollback),
-        op_job("export", run_export),
-        op_job("restore", run_restore),
-        op_job("repair_hint", run_repair_hint),
-        op_job("compact", run_compact),
-        op_job("verify", run_verify),
-        op_job("repair_plan", run_repair_plan),
-        op_job("repair_apply", run_repair_apply),
-        op_job("trim_plan", run_trim_plan),
-        op_job("trim_apply", run_trim_apply),
-        op_job("expire_plan", run_expire_plan),
-        op_job("expire_apply", run_expire_apply),
-        op_job("undelete", run_undelete),
-        op_job("purge_plan", run_purge_plan),
-        op_job("purge_apply", run_purge_apply),
-        op_job("orphans_plan", run_orphans_plan),
-        op_job("orphans_apply", run_orphans_apply),
-        op_job("reconcile", run_reconcile),
-    ]
-    return dg.Definitions(assets=[lakehouse], jobs=jobs)
-
-
-def op_job(name: str, op: dg.OpDefinition) -> dg.JobDefinition:
-    """Return an operation as a job of its own."""
-    graph = dg.GraphDefinition(name=name, node_defs=[op], description=op.description)
-    return graph.to_job(name=name, description=op.description, tags=_TAGS)
+    return dg.Definitions(assets=[lakehouse], jobs=build_jobs(names))

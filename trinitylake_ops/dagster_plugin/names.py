@@ -36,7 +36,7 @@ class LakehouseNames:
         return dg.AssetKey([self.name, *path] if self.name else [*path])
 
     def op(self, job: str) -> str:
-        """Return the name of the only op of a job: in its configuration it stands below ``ops``."""
+        """Return the name of the only op of a job, which is its step, too."""
         return f"run_{self.of(job)}"
 
     def table_key(self, namespace: str, table: str) -> dg.AssetKey:

@@ -1,64 +1,75 @@
-"""What plan and apply jobs have in common: their configuration, what plans show, how deletions end."""
+"""Operations that are planned first: a job that shows the plan and its digest, one that carries it out."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import dagster as dg
 from pydantic import Field, field_validator
+from rich.table import Table
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.metadata import figures, markdown_table
-from trinitylake_ops.dagster_plugin.ops import log_version, report_metadata
+from trinitylake_ops.dagster_plugin.metadata import markdown_table
+from trinitylake_ops.dagster_plugin.operation import Operation, Running, report_figures
+from trinitylake_ops.dagster_plugin.options import MOST_DAYS, DigestText, Options, PersonText, limit_field
+from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance import Budget, OrphanReport, PurgeReport, RetentionPolicy
-from trinitylake_ops.maintenance.report import Plan
-
-#: The pool of all ops that let go of something, so that an instance that limits it to 1 runs one of them at a time.
-DELETES_POOL = "trinitylake_deletes"
 
 _LAKEHOUSES_OWN = -1
-_MOST_DAYS = 1_000_000
-_MOST_SECONDS = 1_000_000
+
+
+class Plan(Protocol):
+    """What plans of these operations have."""
+
+    @property
+    def base_version(self) -> int:
+        """The version that it was made on."""
+
+    @property
+    def digest(self) -> str:
+        """What it would do, as a digest."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it would do nothing."""
+
+    def table(self) -> Table:
+        """Return it for people."""
+
+
+PlanOptionsT = TypeVar("PlanOptionsT", bound=Options)
+PlanT = TypeVar("PlanT", bound=Plan)
+
+
+class Approval(Options):
+    """Which plan somebody approved. The options beside it are those of the plan."""
+
+    approved_digest: DigestText = Field(
+        default="",
+        description="Required: digest of the plan to carry out. The run that plans shows it, with the whole"
+        " configuration to paste here. When something else would happen by now, the run fails and nothing is done.",
+    )
+    approved_by: PersonText = Field(
+        default="",
+        description="Required: who looked at the plan and approves it. It is recorded with the run, and in the log of"
+        " the lakehouse.",
+    )
 
 
 def _rule(what: str) -> Any:
     return Field(default=_LAKEHOUSES_OWN, ge=_LAKEHOUSES_OWN, description=f"{what}; -1: as the lakehouse's settings.")
 
 
-def _limit(what: str) -> Any:
-    return Field(default=0, ge=0, le=_MOST_SECONDS, allow_inf_nan=False, description=f"{what}; 0: no limit.")
-
-
-def age_field(what: str) -> Any:
-    """Return a field of days that an age is at least, beyond what protects transactions."""
-    return Field(
-        default=0,
-        ge=0,
-        le=_MOST_DAYS,
-        allow_inf_nan=False,
-        description=f"{what} at least so many days ago; never less than the lakehouse's txn_ttl_millis and 5 minutes,"
-        " which is what 0 stands for.",
-    )
-
-
-def digest_field(plan_job: str) -> Any:
-    """Return the required field of a digest."""
-    return Field(
-        description=f"Digest of the plan to carry out: a run of {plan_job} shows it, with the whole configuration to"
-        " paste here. When something else would happen by now, the run fails and nothing is done."
-    )
-
-
-class RulesConfig(dg.Config):
+class RulesOptions(Options):
     """Rules of retention that replace single settings of the lakehouse for one run."""
 
     max_age_days: float = Field(
         default=_LAKEHOUSES_OWN,
-        le=_MOST_DAYS,
+        le=MOST_DAYS,
         allow_inf_nan=False,
         description="Keep what was superseded no longer ago than so many days; -1: as the lakehouse's settings.",
     )
@@ -73,7 +84,9 @@ class RulesConfig(dg.Config):
     @classmethod
     def _check_age(cls, days: float) -> float:
         if days < 0 and days != _LAKEHOUSES_OWN:
-            raise ValueError("max_age_days must be at least 0, or -1 for the lakehouse's own setting")
+            raise InvalidInputError(
+                f"max_age_days is {days}, it must be at least 0, or -1 for the lakehouse's own setting"
+            )
         return days
 
     def policy(self, lake: Lakehouse) -> RetentionPolicy | None:
@@ -92,14 +105,14 @@ class RulesConfig(dg.Config):
         return replace(RetentionPolicy.of(lake.snapshot().definition), **rules) if rules else None
 
 
-class BudgetConfig(dg.Config):
+class BudgetOptions(Options):
     """How much a run that deletes may ask of the storage."""
 
     max_requests: int = Field(
         default=0, ge=0, description="Stop after so many requests that delete; the next run goes on; 0: no limit."
     )
-    max_seconds: float = _limit("Stop after so many seconds; the next run goes on")
-    requests_per_second: float = _limit("Send no more requests that delete than that")
+    max_seconds: float = limit_field("Stop after so many seconds; the next run goes on")
+    requests_per_second: float = limit_field("Send no more requests that delete than that")
 
     def budget(self) -> Budget:
         """Return the limits."""
@@ -110,76 +123,79 @@ class BudgetConfig(dg.Config):
         )
 
 
-def show_plan(
-    context: dg.OpExecutionContext,
-    plan: Plan,
-    shown: Mapping[str, Any],
-    *,
-    apply_op: str,
-    options: dg.Config,
-    is_empty: bool,
-) -> None:
-    """Put a plan into the metadata of the step and say in the log how to carry it out.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned(Generic[PlanOptionsT, PlanT]):
+    """An operation as a plan and what carries it out.
 
-    ``apply_op`` is the op that does, ``options`` what it needs besides the digest.
+    ``plan`` makes the plan by ``options``, ``shown`` is its metadata. ``apply`` carries it out, once it is approved by
+    a digest, or within limits by none, and reports. ``approval`` are the options of the job that applies, those of the
+    plan among them.
     """
-    title = str(plan.table().title)
-    config = {"ops": {apply_op: {"config": {**options.model_dump(), "approved_digest": plan.digest}}}}
-    apply_job = apply_op.removeprefix("run_")
-    if is_empty:
-        context.log.info("%s; there is nothing to do", title)
-    else:
-        context.log.info("%s; to do it, run %s with approved_digest %s", title, apply_job, plan.digest)
-    metadata = {"digest": plan.digest, "base_version": plan.base_version, "is_empty": is_empty, **shown}
-    launchpad = dg.MetadataValue.md(f"```\n{json.dumps(config, indent=2)}\n```")
-    context.add_output_metadata({**figures(metadata), f"configuration of {apply_job}": launchpad})
 
+    name: str
+    plans: str
+    applies: str
+    options: type[PlanOptionsT]
+    approval: type[Approval]
+    plan: Callable[[Running[PlanOptionsT]], PlanT]
+    shown: Callable[[PlanT], Mapping[str, Any]]
+    apply: Callable[[Running[Any], PlanT, str | None, Budget], None]
+    is_pooled: bool = True
+    changes_exports: bool = False
 
-def check_pool(context: dg.OpExecutionContext, pool: str) -> None:
-    """Warn when the Dagster instance does not limit a pool to one op: only the lakehouse's lease is in the way then."""
-    storage = context.instance.event_log_storage
-    if not storage.supports_global_concurrency_limits:  # an instance in memory, of one process
-        return
-    default = context.instance.global_op_concurrency_default_limit
-    limit = next((known.limit for known in storage.get_pool_limits() if known.name == pool), default)
-    if limit is None or limit > 1:
-        context.log.warning(
-            "this Dagster instance runs %s ops of the pool %s at once, and those that meet fail; let them wait with:"
-            " dagster instance concurrency set %s 1",
-            "any number of" if limit is None else limit,
-            pool,
-            pool,
+    def operations(self) -> tuple[Operation[Any], Operation[Any]]:
+        """Return the job that plans and the one that applies."""
+        return (
+            Operation(
+                job=f"{self.name}_plan", description=f"{self.plans}; reads only.", options=self.options, step=self._show
+            ),
+            Operation(
+                job=f"{self.name}_apply",
+                description=self.applies,
+                options=self.approval,
+                step=self._apply_approved,
+                is_pooled=self.is_pooled,
+                changes_exports=self.changes_exports,
+            ),
         )
 
+    def _show(self, run: Running[PlanOptionsT]) -> None:
+        plan = self.plan(run)
+        title = str(plan.table().title)
+        apply_job = run.names.of(f"{self.name}_apply")
+        to_do = f"to do it, run {apply_job} with approved_digest {plan.digest}"
+        approval = {**run.options.model_dump(), "approved_digest": plan.digest, "approved_by": ""}
+        metadata = {
+            "digest": plan.digest,
+            "base_version": plan.base_version,
+            "is_empty": plan.is_empty,
+            **self.shown(plan),
+            f"configuration of {apply_job}": dg.MetadataValue.md(f"```\n{json.dumps(approval, indent=2)}\n```"),
+        }
+        run.report(f"{title}; {'there is nothing to do' if plan.is_empty else to_do}", metadata)
 
-def end_deletion(
-    context: dg.OpExecutionContext,
-    lake: Lakehouse,
-    operation: str,
-    report: PurgeReport | OrphanReport,
-    details: Mapping[str, Any] | None = None,
-) -> None:
-    """Report what was deleted: raises Failure for files that the storage refused, warns when a limit was reached.
+    def _apply_approved(self, run: Running[Any]) -> None:
+        budget = run.options.budget() if isinstance(run.options, BudgetOptions) else Budget()
+        self.apply(run, self.plan(run), run.options.approved_digest, budget)
 
-    ``details`` are further metadata.
-    """
+
+def end_deletion(run: Running[Any], operation: str, report: PurgeReport | OrphanReport) -> None:
+    """Report what was deleted: raises Failure for files that the storage refused, warns when a limit was reached."""
     failures = sorted(report.failures.items())
     metadata = {
-        **(details or {}),
-        **report_metadata(report.to_dict()),
+        **report_figures(report.to_dict()),
         "failed_files": len(failures),
         "failures": markdown_table(("path", "reason"), failures),
     }
+    again = f"run {run.names.of(f'{operation}_plan')} and {run.names.of(f'{operation}_apply')} again"
     if failures:
         path, reason = failures[0]
-        raise dg.Failure(
-            description=f"{len(failures)} files were not deleted; run {operation}_plan and {operation}_apply again once"
-            f" the reason is mended, the first is {path}: {reason}",
-            metadata=metadata,
-            allow_retries=False,
+        raise run.failure(
+            f"{len(failures)} files were not deleted; {again} once the reason is mended, the first is {path}: {reason}",
+            metadata,
         )
-    if report.version is not None or report.stopped is not None:  # one that ended early has committed its begin
-        log_version(context, lake, operation, metadata)
+    # One that ended early has committed its begin.
+    has_committed = report.version is not None or report.stopped is not None
+    run.report(str(report.table().title), metadata, committed=operation if has_committed else None)
     if report.stopped is not None:
-        context.log.warning("not finished, as %s: run %s_plan and %s_apply again", report.stopped, operation, operation)
-    context.add_output_metadata(metadata)
+        run.context.log.warning("not finished, as %s: %s", report.stopped, again)

@@ -35,7 +35,8 @@ def _is_variable_name(given: str) -> bool:
     return bool(_VARIABLE_NAME.fullmatch(given)) and not (_ACCESS_KEY_ID.fullmatch(given) or is_like_secret_key)
 
 
-def _is_root(given: str) -> bool:
+def is_root_uri(given: str) -> bool:
+    """Whether this can be the root of a lakehouse: one with credentials cannot."""
     try:
         root = normalize_root_uri(given)
         if root.startswith("s3://"):
@@ -148,7 +149,7 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
     @field_validator("root", mode="before")
     @classmethod
     def _check_root(cls, given: Any) -> Any:
-        if _is_plain_text(given) and not _is_root(given):
+        if _is_plain_text(given) and not is_root_uri(given):
             raise InvalidInputError(
                 "'root' is not shown, as it may hold credentials: give an absolute path or a URI such as"
                 " s3://BUCKET/PREFIX, without '.', '..' or empty segments; credentials and the server's address are"

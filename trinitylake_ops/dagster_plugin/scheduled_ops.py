@@ -1,22 +1,19 @@
 """Trim, expire, purge and orphans without approval: planned and applied in one op, within limits set in code."""
 
-from collections.abc import Callable, Mapping
+from __future__ import annotations
+
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-import dagster as dg
-
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.dagster_plugin.metadata import figures
-from trinitylake_ops.dagster_plugin.ops import log_version, logged_progress, operating, report_metadata
-from trinitylake_ops.dagster_plugin.plans import check_pool, end_deletion
-from trinitylake_ops.dagster_plugin.purge_ops import orphans_shown, purge_shown
-from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
-from trinitylake_ops.dagster_plugin.retention_ops import expire_shown, trim_shown, warn_of_unreadable
+from trinitylake_ops.dagster_plugin.operation import Operation, Running
+from trinitylake_ops.dagster_plugin.plans import Planned, PlanT
+from trinitylake_ops.dagster_plugin.purge_ops import ORPHANS, PURGE
+from trinitylake_ops.dagster_plugin.retention_ops import EXPIRE, TRIM
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance import Budget, RetentionPolicy
-from trinitylake_ops.maintenance.report import Plan
 
 _MILLISECOND = timedelta(milliseconds=1)
 
@@ -51,101 +48,81 @@ class ApplyLimits:
         return replace(own, protected_ms=max(own.protected_ms, self.min_age // _MILLISECOND))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scheduled:
-    """What the ops of schedules have in common: limits, how much they may ask of the storage, and their pool."""
+def scheduled_operations(limits: ApplyLimits, budget: Budget) -> dict[str, Operation[None]]:
+    """Return trim, expire, purge and orphans by these names; the last two stop where ``budget`` says."""
+    within = _Scheduled(limits, budget)
+    return {
+        "trim": within.operation(
+            TRIM,
+            lambda run: maintenance.plan_trim_tables(run.lake, limits.policy(run.lake)),
+            "trims",
+            "Drops snapshots that no kept version needs from the latest version of managed tables.",
+        ),
+        "expire": within.operation(
+            EXPIRE,
+            lambda run: maintenance.plan_expiration(run.lake, limits.policy(run.lake), progress=run.progress()),
+            "lets go of",
+            "Lets versions expire by the lakehouse's settings. Until purged, undelete brings them back.",
+        ),
+        "purge": within.operation(
+            PURGE,
+            lambda run: maintenance.plan_purge(run.lake, limits.min_age, progress=run.progress()),
+            "deletes",
+            "Deletes the files that only expired versions need. They cannot come back.",
+        ),
+        "orphans": within.operation(
+            ORPHANS,
+            lambda run: maintenance.plan_orphan_removal(run.lake, limits.min_age, progress=run.progress()),
+            "deletes",
+            "Deletes what failed commits and aborted writes left behind.",
+        ),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Scheduled:
+    """What the operations of schedules have in common."""
 
     limits: ApplyLimits
     budget: Budget
-    pool: str
 
-    def approve(
-        self, context: dg.OpExecutionContext, operation: str, plan: Plan, shown: Mapping[str, Any], done: str
-    ) -> dict[str, Any]:
-        """Return metadata of a plan within the limits. Raises Failure, with that metadata, for one beyond.
+    def operation(
+        self,
+        planned: Planned[Any, PlanT],
+        plan: Callable[[Running[None]], PlanT],
+        does: str,
+        description: str,
+    ) -> Operation[None]:
+        """Return an operation that is approved within the limits; ``does`` is a verb for what is done to files."""
 
-        ``done`` says what the plan does. Plans that count no files are within limits of files and bytes.
+        def step(run: Running[None]) -> None:
+            made = plan(run)
+            planned.apply(self._approved(run, planned, made, does), made, None, self.budget)
+
+        return Operation(
+            job=f"{planned.name}_scheduled",
+            description=f"{description} Without approval, within limits set in code: {self.limits}.",
+            step=step,
+            is_pooled=planned.is_pooled,
+            changes_exports=planned.changes_exports,
+            approved_by="the limits of schedules",
+        )
+
+    def _approved(self, run: Running[None], planned: Planned[Any, PlanT], plan: PlanT, does: str) -> Running[None]:
+        """Return the run with what its reports say of a plan within the limits. Raises Failure for one beyond.
+
+        Plans that count no files are within limits of files and bytes.
         """
+        shown = planned.shown(plan)
         files, size_bytes = int(shown.get("files", 0)), int(shown.get("bytes", 0))
-        metadata = figures({"digest": plan.digest, "base_version": plan.base_version, "limits": str(self.limits)})
+        about = {"digest": plan.digest, "base_version": plan.base_version, "limits": str(self.limits)}
         if files > self.limits.max_files or size_bytes > self.limits.max_bytes:
-            raise dg.Failure(
-                description=f"this {operation} {done} {files} files of {size_bytes} bytes, which is beyond what"
-                f" schedules may do without approval ({self.limits}); nothing was done: look at the plan, then run"
-                f" {operation}_plan, and {operation}_apply with the digest that it shows",
-                metadata={**metadata, **figures(shown)},
-                allow_retries=False,
+            plan_job, apply_job = (run.names.of(f"{planned.name}_{step}") for step in ("plan", "apply"))
+            raise replace(run, details={}).failure(
+                f"this {planned.name} {does} {files} files of {size_bytes} bytes, which is beyond what schedules may do"
+                f" without approval ({self.limits}); nothing was done: look at the plan, then run {plan_job}, and"
+                f" {apply_job} with the digest that it shows",
+                {**about, **shown},
             )
-        context.log.info("%s; within the limits of schedules: %s", plan.table().title, self.limits)
-        return {**metadata, "approved_by": "the limits of schedules"}
-
-
-def build_scheduled_ops(scheduled: Scheduled) -> dict[str, dg.OpDefinition]:
-    """Return an op each for trim, expire, purge and orphans, by these names."""
-    steps: dict[str, tuple[Callable[[dg.OpExecutionContext, Lakehouse, Scheduled], None], str]] = {
-        "trim": (_trim, "Drops snapshots that no kept version needs from the latest version of managed tables."),
-        "expire": (
-            _expire,
-            "Lets versions expire by the lakehouse's settings. Until purged, undelete brings them back.",
-        ),
-        "purge": (_purge, "Deletes the files that only expired versions need. They cannot come back."),
-        "orphans": (_orphans, "Deletes what failed commits and aborted writes left behind."),
-    }
-    return {name: _op(name, step, scheduled, description) for name, (step, description) in steps.items()}
-
-
-def _op(
-    name: str,
-    step: Callable[[dg.OpExecutionContext, Lakehouse, Scheduled], None],
-    scheduled: Scheduled,
-    description: str,
-) -> dg.OpDefinition:
-    @dg.op(
-        name=f"run_{name}_scheduled",
-        pool=scheduled.pool,
-        description=f"{description} Without approval, within limits set in code: {scheduled.limits}.",
-    )
-    def run(context: dg.OpExecutionContext, lakehouse: TrinityLakeResource) -> None:
-        with operating(context, lakehouse) as lake:
-            check_pool(context, scheduled.pool)
-            step(context, lake, scheduled)
-
-    return run
-
-
-def _trim(context: dg.OpExecutionContext, lake: Lakehouse, scheduled: Scheduled) -> None:
-    plan = maintenance.plan_trim_tables(lake, scheduled.limits.policy(lake))
-    warn_of_unreadable(context, plan)
-    metadata = scheduled.approve(context, "trim", plan, trim_shown(plan), "trims")
-    report = plan.execute()  # plans again after each commit of others, and never drops more than this plan
-    metadata |= {**report_metadata(report.to_dict()), "tables": len(report.tables), "left": ", ".join(report.left)}
-    if report.tables:
-        log_version(context, lake, "trim", metadata)
-    context.add_output_metadata(metadata)
-
-
-def _expire(context: dg.OpExecutionContext, lake: Lakehouse, scheduled: Scheduled) -> None:
-    progress = logged_progress(context)
-    plan = maintenance.plan_expiration(lake, scheduled.limits.policy(lake), progress=progress)
-    metadata = scheduled.approve(context, "expire", plan, expire_shown(plan), "lets go of")
-    report = plan.execute(plan.digest, progress=progress)
-    metadata |= report_metadata(report.to_dict())
-    if report.version is not None:
-        log_version(context, lake, "expire", metadata)
-    context.add_output_metadata(metadata)
-
-
-def _purge(context: dg.OpExecutionContext, lake: Lakehouse, scheduled: Scheduled) -> None:
-    progress = logged_progress(context)
-    plan = maintenance.plan_purge(lake, scheduled.limits.min_age, progress=progress)
-    metadata = scheduled.approve(context, "purge", plan, purge_shown(plan), "deletes")
-    report = plan.execute(plan.digest, budget=scheduled.budget, progress=progress)
-    end_deletion(context, lake, "purge", report, metadata)
-
-
-def _orphans(context: dg.OpExecutionContext, lake: Lakehouse, scheduled: Scheduled) -> None:
-    progress = logged_progress(context)
-    plan = maintenance.plan_orphan_removal(lake, scheduled.limits.min_age, progress=progress)
-    metadata = scheduled.approve(context, "orphans", plan, orphans_shown(plan), "deletes")
-    report = plan.execute(plan.digest, budget=scheduled.budget, progress=progress)
-    end_deletion(context, lake, "orphans", report, metadata)
+        run.context.log.info("%s; within the limits of schedules: %s", plan.table().title, self.limits)
+        return replace(run, details={**run.details, **about})

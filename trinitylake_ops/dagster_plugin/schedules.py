@@ -10,9 +10,9 @@ from zoneinfo import ZoneInfo
 
 import dagster as dg
 
-from trinitylake_ops.dagster_plugin.jobs import op_job
-from trinitylake_ops.dagster_plugin.plans import DELETES_POOL
-from trinitylake_ops.dagster_plugin.scheduled_ops import ApplyLimits, Scheduled, build_scheduled_ops
+from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
+from trinitylake_ops.dagster_plugin.operation import build_job
+from trinitylake_ops.dagster_plugin.scheduled_ops import ApplyLimits, scheduled_operations
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance import Budget
 
@@ -30,8 +30,8 @@ CRONS: Mapping[str, str] = {
 
 WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 
-#: The jobs of ``maintenance_definitions`` that schedules run.
-_JOBS = {"hint": "repair_hint", "verify": "verify", "export": "export"}
+#: The jobs of ``build_jobs`` that schedules run.
+_JOBS = {"hint": "repair_hint", "verify": "verify", "export": "export_full"}
 _DAY = timedelta(days=1)
 
 
@@ -65,6 +65,7 @@ class BlackoutWindow:
 
 
 def build_maintenance_schedules(
+    names: LakehouseNames = ONLY,
     *,
     limits: ApplyLimits,
     timezone: str = "UTC",
@@ -75,33 +76,32 @@ def build_maintenance_schedules(
     export_retain: timedelta = timedelta(days=35),
     verify_seconds: float = 3600.0,
     budget: Budget | None = None,
-    pool: str = DELETES_POOL,
     checks_job: str | None = None,
-    name_prefix: str = "",
     default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED,
 ) -> list[dg.ScheduleDefinition]:
-    """Return schedules that keep a lakehouse in order: for ``dg.Definitions``, beside ``maintenance_definitions``.
+    """Return schedules that keep a lakehouse in order: for ``dg.Definitions``, beside the jobs of ``build_jobs``.
 
-    They are named ``<name_prefix><operation>_schedule`` for the operations in CRONS; ``crons`` gives other times, None
-    leaves one out. Trim, expire, purge and orphans run as jobs ``<name_prefix><operation>_scheduled``, made here:
-    without approval within ``limits``, in ``pool``; purge and orphans stop where ``budget`` says. The others run the
-    jobs of the same definitions: exports are full, named by prefix and date, and retained for a time; ``checks_job``
-    is the name of the job that ``build_checks_job`` made, None where there is none. Ticks within one of ``blackouts``
-    are skipped. Raises InvalidInputError for unknown operations, zoneinfo.ZoneInfoNotFoundError.
+    They are named ``<operation>_schedule`` for the operations in CRONS, after the lakehouse where it has a name;
+    ``crons`` gives other times, None leaves one out. Trim, expire, purge and orphans run as jobs
+    ``<operation>_scheduled``, made here: without approval within ``limits``, in the lakehouse's pool; purge and orphans
+    stop where ``budget`` says. The others run the jobs of the same lakehouse: exports are full, named by prefix and
+    date, and retained for a time; ``checks_job`` is the name of the job that ``build_checks_job`` made, None where
+    there is none. Ticks within one of ``blackouts`` are skipped. Raises InvalidInputError for unknown operations,
+    zoneinfo.ZoneInfoNotFoundError.
     """
     if unknown := sorted(set(crons or {}) - set(CRONS)):
         raise InvalidInputError(f"there is no operation {unknown[0]!r} to schedule; there are {', '.join(CRONS)}")
     zone = ZoneInfo(timezone)
-    configs = {
-        "verify": _of_op("run_verify", incremental=True, max_seconds=verify_seconds),
+    configs: dict[str, _MakesConfig] = {
+        "verify": lambda _at: {"incremental": True, "max_seconds": verify_seconds},
         "export": _export_config(export_prefix, export_target, export_retain),
     }
-    scheduled = build_scheduled_ops(Scheduled(limits=limits, budget=budget or Budget(), pool=pool))
-    jobs = {name: op_job(f"{name_prefix}{name}_scheduled", op) for name, op in scheduled.items()}
-    others = {name: f"{name_prefix}{job}" for name, job in _JOBS.items()} | {"checks": checks_job}
+    scheduled = scheduled_operations(limits, budget or Budget())
+    jobs = {name: build_job(operation, names) for name, operation in scheduled.items()}
+    others = {name: names.of(job) for name, job in _JOBS.items()} | {"checks": checks_job}
     return [
         dg.ScheduleDefinition(
-            name=f"{name_prefix}{name}_schedule",
+            name=names.of(f"{name}_schedule"),
             job=jobs.get(name),
             job_name=others.get(name),
             cron_schedule=cron,
@@ -134,14 +134,8 @@ def _no_config(_at: datetime) -> Mapping[str, Any]:
     return {}
 
 
-def _of_op(op: str, **config: object) -> _MakesConfig:
-    return lambda _at: {"ops": {op: {"config": config}}}
-
-
 def _export_config(prefix: str, target: str, retain: timedelta) -> _MakesConfig:
     def config(at: datetime) -> Mapping[str, Any]:
-        return _of_op(
-            "run_export", name=f"{prefix}-{at:%Y-%m-%d}", level="full", target=target, retain_days=retain / _DAY
-        )(at)
+        return {"name": f"{prefix}-{at:%Y-%m-%d}", "target": target, "retain_days": retain / _DAY}
 
     return config

@@ -1,0 +1,109 @@
+"""The operations on a lakehouse as jobs, as tests run them: in this process."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from tests.local_clock import HOUR_MS, LocalClock
+from tests.maintenance.changes import alter, content, create
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.dagster_plugin.jobs import maintenance_definitions
+from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
+from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
+
+APPROVER = "Ada Lovelace"
+
+
+class Ran:
+    """A run of a job with one op: its metadata, or why it failed."""
+
+    def __init__(self, result: dg.ExecuteInProcessResult, names: LakehouseNames = ONLY):
+        self.run_id = result.run_id
+        self.success = result.success
+        self.materialized: list[Mapping[str, Any]] = []
+        self.error = ""
+        self.metadata: dict[str, Any] = {}
+        for event in result.all_events:
+            if event.is_step_materialization:
+                materialization = event.step_materialization_data.materialization
+                assert materialization.asset_key == names.lakehouse_key
+                self.materialized.append(_values(materialization.metadata))
+            elif event.is_successful_output:
+                self.metadata = _values(event.step_output_data.metadata)
+            elif event.is_step_failure:
+                data = event.step_failure_data
+                self.error = str(data.error)
+                if data.user_failure_data is not None:
+                    self.error = data.user_failure_data.description or ""
+                    self.metadata = _values(data.user_failure_data.metadata)
+
+
+def _values(metadata: Mapping[str, dg.MetadataValue]) -> dict[str, Any]:
+    return {name: value.value for name, value in metadata.items()}
+
+
+class Jobs:
+    """The operations on one local lakehouse, on which an hour passed since its last commit."""
+
+    def __init__(self, folder: Path, clock: LocalClock, instance: dg.DagsterInstance | None = None):
+        self.clock = clock
+        self.instance = instance
+        self.lake = Lakehouse.create(
+            str(folder / "lake"),
+            {"fsync": "false"},
+            maximum_version_age_millis=HOUR_MS // 2,
+            minimum_versions_to_keep=1,
+            txn_ttl_millis=60_000,
+        )
+        resource = TrinityLakeResource(root=self.lake.root, storage_options=StorageSettings(fsync="false"))
+        self._definitions = dg.Definitions.merge(
+            maintenance_definitions(),
+            dg.Definitions(resources={"lakehouse": resource}, executor=dg.in_process_executor),
+        )
+        create(self.lake, "ns", "t")
+        for _ in range(2):
+            alter(self.lake, "ns", "t")
+        clock.forward()
+
+    def run(self, job: str, **config: Any) -> Ran:
+        definition = self._definitions.resolve_job_def(job)
+        return Ran(definition.execute_in_process(run_config=config, instance=self.instance, raise_on_error=False))
+
+    def must_run(self, job: str, **config: Any) -> Ran:
+        ran = self.run(job, **config)
+        assert ran.success, ran.error
+        return ran
+
+    def expired(self) -> None:
+        """Let all versions but the latest expire, and their grace pass."""
+        maintenance.plan_expiration(self.lake).execute()
+        self.clock.forward()
+
+    def plan(self, name: str, **options: Any) -> dict[str, Any]:
+        """Return what a plan job shows; it must change nothing."""
+        before = content(self.lake)
+        ran = self.must_run(f"{name}_plan", **options)
+        assert content(self.lake) == before
+        assert ran.materialized == []
+        return ran.metadata
+
+    def apply(self, plan: Mapping[str, Any], name: str) -> Ran:
+        """Run an apply job with the configuration that a plan job shows for it, approved."""
+        shown = re.fullmatch(r"```\n(.*)\n```", plan[f"configuration of {name}_apply"], re.DOTALL)
+        assert shown is not None
+        return self.run(f"{name}_apply", **{**json.loads(shown[1]), "approved_by": APPROVER})
+
+    def apply_digest(self, name: str, digest: str, **options: Any) -> Ran:
+        """Run an apply job with a digest, whatever plan it is of."""
+        return self.run(f"{name}_apply", approved_digest=digest, approved_by=APPROVER, **options)
+
+    def must_apply(self, name: str, **options: Any) -> Ran:
+        ran = self.apply(self.plan(name, **options), name)
+        assert ran.success, ran.error
+        return ran

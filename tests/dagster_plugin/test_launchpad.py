@@ -1,0 +1,146 @@
+"""What the launchpad shows of each job of operations, and refuses: asked of Dagster as its pages ask, by GraphQL.
+
+``python -m tests.dagster_plugin.test_launchpad`` writes the files in tests/golden/launchpad anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+import yaml
+from dagster._core.remote_origin import InProcessCodeLocationOrigin
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+from dagster._core.workspace.context import WorkspaceProcessContext
+from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
+from dagster_graphql.test.utils import execute_dagster_graphql
+
+from definitions import LIMITS
+from trinitylake_ops.dagster_plugin.jobs import build_jobs
+from trinitylake_ops.dagster_plugin.scheduled_ops import scheduled_operations
+from trinitylake_ops.maintenance import Budget
+
+REPOSITORY = Path(__file__).parents[2]
+GOLDEN = REPOSITORY / "tests" / "golden" / "launchpad"
+JOBS = sorted(
+    [job.name for job in build_jobs()]
+    + [operation.job for operation in scheduled_operations(LIMITS, Budget()).values()]
+)
+
+SCHEMA = """
+query($job: PipelineSelector!) {
+  runConfigSchemaOrError(selector: $job) {
+    ... on RunConfigSchema {
+      rootDefaultYaml
+      rootConfigType {
+        ... on CompositeConfigType { fields { name description isRequired } }
+      }
+    }
+  }
+}
+"""
+LAUNCH = """
+mutation($run: ExecutionParams!) {
+  launchRun(executionParams: $run) {
+    __typename
+    ... on PythonError { message }
+    ... on RunConfigValidationInvalid { errors { message } }
+  }
+}
+"""
+
+
+class Launchpad:
+    """The jobs of definitions.py on a Dagster instance."""
+
+    def __init__(self, workspace: WorkspaceProcessContext):
+        self._workspace = workspace
+        self.instance = workspace.instance
+
+    def ask(self, query: str, **variables: Any) -> Any:
+        answer = execute_dagster_graphql(self._workspace.create_request_context(), query, variables)
+        assert not answer.errors, answer.errors
+        return next(iter(answer.data.values()))
+
+    def schema(self, job: str) -> Any:
+        return self.ask(SCHEMA, job=selector(job))
+
+    def launch(self, job: str, config: dict[str, Any]) -> Any:
+        return self.ask(LAUNCH, run={"selector": selector(job), "runConfigData": config})
+
+
+def selector(job: str) -> dict[str, str]:
+    return {"repositoryLocationName": "here", "repositoryName": "__repository__", "pipelineName": job}
+
+
+@contextmanager
+def opened_launchpad() -> Iterator[Launchpad]:
+    origin = InProcessCodeLocationOrigin(
+        LoadableTargetOrigin(python_file=str(REPOSITORY / "definitions.py"), working_directory=str(REPOSITORY)),
+        location_name="here",
+    )
+    with (
+        dg.instance_for_test() as instance,
+        WorkspaceProcessContext(instance, InProcessWorkspaceLoadTarget(origin)) as workspace,
+    ):
+        yield Launchpad(workspace)
+
+
+@pytest.fixture(scope="module")
+def launchpad() -> Iterator[Launchpad]:
+    with opened_launchpad() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_the_launchpad_shows_each_option_with_its_default(launchpad: Launchpad, job: str) -> None:
+    schema = launchpad.schema(job)
+    fields, shown = schema["rootConfigType"]["fields"], schema["rootDefaultYaml"]
+    assert shown == (GOLDEN / f"{job}.yaml").read_text()
+    assert {option["name"] for option in fields} == {*yaml.safe_load(shown)}
+    for option in fields:
+        assert not option["isRequired"]
+        assert option["description"] and option["description"].endswith(".")
+
+
+def test_there_is_a_file_for_each_job() -> None:
+    assert sorted(path.stem for path in GOLDEN.iterdir()) == JOBS
+
+
+@pytest.mark.parametrize(
+    ("job", "config", "said"),
+    [
+        ("rollback", {}, "to has to be given, it is empty"),
+        ("export_full", {"name": "x", "retain_days": -1.0}, "retain_days: Input should be greater than or equal to 0"),
+        ("export_full", {"name": "17"}, "export name '17' is digits only"),
+        ("purge_apply", {"approved_by": "Ada Lovelace", "approved_digest": "no"}, "'no' is no digest of a plan"),
+    ],
+    ids=["empty", "range", "name", "digest"],
+)
+def test_a_wrong_value_is_refused_before_there_is_a_run(
+    launchpad: Launchpad, job: str, config: dict[str, Any], said: str
+) -> None:
+    answer = launchpad.launch(job, config)
+    assert answer["__typename"] == "PythonError"
+    assert answer["message"].startswith("dagster._core.errors.DagsterInvalidConfigError: ")
+    assert said in answer["message"]
+    assert answer["message"].strip().count("\n") == 0
+    assert launchpad.instance.get_runs() == []
+
+
+def test_what_is_no_option_is_refused_before_there_is_a_run(launchpad: Launchpad) -> None:
+    answer = launchpad.launch("export_minimal", {"name": "x", "definitions": True})
+    assert answer["__typename"] == "RunConfigValidationInvalid"
+    assert 'unexpected config entry "definitions"' in answer["errors"][0]["message"]
+    assert launchpad.instance.get_runs() == []
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    with opened_launchpad() as launchpad_now:
+        for name in JOBS:
+            (GOLDEN / f"{name}.yaml").write_text(launchpad_now.schema(name)["rootDefaultYaml"])

@@ -1,0 +1,133 @@
+"""The jobs that go back, export, restore and mend, and their jobs on several lakehouses of one code location."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from tests.dagster_plugin.maintenance_jobs import Jobs, Ran
+from tests.lakes import check_lake
+from tests.local_clock import LocalClock
+from tests.maintenance.changes import alter, content, create
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.dagster_plugin.jobs import build_jobs
+from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
+from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
+from trinitylake_ops.dagster_plugin.scheduled_ops import ApplyLimits
+from trinitylake_ops.dagster_plugin.schedules import build_maintenance_schedules
+from trinitylake_ops.format.file_names import HINT_PATH
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.instance_for_test() as made:
+        yield made
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance) -> Jobs:
+    return Jobs(tmp_path, LocalClock(monkeypatch), instance)
+
+
+def partitions(instance: dg.DagsterInstance) -> list[str]:
+    return sorted(instance.get_dynamic_partitions(ONLY.exports_partitions))
+
+
+def test_exports_of_each_level_and_their_partitions(jobs: Jobs, instance: dg.DagsterInstance, tmp_path: Path) -> None:
+    minimal = jobs.must_run("export_minimal", name="root", version="1", retain_days=1.0)
+    partial = jobs.must_run("export_partial", name="tree", namespaces=["ns"], definitions=True)
+    away = jobs.must_run("export_full", name="all", target=str(tmp_path / "backup"))
+    found = {info.name: info for info in maintenance.list_exports(jobs.lake)}
+    assert [(name, found[name].level, found[name].version) for name in ("root", "tree", "all")] == [
+        ("root", "minimal", 1),
+        ("tree", "partial", 5),  # after the two commits of the first
+        ("all", "full", 7),
+    ]
+    assert found["root"].retain_until is not None
+    assert found["tree"].namespaces == ("ns",)
+    for ran in (minimal, partial, away):
+        assert all(type(ran.metadata[name]) is int for name in ("files", "copied_files", "copied_bytes", "requests"))
+        assert ran.metadata["duration_ms"] >= 0
+        assert ran.materialized[0]["operation"] == "export"
+    assert partitions(instance) == ["all", "root", "tree"]
+
+    dropped = jobs.must_run("drop_export", name="root")
+    assert dropped.materialized[0]["operation"] == "drop-export"
+    assert partitions(instance) == ["all", "tree"]
+    check_lake(jobs.lake)
+
+
+def test_an_export_is_restored_from_here_and_from_elsewhere(jobs: Jobs, tmp_path: Path) -> None:
+    jobs.must_run("export_minimal", name="here", version="1")
+    jobs.must_run("export_full", name="away", target=str(tmp_path / "backup"))
+    ran = jobs.must_run("restore_export", name="here", tables=["ns.t"])
+    assert (ran.metadata["objects"], ran.metadata["restored_from"]) == (1, "here")
+    assert jobs.lake.snapshot().table("ns", "t").properties == jobs.lake.snapshot(1).table("ns", "t").properties
+    ran = jobs.must_run("restore_export", name="away")
+    assert ran.metadata["files"] >= 1
+    assert jobs.lake.snapshot().table("ns", "t").properties == jobs.lake.snapshot(3).table("ns", "t").properties
+    check_lake(jobs.lake)
+
+
+def test_an_expiry_that_ends_an_export_deletes_its_partition(jobs: Jobs, instance: dg.DagsterInstance) -> None:
+    jobs.must_run("export_minimal", name="short", version="1", retain_days=1 / 48)
+    assert partitions(instance) == ["short"]
+    jobs.clock.forward()
+    assert jobs.must_apply("expire").metadata["approved_by"]
+    assert partitions(instance) == []
+
+
+def test_repair_at_once_never_goes_back(jobs: Jobs) -> None:
+    create(jobs.lake, "more", "t")
+    alter(jobs.lake, "more", "t")
+    damaged = jobs.lake.snapshot().entry(jobs.lake.snapshot().keys.table_key("more", "t"))
+    assert damaged is not None
+    jobs.lake.storage.delete(damaged)
+    jobs.lake.storage.write(HINT_PATH, b"0")
+    latest = jobs.lake.latest_version()
+    ran = jobs.must_run("repair")
+    assert (ran.metadata["n_steps"], ran.metadata["version"], ran.materialized) == (1, latest, [])
+    assert f"| definition-unreadable | {damaged} |" in ran.metadata["left"]
+    assert jobs.lake.storage.read(HINT_PATH) == str(latest).encode()
+    assert jobs.must_run("repair").metadata["n_steps"] == 0
+
+
+EU, US = LakehouseNames("eu"), LakehouseNames("us")
+
+
+def test_several_lakehouses_in_one_code_location(tmp_path: Path, instance: dg.DagsterInstance) -> None:
+    lakes = {names: Lakehouse.create(str(tmp_path / names.name), {"fsync": "false"}) for names in (EU, US)}
+    limits = ApplyLimits(max_files=1, max_bytes=1, min_age=timedelta(0))
+    settings = StorageSettings(fsync="false")
+    definitions = dg.Definitions(
+        jobs=[job for names in lakes for job in build_jobs(names)],
+        schedules=[one for names in lakes for one in build_maintenance_schedules(names, limits=limits)],
+        resources={
+            names.resource_key: TrinityLakeResource(root=lake.root, storage_options=settings)
+            for names, lake in lakes.items()
+        },
+        executor=dg.in_process_executor,
+    )
+    dg.Definitions.validate_loadable(definitions)
+    for lake in lakes.values():
+        create(lake, "ns", "t")
+        alter(lake, "ns", "t")
+    other = content(lakes[US])
+
+    def run(job: str, **config: Any) -> Ran:
+        result = definitions.resolve_job_def(job).execute_in_process(run_config=config, instance=instance)
+        return Ran(result, EU)
+
+    assert run("eu_rollback", to="1").materialized[0]["lakehouse_version"] == 3
+    plan = run("eu_expire_plan", min_versions=1, max_age_days=0.0).metadata
+    assert "configuration of eu_expire_apply" in plan
+    schedule = definitions.resolve_schedule_def("eu_hint_schedule")
+    assert run(schedule.job_name).metadata["state"] == "right"
+    assert content(lakes[US]) == other
+    purges = [definitions.resolve_job_def(names.of("purge_apply")).nodes[0].definition for names in lakes]
+    assert [op.pool for op in purges if isinstance(op, dg.OpDefinition)] == [EU.pool, US.pool]

@@ -1,0 +1,142 @@
+"""Options of operations: what the launchpad shows, and refuses before a run of it exists."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Self
+
+import dagster as dg
+from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, ValidationError, model_validator
+
+from trinitylake_ops.dagster_plugin.io_manager import split_name
+from trinitylake_ops.dagster_plugin.resources import is_root_uri
+from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
+from trinitylake_ops.format.keys import validate_name
+from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.maintenance.export_records import check_name
+from trinitylake_ops.transaction.commit_info import LONGEST_USER_CHARS
+
+MOST_DAYS = 1_000_000
+MOST_SECONDS = 1_000_000
+_DIGEST = re.compile(r"\d{1,10}(-\d{1,15})?-[0-9a-f]{64}", re.ASCII)
+_LONGEST_NAME_BYTES = 4096  # what a lakehouse allows is less, or it says so
+
+
+class Options(dg.Config):
+    """Base of the options of an operation.
+
+    Each has a plain default, so that the launchpad shows it: text that has to be given is empty there, and refused.
+    Raises DagsterInvalidConfigError, of one line, for the first option that is wrong, by itself or beside the others.
+    """
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _refuse_in_one_line(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return handler(given)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            said = f"{where}: {first['msg']}, it is {first['input']!r}"
+        except TrinityLakeError as error:
+            said = str(error)
+        # Without the value: it may hold what nobody should see.
+        raise dg.DagsterInvalidConfigError(said, [], None)  # type: ignore[no-untyped-call]
+
+
+def _checked(check: Callable[[str], object]) -> AfterValidator:
+    """Return a validator of text, which raises what ``check`` does."""
+
+    def checked(text: str) -> str:
+        check(text)
+        return text
+
+    return AfterValidator(checked)
+
+
+def _each(check: Callable[[str], object]) -> AfterValidator:
+    """Return a validator of several texts."""
+
+    def checked(texts: list[str]) -> list[str]:
+        for text in texts:
+            check(text)
+        return texts
+
+    return AfterValidator(checked)
+
+
+def _required(option: str) -> AfterValidator:
+    def check(text: str) -> None:
+        if not text.strip():
+            raise InvalidInputError(f"{option} has to be given, it is empty")
+
+    return _checked(check)
+
+
+def _check_version(text: str) -> None:
+    if text and not (text.isascii() and text.isdecimal()):
+        raise InvalidInputError(f"version: {text!r} is no number of a version")
+
+
+def _check_namespace(text: str) -> None:
+    validate_name(text, _LONGEST_NAME_BYTES, "namespace")
+
+
+def _check_target(text: str) -> None:
+    if text and not is_root_uri(text):
+        raise InvalidInputError(
+            "target is not shown, as it may hold credentials: give an absolute path or a URI such as s3://BUCKET/PREFIX"
+        )
+
+
+def _check_person(text: str) -> None:
+    if len(text) > LONGEST_USER_CHARS or not text.isprintable():
+        raise InvalidInputError(
+            f"approved_by: {text!r} is no name of a person: take up to {LONGEST_USER_CHARS} characters, none of them"
+            " invisible"
+        )
+
+
+def _check_digest(text: str) -> None:
+    if not _DIGEST.fullmatch(text):
+        raise InvalidInputError(f"approved_digest: {text!r} is no digest of a plan; the run that plans shows it")
+
+
+#: The version to work on, by its number; empty for the latest.
+VersionText = Annotated[str, _checked(_check_version)]
+#: Versions such as ``3-90,95``.
+VersionsText = Annotated[str, _required("versions"), _checked(VersionRanges.parse)]
+#: The name of a new export.
+NewExportText = Annotated[str, _required("name"), _checked(check_name)]
+#: The name of an export that is there: other programs may give it any.
+ExportText = Annotated[str, _required("name")]
+#: A version by its number, or an export.
+PlaceText = Annotated[str, _required("to")]
+#: Another root, empty for none.
+TargetText = Annotated[str, _checked(_check_target)]
+#: Who approved something.
+PersonText = Annotated[str, _required("approved_by"), _checked(_check_person)]
+#: The digest of a plan.
+DigestText = Annotated[str, _required("approved_digest"), _checked(_check_digest)]
+#: Tables, each as ``namespace.table``.
+TableTexts = Annotated[list[str], _each(split_name)]
+#: Names of namespaces.
+NamespaceTexts = Annotated[list[str], _each(_check_namespace)]
+
+
+def age_field(what: str) -> Any:
+    """Return a field of days that an age is at least, beyond what protects transactions."""
+    return Field(
+        default=0,
+        ge=0,
+        le=MOST_DAYS,
+        allow_inf_nan=False,
+        description=f"{what} at least so many days ago; never less than the lakehouse's txn_ttl_millis and 5 minutes,"
+        " which is what 0 stands for.",
+    )
+
+
+def limit_field(what: str) -> Any:
+    """Return a field of a limit, 0 for none."""
+    return Field(default=0, ge=0, le=MOST_SECONDS, allow_inf_nan=False, description=f"{what}; 0: no limit.")
