@@ -11,12 +11,11 @@ from tests.dagster_plugin.quiet import QUIET
 from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.dagster_plugin.assets import (
-    EXPORTS_KEY,
     build_exports_asset,
     build_head_asset,
     build_table_asset,
 )
-from trinitylake_ops.dagster_plugin.publish import LAKEHOUSE_KEY
+from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
 from trinitylake_ops.errors import InvalidInputError, TableNotFoundError
 from trinitylake_ops.tables.arrow_writer import stage_arrow
@@ -51,7 +50,7 @@ def observe(lake: Lakehouse, instance: dg.DagsterInstance, *tables: str) -> dict
     keys = [dg.AssetKey(name.split(".")) for name in names]
     definitions = dg.Definitions(
         assets=[build_head_asset(), *map(build_table_asset, names), build_exports_asset()],
-        jobs=[dg.define_asset_job("observe", selection=dg.AssetSelection.assets(LAKEHOUSE_KEY, *keys))],
+        jobs=[dg.define_asset_job("observe", selection=dg.AssetSelection.assets(ONLY.lakehouse_key, *keys))],
         resources={"lakehouse": TrinityLakeResource(root=lake.root)},
         executor=dg.in_process_executor,
     )
@@ -68,7 +67,7 @@ def values(observation: dg.AssetObservation) -> Mapping[str, Any]:
 
 
 def test_the_head_shows_its_version_and_what_changed_since(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
-    head = observe(lake, instance)[LAKEHOUSE_KEY]
+    head = observe(lake, instance)[ONLY.lakehouse_key]
     assert (head.tags or {})["dagster/data_version"] == "2"
     shown = values(head)
     assert (shown["lakehouse_version"], shown["objects"], shown["tables"], shown["namespaces"]) == (2, 3, 2, 1)
@@ -80,11 +79,11 @@ def test_the_head_shows_its_version_and_what_changed_since(lake: Lakehouse, inst
     append(lake, "orders", 1)
     append(lake, "customers", 1)
     maintenance.verify(lake, incremental=True)
-    shown = values(observe(lake, instance)[LAKEHOUSE_KEY])
+    shown = values(observe(lake, instance)[ONLY.lakehouse_key])
     assert (shown["changed_since"], shown["changed_tables"]) == (2, 2)
     assert "| changed | sales | orders |" in shown["changes"]
     assert 0 <= shown["hours_since_verify"] < 1
-    assert values(observe(lake, instance)[LAKEHOUSE_KEY])["changed_tables"] == 0
+    assert values(observe(lake, instance)[ONLY.lakehouse_key])["changed_tables"] == 0
 
 
 def test_a_table_shows_columns_rows_and_place(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
@@ -117,11 +116,11 @@ def test_exports_are_partitions_until_they_are_dropped(lake: Lakehouse, instance
         maintenance.plan_export(lake, name, "minimal").execute()
     observe(lake, instance)
     assert set(instance.get_dynamic_partitions(PARTITIONS)) == {"first", "second"}
-    event = instance.get_latest_materialization_event(EXPORTS_KEY)
+    event = instance.get_latest_materialization_event(ONLY.exports_key)
     assert event is not None and event.asset_materialization is not None
     assert event.asset_materialization.partition == "second"
     assert event.asset_materialization.metadata["lakehouse_version"].value == lake.snapshot("second").version
     maintenance.drop_export(lake, "first")
     observe(lake, instance)
     assert list(instance.get_dynamic_partitions(PARTITIONS)) == ["second"]
-    assert len(instance.fetch_materializations(EXPORTS_KEY, limit=9).records) == 2
+    assert len(instance.fetch_materializations(ONLY.exports_key, limit=9).records) == 2

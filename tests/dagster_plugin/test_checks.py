@@ -18,7 +18,7 @@ from tests.maintenance.changes import alter, content, create, make_untidy, small
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.dagster_plugin.checks import CheckLimits, build_checks_job, build_lakehouse_checks
 from trinitylake_ops.dagster_plugin.jobs import maintenance_definitions
-from trinitylake_ops.dagster_plugin.publish import LAKEHOUSE_KEY
+from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
 from trinitylake_ops.format.file_names import HINT_PATH, root_path
 from trinitylake_ops.maintenance import Budget
@@ -81,7 +81,7 @@ class Lake:
         result = job.execute_in_process(instance=self.instance, run_config=QUIET)
         assert content(self.lake) == before
         found = result.get_asset_check_evaluations()
-        assert {one.asset_key for one in found} == {LAKEHOUSE_KEY}
+        assert {one.asset_key for one in found} == {ONLY.lakehouse_key}
         return {
             one.check_name: Checked(
                 one.passed,

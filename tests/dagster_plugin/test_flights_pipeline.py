@@ -12,7 +12,7 @@ from tests.dagster_plugin.pipeline import MONTHLY_TABLES, Pipeline
 from tests.lakes import check_lake, entries
 from trinitylake_ops import maintenance
 from trinitylake_ops.dagster_plugin.flights import INITIAL_JOB, MONTHLY_JOB, NAMESPACES
-from trinitylake_ops.dagster_plugin.publish import LAKEHOUSE_KEY
+from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
 
 
@@ -120,7 +120,7 @@ def test_operations_report_to_the_lakehouse_asset(pipeline: Pipeline) -> None:
     (record,) = maintenance.list_exports(pipeline.lake())
     assert (record.name, record.version) == ("kept", exported)
     assert {info.run_id for info in pipeline.lake().history(2)} == {result.run_id}
-    event = pipeline.instance.get_latest_materialization_event(LAKEHOUSE_KEY)
+    event = pipeline.instance.get_latest_materialization_event(ONLY.lakehouse_key)
     assert event is not None and event.asset_materialization is not None
     assert event.asset_materialization.metadata["lakehouse_version"].value == pipeline.lake().latest_version()
 
@@ -137,7 +137,7 @@ def test_compact_job(pipeline: Pipeline) -> None:
     result = pipeline.must_run("compact")
     assert entries(pipeline.lake()) == before
     latest = next(iter(pipeline.lake().history(1)))
-    event = pipeline.instance.get_latest_materialization_event(LAKEHOUSE_KEY)
+    event = pipeline.instance.get_latest_materialization_event(ONLY.lakehouse_key)
     assert event is not None and event.asset_materialization is not None
     metadata = event.asset_materialization.metadata
     if latest.run_id == result.run_id:

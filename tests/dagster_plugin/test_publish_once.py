@@ -20,7 +20,7 @@ from tests.dagster_plugin.sales_project import (
 from tests.lakes import check_lake
 from tests.processes import fork
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.dagster_plugin.publish import LAKEHOUSE_KEY
+from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.tables.catalog import catalog_at
 
 
@@ -102,7 +102,7 @@ def test_five_tables_are_one_version(sales: Sales) -> None:
     (lakehouse,) = [
         event.materialization.metadata
         for event in result.get_asset_materialization_events()
-        if event.asset_key == LAKEHOUSE_KEY
+        if event.asset_key == ONLY.lakehouse_key
     ]
     assert lakehouse["lakehouse_version"].value == 1
     sales.must_run()

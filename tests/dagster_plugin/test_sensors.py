@@ -16,8 +16,8 @@ from tests.lakes import Lakes, seal, table
 from tests.maintenance.changes import alter, create, drop, expire
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.jobs import maintenance_definitions
+from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.new_commits import Cursor
-from trinitylake_ops.dagster_plugin.publish import LAKEHOUSE_KEY
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
 from trinitylake_ops.dagster_plugin.sensors import (
     FailedRun,
@@ -81,7 +81,7 @@ class Ticks:
     def tables(self) -> Counter[tuple[str, ...]]:
         """How often each table was reported as materialized."""
         keys = [event.asset_key for event in self.events if isinstance(event, dg.AssetMaterialization)]
-        return Counter(tuple(key.path) for key in keys if key != LAKEHOUSE_KEY)
+        return Counter(tuple(key.path) for key in keys if key != ONLY.lakehouse_key)
 
     def versions_run(self) -> list[str]:
         return [request.tags["trinitylake/version"] for request in self.launched.values()]
@@ -106,7 +106,7 @@ def test_a_commit_made_outside_is_reported_once_with_one_run(ticks: Ticks) -> No
     assert ticks.tables() == {("ns", "a"): 1}
     assert ticks.versions_run() == [str(version)]
     assert ticks.said[-1] == f"version {version} is the latest, 0 versions are not looked at yet"
-    lakehouse = ticks.instance.get_latest_materialization_event(LAKEHOUSE_KEY)
+    lakehouse = ticks.instance.get_latest_materialization_event(ONLY.lakehouse_key)
     assert lakehouse is not None
     assert lakehouse.asset_materialization is not None
     shown = {name: value.value for name, value in lakehouse.asset_materialization.metadata.items()}
@@ -165,7 +165,7 @@ def test_a_burst_of_500_commits(lakes: Lakes, instance: dg.DagsterInstance, max_
         ticks.tick()
     assert ticks.tables() == {("ns", f"t{number}"): n_ticks for number in range(7)}
     assert ticks.versions_run() == [str(lake.latest_version())]
-    seen = [event.metadata["lag_versions"].value for event in ticks.events if event.asset_key == LAKEHOUSE_KEY]
+    seen = [event.metadata["lag_versions"].value for event in ticks.events if event.asset_key == ONLY.lakehouse_key]
     assert seen == list(range(500, 0, -max_versions))
 
 
@@ -277,7 +277,7 @@ def test_without_a_job_events_alone(ticks: Ticks) -> None:
     sensor = build_commit_sensor(table_key=lambda namespace, name: dg.AssetKey(["p", namespace, name]))
     result = sensor.evaluate_tick(context)
     assert not result.run_requests
-    assert [event.asset_key.path for event in result.asset_events] == [["p", "ns", "a"], LAKEHOUSE_KEY.path]
+    assert [event.asset_key.path for event in result.asset_events] == [["p", "ns", "a"], ONLY.lakehouse_key.path]
 
 
 def test_the_time_of_a_tick_is_below_the_daemons(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ import dagster as dg
 
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.dagster_plugin.metadata import figures, markdown_table
-from trinitylake_ops.dagster_plugin.publish import LAKEHOUSE_KEY
-from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
+from trinitylake_ops.dagster_plugin.resources import lakehouse_of
 from trinitylake_ops.dagster_plugin.verify_ops import findings_table
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, TrinityLakeError
 from trinitylake_ops.format.definitions import ExpirationState
@@ -21,9 +21,8 @@ from trinitylake_ops.maintenance.report import utc_of
 from trinitylake_ops.maintenance.retention import protected_ms
 from trinitylake_ops.maintenance.survey import is_lapsed, survey_versions, uncached, versions_in
 from trinitylake_ops.transaction.commit_info import acting_for_run
-from trinitylake_ops.tree.node import DEFAULT_BUFFER_TARGET_BYTES
 
-#: The job of the checks, unless named otherwise.
+#: What the job of the checks is called for a lakehouse that is alone.
 CHECKS_JOB = "lakehouse_checks"
 
 _UNPURGED = (ExpirationState.EXPIRED, ExpirationState.PURGING)
@@ -73,9 +72,9 @@ _Check = Callable[[Lakehouse, CheckLimits], _Found]
 
 
 def build_lakehouse_checks(
+    names: LakehouseNames = ONLY,
     *,
     limits: CheckLimits | None = None,
-    lakehouse_key: dg.AssetKey = LAKEHOUSE_KEY,
     location_name: str | None = None,
 ) -> list[dg.AssetChecksDefinition]:
     """Return the checks of the lakehouse: hint, verify, retention, exports, orphans, tree.
@@ -92,15 +91,17 @@ def build_lakehouse_checks(
         "tree_in_shape": (_tree, "The nodes of the latest tree are not thin, and their buffers not too full."),
     }
     return [
-        _asset_check(name, check, description, limits or CheckLimits(), lakehouse_key, location_name)
+        _asset_check(name, check, description, limits or CheckLimits(), names, location_name)
         for name, (check, description) in checks.items()
     ]
 
 
-def build_checks_job(checks: Sequence[dg.AssetChecksDefinition], *, name: str = CHECKS_JOB) -> Any:
+def build_checks_job(checks: Sequence[dg.AssetChecksDefinition], names: LakehouseNames = ONLY) -> Any:
     """Return a job, of the type that ``dagster.define_asset_job`` returns, which runs checks."""
     return dg.define_asset_job(
-        name, selection=dg.AssetSelection.checks(*checks), description="Runs the checks of the lakehouse."
+        names.of(CHECKS_JOB),
+        selection=dg.AssetSelection.checks(*checks),
+        description="Runs the checks of the lakehouse.",
     )
 
 
@@ -109,32 +110,35 @@ def _asset_check(
     check: _Check,
     description: str,
     limits: CheckLimits,
-    lakehouse_key: dg.AssetKey,
+    names: LakehouseNames,
     location_name: str | None,
 ) -> dg.AssetChecksDefinition:
-    @dg.asset_check(asset=lakehouse_key, name=name, description=description)
-    def run(context: dg.AssetCheckExecutionContext, lakehouse: TrinityLakeResource) -> dg.AssetCheckResult:
+    def mended_by(job: str) -> dict[str, Any]:
+        named = names.of(job)
+        return {"mended_by": named if location_name is None else dg.MetadataValue.job(named, location_name)}
+
+    @dg.asset_check(
+        asset=names.lakehouse_key,
+        name=name,
+        description=description,
+        required_resource_keys={names.resource_key},
+    )
+    def run(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         try:
             with acting_for_run(context.run.run_id):
-                found = check(lakehouse.open(), limits)
+                found = check(lakehouse_of(context.resources, names).open(), limits)
         except TrinityLakeError as error:  # what it needs to read cannot be read, or is not settled, as its text says
             is_damage = isinstance(error, CorruptFileError | FileMissingError)
-            mended_by = _mended_by("repair_plan", location_name) if is_damage else {}
-            metadata = {"error": type(error).__name__, **mended_by}
+            metadata = {"error": type(error).__name__, **(mended_by("repair_plan") if is_damage else {})}
             return dg.AssetCheckResult(passed=False, description=str(error), metadata=metadata)
-        mended_by = _mended_by(found.mended_by, location_name) if found.wrong else {}
         return dg.AssetCheckResult(
             passed=not found.wrong,
             severity=dg.AssetCheckSeverity.ERROR if found.is_error else dg.AssetCheckSeverity.WARN,
             description="; ".join(found.wrong) or found.fine,
-            metadata={**figures(found.metadata), **mended_by},
+            metadata={**figures(found.metadata), **(mended_by(found.mended_by) if found.wrong else {})},
         )
 
     return run
-
-
-def _mended_by(job: str, location_name: str | None) -> dict[str, Any]:
-    return {"mended_by": job if location_name is None else dg.MetadataValue.job(job, location_name)}
 
 
 def _hint(lake: Lakehouse, _limits: CheckLimits) -> _Found:
@@ -268,13 +272,14 @@ def _orphans(lake: Lakehouse, limits: CheckLimits) -> _Found:
 
 def _tree(lake: Lakehouse, limits: CheckLimits) -> _Found:
     shape = lake.snapshot().tree_shape()
-    leaves = shape.levels[-1]
-    buffer_fill = max(level.message_bytes / (level.nodes * DEFAULT_BUFFER_TARGET_BYTES) for level in shape.levels)
+    leaves, buffers = shape.levels[-1], shape.buffer_fill
     wrong = []
     if leaves.nodes > 1 and leaves.fill < limits.min_leaf_fill:
         wrong.append(f"the {leaves.nodes} leaves are filled to {leaves.fill:.0%}, less than {limits.min_leaf_fill:.0%}")
-    if buffer_fill > limits.max_buffer_fill:
-        wrong.append(f"buffers of a level are filled to {buffer_fill:.0%}, more than {limits.max_buffer_fill:.0%}")
+    if shape.buffer_fill > limits.max_buffer_fill:
+        wrong.append(
+            f"buffers of a level are filled to {shape.buffer_fill:.0%}, more than {limits.max_buffer_fill:.0%}"
+        )
     header = ("level", "nodes", "keys", "fill", "messages", "bytes")
     rows = [
         (level.depth, level.nodes, level.keys, f"{level.fill:.0%}", level.messages, level.file_bytes)
@@ -290,7 +295,7 @@ def _tree(lake: Lakehouse, limits: CheckLimits) -> _Found:
             "bytes": shape.file_bytes,
             "bytes_per_node": shape.file_bytes / shape.nodes,
             "leaf_fill": leaves.fill,
-            "buffer_fill": buffer_fill,
+            "buffer_fill": buffers,
             "messages": shape.messages,
             "levels": markdown_table(header, rows),
         },

@@ -49,6 +49,11 @@ class LakehouseNames:
         return self.of("lakehouse")
 
     @property
+    def io_manager_key(self) -> str:
+        """The key of the IO manager that stages and reads its tables."""
+        return self.of("lakehouse_io_manager")
+
+    @property
     def lakehouse_key(self) -> dg.AssetKey:
         """The key of the asset that stands for the lakehouse as a whole."""
         return self.key("lakehouse")

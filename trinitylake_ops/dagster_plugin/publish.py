@@ -9,7 +9,8 @@ import dagster as dg
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.metadata import staged_tables_metadata
-from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
+from trinitylake_ops.dagster_plugin.resources import lakehouse_of
 from trinitylake_ops.dagster_plugin.run_records import CLOCK_SKEW, created_at, newest_materialization, run_chain
 from trinitylake_ops.errors import CommitConflictError, TransactionExpiredError, VersionNotFoundError
 from trinitylake_ops.tables.publication import Publication, publication_id, publish_once, published_version
@@ -17,9 +18,6 @@ from trinitylake_ops.tables.staged_table import StagedTable
 from trinitylake_ops.transaction.snapshot import epoch_ms
 from trinitylake_ops.transaction.time_travel import find_version_at
 from trinitylake_ops.transaction.versions import ProbedRoots
-
-#: The asset that stands for the lakehouse as a whole: its materializations are its versions.
-LAKEHOUSE_KEY = dg.AssetKey(["lakehouse"])
 
 # Says to the IO manager what is wanted: Dagster reads no types off a signature that takes any number of tables.
 _STAGED = dg.PythonObjectDagsterType(StagedTable)
@@ -40,6 +38,7 @@ def build_publish_asset(
     partitions_def: dg.PartitionsDefinition[str] | None = None,
     group_name: str | None = None,
     retry_policy: dg.RetryPolicy | None = None,
+    names: LakehouseNames = ONLY,
 ) -> dg.AssetsDefinition:
     """Return an asset that commits staged tables, and only together.
 
@@ -51,7 +50,7 @@ def build_publish_asset(
     A run publishes once, however often its step is started: a repeated one reports the version that is
     there. So does a re-execution where the run before it had committed, and died before Dagster knew. A
     commit that met a newer one of the same tables fails at once, since only staging them again helps;
-    after other failures ``retry_policy`` applies.
+    after other failures ``retry_policy`` applies. ``names`` tell the lakehouse from others of the code location.
     """
     asset_key = dg.AssetKey(list(key))
 
@@ -64,13 +63,13 @@ def build_publish_asset(
         kinds={"trinitylake"},
         retry_policy=retry_policy,
         dagster_type=_NOTHING,
+        required_resource_keys={names.resource_key},
     )
-    def published(
-        context: dg.AssetExecutionContext, lakehouse: TrinityLakeResource, **staged: StagedTable
-    ) -> Iterator[Any]:
+    def published(context: dg.AssetExecutionContext, **staged: StagedTable) -> Iterator[Any]:
+        lakehouse = lakehouse_of(context.resources, names)
         lake = lakehouse.open()
         ordered = [staged[name] for name in tables]
-        names = ", ".join(f"{table.namespace}.{table.table}" for table in ordered)
+        listed = ", ".join(f"{table.namespace}.{table.table}" for table in ordered)
         try:
             publication = _publish(context, lake, asset_key, ordered, list(tables.values()), lakehouse.isolation)
         except (CommitConflictError, TransactionExpiredError) as error:
@@ -78,11 +77,11 @@ def build_publish_asset(
                 description=str(error), metadata={"error": type(error).__name__}, allow_retries=False
             ) from error
         if publication.was_published:
-            context.log.info("%s had been published as version %s before", names, publication.version)
+            context.log.info("%s had been published as version %s before", listed, publication.version)
         else:
-            context.log.info("published %s as version %s", names, publication.version)
+            context.log.info("published %s as version %s", listed, publication.version)
         metadata = {"lakehouse_version": publication.version, **staged_tables_metadata(ordered)}
-        yield dg.AssetMaterialization(asset_key=LAKEHOUSE_KEY, metadata={"operation": "publish", **metadata})
+        yield dg.AssetMaterialization(asset_key=names.lakehouse_key, metadata={"operation": "publish", **metadata})
         yield dg.MaterializeResult(metadata={"was_published": publication.was_published, **metadata})
 
     return published

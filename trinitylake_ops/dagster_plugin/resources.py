@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, field_valid
 from pyspark.sql import SparkSession
 
 from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError, LakehouseExistsError, LakehouseNotFoundError
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.spark_jobs.session import DEFAULT_MASTER, session_scope
@@ -145,6 +146,10 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
     isolation: Literal["snapshot", "serializable"] = Field(
         default="snapshot", description="Isolation of the transactions that publish tables."
     )
+    engine: Literal["local"] = Field(
+        default="local",
+        description="What carries out operations on the lakehouse: 'local', the process of the run. There is no other.",
+    )
 
     @field_validator("root", mode="before")
     @classmethod
@@ -171,6 +176,13 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
 
     def _options(self) -> StorageOptions:
         return StorageOptions({**self.storage_options.given(), **self.secret_options_from_env.credentials()})
+
+
+def lakehouse_of(resources: object, names: LakehouseNames) -> TrinityLakeResource:
+    """Return the resource of a lakehouse from ``context.resources`` of what requires it."""
+    resource = getattr(resources, names.resource_key)
+    assert isinstance(resource, TrinityLakeResource)
+    return resource
 
 
 class SparkResource(dg.ConfigurableResource["SparkResource"]):

@@ -11,9 +11,9 @@ import dagster as dg
 from tenacity import Retrying, stop_after_attempt, wait_random_exponential
 
 from trinitylake_ops.dagster_plugin.metadata import markdown_table
+from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.new_commits import Limits, News, Stretch, find_news
-from trinitylake_ops.dagster_plugin.publish import LAKEHOUSE_KEY
-from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+from trinitylake_ops.dagster_plugin.resources import lakehouse_of
 from trinitylake_ops.errors import LakehouseNotFoundError
 from trinitylake_ops.format.node_file import COMMIT_ID
 from trinitylake_ops.transaction.lakehouse import Change
@@ -28,11 +28,6 @@ _LEAST_SECONDS = 5.0
 _ALERT_ATTEMPTS = 3
 
 
-def table_asset_key(namespace: str, table: str) -> dg.AssetKey:
-    """Return the key under which a table's changes are reported unless told otherwise."""
-    return dg.AssetKey([namespace, table])
-
-
 def tick_budget_seconds() -> float:
     """Return for how long a tick may work: what Dagster's daemon waits for a sensor, less a margin."""
     given = next((os.environ[name] for name in _GRPC_TIMEOUT_VARIABLES if os.environ.get(name)), None)
@@ -41,14 +36,12 @@ def tick_budget_seconds() -> float:
 
 
 def build_commit_sensor(
+    names: LakehouseNames = ONLY,
     *,
-    name: str = "trinitylake_commits",
     job: dg.JobDefinition | None = None,
     job_name: str | None = None,
     run_config: Callable[[int], Mapping[str, Any]] | None = None,
-    lakehouse_key: dg.AssetKey = LAKEHOUSE_KEY,
-    table_key: Callable[[str, str], dg.AssetKey] = table_asset_key,
-    resource_key: str = "lakehouse",
+    table_key: Callable[[str, str], dg.AssetKey] | None = None,
     minimum_interval_seconds: int = 30,
     max_versions_per_tick: int = 1000,
     max_tables_per_tick: int = 1000,
@@ -57,12 +50,12 @@ def build_commit_sensor(
 ) -> dg.SensorDefinition:
     """Return a sensor that reports what was committed to a lakehouse by others than runs of this Dagster instance.
 
-    Each table that such commits added or changed becomes a materialization of ``table_key(namespace, table)``, a
-    removed one an observation, and each tick with news a materialization of the lakehouse. One run of the job, if any
-    (one of assets is given by ``job_name``), is requested for the newest version; ``run_config`` makes its
-    configuration from that version's number. The first tick only remembers the latest version. A tick does no more
-    than the limits say, the next one goes on; its time is by default what the daemon waits, less 20 seconds. Events
-    are delivered at least once, a run is requested once.
+    Each table that such commits added or changed becomes a materialization of ``table_key(namespace, table)``, by
+    default ``names.table_key``, a removed one an observation, and each tick with news a materialization of the
+    lakehouse. One run of the job, if any (one of assets is given by ``job_name``), is requested for the newest version;
+    ``run_config`` makes its configuration from that version's number. The first tick only remembers the latest version.
+    A tick does no more than the limits say, the next one goes on; its time is by default what the daemon waits, less 20
+    seconds. Events are delivered at least once, a run is requested once.
     """
     limits = Limits(
         versions=max_versions_per_tick,
@@ -72,23 +65,25 @@ def build_commit_sensor(
     has_job = job is not None or job_name is not None
 
     @dg.sensor(
-        name=name,
+        name=names.of("trinitylake_commits"),
         job=job,
         job_name=job_name,
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
-        required_resource_keys={resource_key},
+        required_resource_keys={names.resource_key},
         description="Reports tables that were changed by commits made outside of Dagster.",
     )
     def commits(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        resource: TrinityLakeResource = getattr(context.resources, resource_key)
         instance = context.instance
         try:
-            lake = resource.open()
+            lake = lakehouse_of(context.resources, names).open()
         except LakehouseNotFoundError as error:
             return dg.SensorResult(skip_reason=str(error))
         news = find_news(lake, context.cursor, lambda run: instance.get_run_by_id(run) is not None, limits)
-        events = [*_note_events(news, lakehouse_key), *_events(news, lakehouse_key, table_key)]
+        events = [
+            *_note_events(news, names.lakehouse_key),
+            *_events(news, names.lakehouse_key, table_key or names.table_key),
+        ]
         requests = [_run_request(news, run_config)] if has_job and news.is_run_due else []
         return dg.SensorResult(
             run_requests=requests,
@@ -208,19 +203,20 @@ class FailedRun:
 
 def build_failed_run_sensor(
     alert: Callable[[FailedRun], None],
+    names: LakehouseNames = ONLY,
     *,
-    name: str = "trinitylake_failed_runs",
-    jobs: Sequence[dg.JobDefinition] | None = None,
+    jobs: Sequence[Any] | None = None,
     minimum_interval_seconds: int = 30,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.SensorDefinition:
-    """Return a sensor that calls a function for each failed run of some jobs, by default of all of this code location.
+    """Return a sensor that calls a function for each failed run of some jobs, of ops or assets.
 
-    A call that raises is made again twice, a few seconds later; then the tick fails with its error.
+    Without ``jobs`` they are all of this code location. A call that raises is made again twice, a few seconds later;
+    then the tick fails with its error.
     """
 
     @dg.run_failure_sensor(
-        name=name,
+        name=names.of("trinitylake_failed_runs"),
         monitored_jobs=list(jobs) if jobs is not None else None,
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,

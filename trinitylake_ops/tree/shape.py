@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trinitylake_ops.format.node_file import NodeFile
-from trinitylake_ops.tree.node import TreeLimits, messages_bytes
+from trinitylake_ops.tree.node import DEFAULT_BUFFER_TARGET_BYTES, TreeLimits, messages_bytes
 from trinitylake_ops.tree.node_store import NodeStore
 from trinitylake_ops.tree.walk import walk
 
@@ -27,6 +27,11 @@ class LevelShape:
     messages: int
     message_bytes: int
     file_bytes: int
+
+    @property
+    def buffer_fill(self) -> float:
+        """What waits in the level's buffers, as part of what we let gather before it is flushed."""
+        return self.message_bytes / (self.nodes * DEFAULT_BUFFER_TARGET_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,11 @@ class TreeShape:
     def leaf_fill(self) -> float:
         """The part of the leaves' places for keys that is taken."""
         return self.levels[-1].fill
+
+    @property
+    def buffer_fill(self) -> float:
+        """The fill of the buffers of the level where it is highest."""
+        return max(level.buffer_fill for level in self.levels)
 
 
 def measure_tree(store: NodeStore, root: NodeFile, root_location: str, limits: TreeLimits) -> TreeShape:

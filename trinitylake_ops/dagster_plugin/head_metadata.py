@@ -1,0 +1,112 @@
+"""What an operator wants to see of a lakehouse's latest version, as figures that plot over time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import dagster as dg
+
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.dagster_plugin.metadata import figures, markdown_table
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, MaintenanceBlockedError, VersionExpiredError
+from trinitylake_ops.format.file_names import VERIFIED_PREFIX
+from trinitylake_ops.transaction.lakehouse import diff_snapshots
+from trinitylake_ops.transaction.snapshot import Snapshot
+
+#: The name under which metadata of assets says which version of the lakehouse it is about.
+VERSION = "lakehouse_version"
+
+_MS_PER_HOUR = 3_600_000
+
+
+class _TooLongError(Exception):
+    """Counting what can be freed took longer than it may."""
+
+
+def head_metadata(
+    lake: Lakehouse, head: Snapshot, since: int | None = None, *, reclaimable_seconds: float = 0
+) -> dict[str, Any]:
+    """Return the figures of a version, read from its tree, its settings and, within a time, from what can be freed.
+
+    Changes are those since version ``since``, by default those of this version alone. Hours since an expiry or an
+    export began, or a verification was recorded, are "none" where there was none. For ``reclaimable_seconds`` see
+    :func:`reclaimable_bytes`.
+    """
+    namespaces = head.namespaces()
+    tables = sum(len(head.tables(namespace)) for namespace in namespaces)
+    shape = head.tree_shape()
+    definition = head.definition
+    now_ms = lake.storage.now_ms()
+    verified = [info.last_modified_ms for info in lake.storage.list(VERIFIED_PREFIX)]
+    return {
+        VERSION: head.version,
+        "created_at": dg.MetadataValue.timestamp(head.created_at),
+        "namespaces": len(namespaces),
+        "tables": tables,
+        "objects": len(namespaces) + tables,
+        **_changes(lake, head, since),
+        "height": shape.height,
+        "nodes": shape.nodes,
+        "leaf_fill": shape.leaf_fill,
+        "buffer_fill_percent": round(100 * shape.buffer_fill, 2),
+        "buffered_messages": shape.messages,
+        "tree_bytes": shape.file_bytes,
+        **figures(
+            {
+                **reclaimable_bytes(lake, reclaimable_seconds),
+                "hours_since_expiry": _hours(now_ms, [batch.expired_at_millis for batch in definition.expirations]),
+                "hours_since_export": _hours(now_ms, [export.created_at_millis for export in definition.exports]),
+                "hours_since_verify": _hours(now_ms, verified),
+            }
+        ),
+    }
+
+
+def reclaimable_bytes(lake: Lakehouse, max_seconds: float) -> dict[str, int | str]:
+    """Return what an expiry by the lakehouse's settings would let go, what a purge could delete now, and their sum.
+
+    To know that, all roots that were not purged are read, and the nodes that they reach. Where it takes more than
+    ``max_seconds``, or a file is damaged, or the lakehouse waits for a reconcile, ``reclaimable_bytes`` says so
+    instead; with 0 seconds there is nothing.
+    """
+    if max_seconds <= 0:
+        return {}
+    end_s = time.monotonic() + max_seconds
+
+    def check_time(_what: str, _done: int, _all: int) -> None:
+        if time.monotonic() > end_s:
+            raise _TooLongError
+
+    try:
+        expirable = maintenance.plan_expiration(lake, progress=check_time).bytes
+        purgeable = maintenance.plan_purge(lake, progress=check_time).bytes
+    except _TooLongError:
+        return {"reclaimable_bytes": f"not counted: it takes more than {max_seconds:g} seconds"}
+    except (MaintenanceBlockedError, CorruptFileError, FileMissingError) as error:
+        return {"reclaimable_bytes": f"not counted: {error}"}
+    return {
+        "expirable_bytes": expirable,
+        "purgeable_bytes": purgeable,
+        "reclaimable_bytes": expirable + purgeable,
+    }
+
+
+def _hours(now_ms: int, times_ms: Sequence[int]) -> float | None:
+    return round(max(0, now_ms - max(times_ms)) / _MS_PER_HOUR, 3) if times_ms else None
+
+
+def _changes(lake: Lakehouse, head: Snapshot, since: int | None) -> dict[str, Any]:
+    """Return which objects changed; an unknown number where the version to compare with expired."""
+    before = min(since, head.version) if since is not None else max(head.version - 1, 0)
+    try:
+        changes = diff_snapshots(lake.snapshot(before, latest=head), head)
+    except VersionExpiredError:
+        return {"changes": f"version {before}, which was observed last, has expired"}
+    rows = [(change.kind, change.namespace, change.table or "") for change in changes]
+    return {
+        "changed_since": before,
+        "changed_tables": sum(change.table is not None for change in changes),
+        "changes": markdown_table(("change", "namespace", "table"), rows),
+    }
