@@ -14,34 +14,33 @@ from pathlib import Path
 
 import dagster as dg
 
-from trinitylake_ops.dagster_plugin.checks import CHECKS_JOB, build_checks_job, build_lakehouse_checks
+from trinitylake_ops.dagster_plugin import (
+    ApplyLimits,
+    LakehouseSettings,
+    SparkResource,
+    StorageSettings,
+    TrinityLakeResource,
+    build_trinitylake_definitions,
+)
 from trinitylake_ops.dagster_plugin.flights import MONTH_PUBLISHED, REFERENCE_PUBLISHED, flights_definitions
-from trinitylake_ops.dagster_plugin.jobs import maintenance_definitions
-from trinitylake_ops.dagster_plugin.resources import SparkResource, StorageSettings, TrinityLakeResource
-from trinitylake_ops.dagster_plugin.scheduled_ops import ApplyLimits
-from trinitylake_ops.dagster_plugin.schedules import build_maintenance_schedules
-from trinitylake_ops.dagster_plugin.sensors import build_commit_sensor
 
-#: Up to where schedules let go of something without approval.
-LIMITS = ApplyLimits(max_files=100_000, max_bytes=100 * 1024**3, min_age=timedelta(days=7))
-CHECKS = build_lakehouse_checks()
+ROOT = os.environ.get("TRINITYLAKE_ROOT", str(Path(__file__).parent.resolve() / ".demo" / "lakehouse"))
+SPARK = SparkResource(master=os.environ.get("SPARK_MASTER", "local[2]"))
 
 defs = dg.Definitions.merge(
     flights_definitions(),
-    maintenance_definitions(lakehouse_deps=(REFERENCE_PUBLISHED, MONTH_PUBLISHED)),
+    # Its schedules and sensors are off until somebody turns them on.
+    build_trinitylake_definitions(
+        LakehouseSettings(
+            lakehouse=TrinityLakeResource(root=ROOT, storage_options=StorageSettings.from_environment()),
+            published_by=[REFERENCE_PUBLISHED, MONTH_PUBLISHED],
+            # Up to where schedules let go of something without approval.
+            limits=ApplyLimits(max_files=100_000, max_bytes=100 * 1024**3, min_age=timedelta(days=7)),
+            spark=SPARK,
+        )
+    ),
     dg.Definitions(
-        asset_checks=CHECKS,
-        jobs=[build_checks_job(CHECKS)],
-        # All are off until somebody turns them on.
-        sensors=[build_commit_sensor(job_name=CHECKS_JOB)],
-        schedules=build_maintenance_schedules(limits=LIMITS, checks_job=CHECKS_JOB),
-        resources={
-            "lakehouse": TrinityLakeResource(
-                root=os.environ.get("TRINITYLAKE_ROOT", str(Path(__file__).parent.resolve() / ".demo" / "lakehouse")),
-                storage_options=StorageSettings.from_environment(),
-            ),
-            "spark": SparkResource(master=os.environ.get("SPARK_MASTER", "local[2]")),
-        },
+        resources={"spark": SPARK},
         # One process a run, so that its steps share one Spark session.
         executor=dg.in_process_executor,
     ),

@@ -1,1 +1,75 @@
 """Dagster resources, assets, checks and jobs that run a lakehouse's pipelines and operations."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trinitylake_ops.dagster_plugin.assets import build_exports_asset, build_head_asset, build_table_asset
+    from trinitylake_ops.dagster_plugin.checks import CheckLimits, build_checks_job, build_lakehouse_checks
+    from trinitylake_ops.dagster_plugin.code_location import LakehouseSettings, build_trinitylake_definitions
+    from trinitylake_ops.dagster_plugin.component import TrinityLakeMaintenanceComponent
+    from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager, stored_as
+    from trinitylake_ops.dagster_plugin.jobs import build_jobs
+    from trinitylake_ops.dagster_plugin.names import LakehouseNames
+    from trinitylake_ops.dagster_plugin.publish import build_publish_asset
+    from trinitylake_ops.dagster_plugin.resources import (
+        SecretVariables,
+        SparkResource,
+        StorageSettings,
+        TrinityLakeResource,
+    )
+    from trinitylake_ops.dagster_plugin.scheduled_ops import ApplyLimits
+    from trinitylake_ops.dagster_plugin.schedules import BlackoutWindow, build_maintenance_schedules
+    from trinitylake_ops.dagster_plugin.sensors import FailedRun, build_commit_sensor, build_failed_run_sensor
+
+_MODULES = {
+    "assets": ("build_exports_asset", "build_head_asset", "build_table_asset"),
+    "checks": ("CheckLimits", "build_checks_job", "build_lakehouse_checks"),
+    "code_location": ("LakehouseSettings", "build_trinitylake_definitions"),
+    "component": ("TrinityLakeMaintenanceComponent",),
+    "io_manager": ("TrinityLakeIOManager", "stored_as"),
+    "jobs": ("build_jobs",),
+    "names": ("LakehouseNames",),
+    "publish": ("build_publish_asset",),
+    "resources": ("SecretVariables", "SparkResource", "StorageSettings", "TrinityLakeResource"),
+    "scheduled_ops": ("ApplyLimits",),
+    "schedules": ("BlackoutWindow", "build_maintenance_schedules"),
+    "sensors": ("FailedRun", "build_commit_sensor", "build_failed_run_sensor"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "ApplyLimits",
+    "BlackoutWindow",
+    "CheckLimits",
+    "FailedRun",
+    "LakehouseNames",
+    "LakehouseSettings",
+    "SecretVariables",
+    "SparkResource",
+    "StorageSettings",
+    "TrinityLakeIOManager",
+    "TrinityLakeMaintenanceComponent",
+    "TrinityLakeResource",
+    "build_checks_job",
+    "build_commit_sensor",
+    "build_exports_asset",
+    "build_failed_run_sensor",
+    "build_head_asset",
+    "build_jobs",
+    "build_lakehouse_checks",
+    "build_maintenance_schedules",
+    "build_publish_asset",
+    "build_table_asset",
+    "build_trinitylake_definitions",
+    "stored_as",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on first use: whoever needs one of them does not load Spark and Iceberg for the others.
+    if name in _MODULE_OF:
+        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,229 @@
+"""One call gives all definitions of a lakehouse, or of several in one code location."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import time, timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from tests.dagster_plugin.test_assets import values
+from tests.lakes import Lakes
+from trinitylake_ops import Lakehouse, dagster_plugin
+from trinitylake_ops.dagster_plugin import (
+    ApplyLimits,
+    BlackoutWindow,
+    FailedRun,
+    LakehouseNames,
+    LakehouseSettings,
+    StorageSettings,
+    TrinityLakeResource,
+    build_trinitylake_definitions,
+)
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.tables.arrow_writer import stage_arrow
+from trinitylake_ops.tables.publication import publication_id, publish_once
+
+LIMITS = ApplyLimits(max_files=10, max_bytes=1 << 20, min_age=timedelta(days=7))
+SALES, HR = LakehouseNames("sales"), LakehouseNames("hr")
+LETS_GO = ("trim", "expire", "purge", "orphans")
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.instance_for_test() as made:
+        yield made
+
+
+def settings(root: str, name: str = "", **options: Any) -> LakehouseSettings:
+    resource = TrinityLakeResource(root=root, storage_options=StorageSettings(fsync="false"))
+    return LakehouseSettings(lakehouse=resource, name=name, **options)
+
+
+def runnable(*lakehouses: LakehouseSettings) -> dg.Definitions:
+    quiet = dg.colored_console_logger.configured({"log_level": "CRITICAL"})
+    others = dg.Definitions(executor=dg.in_process_executor, loggers={"console": quiet})
+    return dg.Definitions.merge(build_trinitylake_definitions(*lakehouses), others)
+
+
+def put(lake: Lakehouse, name: str, n_rows: int) -> None:
+    namespace, _, table = name.partition(".")
+    staged = stage_arrow(lake, pa.table({"n": list(range(n_rows))}), namespace, table, mode="append")
+    publish_once(lake, [staged], publication_id(name, str(lake.latest_version())))
+
+
+def run(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, job: str, **config: Any
+) -> dg.ExecuteInProcessResult:
+    return definitions.resolve_job_def(job).execute_in_process(instance=instance, run_config=config)
+
+
+def jobs_of(definitions: dg.Definitions) -> set[str]:
+    return {job.name for job in definitions.resolve_all_job_defs() if not job.name.startswith("__")}
+
+
+def test_one_call_gives_all_of_a_lakehouse() -> None:
+    def alert(_failed: FailedRun) -> None:
+        raise AssertionError
+
+    publish = dg.AssetKey(["publish", "orders"])
+    definitions = build_trinitylake_definitions(
+        settings("memory://m/", tables=["shop.orders"], published_by=[publish], limits=LIMITS, alert=alert)
+    )
+    repository = definitions.get_repository_def()
+    assert set(repository.get_top_level_resources()) == {"lakehouse", "lakehouse_io_manager"}
+    graph = definitions.resolve_asset_graph()
+    head = graph.get(dg.AssetKey("lakehouse"))
+    assert (head.is_observable, head.is_materializable, head.parent_keys) == (True, False, {publish})
+    assert graph.get(dg.AssetKey("exports")).parent_keys == {head.key}
+    assert graph.get(dg.AssetKey(["shop", "orders"])).is_observable
+    assert {check.name for check in graph.asset_check_keys} >= {"hint_right", "verify_clean", "tree_in_shape"}
+    assert jobs_of(definitions) >= {"rollback", "expire_plan", "expire_apply", "lakehouse_checks", "observe_lakehouse"}
+    assert {sensor.name for sensor in repository.sensor_defs} == {"trinitylake_commits", "trinitylake_failed_runs"}
+    schedules = {schedule.name: schedule for schedule in repository.schedule_defs}
+    assert set(schedules) >= {f"{name}_schedule" for name in (*LETS_GO, "hint", "verify", "checks", "observe")}
+    stopped = dg.DefaultScheduleStatus.STOPPED
+    assert {schedule.default_status for schedule in schedules.values()} == {stopped}
+
+
+def test_settings_reach_schedules_and_sensors() -> None:
+    blackout = BlackoutWindow(start=time(0), end=time(0), reason="closed")
+    definitions = build_trinitylake_definitions(
+        settings(
+            "memory://m/",
+            timezone="Asia/Tokyo",
+            crons={"hint": "1 * * * *", "checks": None},
+            blackouts=[blackout],
+            observe_cron=None,
+            on_commit="observe_lakehouse",
+            is_on=True,
+        )
+    )
+    repository = definitions.get_repository_def()
+    schedules = {schedule.name: schedule for schedule in repository.schedule_defs}
+    assert set(schedules) == {"hint_schedule", "verify_schedule", "export_schedule"}, "no limits: nothing is let go"
+    assert schedules["hint_schedule"].cron_schedule == "1 * * * *"
+    assert {schedule.execution_timezone for schedule in schedules.values()} == {"Asia/Tokyo"}
+    assert {schedule.default_status for schedule in schedules.values()} == {dg.DefaultScheduleStatus.RUNNING}
+    tick = schedules["hint_schedule"].evaluate_tick(dg.build_schedule_context())
+    assert tick.skip_message is not None and "closed" in tick.skip_message
+    (sensor,) = repository.sensor_defs
+    assert sensor.default_status == dg.DefaultSensorStatus.RUNNING
+    assert [target.job_name for target in sensor.targets] == ["observe_lakehouse"]
+
+
+def test_two_lakehouses_are_apart(lakes: Lakes, instance: dg.DagsterInstance) -> None:
+    sales, hr = lakes.local("sales"), lakes.local("hr")
+    put(sales, "shop.orders", 3)
+    put(hr, "shop.orders", 1)
+    put(hr, "shop.orders", 1)
+    definitions = runnable(
+        settings(sales.root, "sales", tables=["shop.orders"], limits=LIMITS),
+        settings(hr.root, "hr", tables=["shop.orders"], limits=LIMITS),
+    )
+    names = jobs_of(definitions)
+    assert {name.removeprefix("sales_") for name in names if name.startswith("sales_")} == {
+        name.removeprefix("hr_") for name in names if not name.startswith("sales_")
+    }
+    seen = {}
+    for one in (SALES, HR):
+        config = {"name": f"of-{one.name}"}
+        exported = run(definitions, instance, one.of("export_minimal"), **config)
+        (event,) = exported.get_asset_materialization_events()
+        assert event.asset_key == one.lakehouse_key
+        observed = run(definitions, instance, one.of("observe_lakehouse"))
+        for event in observed.all_events:
+            if event.is_asset_observation:
+                observation = event.asset_observation_data.asset_observation
+                seen[observation.asset_key] = values(observation)
+        assert list(instance.get_dynamic_partitions(one.exports_partitions)) == [f"of-{one.name}"]
+    assert seen[SALES.lakehouse_key]["lakehouse_version"] == sales.latest_version()
+    assert seen[HR.lakehouse_key]["lakehouse_version"] == hr.latest_version() != sales.latest_version()
+    assert seen[SALES.table_key("shop", "orders")]["dagster/row_count"] == 3
+    assert seen[HR.table_key("shop", "orders")]["dagster/row_count"] == 2
+    pools = {node.pool for name in names for node in definitions.resolve_job_def(name).all_node_defs if node.pool}
+    assert pools == {SALES.pool, HR.pool}
+
+
+def test_a_failed_check_names_the_job_of_its_lakehouse(lakes: Lakes, instance: dg.DagsterInstance) -> None:
+    sales, hr = lakes.local("sales"), lakes.local("hr")
+    put(hr, "shop.orders", 1)
+    hr.storage.write("_latest_hint.txt", b"0")
+    definitions = runnable(settings(sales.root, "sales"), settings(hr.root, "hr"))
+    found = run(definitions, instance, "hr_lakehouse_checks").get_asset_check_evaluations()
+    assert {one.asset_key for one in found} == {HR.lakehouse_key}
+    (hint,) = [one for one in found if one.check_name == "hint_right"]
+    assert not hint.passed
+    assert hint.metadata["mended_by"].value == "hr_repair_hint"
+    run(definitions, instance, "hr_repair_hint")
+    found = run(definitions, instance, "hr_lakehouse_checks").get_asset_check_evaluations()
+    assert [one.passed for one in found if one.check_name == "hint_right"] == [True]
+
+
+def test_commits_to_each_lakehouse_are_its_sensors(lakes: Lakes, instance: dg.DagsterInstance) -> None:
+    sales, hr = lakes.local("sales"), lakes.local("hr")
+    both = (settings(sales.root, "sales"), settings(hr.root, "hr"))
+    repository = build_trinitylake_definitions(*both).get_repository_def()
+    resources = {one.names.resource_key: one.lakehouse for one in both}
+    sensors = {name: repository.get_sensor_def(f"{name}_trinitylake_commits") for name in ("sales", "hr")}
+
+    def tick(name: str, cursor: str | None) -> dg.SensorResult:
+        context = dg.build_sensor_context(
+            instance=instance, cursor=cursor, resources=resources, repository_def=repository
+        )
+        evaluated: Any = sensors[name].evaluate_tick(context)
+        return evaluated
+
+    cursors = {name: tick(name, None).cursor for name in sensors}
+    put(hr, "shop.orders", 1)
+    assert tick("sales", cursors["sales"]).asset_events == []
+    news = tick("hr", cursors["hr"])
+    assert [event.asset_key for event in news.asset_events] == [HR.table_key("shop", "orders"), HR.lakehouse_key]
+    (request,) = news.run_requests or []
+    assert request.job_name == "hr_lakehouse_checks"
+
+
+@pytest.mark.parametrize(
+    ("lakehouses", "said"),
+    [
+        ([("file:///a/b/", "a"), ("memory://b/", "a")], "two lakehouses have the name 'a'"),
+        ([("file:///a/b/", "a"), ("/a/b", "b")], "'a', 'b' have one root"),
+        ([("memory://a/", ""), ("memory://b/", "b")], "a lakehouse beside others needs a name"),
+        ([("memory://a/", "Sales!")], "'Sales!' cannot name a lakehouse in Dagster"),
+    ],
+    ids=["name", "root", "no-name", "what-is-no-name"],
+)
+def test_lakehouses_that_cannot_be_told_apart(lakehouses: list[tuple[str, str]], said: str) -> None:
+    with pytest.raises(InvalidInputError, match=said):
+        build_trinitylake_definitions(*(settings(root, name) for root, name in lakehouses))
+
+
+@pytest.mark.parametrize("value", [None, "memory://shared/"], ids=["unset", "set"])
+def test_roots_of_the_environment_are_compared(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    first, second = dg.EnvVar("FIRST_ROOT"), dg.EnvVar("SECOND_ROOT")
+    for variable in ("FIRST_ROOT", "SECOND_ROOT"):
+        monkeypatch.delenv(variable, raising=False)
+        if value is not None:
+            monkeypatch.setenv(variable, value)
+    other = second if value is not None else first
+    with pytest.raises(InvalidInputError, match="'a', 'b' have one root"):
+        build_trinitylake_definitions(settings(first, "a"), settings(other, "b"))
+
+
+def test_the_public_names_load_what_they_need_alone() -> None:
+    assert all(getattr(dagster_plugin, name) is not None for name in dagster_plugin.__all__)
+    assert set(dagster_plugin.__all__) == set(dagster_plugin._MODULE_OF)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        dagster_plugin.nothing  # noqa: B018
+    program = (
+        "import sys; from trinitylake_ops.dagster_plugin import LakehouseNames;"
+        " print([m for m in ('pyspark', 'pyarrow', 'pyiceberg') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path.cwd())
+    assert done.stdout == "[]\n"

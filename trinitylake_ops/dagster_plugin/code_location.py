@@ -1,0 +1,169 @@
+"""One call for a code location: everything by which lakehouses are seen, kept in order and changed in Dagster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import dagster as dg
+
+from trinitylake_ops.dagster_plugin.assets import (
+    RECLAIMABLE_SECONDS,
+    build_exports_asset,
+    build_head_asset,
+    build_observe_job,
+    build_table_asset,
+)
+from trinitylake_ops.dagster_plugin.checks import CHECKS_JOB, CheckLimits, build_checks_job, build_lakehouse_checks
+from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
+from trinitylake_ops.dagster_plugin.jobs import build_jobs
+from trinitylake_ops.dagster_plugin.names import LakehouseNames
+from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
+from trinitylake_ops.dagster_plugin.scheduled_ops import ApplyLimits
+from trinitylake_ops.dagster_plugin.schedules import BlackoutWindow, build_maintenance_schedules
+from trinitylake_ops.dagster_plugin.sensors import FailedRun, build_commit_sensor, build_failed_run_sensor
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.format.locations import normalize_root_uri
+from trinitylake_ops.maintenance import Budget
+
+#: The operations that let go of something; without limits none of them is scheduled.
+_LETS_GO = ("trim", "expire", "purge", "orphans")
+_NOTHING = ApplyLimits(max_files=0, max_bytes=0, min_age=timedelta(0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakehouseSettings:
+    """What a code location has for one lakehouse.
+
+    ``name`` begins the names of all its definitions (see LakehouseNames); it may be empty where there is one lakehouse.
+    ``tables``, each as ``namespace.table``, become observable assets: those that no asset here stages. ``published_by``
+    are the assets that publish into the lakehouse. ``limits`` are those of scheduled operations that let go of
+    something without approval; without them none of these is scheduled. ``crons`` changes times of CRONS, and
+    ``observe_cron`` when head and tables are observed, in ``timezone``; None leaves one out. No other operation is
+    begun within ``blackouts``. ``export_target`` is the root
+    of scheduled exports, empty: the lakehouse's own; ``budget`` what a scheduled purge may ask of the storage.
+    ``checks`` are the limits of checks, ``reclaimable_seconds`` that of counting what can be freed, whenever the head
+    is observed. ``on_commit`` names the job that runs when others have committed, by default the one of the checks.
+    ``alert`` is called for each failed run of the lakehouse's jobs. Schedules and sensors are off until somebody turns
+    them on, or ``is_on``. ``spark`` is for the IO manager.
+    """
+
+    lakehouse: TrinityLakeResource
+    name: str = ""
+    tables: Sequence[str] = ()
+    published_by: Sequence[dg.AssetKey] = ()
+    limits: ApplyLimits | None = None
+    timezone: str = "UTC"
+    crons: Mapping[str, str | None] = field(default_factory=dict)
+    observe_cron: str | None = "*/30 * * * *"
+    blackouts: Sequence[BlackoutWindow] = ()
+    export_target: str = ""
+    export_retain: timedelta = timedelta(days=35)
+    budget: Budget | None = None
+    checks: CheckLimits | None = None
+    reclaimable_seconds: float = RECLAIMABLE_SECONDS
+    on_commit: str | None = None
+    alert: Callable[[FailedRun], None] | None = None
+    is_on: bool = False
+    spark: SparkResource = field(default_factory=SparkResource)
+
+    @property
+    def names(self) -> LakehouseNames:
+        """The names of its definitions. Raises InvalidInputError."""
+        return LakehouseNames(self.name)
+
+
+def build_trinitylake_definitions(*lakehouses: LakehouseSettings) -> dg.Definitions:
+    """Return all definitions of some lakehouses, for a code location or to merge with others of it.
+
+    Each has its resource and IO manager, its head, exports and tables as assets, checks, the operations as jobs, a
+    sensor for commits of others, schedules, and one for failed runs where there is an alert. Raises InvalidInputError
+    for two of one name or root, for one without a name beside others, and for settings that cannot be.
+    """
+    _check_apart(lakehouses)
+    return dg.Definitions.merge(*map(_definitions, lakehouses))
+
+
+def _check_apart(lakehouses: Sequence[LakehouseSettings]) -> None:
+    names, roots = Counter(one.name for one in lakehouses), Counter(map(_root, lakehouses))
+    if len(lakehouses) > 1 and "" in names:
+        raise InvalidInputError("a lakehouse beside others needs a name: its definitions begin with it")
+    if twice := [name for name, times in names.items() if times > 1]:
+        raise InvalidInputError(f"two lakehouses have the name {twice[0]!r}")
+    if twice := [root for root, times in roots.items() if times > 1]:
+        same = ", ".join(repr(one.name) for one in lakehouses if _root(one) == twice[0])
+        raise InvalidInputError(f"{same} have one root: a lakehouse has one set of schedules and sensors")
+
+
+def _root(settings: LakehouseSettings) -> str:
+    """Return the root by which two lakehouses are compared."""
+    root = settings.lakehouse.root
+    if isinstance(root, dg.EnvVar):
+        root = root.get_value() or f"variable {root.env_var_name}"
+        return root if root.startswith("variable ") else normalize_root_uri(root)
+    return normalize_root_uri(root)
+
+
+def _definitions(settings: LakehouseSettings) -> dg.Definitions:
+    names, group = settings.names, settings.names.of("lakehouse")
+    tables = [
+        build_table_asset(table, names, io_manager_key=names.io_manager_key, group_name=group)
+        for table in settings.tables
+    ]
+    head = build_head_asset(
+        names, deps=settings.published_by, reclaimable_seconds=settings.reclaimable_seconds, group_name=group
+    )
+    checks = build_lakehouse_checks(names, limits=settings.checks)
+    observe_job = build_observe_job(names, [table.key for table in tables])
+    jobs = [*build_jobs(names), build_checks_job(checks, names), observe_job]
+    return dg.Definitions(
+        assets=[head, build_exports_asset(names, group_name=group), *tables],
+        asset_checks=checks,
+        jobs=jobs,
+        sensors=_sensors(settings, jobs),
+        schedules=_schedules(settings, observe_job),
+        resources={
+            names.resource_key: settings.lakehouse,
+            names.io_manager_key: TrinityLakeIOManager(lakehouse=settings.lakehouse, spark=settings.spark),
+        },
+    )
+
+
+def _sensors(settings: LakehouseSettings, jobs: Sequence[Any]) -> list[dg.SensorDefinition]:
+    names = settings.names
+    status = dg.DefaultSensorStatus.RUNNING if settings.is_on else dg.DefaultSensorStatus.STOPPED
+    commits = build_commit_sensor(names, job_name=settings.on_commit or names.of(CHECKS_JOB), default_status=status)
+    if settings.alert is None:
+        return [commits]
+    return [commits, build_failed_run_sensor(settings.alert, names, jobs=jobs, default_status=status)]
+
+
+def _schedules(settings: LakehouseSettings, observe_job: Any) -> list[dg.ScheduleDefinition]:
+    names = settings.names
+    status = dg.DefaultScheduleStatus.RUNNING if settings.is_on else dg.DefaultScheduleStatus.STOPPED
+    without_limits = dict.fromkeys(_LETS_GO) if settings.limits is None else {}
+    schedules = build_maintenance_schedules(
+        names=names,
+        limits=settings.limits or _NOTHING,
+        timezone=settings.timezone,
+        crons={**settings.crons, **without_limits},
+        blackouts=settings.blackouts,
+        export_target=settings.export_target,
+        export_retain=settings.export_retain,
+        budget=settings.budget,
+        checks_job=names.of(CHECKS_JOB),
+        default_status=status,
+    )
+    if settings.observe_cron is None:
+        return schedules
+    observe = dg.ScheduleDefinition(
+        name=names.of("observe_schedule"),
+        job=observe_job,
+        cron_schedule=settings.observe_cron,
+        execution_timezone=settings.timezone,
+        default_status=status,
+    )
+    return [*schedules, observe]

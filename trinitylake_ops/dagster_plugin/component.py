@@ -1,0 +1,194 @@
+"""A lakehouse in Dagster by YAML: the settings of :mod:`code_location` as a component of Dagster's ``dg``."""
+
+# Annotations are read by Dagster, which makes the schema of the YAML from them: they are no text here.
+
+import re
+from datetime import time, timedelta
+from importlib.resources import files
+from string import Template
+from typing import Literal
+from zoneinfo import ZoneInfoNotFoundError
+
+import dagster as dg
+from pydantic import Field, ValidationError
+
+from trinitylake_ops.dagster_plugin.assets import RECLAIMABLE_SECONDS
+from trinitylake_ops.dagster_plugin.checks import CheckLimits
+from trinitylake_ops.dagster_plugin.code_location import LakehouseSettings, build_trinitylake_definitions
+from trinitylake_ops.dagster_plugin.names import LakehouseNames
+from trinitylake_ops.dagster_plugin.resources import SecretVariables, StorageSettings, TrinityLakeResource
+from trinitylake_ops.dagster_plugin.scheduled_ops import ApplyLimits
+from trinitylake_ops.dagster_plugin.schedules import WEEKDAYS, BlackoutWindow
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.maintenance import Budget
+
+_CLOCK = re.compile(r"([01]\d|2[0-3]):[0-5]\d")
+
+
+class LimitsModel(dg.Model, dg.Resolvable):
+    """Up to where schedules let go of something without approval."""
+
+    max_files: int = Field(description="A plan of more files fails its run, and nothing is done.")
+    max_bytes: int = Field(description="The same for bytes.")
+    min_age_days: float = Field(description="What is younger is no part of a plan.")
+
+    def limits(self) -> ApplyLimits:
+        """Return them as code has them. Raises InvalidInputError."""
+        return ApplyLimits(
+            max_files=self.max_files, max_bytes=self.max_bytes, min_age=_days("min_age_days", self.min_age_days)
+        )
+
+
+class BlackoutModel(dg.Model, dg.Resolvable):
+    """A time of the day in which no schedule begins anything, in the schedules' time zone."""
+
+    start: str = Field(description="HH:MM, in quotes.")
+    end: str = Field(description="HH:MM, in quotes; before start: of the next day.")
+    reason: str = Field(description="What skipped ticks say.")
+    days: list[str] = Field(default=list(WEEKDAYS), description="The days on which it begins: monday, tuesday, ...")
+
+    def window(self) -> BlackoutWindow:
+        """Return it as code has it. Raises InvalidInputError."""
+        return BlackoutWindow(start=_clock(self.start), end=_clock(self.end), reason=self.reason, days=tuple(self.days))
+
+
+class ChecksModel(dg.Model, dg.Resolvable):
+    """Beyond what the checks of the lakehouse fail."""
+
+    overdue_days: float = Field(default=3, description="How long expiry and purge may be late.")
+    verify_seconds: float = Field(default=600, description="How long verify may read.")
+    verify_incremental: bool = Field(default=False, description="Keep a record, and go on where verify stopped.")
+    export_pattern: str = Field(default="*", description="Exports of such names are looked at.")
+    export_max_age_days: float = Field(default=8, description="Age of the newest full one; 0: there need be none.")
+    verified_exports: int = Field(default=3, description="How many of the newest exports are compared.")
+    deep: bool = Field(default=False, description="Compare their checksums, too.")
+    orphan_files: int = Field(default=1000, description="How many orphans there may be.")
+    orphan_bytes: int = Field(default=1 << 30, description="How large they may be together.")
+    orphan_age_days: float = Field(default=1, description="From what age they count.")
+    min_leaf_fill: float = Field(default=0.25, description="How full leaves must be on average, 0 to 1.")
+    max_buffer_fill: float = Field(default=1, description="How full the buffers of a level may be; 1: all may gather.")
+
+    def limits(self) -> CheckLimits:
+        """Return them as code has them. Raises InvalidInputError."""
+        return CheckLimits(
+            overdue=_days("overdue_days", self.overdue_days),
+            verify_budget=Budget(max_seconds=self.verify_seconds),
+            verify_incremental=self.verify_incremental,
+            export_pattern=self.export_pattern,
+            export_max_age=_days("export_max_age_days", self.export_max_age_days) or None,
+            verified_exports=self.verified_exports,
+            deep=self.deep,
+            orphan_files=self.orphan_files,
+            orphan_bytes=self.orphan_bytes,
+            orphan_age=_days("orphan_age_days", self.orphan_age_days),
+            min_leaf_fill=self.min_leaf_fill,
+            max_buffer_fill=self.max_buffer_fill,
+        )
+
+
+class _ExampleScaffolder(dg.Scaffolder):
+    """Writes an example that says what can be set."""
+
+    def scaffold(self, request: dg.ScaffoldRequest) -> None:
+        if request.scaffold_format != "yaml":
+            raise InvalidInputError("this component is for YAML; in Python, call build_trinitylake_definitions")
+        example = Template(files("trinitylake_ops.dagster_plugin").joinpath("component_example.yaml").read_text())
+        name = LakehouseNames(request.target_path.name).name  # raises InvalidInputError for what cannot be one
+        text = example.substitute(type=request.type_name, name=name)
+        path = request.target_path if request.append else request.target_path / "defs.yaml"
+        with path.open("a" if request.append else "w") as file:
+            file.write(f"---\n{text}" if request.append else text)
+
+
+@dg.scaffold_with(_ExampleScaffolder)
+class TrinityLakeMaintenanceComponent(dg.Component, dg.Model, dg.Resolvable):
+    """All that sees a TrinityLake lakehouse, keeps it in order and changes it.
+
+    Assets, checks, operations as jobs, schedules and a sensor for commits of others.
+    """
+
+    root: str = Field(description="Root URI of the lakehouse, or the absolute path of a folder.")
+    name: str = Field(
+        default="", description="Begins the names of all its definitions; empty only where there is one lakehouse."
+    )
+    storage_options: dict[str, str] = Field(default={}, description="Options of the storage, no credentials.")
+    secret_options_from_env: dict[str, str] = Field(
+        default={}, description="Names of environment variables that hold credentials, by option."
+    )
+    isolation: Literal["snapshot", "serializable"] = Field(
+        default="snapshot", description="Isolation of the transactions that publish tables."
+    )
+    engine: Literal["local"] = Field(
+        default="local", description="What carries out operations: the process of the run."
+    )
+    tables: list[str] = Field(default=[], description="Tables that become assets, each as namespace.table.")
+    published_by: list[str] = Field(default=[], description="Assets that publish into it, such as publish/sales.")
+    limits: LimitsModel | None = Field(
+        default=None, description="Without them, schedules let go of nothing: no trim, expire, purge, orphans."
+    )
+    timezone: str = Field(default="UTC", description="Time zone of schedules and blackouts, such as Europe/Berlin.")
+    crons: dict[str, str | None] = Field(
+        default={}, description="Other times of operations, by name; null leaves one out."
+    )
+    observe_cron: str | None = Field(default="*/30 * * * *", description="When the assets are observed; null: never.")
+    blackouts: list[BlackoutModel] = Field(default=[], description="When no schedule begins anything.")
+    export_target: str = Field(default="", description="Root of scheduled exports; empty: the lakehouse's own.")
+    export_retain_days: float = Field(default=35, description="How long scheduled exports are kept.")
+    checks: ChecksModel | None = Field(default=None, description="Beyond what the checks fail.")
+    reclaimable_seconds: float = Field(
+        default=RECLAIMABLE_SECONDS, description="How long an observation may count what can be freed; 0: not at all."
+    )
+    on_commit: str | None = Field(default=None, description="The job after commits of others; null: the checks.")
+    is_on: bool = Field(default=False, description="Whether schedules and the sensor are on from the beginning.")
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        """Return the definitions. Raises DagsterInvalidDefinitionError that says what is wrong, in one line."""
+        try:
+            return build_trinitylake_definitions(self.settings())
+        except ValidationError as error:
+            said = "; ".join(f"{_place(one['loc'])}: {one['msg']}" for one in error.errors(include_input=False))
+        except (InvalidInputError, ZoneInfoNotFoundError, dg.DagsterInvalidDefinitionError) as error:
+            said = str(error)
+        raise dg.DagsterInvalidDefinitionError(f"{context.path}: {said}")
+
+    def settings(self) -> LakehouseSettings:
+        """Return what the YAML says. Raises InvalidInputError, pydantic.ValidationError."""
+        return LakehouseSettings(
+            lakehouse=TrinityLakeResource(
+                root=self.root,
+                storage_options=StorageSettings(**self.storage_options),
+                secret_options_from_env=SecretVariables(**self.secret_options_from_env),
+                isolation=self.isolation,
+                engine=self.engine,
+            ),
+            name=self.name,
+            tables=self.tables,
+            published_by=[dg.AssetKey.from_user_string(key) for key in self.published_by],
+            limits=None if self.limits is None else self.limits.limits(),
+            timezone=self.timezone,
+            crons=self.crons,
+            observe_cron=self.observe_cron,
+            blackouts=[blackout.window() for blackout in self.blackouts],
+            export_target=self.export_target,
+            export_retain=_days("export_retain_days", self.export_retain_days),
+            checks=None if self.checks is None else self.checks.limits(),
+            reclaimable_seconds=self.reclaimable_seconds,
+            on_commit=self.on_commit,
+            is_on=self.is_on,
+        )
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    return ".".join(map(str, location))
+
+
+def _days(name: str, days: float) -> timedelta:
+    if not 0 <= days <= 1_000_000:
+        raise InvalidInputError(f"{name} is {days:g}, it must be from 0 to 1,000,000")
+    return timedelta(days=days)
+
+
+def _clock(text: str) -> time:
+    if not _CLOCK.fullmatch(text):
+        raise InvalidInputError(f"{text!r} is no time of the day; write HH:MM, in quotes")
+    return time.fromisoformat(text)
