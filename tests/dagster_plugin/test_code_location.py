@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from datetime import time, timedelta
+from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,8 @@ def settings(root: str, name: str = "", **options: Any) -> LakehouseSettings:
 
 
 def runnable(*lakehouses: LakehouseSettings) -> dg.Definitions:
-    quiet = dg.colored_console_logger.configured({"log_level": "CRITICAL"})
-    others = dg.Definitions(executor=dg.in_process_executor, loggers={"console": quiet})
-    return dg.Definitions.merge(build_trinitylake_definitions(*lakehouses), others)
+    in_process = dg.Definitions(executor=dg.in_process_executor)
+    return dg.Definitions.merge(build_trinitylake_definitions(*lakehouses), in_process)
 
 
 def put(lake: Lakehouse, name: str, n_rows: int) -> None:
@@ -111,7 +110,9 @@ def test_settings_reach_schedules_and_sensors() -> None:
     assert schedules["hint_schedule"].cron_schedule == "1 * * * *"
     assert {schedule.execution_timezone for schedule in schedules.values()} == {"Asia/Tokyo"}
     assert {schedule.default_status for schedule in schedules.values()} == {dg.DefaultScheduleStatus.RUNNING}
-    tick = schedules["hint_schedule"].evaluate_tick(dg.build_schedule_context())
+    tick = schedules["hint_schedule"].evaluate_tick(
+        dg.build_schedule_context(scheduled_execution_time=datetime(2026, 3, 4, tzinfo=UTC))
+    )
     assert tick.skip_message is not None and "closed" in tick.skip_message
     (sensor,) = repository.sensor_defs
     assert sensor.default_status == dg.DefaultSensorStatus.RUNNING

@@ -1,0 +1,151 @@
+"""The component, as Dagster's dg finds, scaffolds and checks it in a project of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import dagster as dg
+import pytest
+import yaml
+
+from tests.credentials.canaries import SECRET_ACCESS_KEY, leaks
+from trinitylake_ops.dagster_plugin import TrinityLakeMaintenanceComponent
+from trinitylake_ops.dagster_plugin.checks import CheckLimits
+from trinitylake_ops.dagster_plugin.component import ChecksModel
+
+REPOSITORY = Path(__file__).parents[2]
+TYPE = "trinitylake_ops.dagster_plugin.component.TrinityLakeMaintenanceComponent"
+
+
+WRONG = [
+    ("name: Sales!", "'Sales!' cannot name a lakehouse"),
+    ("root: s3://bucket/../lake", "'root' is not shown, as it may hold credentials"),
+    ("storage_options: {colour: red}", "unknown option 'colour'"),
+    (f"storage_options: {{secret_access_key: {SECRET_ACCESS_KEY}}}", "'secret_access_key' is a credential"),
+    (f"secret_options_from_env: {{access_key_id: {SECRET_ACCESS_KEY}}}", "no name of an environment variable"),
+    ("tables: [orders]", "'orders' names no table; write NAMESPACE.TABLE"),
+    ("timezone: Atlantis", "Atlantis"),
+    ("crons: {sweep: 0 0 * * *}", "there is no operation 'sweep' to schedule"),
+    ("crons: {hint: often}", "often"),
+    ("observe_cron: often", "often"),
+    ("blackouts: [{start: '25:00', end: '06:00', reason: x}]", "'25:00' is no time of the day"),
+    ("blackouts: [{start: '22:00', end: '06:00', reason: x, days: [noday]}]", "'noday' is no weekday"),
+    ("limits: {max_files: -1, max_bytes: 1, min_age_days: 1}", "max_files is -1"),
+    ("checks: {verify_seconds: 0}", "max_seconds"),
+    ("checks: {orphan_age_days: .inf}", "orphan_age_days is inf"),
+]
+
+
+@dataclass
+class Project:
+    """A new project in an environment where the package is installed."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    @property
+    def defs(self) -> Path:
+        return self.folder / "src" / "my_lakes" / "defs"
+
+    def dg(self, *arguments: str) -> str:
+        """Return what dg says; it must succeed."""
+        done = self.run("dg", *arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        program = Path(sys.executable).with_name(command[0])
+        return subprocess.run(
+            [program, *command[1:]],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    folder = tmp_path_factory.mktemp("dg")
+    home, project, packages = folder / "home", folder / "project", folder / "packages"
+    home.mkdir()
+    (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+    shutil.copytree(REPOSITORY / "examples" / "yaml_project", project)
+    shutil.rmtree(project / "src" / "my_lakes" / "defs" / "sales")
+    install(folder / "source", packages)
+    path = os.pathsep.join(map(str, (packages, project / "src")))
+    environment = {**os.environ, "HOME": str(home), "DAGSTER_HOME": str(home), "PYTHONPATH": path, "COLUMNS": "400"}
+    return Project(project, environment)
+
+
+def install(source: Path, target: Path) -> None:
+    """Install the package as it is here, with its entry points: building writes beside what it builds from."""
+    shutil.copytree(REPOSITORY / "trinitylake_ops", source / "trinitylake_ops")
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(REPOSITORY / name, source)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
+    subprocess.run([*command, "--target", target, source], check=True, timeout=120)
+
+
+def test_dg_lists_scaffolds_and_checks_it(project: Project) -> None:
+    assert TYPE in project.dg("list", "components")
+    project.dg("scaffold", "defs", TYPE, "sales")
+    file = project.defs / "sales" / "defs.yaml"
+    example = yaml.safe_load(file.read_text())
+    assert (example["type"], example["attributes"]["name"]) == (TYPE, "sales")
+    assert "$" not in file.read_text()
+    project.dg("check", "yaml")
+    project.dg("check", "defs")
+    done = project.run("dagster", "definitions", "validate", "-m", "my_lakes.definitions")
+    assert done.returncode == 0, done.stderr
+    file.write_text(file.read_text().replace("min_age_days: 7", "min_age_days: -7"))
+    done = project.run("dg", "check", "defs")
+    assert done.returncode != 0
+    (said,) = {line for line in (done.stdout + done.stderr).splitlines() if "min_age_days" in line}
+    assert said.endswith(
+        f"DagsterInvalidDefinitionError: {file.parent}: min_age_days is -7, it must be from 0 to 1,000,000"
+    )
+
+
+def test_all_that_the_example_shows_can_be_set() -> None:
+    """Lines that are commented out are read, too, and have the default values where they have one."""
+    text = (REPOSITORY / "trinitylake_ops" / "dagster_plugin" / "component_example.yaml").read_text()
+    text = text.replace("$type", TYPE).replace("$name", "sales")
+    shown = re.sub(r"^  # (?=[a-z_]+:|  )", "  ", text, flags=re.MULTILINE)
+    attributes = yaml.safe_load(shown)["attributes"]
+    fields = set(TrinityLakeMaintenanceComponent.model_fields)
+    assert fields - set(attributes) == {"isolation", "engine", "reclaimable_seconds", "on_commit"}
+    component = TrinityLakeMaintenanceComponent.resolve_from_yaml(yaml.safe_dump(attributes))
+    settings = component.settings()
+    assert settings.names.lakehouse_key == dg.AssetKey(["sales", "lakehouse"])
+    assert settings.published_by == [dg.AssetKey(["publish", "sales"])]
+    assert settings.observe_cron == TrinityLakeMaintenanceComponent.model_fields["observe_cron"].default
+    assert (settings.export_target, str(settings.blackouts[0])) == (
+        "s3://my-backups/lake",
+        "22:00 to 06:00: the nightly load",
+    )
+
+
+def test_checks_have_the_same_limits_as_in_code() -> None:
+    assert ChecksModel().limits() == CheckLimits()
+
+
+@pytest.mark.parametrize(("attributes", "said"), WRONG, ids=[text.split(":")[0] for text, _ in WRONG])
+def test_a_wrong_value_is_one_clear_message(attributes: str, said: str) -> None:
+    given = {"root": "memory://m/", **yaml.safe_load(attributes)}
+    component = TrinityLakeMaintenanceComponent.resolve_from_yaml(yaml.safe_dump(given))
+    with pytest.raises(dg.DagsterInvalidDefinitionError) as caught:
+        component.build_defs(dg.ComponentTree.for_test().load_context)
+    text = str(caught.value)
+    assert said in text
+    assert "\n" not in text
+    assert caught.value.__cause__ is None and caught.value.__context__ is None
+    assert leaks(text) == []

@@ -1,0 +1,125 @@
+"""The examples run: made as they are, on lakehouses of a test."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from tests.dagster_plugin.test_code_location import put, run
+from tests.lakes import Lakes
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.tables.arrow_writer import stage_arrow
+from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.tables.publication import publication_id, publish_once
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+IN_PROCESS = dg.Definitions(executor=dg.in_process_executor)
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.instance_for_test() as made:
+        yield made
+
+
+def load(monkeypatch: pytest.MonkeyPatch, file: str) -> Any:
+    """Return the module of a file below the examples, loaded from its folder."""
+    path = EXAMPLES / file
+    monkeypatch.syspath_prepend(str(path.parent))
+    spec = importlib.util.spec_from_file_location(f"example_{path.parent.name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def put_orders(lake: Lakehouse) -> None:
+    orders = pa.table({"customer": [1, 1, 3], "euros": [20.0, 5.5, 12.0]})
+    staged = stage_arrow(lake, orders, "shop", "orders", mode="append")
+    publish_once(lake, [staged], publication_id("orders"))
+
+
+def code_lines(file: Path) -> set[int]:
+    """Return the lines that have code: no blank ones, no comments, no docstring of the module."""
+    text = file.read_text()
+    first = ast.parse(text).body[0]
+    assert isinstance(first, ast.Expr)
+    lines = enumerate(text.splitlines()[first.end_lineno :])
+    return {number for number, line in lines if line.strip() and not line.strip().startswith("#")}
+
+
+def test_a_project_gets_a_lakehouse_in_under_20_lines(
+    lakes: Lakes, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 10 < len(code_lines(EXAMPLES / "existing_project/definitions.py")) < 20
+    lake = lakes.local()
+    put(lake, "sales.customers", 1)
+    monkeypatch.setenv("LAKE_ROOT", lake.root)
+    definitions = dg.Definitions.merge(load(monkeypatch, "existing_project/definitions.py").defs, IN_PROCESS)
+    everything = definitions.resolve_implicit_global_asset_job_def()
+    result = everything.execute_in_process(instance=instance)
+    assert result.success
+    published = [info.version for info in lake.history() if info.operation == "publish"]
+    assert published == [2, 1], "three tables, one version"
+    changes = [(change.kind, change.table) for change in lake.diff(1, 2)]
+    assert sorted(changes) == [("added", "orders"), ("added", "revenue"), ("changed", "customers")]
+    assert "orders_are_paid" in {one.check_name for one in result.get_asset_check_evaluations()}
+    observed = run(definitions, instance, "observe_lakehouse").all_events
+    assert {event.asset_key for event in observed if event.is_asset_observation} == {dg.AssetKey("lakehouse")}
+    assert run(definitions, instance, "expire_plan").success
+    checks = run(definitions, instance, "lakehouse_checks").get_asset_check_evaluations()
+    assert {one.check_name for one in checks if not one.passed} == {"exports_fresh"}
+    assert run(definitions, instance, "export_full", name="first").success
+    checks = run(definitions, instance, "lakehouse_checks").get_asset_check_evaluations()
+    assert len(checks) == 6 and all(one.passed for one in checks)
+
+
+def test_an_asset_reads_one_lakehouse_and_publishes_into_the_other(
+    lakes: Lakes, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sales, marts = lakes.local("sales"), lakes.local("marts")
+    put_orders(sales)
+    monkeypatch.setenv("SALES_ROOT", sales.root)
+    monkeypatch.setenv("MARTS_ROOT", marts.root)
+    definitions = dg.Definitions.merge(load(monkeypatch, "two_lakehouses/definitions.py").defs, IN_PROCESS)
+    keys = [dg.AssetKey(["marts", "reports", "revenue"]), dg.AssetKey(["marts", "publish"])]
+    job = dg.define_asset_job("reports", selection=dg.AssetSelection.assets(*keys))
+    result = run(dg.Definitions.merge(definitions, dg.Definitions(jobs=[job])), instance, "reports")
+    materialized = [event.asset_key for event in result.get_asset_materialization_events()]
+    assert sorted(materialized) == sorted([*keys, dg.AssetKey(["marts", "lakehouse"])])
+    rows = catalog_at(marts).load_table(("reports", "revenue")).scan().to_arrow().to_pylist()
+    assert sorted(row["euros_sum"] for row in rows) == [12.0, 25.5]
+    for name in ("sales", "marts"):
+        assert run(definitions, instance, f"{name}_expire_plan").success
+        assert run(definitions, instance, f"{name}_lakehouse_checks").success
+        assert run(definitions, instance, f"{name}_observe_lakehouse").success
+
+
+def test_a_lakehouse_by_yaml(lakes: Lakes, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = lakes.local()
+    put_orders(lake)
+    monkeypatch.setenv("SALES_ROOT", lake.root)
+    monkeypatch.syspath_prepend(str(EXAMPLES / "yaml_project/src"))
+    try:
+        loaded = load(monkeypatch, "yaml_project/src/my_lakes/definitions.py").defs
+        definitions = dg.Definitions.merge(loaded(), IN_PROCESS)
+        assert run(definitions, instance, "sales_expire_plan").success
+        assert run(definitions, instance, "sales_lakehouse_checks").success
+        observed = run(definitions, instance, "sales_observe_lakehouse")
+        seen = {event.asset_key for event in observed.all_events if event.is_asset_observation}
+        assert seen == {dg.AssetKey(["sales", "lakehouse"]), dg.AssetKey(["sales", "shop", "orders"])}
+        schedules = {schedule.name: schedule for schedule in definitions.get_repository_def().schedule_defs}
+        assert "sales_export_schedule" not in schedules
+        assert schedules["sales_expire_schedule"].cron_schedule == "0 4 * * *"
+        assert schedules["sales_expire_schedule"].execution_timezone == "Europe/Berlin"
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] == "my_lakes"]:
+            del sys.modules[name]
