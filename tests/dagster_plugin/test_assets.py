@@ -1,6 +1,7 @@
 """The head of a lakehouse, its tables and its exports, as Dagster shows them."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -9,17 +10,22 @@ import pytest
 
 from tests.dagster_plugin.quiet import QUIET
 from tests.lakes import Lakes
+from tests.local_clock import HOUR_MS, LocalClock
+from tests.maintenance.changes import alter, create, small_sizes, truncate
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.dagster_plugin.assets import (
     build_exports_asset,
     build_head_asset,
     build_table_asset,
 )
+from trinitylake_ops.dagster_plugin.head_metadata import head_metadata
 from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
 from trinitylake_ops.errors import InvalidInputError, TableNotFoundError
+from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.tables.arrow_writer import stage_arrow
 from trinitylake_ops.tables.publication import publication_id, publish_once
+from trinitylake_ops.tree.node import DEFAULT_BUFFER_TARGET_BYTES
 
 ORDERS = dg.AssetKey(["sales", "orders"])
 PARTITIONS = "trinitylake_exports"
@@ -75,6 +81,7 @@ def test_the_head_shows_its_version_and_what_changed_since(lake: Lakehouse, inst
     shape = lake.snapshot().tree_shape()
     assert (shown["height"], shown["buffered_messages"]) == (shape.height, shape.messages)
     assert shown["tree_bytes"] == shape.file_bytes
+    assert shown["buffer_fill_percent"] == round(100 * shape.buffer_fill, 2)
     assert (shown["hours_since_expiry"], shown["hours_since_export"]) == ("none", "none")
     append(lake, "orders", 1)
     append(lake, "customers", 1)
@@ -84,6 +91,47 @@ def test_the_head_shows_its_version_and_what_changed_since(lake: Lakehouse, inst
     assert "| changed | sales | orders |" in shown["changes"]
     assert 0 <= shown["hours_since_verify"] < 1
     assert values(observe(lake, instance)[ONLY.lakehouse_key])["changed_tables"] == 0
+
+
+def test_buffers_are_filled_by_changes(lakes: Lakes) -> None:
+    lake = lakes.local(order=4, **small_sizes(4))
+    create(lake, "ns", *(f"t{number}" for number in range(12)))
+    alter(lake, "ns", "t3")
+    (root, *_) = lake.snapshot().tree_shape().levels
+    assert root.messages > 0
+    shown = head_metadata(lake, lake.snapshot())
+    assert shown["buffer_fill_percent"] == round(100 * root.message_bytes / DEFAULT_BUFFER_TARGET_BYTES, 2) > 0
+
+
+def test_the_head_shows_what_can_be_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = LocalClock(monkeypatch)
+    settings = {"maximum_version_age_millis": HOUR_MS, "minimum_versions_to_keep": 1, "txn_ttl_millis": 60_000}
+    lake = Lakehouse.create(str(tmp_path / "lake"), {"fsync": "false"}, **settings)
+    create(lake, "ns", "t")
+    for _ in range(3):
+        alter(lake, "ns", "t")
+
+    def shown(seconds: float = 60) -> dict[str, Any]:
+        figures = head_metadata(lake, lake.snapshot(), reclaimable_seconds=seconds)
+        return {name: value for name, value in figures.items() if name.endswith(("able_bytes", "since_expiry"))}
+
+    nothing = {"expirable_bytes": 0, "purgeable_bytes": 0, "reclaimable_bytes": 0}
+    assert shown() == {**nothing, "hours_since_expiry": "none"}
+    clock.forward(2)
+    before = shown()
+    assert before["expirable_bytes"] == before["reclaimable_bytes"] == maintenance.plan_expiration(lake).bytes > 0
+    assert shown(0) == {"hours_since_expiry": "none"}
+    assert shown(1e-9)["reclaimable_bytes"] == "not counted: it takes more than 1e-09 seconds"
+    maintenance.plan_expiration(lake).execute()
+    clock.forward(1)
+    after = shown()
+    assert after["purgeable_bytes"] == after["reclaimable_bytes"] == before["expirable_bytes"]
+    assert after["hours_since_expiry"] == pytest.approx(1, abs=0.1)
+    maintenance.plan_purge(lake).execute()
+    assert shown()["purgeable_bytes"] == 0
+    alter(lake, "ns", "t")
+    truncate(lake.storage, root_path(alter(lake, "ns", "t") - 2))
+    assert "not counted: " in shown()["reclaimable_bytes"]
 
 
 def test_a_table_shows_columns_rows_and_place(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
