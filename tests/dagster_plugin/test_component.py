@@ -59,11 +59,11 @@ class Project:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         program = Path(sys.executable).with_name(command[0])
         return subprocess.run(
             [program, *command[1:]],
-            cwd=self.folder,
+            cwd=cwd or self.folder,
             env=self.environment,
             capture_output=True,
             text=True,
@@ -113,6 +113,12 @@ def test_dg_lists_scaffolds_and_checks_it(project: Project) -> None:
     assert said.endswith(
         f"DagsterInvalidDefinitionError: {file.parent}: min_age_days is -7, it must be from 0 to 1,000,000"
     )
+
+
+def test_dg_checks_definitions_py(project: Project) -> None:
+    done = project.run("dg", "check", "defs", cwd=REPOSITORY)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "All definitions loaded successfully." in done.stdout + done.stderr
 
 
 def test_all_that_the_example_shows_can_be_set() -> None:
