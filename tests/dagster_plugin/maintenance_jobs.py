@@ -13,7 +13,7 @@ import dagster as dg
 from tests.local_clock import HOUR_MS, LocalClock
 from tests.maintenance.changes import alter, content, create
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.dagster_plugin.jobs import maintenance_definitions
+from trinitylake_ops.dagster_plugin.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
 
@@ -62,9 +62,8 @@ class Jobs:
             txn_ttl_millis=60_000,
         )
         resource = TrinityLakeResource(root=self.lake.root, storage_options=StorageSettings(fsync="false"))
-        self._definitions = dg.Definitions.merge(
-            maintenance_definitions(),
-            dg.Definitions(resources={"lakehouse": resource}, executor=dg.in_process_executor),
+        self._definitions = dg.Definitions(
+            jobs=build_jobs(), resources={"lakehouse": resource}, executor=dg.in_process_executor
         )
         create(self.lake, "ns", "t")
         for _ in range(2):

@@ -11,7 +11,7 @@ from pyiceberg.table import Table
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.flights import INITIAL_JOB, MONTHLY_JOB, NAMESPACES, flights_definitions
-from trinitylake_ops.dagster_plugin.jobs import maintenance_definitions
+from trinitylake_ops.dagster_plugin.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
 from trinitylake_ops.tables.catalog import catalog_at
 
@@ -27,8 +27,8 @@ class Pipeline:
         self.instance = instance
         self.definitions = dg.Definitions.merge(
             flights_definitions(),
-            maintenance_definitions(),
             dg.Definitions(
+                jobs=build_jobs(),
                 resources={
                     "lakehouse": lakehouse,
                     "spark": SparkResource(),

@@ -17,7 +17,6 @@ from tests.local_clock import HOUR_MS, LocalClock
 from tests.maintenance.changes import alter, content, create, make_untidy, small_sizes, truncate
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.dagster_plugin.checks import CheckLimits, build_checks_job, build_lakehouse_checks
-from trinitylake_ops.dagster_plugin.jobs import maintenance_definitions
 from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
 from trinitylake_ops.format.file_names import HINT_PATH, root_path
@@ -68,14 +67,11 @@ class Lake:
         before = content(self.lake)
         checks = build_lakehouse_checks(limits=limits, **options)
         resource = TrinityLakeResource(root=self.lake.root, storage_options=StorageSettings(fsync="false"))
-        definitions = dg.Definitions.merge(
-            maintenance_definitions(),
-            dg.Definitions(
-                asset_checks=checks,
-                jobs=[build_checks_job(checks)],
-                resources={"lakehouse": resource},
-                executor=dg.in_process_executor,
-            ),
+        definitions = dg.Definitions(
+            asset_checks=checks,
+            jobs=[build_checks_job(checks)],
+            resources={"lakehouse": resource},
+            executor=dg.in_process_executor,
         )
         job = definitions.resolve_job_def("lakehouse_checks")
         result = job.execute_in_process(instance=self.instance, run_config=QUIET)
@@ -233,9 +229,8 @@ def test_a_tree_out_of_shape(lake: Lake) -> None:
 def test_no_lakehouse(lake: Lake, instance: dg.DagsterInstance) -> None:
     checks = build_lakehouse_checks()
     resource = TrinityLakeResource(root="memory://never-made/")
-    definitions = dg.Definitions.merge(
-        maintenance_definitions(),
-        dg.Definitions(asset_checks=checks, jobs=[build_checks_job(checks)], resources={"lakehouse": resource}),
+    definitions = dg.Definitions(
+        asset_checks=checks, jobs=[build_checks_job(checks)], resources={"lakehouse": resource}
     )
     result = definitions.resolve_job_def("lakehouse_checks").execute_in_process(instance=instance, run_config=QUIET)
     found = result.get_asset_check_evaluations()

@@ -10,8 +10,7 @@ import dagster as dg
 import pytest
 
 from tests.credentials.canaries import ACCESS_KEY_ID, SECRET_ACCESS_KEY, leaks, leaks_in_files
-from trinitylake_ops.dagster_plugin.jobs import maintenance_definitions
-from trinitylake_ops.dagster_plugin.names import ONLY
+from trinitylake_ops.dagster_plugin.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
 from trinitylake_ops.maintenance.export import LEVELS
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE
@@ -55,16 +54,15 @@ APPROVAL = {"approved_digest": DIGEST, "approved_by": "Ada Lovelace"}
 @pytest.fixture(scope="module")
 def maintenance_jobs() -> dg.Definitions:
     lakehouse = TrinityLakeResource(root="memory://never-made/")
-    return dg.Definitions.merge(maintenance_definitions(), dg.Definitions(resources={"lakehouse": lakehouse}))
+    return dg.Definitions(jobs=build_jobs(), resources={"lakehouse": lakehouse})
 
 
-def test_operations_are_jobs_and_the_lakehouse_is_an_asset(maintenance_jobs: dg.Definitions) -> None:
+def test_operations_are_jobs_that_nothing_repeats(maintenance_jobs: dg.Definitions) -> None:
     names = {job.name for job in maintenance_jobs.resolve_all_job_defs() if not job.name.startswith("__")}
     others = {"verify", "repair", "repair_hint", "reconcile", "compact", "rollback", "undelete"}
     exports = {f"export_{level}" for level in LEVELS} | {"drop_export", "restore_export"}
     planned = {f"{name}_{step}" for name in PLANNED for step in ("plan", "apply")}
     assert names == planned | exports | others
-    assert {spec.key for spec in maintenance_jobs.resolve_all_asset_specs()} == {ONLY.lakehouse_key}
     assert all(maintenance_jobs.resolve_job_def(name).tags["dagster/max_retries"] == "0" for name in names)
 
 

@@ -18,7 +18,7 @@ from tests.local_clock import HOUR_MS, LocalClock
 from tests.maintenance.changes import alter, content, create, overwrite_rows
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.dagster_plugin.checks import CHECKS_JOB
-from trinitylake_ops.dagster_plugin.jobs import maintenance_definitions
+from trinitylake_ops.dagster_plugin.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
 from trinitylake_ops.dagster_plugin.scheduled_ops import ApplyLimits
@@ -59,13 +59,11 @@ class Scheduled:
 
     def set(self, limits: ApplyLimits = GENEROUS, **options: Any) -> None:
         resource = TrinityLakeResource(root=self.lake.root, storage_options=StorageSettings(fsync="false"))
-        self.definitions = dg.Definitions.merge(
-            maintenance_definitions(),
-            dg.Definitions(
-                schedules=build_maintenance_schedules(limits=limits, **options),
-                resources={"lakehouse": resource},
-                executor=dg.in_process_executor,
-            ),
+        self.definitions = dg.Definitions(
+            jobs=build_jobs(),
+            schedules=build_maintenance_schedules(limits=limits, **options),
+            resources={"lakehouse": resource},
+            executor=dg.in_process_executor,
         )
 
     def tick(self, name: str, at: datetime = SUNDAY) -> dg.ScheduleExecutionData:

@@ -15,7 +15,7 @@ from tests.dagster_plugin.quiet import QUIET
 from tests.lakes import Lakes, seal, table
 from tests.maintenance.changes import alter, create, drop, expire
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.jobs import maintenance_definitions
+from trinitylake_ops.dagster_plugin.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.new_commits import Cursor
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
@@ -292,8 +292,8 @@ def test_the_time_of_a_tick_is_below_the_daemons(monkeypatch: pytest.MonkeyPatch
 
 def test_a_failed_run_is_told_with_its_reason(instance: dg.DagsterInstance) -> None:
     resource = TrinityLakeResource(root="memory://never-made/")
-    resources = dg.Definitions(resources={"lakehouse": resource})
-    job = dg.Definitions.merge(maintenance_definitions(), resources).resolve_job_def("verify")
+    definitions = dg.Definitions(jobs=build_jobs(), resources={"lakehouse": resource})
+    job = definitions.resolve_job_def("verify")
     result = job.execute_in_process(instance=instance, raise_on_error=False)
     (event,) = [event for event in result.all_events if event.event_type_value == "PIPELINE_FAILURE"]
     told: list[FailedRun] = []

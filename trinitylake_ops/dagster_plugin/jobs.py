@@ -28,20 +28,3 @@ _ALL: tuple[Operation[Any], ...] = (
 def build_jobs(names: LakehouseNames = ONLY) -> list[dg.JobDefinition]:
     """Return the operations on a lakehouse as jobs, each of one op."""
     return [build_job(operation, names) for operation in _ALL]
-
-
-def maintenance_definitions(
-    names: LakehouseNames = ONLY, *, lakehouse_deps: tuple[dg.AssetKey, ...] = ()
-) -> dg.Definitions:
-    """Return the operations on the lakehouse's resource, and the asset that stands for it.
-
-    ``lakehouse_deps`` are the assets that publish into it.
-    """
-    lakehouse = dg.AssetSpec(
-        names.lakehouse_key,
-        deps=lakehouse_deps,
-        group_name="publish",
-        description="The lakehouse: each materialization is one of its versions.",
-        kinds={"trinitylake"},
-    )
-    return dg.Definitions(assets=[lakehouse], jobs=build_jobs(names))

@@ -15,7 +15,7 @@ from trinitylake_ops.dagster_plugin.assets import report_exports
 from trinitylake_ops.dagster_plugin.metadata import figures
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.options import Options
-from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+from trinitylake_ops.dagster_plugin.resources import lakehouse_of
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.transaction.commit_info import acting_for_run
 
@@ -119,7 +119,7 @@ def _build_op(operation: Operation[Any], names: LakehouseNames) -> dg.OpDefiniti
     )
     def run(context: dg.OpExecutionContext) -> None:
         options = None if operation.options is None else operation.options(**context.op_config)
-        resource: TrinityLakeResource = getattr(context.resources, names.resource_key)
+        resource = lakehouse_of(context.resources, names)
         if operation.is_pooled:
             _check_pool(context, names.pool)
         approved_by = getattr(options, "approved_by", operation.approved_by)
@@ -129,7 +129,7 @@ def _build_op(operation: Operation[Any], names: LakehouseNames) -> dg.OpDefiniti
                 lake = resource.open()
                 operation.step(Running(context=context, lake=lake, names=names, options=options, details=details))
                 if operation.changes_exports:
-                    report_exports(context.instance, lake)
+                    report_exports(context.instance, lake, names)
         except TrinityLakeError as error:
             raise dg.Failure(
                 description=str(error), metadata={"error": type(error).__name__}, allow_retries=False

@@ -38,6 +38,7 @@ def tick_budget_seconds() -> float:
 def build_commit_sensor(
     names: LakehouseNames = ONLY,
     *,
+    name: str = "trinitylake_commits",
     job: dg.JobDefinition | None = None,
     job_name: str | None = None,
     run_config: Callable[[int], Mapping[str, Any]] | None = None,
@@ -65,7 +66,7 @@ def build_commit_sensor(
     has_job = job is not None or job_name is not None
 
     @dg.sensor(
-        name=names.of("trinitylake_commits"),
+        name=names.of(name),
         job=job,
         job_name=job_name,
         minimum_interval_seconds=minimum_interval_seconds,
@@ -205,6 +206,7 @@ def build_failed_run_sensor(
     alert: Callable[[FailedRun], None],
     names: LakehouseNames = ONLY,
     *,
+    name: str = "trinitylake_failed_runs",
     jobs: Sequence[Any] | None = None,
     minimum_interval_seconds: int = 30,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
@@ -216,7 +218,7 @@ def build_failed_run_sensor(
     """
 
     @dg.run_failure_sensor(
-        name=names.of("trinitylake_failed_runs"),
+        name=names.of(name),
         monitored_jobs=list(jobs) if jobs is not None else None,
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
