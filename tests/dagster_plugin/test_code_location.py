@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,9 @@ from trinitylake_ops.dagster_plugin import (
     LakehouseSettings,
     StorageSettings,
     TrinityLakeResource,
+    build_failed_run_sensor,
     build_trinitylake_definitions,
+    code_location,
 )
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.tables.arrow_writer import stage_arrow
@@ -89,6 +91,19 @@ def test_one_call_gives_all_of_a_lakehouse() -> None:
     assert set(schedules) >= {f"{name}_schedule" for name in (*LETS_GO, "hint", "verify", "checks", "observe")}
     stopped = dg.DefaultScheduleStatus.STOPPED
     assert {schedule.default_status for schedule in schedules.values()} == {stopped}
+
+
+def test_failed_runs_of_all_its_jobs_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    def building(alert: Any, names: LakehouseNames, *, jobs: Sequence[Any], **options: Any) -> dg.SensorDefinition:
+        told.extend(job.name for job in jobs)
+        return build_failed_run_sensor(alert, names, jobs=jobs, **options)
+
+    monkeypatch.setattr(code_location, "build_failed_run_sensor", building)
+    definitions = build_trinitylake_definitions(settings("memory://m/", "sales", limits=LIMITS, alert=print))
+    assert set(told) == jobs_of(definitions)
+    assert {f"sales_{name}_scheduled" for name in LETS_GO} <= set(told)
 
 
 def test_settings_reach_schedules_and_sensors() -> None:
@@ -156,12 +171,12 @@ def test_a_failed_check_names_the_job_of_its_lakehouse(lakes: Lakes, instance: d
     sales, hr = lakes.local("sales"), lakes.local("hr")
     put(hr, "shop.orders", 1)
     hr.storage.write("_latest_hint.txt", b"0")
-    definitions = runnable(settings(sales.root, "sales"), settings(hr.root, "hr"))
+    definitions = runnable(settings(sales.root, "sales"), settings(hr.root, "hr", location_name="lakes"))
     found = run(definitions, instance, "hr_lakehouse_checks").get_asset_check_evaluations()
     assert {one.asset_key for one in found} == {HR.lakehouse_key}
     (hint,) = [one for one in found if one.check_name == "hint_right"]
     assert not hint.passed
-    assert hint.metadata["mended_by"].value == "hr_repair_hint"
+    assert hint.metadata["mended_by"] == dg.MetadataValue.job("hr_repair_hint", "lakes")
     run(definitions, instance, "hr_repair_hint")
     found = run(definitions, instance, "hr_lakehouse_checks").get_asset_check_evaluations()
     assert [one.passed for one in found if one.check_name == "hint_right"] == [True]

@@ -18,6 +18,7 @@ from tests.credentials.canaries import SECRET_ACCESS_KEY, leaks
 from trinitylake_ops.dagster_plugin import TrinityLakeMaintenanceComponent
 from trinitylake_ops.dagster_plugin.checks import CheckLimits
 from trinitylake_ops.dagster_plugin.component import ChecksModel
+from trinitylake_ops.maintenance import Budget
 
 REPOSITORY = Path(__file__).parents[2]
 TYPE = "trinitylake_ops.dagster_plugin.component.TrinityLakeMaintenanceComponent"
@@ -37,6 +38,7 @@ WRONG = [
     ("blackouts: [{start: '25:00', end: '06:00', reason: x}]", "'25:00' is no time of the day"),
     ("blackouts: [{start: '22:00', end: '06:00', reason: x, days: [noday]}]", "'noday' is no weekday"),
     ("limits: {max_files: -1, max_bytes: 1, min_age_days: 1}", "max_files is -1"),
+    ("budget: {max_requests: 0}", "max_requests"),
     ("checks: {verify_seconds: 0}", "max_seconds"),
     ("checks: {orphan_age_days: .inf}", "orphan_age_days is inf"),
 ]
@@ -128,11 +130,18 @@ def test_all_that_the_example_shows_can_be_set() -> None:
     shown = re.sub(r"^  # (?=[a-z_]+:|  )", "  ", text, flags=re.MULTILINE)
     attributes = yaml.safe_load(shown)["attributes"]
     fields = set(TrinityLakeMaintenanceComponent.model_fields)
-    assert fields - set(attributes) == {"isolation", "engine", "reclaimable_seconds", "on_commit"}
+    assert fields - set(attributes) == {
+        "isolation",
+        "engine",
+        "reclaimable_seconds",
+        "on_commit",
+        "location_name",
+    }
     component = TrinityLakeMaintenanceComponent.resolve_from_yaml(yaml.safe_dump(attributes))
     settings = component.settings()
     assert settings.names.lakehouse_key == dg.AssetKey(["sales", "lakehouse"])
     assert settings.published_by == [dg.AssetKey(["publish", "sales"])]
+    assert settings.budget == Budget(max_seconds=3600, requests_per_second=100)
     assert settings.observe_cron == TrinityLakeMaintenanceComponent.model_fields["observe_cron"].default
     assert (settings.export_target, str(settings.blackouts[0])) == (
         "s3://my-backups/lake",

@@ -276,10 +276,8 @@ def _tree(lake: Lakehouse, limits: CheckLimits) -> _Found:
     wrong = []
     if leaves.nodes > 1 and leaves.fill < limits.min_leaf_fill:
         wrong.append(f"the {leaves.nodes} leaves are filled to {leaves.fill:.0%}, less than {limits.min_leaf_fill:.0%}")
-    if shape.buffer_fill > limits.max_buffer_fill:
-        wrong.append(
-            f"buffers of a level are filled to {shape.buffer_fill:.0%}, more than {limits.max_buffer_fill:.0%}"
-        )
+    if buffers > limits.max_buffer_fill:
+        wrong.append(f"buffers of a level are filled to {buffers:.0%}, more than {limits.max_buffer_fill:.0%}")
     header = ("level", "nodes", "keys", "fill", "messages", "bytes")
     rows = [
         (level.depth, level.nodes, level.keys, f"{level.fill:.0%}", level.messages, level.file_bytes)

@@ -21,7 +21,7 @@ from trinitylake_ops.dagster_plugin.checks import CHECKS_JOB, CheckLimits, build
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
 from trinitylake_ops.dagster_plugin.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
-from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
+from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource, is_root_uri
 from trinitylake_ops.dagster_plugin.scheduled_ops import ApplyLimits
 from trinitylake_ops.dagster_plugin.schedules import BlackoutWindow, build_maintenance_schedules
 from trinitylake_ops.dagster_plugin.sensors import FailedRun, build_commit_sensor, build_failed_run_sensor
@@ -42,13 +42,13 @@ class LakehouseSettings:
     ``tables``, each as ``namespace.table``, become observable assets: those that no asset here stages. ``published_by``
     are the assets that publish into the lakehouse. ``limits`` are those of scheduled operations that let go of
     something without approval; without them none of these is scheduled. ``crons`` changes times of CRONS, and
-    ``observe_cron`` when head and tables are observed, in ``timezone``; None leaves one out. No other operation is
-    begun within ``blackouts``. ``export_target`` is the root
-    of scheduled exports, empty: the lakehouse's own; ``budget`` what a scheduled purge may ask of the storage.
-    ``checks`` are the limits of checks, ``reclaimable_seconds`` that of counting what can be freed, whenever the head
-    is observed. ``on_commit`` names the job that runs when others have committed, by default the one of the checks.
-    ``alert`` is called for each failed run of the lakehouse's jobs. Schedules and sensors are off until somebody turns
-    them on, or ``is_on``. ``spark`` is for the IO manager.
+    ``observe_cron`` when head and tables are observed, in ``timezone``; None leaves one out. Nothing else begins
+    within ``blackouts``. ``export_target`` is the root of scheduled exports, empty: the lakehouse's own; ``budget`` is
+    what a scheduled purge, or removal of orphans, may ask of the storage. ``checks`` are the limits of checks;
+    ``location_name`` is the code location, for their links to the jobs that mend. ``reclaimable_seconds`` is how long
+    an observation may count what can be freed. ``on_commit`` names the job that runs when others have committed, by
+    default the one of the checks. ``alert`` is called for each failed run of the lakehouse's jobs. Schedules and
+    sensors are off until somebody turns them on, or ``is_on``. ``spark`` is for the IO manager.
     """
 
     lakehouse: TrinityLakeResource
@@ -64,6 +64,7 @@ class LakehouseSettings:
     export_retain: timedelta = timedelta(days=35)
     budget: Budget | None = None
     checks: CheckLimits | None = None
+    location_name: str | None = None
     reclaimable_seconds: float = RECLAIMABLE_SECONDS
     on_commit: str | None = None
     alert: Callable[[FailedRun], None] | None = None
@@ -101,10 +102,10 @@ def _check_apart(lakehouses: Sequence[LakehouseSettings]) -> None:
 def _root(settings: LakehouseSettings) -> str:
     """Return the root by which two lakehouses are compared."""
     root = settings.lakehouse.root
-    if isinstance(root, dg.EnvVar):
-        root = root.get_value() or f"variable {root.env_var_name}"
-        return root if root.startswith("variable ") else normalize_root_uri(root)
-    return normalize_root_uri(root)
+    value = root.get_value() if isinstance(root, dg.EnvVar) else root
+    if value is None or not is_root_uri(value):  # not here yet, or to be refused by whoever opens it
+        return root
+    return normalize_root_uri(value)
 
 
 def _definitions(settings: LakehouseSettings) -> dg.Definitions:
@@ -116,15 +117,18 @@ def _definitions(settings: LakehouseSettings) -> dg.Definitions:
     head = build_head_asset(
         names, deps=settings.published_by, reclaimable_seconds=settings.reclaimable_seconds, group_name=group
     )
-    checks = build_lakehouse_checks(names, limits=settings.checks)
+    checks = build_lakehouse_checks(names, limits=settings.checks, location_name=settings.location_name)
     observe_job = build_observe_job(names, [table.key for table in tables])
     jobs = [*build_jobs(names), build_checks_job(checks, names), observe_job]
+    schedules = _schedules(settings, observe_job)
+    scheduled = {names.of(f"{operation}_schedule") for operation in _LETS_GO}
+    scheduled_jobs = [schedule.job for schedule in schedules if schedule.name in scheduled]
     return dg.Definitions(
         assets=[head, build_exports_asset(names, group_name=group), *tables],
         asset_checks=checks,
         jobs=jobs,
-        sensors=_sensors(settings, jobs),
-        schedules=_schedules(settings, observe_job),
+        sensors=_sensors(settings, [*jobs, *scheduled_jobs]),
+        schedules=schedules,
         resources={
             names.resource_key: settings.lakehouse,
             names.io_manager_key: TrinityLakeIOManager(lakehouse=settings.lakehouse, spark=settings.spark),

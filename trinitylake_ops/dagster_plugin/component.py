@@ -86,6 +86,22 @@ class ChecksModel(dg.Model, dg.Resolvable):
         )
 
 
+class BudgetModel(dg.Model, dg.Resolvable):
+    """How much a scheduled purge, or removal of orphans, may ask of the storage; the next one goes on."""
+
+    max_requests: int | None = Field(default=None, description="Stop after so many requests that delete.")
+    max_seconds: float | None = Field(default=None, description="Stop after so many seconds.")
+    requests_per_second: float | None = Field(default=None, description="Send no more requests that delete.")
+
+    def budget(self) -> Budget:
+        """Return it as code has it. Raises InvalidInputError."""
+        return Budget(
+            max_requests=self.max_requests,
+            max_seconds=self.max_seconds,
+            requests_per_second=self.requests_per_second,
+        )
+
+
 class _ExampleScaffolder(dg.Scaffolder):
     """Writes an example that says what can be set."""
 
@@ -134,7 +150,9 @@ class TrinityLakeMaintenanceComponent(dg.Component, dg.Model, dg.Resolvable):
     blackouts: list[BlackoutModel] = Field(default=[], description="When no schedule begins anything.")
     export_target: str = Field(default="", description="Root of scheduled exports; empty: the lakehouse's own.")
     export_retain_days: float = Field(default=35, description="How long scheduled exports are kept.")
+    budget: BudgetModel | None = Field(default=None, description="What scheduled deletions may ask of the storage.")
     checks: ChecksModel | None = Field(default=None, description="Beyond what the checks fail.")
+    location_name: str | None = Field(default=None, description="This code location, for links of checks to jobs.")
     reclaimable_seconds: float = Field(
         default=RECLAIMABLE_SECONDS, description="How long an observation may count what can be freed; 0: not at all."
     )
@@ -171,6 +189,8 @@ class TrinityLakeMaintenanceComponent(dg.Component, dg.Model, dg.Resolvable):
             blackouts=[blackout.window() for blackout in self.blackouts],
             export_target=self.export_target,
             export_retain=_days("export_retain_days", self.export_retain_days),
+            budget=None if self.budget is None else self.budget.budget(),
+            location_name=self.location_name,
             checks=None if self.checks is None else self.checks.limits(),
             reclaimable_seconds=self.reclaimable_seconds,
             on_commit=self.on_commit,
