@@ -24,6 +24,8 @@ _LONGEST = ("dagster_plugin", "spark_jobs", "e2e", "simulator", "crash")  # fold
 _ON_SPARK = ("tests/dagster_plugin/", "tests/spark_jobs/")
 #: Folders whose tests take long one by one, and share nothing worth waiting for.
 _ONE_BY_ONE = ("tests/simulator/", "tests/crash/")
+#: Files whose tests share the deployment: to start it takes longer than most of them.
+_ON_DEPLOYMENT = "tests/e2e/test_deployed_"
 
 pytest_plugins = ["tests.servers.plugin"]
 
@@ -43,11 +45,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class _ByFile(LoadFileScheduling):
-    """Each file goes to one worker, all that use Spark to the same one, and some tests each to any."""
+    """Each file goes to one worker, all that use Spark, or the deployment, to the same one, some tests each to any."""
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(_ON_SPARK):
             return "spark"
+        if nodeid.startswith(_ON_DEPLOYMENT):
+            return "deployment"
         return nodeid if nodeid.startswith(_ONE_BY_ONE) else super()._split_scope(nodeid)
 
 

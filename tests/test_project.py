@@ -123,7 +123,7 @@ def test_make_help_lists_every_target() -> None:
 
 
 def test_demo_dagster_instance_starts_runs_without_a_daemon(tmp_path: Path) -> None:
-    settings = (PROJECT / "deploy/dagster.yaml").read_text()
+    settings = (PROJECT / "deploy/demo/dagster.yaml").read_text()
     (tmp_path / "dagster.yaml").write_text(settings)
     with DagsterInstance.from_config(str(tmp_path)) as instance:
         assert isinstance(instance.run_coordinator, DefaultRunCoordinator)

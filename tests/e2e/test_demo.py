@@ -41,7 +41,7 @@ class FinishedDemo:
         self.root = str(folder / "lakehouse")
         self.home = folder / "dagster_home"
         self.home.mkdir()
-        shutil.copy(REPOSITORY / "deploy" / "dagster.yaml", self.home)
+        shutil.copy(REPOSITORY / "deploy" / "demo" / "dagster.yaml", self.home)
         self.environment = {**os.environ, "DAGSTER_HOME": str(self.home), "TRINITYLAKE_ROOT": self.root}
         command = [sys.executable, "-m", "trinitylake_ops.dagster_plugin.demo", "--months", str(months)]
         done = subprocess.run(

@@ -79,7 +79,7 @@ class Daemons:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, which takes no lock
+                    preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, which takes no lock
                     env={**os.environ, **(environment or {})},
                 )
             except FileNotFoundError:
@@ -118,5 +118,6 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Be killed when the thread ends that started this process: for ``preexec_fn``."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

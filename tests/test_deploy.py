@@ -1,0 +1,59 @@
+"""The files of ``deploy/``: settings, secrets, and what they refer to. Tests of what they start are in tests/e2e."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.topology import DEPLOY, REPOSITORY, interpolate
+
+COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+#: Where processes find each other within the network, and listen: for those who run them without it.
+ADDRESSES = {"LISTEN_HOST", "CODE_HOST"}
+SECRETS = {"POSTGRES_PASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}
+
+
+def test_every_setting_is_in_the_example_with_its_default_and_no_secret_is() -> None:
+    text = (DEPLOY / "compose.yaml").read_text()
+    defaults = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", text))
+    example = dict(re.findall(r"^(\w+)=(.*)$", (DEPLOY / ".env.example").read_text(), flags=re.MULTILINE))
+    assert example == {name: default for name, default in defaults.items() if name not in ADDRESSES}
+    assert not SECRETS & set(example)
+    assert set(defaults) >= ADDRESSES
+
+
+def test_a_secret_is_never_given_a_value_by_the_files() -> None:
+    for name, service in COMPOSE["services"].items():
+        for variable in SECRETS & set(service.get("environment", {})):
+            value = service["environment"][variable]
+            assert value is None or re.fullmatch(r"\$\{\w+:\?[^}]*\}", value), f"{name}: {variable}"
+    with pytest.raises(AssertionError, match="POSTGRES_PASSWORD: the password of Dagster's database"):
+        interpolate(COMPOSE["services"]["postgres"], {})
+
+
+def test_only_the_code_location_has_the_credentials_of_the_lakehouse() -> None:
+    knowing = {
+        name for name, service in COMPOSE["services"].items() if "AWS_SECRET_ACCESS_KEY" in service["environment"]
+    }
+    assert knowing == {"code"}
+
+
+def test_what_the_services_refer_to_is_there() -> None:
+    services = COMPOSE["services"]
+    for service in services.values():
+        assert set(service.get("depends_on", {})) <= set(services)
+        for volume in service.get("volumes", ()):
+            assert volume.partition(":")[0] in COMPOSE["volumes"]
+    assert services["code"]["build"] == {"context": "..", "dockerfile": "deploy/Dockerfile"}
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    copied = [
+        source
+        for line in (DEPLOY / "Dockerfile").read_text().splitlines()
+        if line.startswith("COPY ")
+        for source in line.split()[1:-1]
+    ]
+    assert {f"!{source}" for source in copied} == {line for line in ignored if line.startswith("!")}
+    assert all((REPOSITORY / source).exists() for source in copied)
