@@ -289,7 +289,7 @@ class Topology:
                  ... on RunConfigValidationInvalid { errors { message } }
                  ... on PythonError { message } } }""",
             viewer=viewer,
-            params={"selector": {**_CODE, "jobName": job}, "runConfigData": json.dumps(run_config or {})},
+            params={"selector": {**CODE, "jobName": job}, "runConfigData": json.dumps(run_config or {})},
         )["launchRun"]
         assert result["__typename"] == "LaunchRunSuccess", result
         run_id: str = result["run"]["runId"]
@@ -335,8 +335,8 @@ class Topology:
         ]
 
 
-_CODE = {"repositoryLocationName": LOCATION, "repositoryName": CODE_REPOSITORY}
-_METADATA = """metadataEntries { label description __typename
+CODE = {"repositoryLocationName": LOCATION, "repositoryName": CODE_REPOSITORY}
+METADATA = """metadataEntries { label description __typename
   ... on TextMetadataEntry { text } ... on IntMetadataEntry { intValue } ... on FloatMetadataEntry { floatValue }
   ... on MarkdownMetadataEntry { mdStr } ... on JsonMetadataEntry { jsonString } ... on UrlMetadataEntry { url }
   ... on BoolMetadataEntry { boolValue } }"""
@@ -345,9 +345,9 @@ _EVENTS = f"""query ($id: ID!) {{ logsForRun(runId: $id) {{ ... on EventConnecti
   __typename
   ... on MessageEvent {{ message stepKey level timestamp }}
   ... on StepEvent {{ stepKey }}
-  ... on ExecutionStepOutputEvent {{ {_METADATA} }}
-  ... on MaterializationEvent {{ {_METADATA} }}
-  ... on ExecutionStepFailureEvent {{ {_ERROR} failureMetadata {{ {_METADATA} }} }}
+  ... on ExecutionStepOutputEvent {{ {METADATA} }}
+  ... on MaterializationEvent {{ {METADATA} }}
+  ... on ExecutionStepFailureEvent {{ {_ERROR} failureMetadata {{ {METADATA} }} }}
   ... on RunFailureEvent {{ {_ERROR} }}
   ... on EngineEvent {{ {_ERROR} }}
 }} }} }} }}"""
