@@ -1,14 +1,41 @@
-"""What the topology's code location loads: definitions.py as it is, with a sensor that looks often."""
+"""What the topology's code location loads: definitions.py as it is, a sensor that looks often, and two lakehouses more.
+
+These are in folders of what stands for the volume ``lakehouse``; expiry is scheduled there for every minute.
+"""
 
 from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
 
 import dagster as dg
 
 import definitions
-from trinitylake_ops.dagster_plugin.sensors import build_commit_sensor
+from trinitylake_ops.dagster_plugin import (
+    ApplyLimits,
+    LakehouseSettings,
+    StorageSettings,
+    TrinityLakeResource,
+    build_commit_sensor,
+    build_trinitylake_definitions,
+)
+
+VOLUME = Path(os.environ["DAGSTER_HOME"]).with_name("lakehouse")
+
+
+def on_volume(name: str) -> LakehouseSettings:
+    return LakehouseSettings(
+        name=name,
+        lakehouse=TrinityLakeResource(root=str(VOLUME / name), storage_options=StorageSettings(fsync="false")),
+        limits=ApplyLimits(max_files=10_000, max_bytes=10**9, min_age=timedelta(days=7)),
+        crons={"expire": "* * * * *"},
+    )
+
 
 defs = dg.Definitions.merge(
     definitions.defs,
+    build_trinitylake_definitions(on_volume("expiring"), on_volume("purged")),
     dg.Definitions(
         sensors=[build_commit_sensor(name="quick_commits", job_name="repair_hint", minimum_interval_seconds=1)]
     ),

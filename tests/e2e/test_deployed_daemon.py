@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,13 +22,14 @@ from tests.e2e.topology import CODE, FINISHED, METADATA, POSTGRES_PASSWORD, Topo
 from tests.lakes import check_lake
 from tests.maintenance.changes import alter, create, expire
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.dagster_plugin.plans import DELETES_POOL
+from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.sensors import VERSION_TAG
 from trinitylake_ops.storage import LocalStorage
 
 pytestmark = [pytest.mark.usefixtures("radosgw"), pytest.mark.timeout(600)]
 
 SENSOR = "quick_commits"
+EXPIRY = "expiring_expire_schedule"
 BURST = 500
 
 
@@ -39,6 +41,19 @@ def lake(topology: Topology) -> Lakehouse:
     return made
 
 
+@pytest.fixture(scope="module", autouse=True)
+def expiring(topology: Topology) -> Iterator[Lakehouse]:
+    """A lakehouse that is expired by schedule: turned on first, so that the minute passes during other tests."""
+    lake = aged_lake(topology.volume / "expiring", n_versions=5, is_expired=False)
+    result = topology.graphql(
+        "mutation ($selector: ScheduleSelector!) { startSchedule(scheduleSelector: $selector) { __typename } }",
+        selector={**CODE, "scheduleName": EXPIRY},
+    )
+    assert result["startSchedule"]["__typename"] == "ScheduleStateResult"
+    yield lake
+    check_lake(lake)
+
+
 @pytest.mark.parametrize("name", ["code", "webserver", "viewer", "daemon"])
 def test_the_health_check_of_a_service_says_yes(topology: Topology, name: str) -> None:
     topology.wait_until(topology.services[name].is_healthy, name)
@@ -46,7 +61,7 @@ def test_the_health_check_of_a_service_says_yes(topology: Topology, name: str) -
 
 def test_the_pool_of_deletions_has_its_limit(topology: Topology) -> None:
     data = topology.graphql("{ instance { concurrencyLimits { concurrencyKey limit } } }")
-    assert data["instance"]["concurrencyLimits"] == [{"concurrencyKey": DELETES_POOL, "limit": 1}]
+    assert data["instance"]["concurrencyLimits"] == [{"concurrencyKey": ONLY.pool, "limit": 1}]
 
 
 def test_the_viewer_shows_and_refuses_to_change(topology: Topology) -> None:
@@ -211,7 +226,7 @@ def test_a_commit_of_another_process_runs_once_also_when_the_daemon_is_killed_be
     newest = alter(lake, "ns", "b")
     topology.services["daemon"].start()
     sensor.wait_for_request(first, newest)
-    sensor.wait_for_tick(2)
+    sensor.wait_for_tick()
     assert sensor.requested() == [first, newest]
     burst = events(topology, "ns", "b")
     assert (before, len(burst)) == (0, 1)
@@ -253,10 +268,12 @@ def test_a_cursor_that_somebody_destroyed_is_told_and_it_goes_on(
 # Deletions
 
 
-def on_lake(lake: Lakehouse, op: str = "", **config: Any) -> dict[str, Any]:
-    """Return the configuration of a run on a lakehouse in a folder, and of its op."""
-    resource = {"config": {"root": lake.root, "storage_options": {"fsync": "false"}}}
-    return {"resources": {"lakehouse": resource}, **({"ops": {op: {"config": config}}} if op else {})}
+@pytest.fixture
+def purged(topology: Topology) -> Path:
+    """The folder of a lakehouse that jobs named purged_... are for, emptied."""
+    folder = topology.volume / "purged"
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
 
 
 def times(topology: Topology, run_id: str) -> tuple[float, float]:
@@ -268,12 +285,12 @@ def times(topology: Topology, run_id: str) -> tuple[float, float]:
 
 
 def test_of_two_purges_launched_together_one_waits_in_the_queue_and_has_nothing_to_do(
-    topology: Topology, tmp_path: Path
+    topology: Topology, purged: Path
 ) -> None:
-    lake = aged_lake(tmp_path / "lake", n_versions=6, is_expired=True)
+    lake = aged_lake(purged, n_versions=6, is_expired=True)
     files = maintenance.plan_purge(lake).files
     assert files > 0
-    run_ids = [topology.launch("purge_scheduled", on_lake(lake)) for _ in range(2)]
+    run_ids = [topology.launch("purged_purge_scheduled") for _ in range(2)]
     assert [topology.wait_for_run(run_id) for run_id in run_ids] == ["SUCCESS", "SUCCESS"]
     first, second = sorted(run_ids, key=lambda run_id: times(topology, run_id))
     assert times(topology, first)[1] <= times(topology, second)[0]
@@ -288,16 +305,16 @@ def deleted_files(topology: Topology, run_id: str) -> int:
 
 
 def test_a_killed_purge_leaves_a_clean_lakehouse_and_the_next_one_in_the_queue_completes_it(
-    topology: Topology, tmp_path: Path
+    topology: Topology, purged: Path
 ) -> None:
-    lake = aged_lake(tmp_path / "lake", n_versions=12, n_tables=100, is_expired=True)
+    lake = aged_lake(purged, n_versions=12, n_tables=100, is_expired=True)
     plan = maintenance.plan_purge(lake)
     assert plan.files > LocalStorage.delete_batch_size
     before = files_of(lake)
-    config = on_lake(lake, "run_purge_apply", approved_digest=plan.digest, requests_per_second=0.01)
-    killed = topology.launch("purge_apply", config)
+    approved = {"approved_digest": plan.digest, "approved_by": "an operator", "requests_per_second": 0.01}
+    killed = topology.launch("purged_purge_apply", approved)
     topology.wait_for_run(killed, "STARTED")
-    waiting = topology.launch("purge_scheduled", on_lake(lake))
+    waiting = topology.launch("purged_purge_scheduled")
     topology.wait_until(lambda: len(before - files_of(lake)) >= LocalStorage.delete_batch_size, "the first deletions")
     assert topology.status(waiting) == "QUEUED"
     (pid,) = re.findall(r"Started process for run \(pid: (\d+)\)", "\n".join(topology.messages(killed)))
@@ -333,6 +350,30 @@ def end_lease(lake: Lakehouse) -> None:
     lake.storage.write(lease.path, json.dumps({**held, "expires_at_ms": lake.storage.now_ms()}).encode())
 
 
+def test_a_tick_of_the_schedule_expires_what_is_old_within_its_limits(topology: Topology, expiring: Lakehouse) -> None:
+    by_schedule = {"tags": [{"key": "dagster/schedule_name", "value": EXPIRY}], "statuses": list(FINISHED)}
+    topology.wait_until(lambda: bool(topology.runs(**by_schedule)), "a run of the schedule")
+    stop_schedule(topology)
+    first = topology.runs(**by_schedule)[-1]
+    assert (first["jobName"], first["status"]) == ("expiring_expire_scheduled", "SUCCESS"), topology.messages(
+        first["runId"]
+    )
+    committed = {info.run_id: info for info in expiring.history() if info.operation == "expire"}
+    assert list(committed) == [first["runId"]]
+    base = committed[first["runId"]].version - 1
+    assert {info.state for info in expiring.history() if info.version < base} == {"expired"}
+    (reported,) = events(topology, "expiring", "lakehouse")
+    assert reported["versions"] == f"0-{base - 1}"
+
+
+def stop_schedule(topology: Topology) -> None:
+    query = """query ($selector: ScheduleSelector!) { scheduleOrError(scheduleSelector: $selector) {
+        ... on Schedule { scheduleState { id } } } }"""
+    state = topology.graphql(query, selector={**CODE, "scheduleName": EXPIRY})["scheduleOrError"]["scheduleState"]
+    result = topology.graphql("mutation ($id: String!) { stopRunningSchedule(id: $id) { __typename } }", id=state["id"])
+    assert result["stopRunningSchedule"]["__typename"] == "ScheduleStateResult"
+
+
 # Secrets
 
 
@@ -356,14 +397,15 @@ def test_no_secret_is_in_a_log_an_event_or_the_database(topology: Topology, sens
     }
     assert {name: found for name, text in shown.items() if (found := secrets_in(text))} == {}
     # The search looks at the right places: what is no secret is found there.
-    places = {"dump": DELETES_POOL, "daemon.log": SENSOR, "code.log": "repair_hint", "ticks": "SUCCESS"}
+    places = {"dump": ONLY.pool, "daemon.log": SENSOR, "code.log": "repair_hint", "ticks": "SUCCESS"}
     assert [name for name, text in places.items() if text not in shown[name]] == []
 
 
-def test_a_planted_secret_is_found(topology: Topology, sensor: CommitSensor) -> None:
-    sensor.stop()
-    sensor.set_cursor(f"{SECRET_ACCESS_KEY} {POSTGRES_PASSWORD}")
-    assert len(secrets_in(topology.database.dump())) == 2
-    assert len(secrets_in(sensor.cursor())) == 2
-    sensor.set_cursor("")
+def test_a_planted_secret_is_found(topology: Topology) -> None:
+    shipped = CommitSensor(topology, "trinitylake_commits")  # which is off, as all that is shipped
+    for secret in (SECRET_ACCESS_KEY, POSTGRES_PASSWORD):
+        shipped.set_cursor(f"planted {secret}")
+        assert secrets_in(topology.database.dump())
+        assert secrets_in(shipped.cursor())
+    shipped.set_cursor("")
     assert secrets_in(topology.database.dump()) == []

@@ -37,7 +37,7 @@ POSTGRES_PASSWORD = "LeakCanaryDatabase/Password+0123456789"
 PATIENCE_SECONDS = 90
 FINISHED = ("SUCCESS", "FAILURE", "CANCELED")
 
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.25
 _REFERENCE = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*)|:\?(?P<error>[^}]*))?\}")
 # Of the machine's own variables only those without which no program runs.
 _KEPT_VARIABLES = ("HOME", "LANG", "PATH", "TMPDIR", "TZ")
@@ -189,6 +189,11 @@ class Topology:
     def root(self) -> str:
         """The root of the lakehouse."""
         return self.server.root
+
+    @property
+    def volume(self) -> Path:
+        """The folder in the place of the volume ``lakehouse``."""
+        return Path(self._image.inside("/lakehouse"))
 
     @property
     def url(self) -> str:
