@@ -34,7 +34,7 @@ DEFINITIONS = Path(__file__).with_name("deployed_definitions.py")
 LOCATION, CODE_REPOSITORY = "trinitylake", "__repository__"
 #: Of the database; to be found nowhere but in the environment of processes.
 POSTGRES_PASSWORD = "LeakCanaryDatabase/Password+0123456789"
-PATIENCE_SECONDS = 90
+PATIENCE_SECONDS = 240
 FINISHED = ("SUCCESS", "FAILURE", "CANCELED")
 
 _POLL_SECONDS = 0.25
