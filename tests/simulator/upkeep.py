@@ -41,6 +41,7 @@ from trinitylake_ops.format.node_file import COMMIT_ID, decode_node
 from trinitylake_ops.maintenance.export_manifest import manifest_targets
 from trinitylake_ops.maintenance.survey import expired_versions, is_lapsed
 from trinitylake_ops.transaction.snapshot import Snapshot
+from trinitylake_ops.tree.search import scan
 from trinitylake_ops.tree.walk import walk
 
 #: Errors that say: somebody else was here, look again.
@@ -366,10 +367,13 @@ def _left_over(lake: Lakehouse, standing: set[str]) -> set[str]:
             snapshots.append(lake.snapshot(name))
     for snapshot in snapshots:
         needed.add(snapshot.definition_location)
+        is_here = snapshot.files.storage.root == lake.root
+        live = () if is_here else {location for _, location in scan(snapshot.files.nodes, snapshot.root)}
         for visited in walk(snapshot.files.nodes, snapshot.root, snapshot.location):
-            values = [*visited.node.values, *visited.node.buffer.values()]
-            found = {to_uri(snapshot.files.storage.root, value) for value in values if value is not None}
-            # Those that newer messages shadow, too; an export elsewhere points here, or to its own files.
+            values = {*visited.node.values, *visited.node.buffer.values()} - {None}
+            # Here those that newer messages shadow, too; elsewhere they may be of an earlier export that was dropped.
+            found = {to_uri(snapshot.files.storage.root, value) for value in values if is_here or value in live}
+            # An export elsewhere points here, or to its own files.
             locations = {uri.removeprefix(ROOT) for uri in found if uri.startswith(ROOT)} - needed
             needed |= {to_uri(snapshot.files.storage.root, visited.location).removeprefix(ROOT), *locations}
             for location in locations:
