@@ -286,6 +286,24 @@ def test_exports_of_other_names_and_their_drops_are_no_conflict(aging: Aging) ->
     assert maintenance.verify(lake).is_clean
 
 
+class Dropping(StorageWrapper):
+    """Lets an export be dropped right before its root is read."""
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        if path.startswith("_export_"):
+            maintenance.drop_export(Lakehouse(self.inner), "kept")
+        return self.inner.read(path, offset=offset, length=length)
+
+
+@pytest.mark.parametrize("look", [Lakehouse.snapshot, maintenance.plan_restore], ids=["snapshot", "restore"])
+def test_an_export_that_is_dropped_while_it_is_opened_is_said_to_be(
+    aging: Aging, look: Callable[[Lakehouse, str], object]
+) -> None:
+    maintenance.plan_export(aging.lake, "kept", "full").execute()
+    with pytest.raises(ExportNotFoundError, match="'kept' was dropped meanwhile"):
+        look(Lakehouse(Dropping(aging.clock)), "kept")
+
+
 def test_an_export_that_took_the_name_of_a_dropped_one_stays(aging: Aging) -> None:
     lake = aging.lake
     maintenance.plan_export(lake, "kept").execute()

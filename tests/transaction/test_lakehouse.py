@@ -22,6 +22,7 @@ from trinitylake_ops.errors import (
     InvalidLocationError,
     LakehouseExistsError,
     LakehouseNotFoundError,
+    TransactionExpiredError,
     VersionExpiredError,
     VersionNotFoundError,
 )
@@ -307,6 +308,7 @@ def test_a_version_purged_while_it_is_read_is_expired(lake: Lakehouse) -> None:
         for number in range(40):
             txn.create_table("ns", f"t{number:02}", table())
     readers = [Lakehouse(lake.storage).snapshot(1) for _ in range(4)]  # each with caches of its own
+    based_on_it = [Lakehouse(lake.storage, cache="off").transaction() for _ in range(4)]
     with lake.transaction() as txn:
         txn.drop_namespace("ns", cascade=True)
     location = readers[0].entry(readers[0].keys.table_key("ns", "t07"))
@@ -324,6 +326,15 @@ def test_a_version_purged_while_it_is_read_is_expired(lake: Lakehouse) -> None:
         with pytest.raises(VersionExpiredError, match="purged while it was read") as caught:
             read()
         assert caught.value.version == 1
+    reads_in_transactions: list[Callable[[], object]] = [
+        lambda: based_on_it[0].tables("ns"),
+        lambda: based_on_it[1].has_table("ns", "t07"),
+        lambda: based_on_it[2].table_at(location),
+        lambda: based_on_it[3].alter_table("ns", "t07", table()),
+    ]
+    for read in reads_in_transactions:
+        with pytest.raises(TransactionExpiredError, match="based on, was expired and purged; begin a new one"):
+            read()
     lake.storage.create_many(lost)  # version 2 shares some of them, which a purge would keep
 
 

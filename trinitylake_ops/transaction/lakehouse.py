@@ -11,6 +11,7 @@ from typing import Any, Literal
 from trinitylake_ops.errors import (
     CorruptFileError,
     ExportNotFoundError,
+    FileMissingError,
     InvalidDefinitionError,
     InvalidInputError,
     VersionExpiredError,
@@ -234,7 +235,12 @@ class Lakehouse:
         path = to_location(self.root, location)
         if is_uri(path):
             return self._snapshot_elsewhere(name, path, storage_options)
-        root = decode_node(self.storage.read(path), path)
+        try:
+            root = decode_node(self.storage.read(path), path)
+        except FileMissingError as error:
+            if latest_snapshot(self.files).definition.exported_snapshots.get(name) != location:
+                raise ExportNotFoundError(f"export {name!r} was dropped meanwhile", path=path) from error
+            raise
         return Snapshot(self.files, _exported_version(name, path, root, latest.definition), path, root)
 
     def _snapshot_elsewhere(self, name: str, uri: str, storage_options: Mapping[str, str] | None) -> Snapshot:

@@ -44,7 +44,7 @@ from trinitylake_ops.format.limits import validate_changed_settings, validate_ta
 from trinitylake_ops.format.node_file import COMMIT_ID
 from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
-from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS
+from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS, reading_bases
 from trinitylake_ops.transaction.commit_info import LARGEST_COST, CommitInfo
 from trinitylake_ops.transaction.conflicts import (
     describe_key,
@@ -148,7 +148,10 @@ class Transaction(CatalogReader):
     def definition(self) -> LakehouseDef:
         """The lakehouse definition, with this transaction's changes."""
         self._has_read_definition = True
-        return self._definition or self.base.definition
+        if self._definition is not None:
+            return self._definition
+        with reading_bases(self.base):
+            return self.base.definition
 
     @cached_property
     def keys(self) -> KeyCodec:
@@ -158,12 +161,16 @@ class Transaction(CatalogReader):
     def entry(self, key: str) -> Entry | None:
         """Return what a key maps to, own writes included."""
         self._read_keys.add(key)
-        return self._writes[key] if key in self._writes else self.base.entry(key)
+        if key in self._writes:
+            return self._writes[key]
+        with reading_bases(self.base):
+            return self.base.entry(key)
 
     def prefix_keys(self, prefix: str) -> pa.StringArray:
         """Return all keys with a prefix, own writes included, ascending, as a column of text."""
         self._read_prefixes.add(prefix)
-        keys = self.base.prefix_keys(prefix)
+        with reading_bases(self.base):
+            keys = self.base.prefix_keys(prefix)
         own = {key for key in self._writes if key.startswith(prefix)}
         if not own:
             return keys
@@ -171,10 +178,12 @@ class Transaction(CatalogReader):
         return pa.array(sorted(set(keys.to_pylist()) - own | live), keys.type)
 
     def namespace_at(self, location: str) -> NamespaceDef:
-        return self.base.namespace_at(location)
+        with reading_bases(self.base):
+            return self.base.namespace_at(location)
 
     def table_at(self, location: str) -> TableDef:
-        return self.base.table_at(location)
+        with reading_bases(self.base):
+            return self.base.table_at(location)
 
     # Writing
 
