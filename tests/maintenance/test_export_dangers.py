@@ -304,6 +304,14 @@ def test_an_export_that_is_dropped_while_it_is_opened_is_said_to_be(
         look(Lakehouse(Dropping(aging.clock)), "kept")
 
 
+def test_an_export_whose_root_is_gone_is_said_to_be(aging: Aging) -> None:
+    maintenance.plan_export(aging.lake, "kept", "full").execute()
+    location = aging.lake.snapshot().definition.exported_snapshots["kept"]
+    aging.clock.delete(location)
+    with pytest.raises(ExportNotFoundError, match="the root of export 'kept' is gone.*reconcile.*drop the export"):
+        maintenance.plan_restore(aging.lake, "kept")
+
+
 def test_an_export_that_took_the_name_of_a_dropped_one_stays(aging: Aging) -> None:
     lake = aging.lake
     maintenance.plan_export(lake, "kept").execute()

@@ -240,7 +240,11 @@ class Lakehouse:
         except FileMissingError as error:
             if latest_snapshot(self.files).definition.exported_snapshots.get(name) != location:
                 raise ExportNotFoundError(f"export {name!r} was dropped meanwhile", path=path) from error
-            raise
+            raise ExportNotFoundError(
+                f"the root of export {name!r} is gone: if another program went back to settings from before it was"
+                " dropped, reconcile; else it was deleted by others: drop the export",
+                path=path,
+            ) from error
         return Snapshot(self.files, _exported_version(name, path, root, latest.definition), path, root)
 
     def _snapshot_elsewhere(self, name: str, uri: str, storage_options: Mapping[str, str] | None) -> Snapshot:
