@@ -308,7 +308,7 @@ def test_an_export_whose_root_is_gone_is_said_to_be(aging: Aging) -> None:
     maintenance.plan_export(aging.lake, "kept", "full").execute()
     location = aging.lake.snapshot().definition.exported_snapshots["kept"]
     aging.clock.delete(location)
-    with pytest.raises(ExportNotFoundError, match="the root of export 'kept' is gone.*reconcile.*drop the export"):
+    with pytest.raises(ExportNotFoundError, match=r"the root of export 'kept' is gone.*reconcile.*drop the export"):
         maintenance.plan_restore(aging.lake, "kept")
 
 
