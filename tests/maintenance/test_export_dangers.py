@@ -286,6 +286,20 @@ def test_exports_of_other_names_and_their_drops_are_no_conflict(aging: Aging) ->
     assert maintenance.verify(lake).is_clean
 
 
+@pytest.mark.parametrize("level", ["minimal", "partial"])
+def test_an_export_goes_on_where_an_earlier_one_lost_what_it_left_at_the_source(
+    aging: Aging, target: AgingStorage, level: str
+) -> None:
+    lake = aging.lake
+    export_to(target, lake, "first", level)
+    maintenance.drop_export(lake, "first")
+    drop(lake, "n0")
+    append_rows(lake)
+    aging.clean_up()
+    export_to(target, lake, "second", level)
+    assert content(Lakehouse(target, cache="off")) == content(lake)
+
+
 class Dropping(StorageWrapper):
     """Lets an export be dropped right before its root is read."""
 

@@ -447,12 +447,16 @@ class _Work:
         return sorted({table.places.table_id for table in self.content.tables})
 
     def _known(self) -> frozenset[str]:
-        """Return the files that the tables to copy have at the target already, by its version so far."""
-        if self.target is None or self.target.base is None:
+        """Return the files that the tables to copy have at the target already, by its version so far.
+
+        Its definitions are looked at only where there are such tables: those that a partial export left at its source
+        go from there with that export.
+        """
+        ids = set(self._table_ids())
+        if self.target is None or self.target.base is None or not ids:
             return frozenset()
         base, lake = self.target.base, self.target.lake
         io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
-        ids = set(self._table_ids())
         found: set[str] = set()
         for key, location in self.target.entries().items():
             name = base.keys.decode(key)
