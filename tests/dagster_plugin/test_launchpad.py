@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,16 @@ from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 from dagster_graphql.test.utils import execute_dagster_graphql
 
-from definitions import LIMITS
 from trinitylake_ops.dagster_plugin.jobs import build_jobs
-from trinitylake_ops.dagster_plugin.scheduled_ops import scheduled_operations
+from trinitylake_ops.dagster_plugin.scheduled_ops import ApplyLimits, scheduled_operations
 from trinitylake_ops.maintenance import Budget
 
 REPOSITORY = Path(__file__).parents[2]
 GOLDEN = REPOSITORY / "tests" / "golden" / "launchpad"
+ANY_LIMITS = ApplyLimits(max_files=0, max_bytes=0, min_age=timedelta(0))
 JOBS = sorted(
     [job.name for job in build_jobs()]
-    + [operation.job for operation in scheduled_operations(LIMITS, Budget()).values()]
+    + [operation.job for operation in scheduled_operations(ANY_LIMITS, Budget()).values()]
 )
 
 SCHEMA = """
@@ -136,6 +137,26 @@ def test_what_is_no_option_is_refused_before_there_is_a_run(launchpad: Launchpad
     answer = launchpad.launch("export_minimal", {"name": "x", "definitions": True})
     assert answer["__typename"] == "RunConfigValidationInvalid"
     assert 'unexpected config entry "definitions"' in answer["errors"][0]["message"]
+    assert launchpad.instance.get_runs() == []
+
+
+@pytest.mark.parametrize(
+    ("job", "option", "given"),
+    [
+        ("export_minimal", "name", {"env": "LAKE_KEY"}),
+        ("rollback", "tables", [{"env": "LAKE_KEY"}]),
+        ("verify", "max_requests", {"env": "LAKE_KEY"}),
+        ("verify", "deep", {"env": "LAKE_KEY"}),
+    ],
+    ids=["text", "list", "number", "flag"],
+)
+def test_an_option_does_not_read_the_environment(
+    launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch, job: str, option: str, given: Any
+) -> None:
+    monkeypatch.setenv("LAKE_KEY", "nobody-may-see-this")
+    answer = launchpad.launch(job, {option: given})
+    assert answer["__typename"] == "RunConfigValidationInvalid"
+    assert "nobody-may-see-this" not in str(answer)
     assert launchpad.instance.get_runs() == []
 
 

@@ -106,7 +106,7 @@ def build_job(operation: Operation[Any], names: LakehouseNames) -> dg.JobDefinit
 
 
 def _schema(operation: Operation[Any]) -> dict[str, dg.Field] | None:
-    return None if operation.options is None else operation.options.to_fields_dict()
+    return None if operation.options is None else operation.options.fields()
 
 
 def _build_op(operation: Operation[Any], names: LakehouseNames) -> dg.OpDefinition:

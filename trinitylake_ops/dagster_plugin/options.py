@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Self
 
 import dagster as dg
@@ -21,6 +21,9 @@ MOST_DAYS = 1_000_000
 MOST_SECONDS = 1_000_000
 _DIGEST = re.compile(r"\d{1,10}(-\d{1,15})?-[0-9a-f]{64}", re.ASCII)
 _LONGEST_NAME_BYTES = 4096  # what a lakehouse allows is less, or it says so
+#: Types of options in Dagster's configuration. What it makes of pydantic's text, int and bool itself takes
+#: ``{env: NAME}``, too: whoever launches a run could read what the process keeps in its environment.
+_TYPES: Mapping[Any, Any] = {bool: bool, int: int, float: float, str: str, list[str]: [str]}
 
 
 class Options(dg.Config):
@@ -29,6 +32,14 @@ class Options(dg.Config):
     Each has a plain default, so that the launchpad shows it: text that has to be given is empty there, and refused.
     Raises DagsterInvalidConfigError, of one line, for the first option that is wrong, by itself or beside the others.
     """
+
+    @classmethod
+    def fields(cls) -> dict[str, dg.Field]:
+        """Return the options for Dagster: type, default and description."""
+        return {
+            name: dg.Field(_TYPES[option.annotation], default_value=option.default, description=option.description)
+            for name, option in cls.model_fields.items()
+        }
 
     @model_validator(mode="wrap")
     @classmethod
