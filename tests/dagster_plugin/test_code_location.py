@@ -232,6 +232,17 @@ def test_roots_of_the_environment_are_compared(monkeypatch: pytest.MonkeyPatch, 
         build_trinitylake_definitions(settings(first, "a"), settings(other, "b"))
 
 
+def test_one_root_on_two_servers_is_two_lakehouses() -> None:
+    def on(endpoint: str, name: str) -> LakehouseSettings:
+        options = StorageSettings(endpoint=endpoint)
+        return LakehouseSettings(lakehouse=TrinityLakeResource(root="s3://b/lake", storage_options=options), name=name)
+
+    one, other = "https://one.example.com", "https://other.example.com"
+    assert "b_lakehouse" in (build_trinitylake_definitions(on(one, "a"), on(other, "b")).resources or {})
+    with pytest.raises(InvalidInputError, match="'a', 'b' have one root"):
+        build_trinitylake_definitions(on(one, "a"), on(f"{one}/", "b"))
+
+
 def test_the_public_names_load_what_they_need_alone() -> None:
     assert all(getattr(dagster_plugin, name) is not None for name in dagster_plugin.__all__)
     assert set(dagster_plugin.__all__) == set(dagster_plugin._MODULE_OF)

@@ -41,6 +41,16 @@ WRONG = [
     ("budget: {max_requests: 0}", "max_requests"),
     ("checks: {verify_seconds: 0}", "max_seconds"),
     ("checks: {orphan_age_days: .inf}", "orphan_age_days is inf"),
+    ("checks: {verified_exports: -1}", "verified_exports is -1"),
+    ("checks: {min_leaf_fill: .nan}", "min_leaf_fill is nan"),
+    ("checks: {min_leaf_fill: 25}", "min_leaf_fill is 25"),
+    ("reclaimable_seconds: .nan", "reclaimable_seconds is nan"),
+    ("timezone: /etc/localtime", "there is no time zone '/etc/localtime'"),
+    ("timezone: Europe", "there is no time zone 'Europe'"),
+    ("crons: {purge: 0 4 * * *}", "crons has 'purge', which no schedule does without limits"),
+    ("blackouts: [{start: '01:00', end: '02:00', reason: load, days: []}]", "begins on no day"),
+    ("export_target: s3://key:nobody-may-see-this@backups/lake", "export_target is not shown"),
+    ("tables: [a b.c]", "namespace name 'a b' contains a space"),
 ]
 
 

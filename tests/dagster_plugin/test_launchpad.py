@@ -118,9 +118,12 @@ def test_there_is_a_file_for_each_job() -> None:
         ("rollback", {}, "to has to be given, it is empty"),
         ("export_full", {"name": "x", "retain_days": -1.0}, "retain_days: Input should be greater than or equal to 0"),
         ("export_full", {"name": "17"}, "export name '17' is digits only"),
+        ("export_full", {"name": "x", "retain_days": 1e-9}, "retain_days is 1e-09, less than a millisecond"),
+        ("rollback", {"to": "x" * 5000}, "to has 5000 characters, more than 4096"),
+        ("rollback", {"to": "3", "tables": ["a\n.b"]}, "contains the control character U+000A"),
         ("purge_apply", {"approved_by": "Ada Lovelace", "approved_digest": "no"}, "'no' is no digest of a plan"),
     ],
-    ids=["empty", "range", "name", "digest"],
+    ids=["empty", "range", "name", "moment", "long", "table", "digest"],
 )
 def test_a_wrong_value_is_refused_before_there_is_a_run(
     launchpad: Launchpad, job: str, config: dict[str, Any], said: str

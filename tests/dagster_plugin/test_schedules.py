@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfoNotFoundError
 
 import dagster as dg
 import pytest
@@ -208,6 +207,14 @@ def test_blackouts_of_some_days_and_of_whole_ones() -> None:
     assert not late.covers(SUNDAY + timedelta(hours=1))
     with pytest.raises(InvalidInputError, match="'funday' is no weekday; there are monday"):
         BlackoutWindow(start=time(1), end=time(2), reason="x", days=("funday",))
+    with pytest.raises(InvalidInputError, match="a time zone of its own"):
+        BlackoutWindow(start=time(1, tzinfo=UTC), end=time(2), reason="x")
+
+
+@pytest.mark.parametrize("days", [-1, 2_000_000])
+def test_exports_that_could_not_be_made_are_refused(days: int) -> None:
+    with pytest.raises(InvalidInputError, match="export_retain"):
+        build_maintenance_schedules(limits=GENEROUS, export_retain=timedelta(days=days))
 
 
 def test_times_can_be_others() -> None:
@@ -221,7 +228,7 @@ def test_times_can_be_others() -> None:
     assert {schedule.name: schedule.job_name for schedule in with_checks}["checks_schedule"] == CHECKS_JOB
     with pytest.raises(InvalidInputError, match="no operation 'vacuum' to schedule; there are hint"):
         build_maintenance_schedules(limits=GENEROUS, crons={"vacuum": "0 4 1 * *"})
-    with pytest.raises(ZoneInfoNotFoundError):
+    with pytest.raises(InvalidInputError, match="no time zone 'Mars/Olympus'"):
         build_maintenance_schedules(limits=GENEROUS, timezone="Mars/Olympus")
 
 

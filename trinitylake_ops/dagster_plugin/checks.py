@@ -1,5 +1,6 @@
 """Asset checks of a lakehouse as a whole: each says what is wrong, how bad it is, and which job mends it."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -13,7 +14,7 @@ from trinitylake_ops.dagster_plugin.metadata import figures, markdown_table
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
 from trinitylake_ops.dagster_plugin.verify_ops import findings_table
-from trinitylake_ops.errors import CorruptFileError, FileMissingError, TrinityLakeError
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError, TrinityLakeError
 from trinitylake_ops.format.definitions import ExpirationState
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance import Budget, ExportCheck, ExportInfo, RetentionPolicy
@@ -41,6 +42,7 @@ class CheckLimits:
     ``deep`` with checksums; the newest full one must be younger than ``export_max_age`` (None: there need be none).
     ``orphan_files`` and ``orphan_bytes`` may be left behind, by what is older than ``orphan_age``. Leaves must be
     filled to ``min_leaf_fill`` on average, buffers of a level to no more than ``max_buffer_fill`` of what may gather.
+    Raises InvalidInputError for limits below 0, and for shares of leaves above 1.
     """
 
     overdue: timedelta = timedelta(days=3)
@@ -55,6 +57,18 @@ class CheckLimits:
     orphan_age: timedelta = timedelta(days=1)
     min_leaf_fill: float = 0.25
     max_buffer_fill: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("overdue", "orphan_age", "export_max_age"):
+            age = getattr(self, name)
+            if age is not None and age < timedelta(0):
+                raise InvalidInputError(f"{name} is {age}, it must be at least 0")
+        for name in ("verified_exports", "orphan_files", "orphan_bytes", "min_leaf_fill", "max_buffer_fill"):
+            number = getattr(self, name)
+            if not 0 <= number < math.inf:
+                raise InvalidInputError(f"{name} is {number}, it must be a number, at least 0")
+        if self.min_leaf_fill > 1:
+            raise InvalidInputError(f"min_leaf_fill is {self.min_leaf_fill}, it is a share: 1 stands for full leaves")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

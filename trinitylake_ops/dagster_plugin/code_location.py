@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -85,7 +86,16 @@ def build_trinitylake_definitions(*lakehouses: LakehouseSettings) -> dg.Definiti
     for two of one name or root, for one without a name beside others, and for settings that cannot be.
     """
     _check_apart(lakehouses)
+    for settings in lakehouses:
+        _check_settings(settings)
     return dg.Definitions.merge(*map(_definitions, lakehouses))
+
+
+def _check_settings(settings: LakehouseSettings) -> None:
+    if settings.limits is None and (asked := [name for name in _LETS_GO if settings.crons.get(name)]):
+        raise InvalidInputError(f"crons has {asked[0]!r}, which no schedule does without limits")
+    if not 0 <= settings.reclaimable_seconds < math.inf:
+        raise InvalidInputError(f"reclaimable_seconds is {settings.reclaimable_seconds}, it must be at least 0")
 
 
 def _check_apart(lakehouses: Sequence[LakehouseSettings]) -> None:
@@ -94,18 +104,24 @@ def _check_apart(lakehouses: Sequence[LakehouseSettings]) -> None:
         raise InvalidInputError("a lakehouse beside others needs a name: its definitions begin with it")
     if twice := [name for name, times in names.items() if times > 1]:
         raise InvalidInputError(f"two lakehouses have the name {twice[0]!r}")
-    if twice := [root for root, times in roots.items() if times > 1]:
-        same = ", ".join(repr(one.name) for one in lakehouses if _root(one) == twice[0])
+    if shared := [root for root, times in roots.items() if times > 1]:
+        same = ", ".join(repr(one.name) for one in lakehouses if _root(one) == shared[0])
         raise InvalidInputError(f"{same} have one root: a lakehouse has one set of schedules and sensors")
 
 
-def _root(settings: LakehouseSettings) -> str:
-    """Return the root by which two lakehouses are compared."""
-    root = settings.lakehouse.root
-    value = root.get_value() if isinstance(root, dg.EnvVar) else root
-    if value is None or not is_root_uri(value):  # not here yet, or to be refused by whoever opens it
-        return root
-    return normalize_root_uri(value)
+def _root(settings: LakehouseSettings) -> tuple[str, str | None]:
+    """Return the root by which two lakehouses are compared, and the server of S3: buckets are its own."""
+    root = _value(settings.lakehouse.root)
+    if root is None or not is_root_uri(root):  # not here yet, or to be refused by whoever opens it
+        return settings.lakehouse.root, None
+    root = normalize_root_uri(root)
+    endpoint = _value(settings.lakehouse.storage_options.endpoint) if root.startswith("s3://") else None
+    return root, endpoint and endpoint.rstrip("/")
+
+
+def _value(given: str | None) -> str | None:
+    """Return what an EnvVar stands for in this process, and anything else as it is."""
+    return given.get_value() if isinstance(given, dg.EnvVar) else given
 
 
 def _definitions(settings: LakehouseSettings) -> dg.Definitions:

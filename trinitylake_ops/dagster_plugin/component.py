@@ -7,7 +7,6 @@ from datetime import time, timedelta
 from importlib.resources import files
 from string import Template
 from typing import Literal
-from zoneinfo import ZoneInfoNotFoundError
 
 import dagster as dg
 from pydantic import Field, ValidationError
@@ -149,7 +148,7 @@ class TrinityLakeMaintenanceComponent(dg.Component, dg.Model, dg.Resolvable):
     observe_cron: str | None = Field(default="*/30 * * * *", description="When the assets are observed; null: never.")
     blackouts: list[BlackoutModel] = Field(default=[], description="When no schedule begins anything.")
     export_target: str = Field(default="", description="Root of scheduled exports; empty: the lakehouse's own.")
-    export_retain_days: float = Field(default=35, description="How long scheduled exports are kept.")
+    export_retain_days: float = Field(default=35, description="How long scheduled exports are kept; 0: until dropped.")
     budget: BudgetModel | None = Field(default=None, description="What scheduled deletions may ask of the storage.")
     checks: ChecksModel | None = Field(default=None, description="Beyond what the checks fail.")
     location_name: str | None = Field(default=None, description="This code location, for links of checks to jobs.")
@@ -165,7 +164,7 @@ class TrinityLakeMaintenanceComponent(dg.Component, dg.Model, dg.Resolvable):
             return build_trinitylake_definitions(self.settings())
         except ValidationError as error:
             said = "; ".join(f"{_place(one['loc'])}: {one['msg']}" for one in error.errors(include_input=False))
-        except (InvalidInputError, ZoneInfoNotFoundError, dg.DagsterInvalidDefinitionError) as error:
+        except (InvalidInputError, dg.DagsterInvalidDefinitionError) as error:
             said = str(error)
         raise dg.DagsterInvalidDefinitionError(f"{context.path}: {said}")
 

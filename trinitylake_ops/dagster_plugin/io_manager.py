@@ -26,6 +26,7 @@ from trinitylake_ops.dagster_plugin.metadata import staged_table_metadata
 from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
 from trinitylake_ops.dagster_plugin.run_records import newest_materialization, run_chain
 from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.format.keys import validate_name
 from trinitylake_ops.spark_jobs.table_reader import read_files
 from trinitylake_ops.spark_jobs.table_writer import stage_dataframe
 from trinitylake_ops.tables.arrow_writer import stage_arrow
@@ -49,6 +50,10 @@ _PARTITION_BY = "trinitylake/partition_by"
 _PARTITION_FORMAT = "trinitylake/partition_format"
 _STAGED = "trinitylake/staged"
 _RESUMED_TAG = "dagster/is_resume_retry"
+
+
+#: What a lakehouse allows is less, or it says so.
+LONGEST_NAME_BYTES = 4096
 
 
 def stored_as(
@@ -215,6 +220,8 @@ def split_name(name: str) -> tuple[str, str]:
     namespace, dot, table = name.partition(".")
     if not (namespace and dot and table) or "." in table:
         raise InvalidInputError(f"{name!r} names no table; write NAMESPACE.TABLE")
+    validate_name(namespace, LONGEST_NAME_BYTES, "namespace")
+    validate_name(table, LONGEST_NAME_BYTES, "table")
     return namespace, table
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,9 @@ from trinitylake_ops.format.definitions import Column, TableDef
 from trinitylake_ops.tables.staged_table import StagedTable
 
 MAX_DETAIL_ROWS = 200
+MAX_CELL_CHARS = 2000
+
+_MARKDOWN = re.compile(r"[\\|`<\[]")
 
 
 def staged_table_metadata(staged: StagedTable) -> dict[str, Any]:
@@ -94,7 +98,11 @@ def picture(svg: str) -> dg.MarkdownMetadataValue:
 
 
 def _cell(value: object) -> str:
-    return str(value).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+    """Return a value as the text of a cell, whoever wrote it: it is no link, picture or HTML, and no end of the row."""
+    text = " ".join(str(value).splitlines())
+    if len(text) > MAX_CELL_CHARS:
+        text = f"{text[:MAX_CELL_CHARS]}..."
+    return _MARKDOWN.sub(r"\\\g<0>", text)
 
 
 def figures(values: Mapping[str, object]) -> dict[str, Any]:

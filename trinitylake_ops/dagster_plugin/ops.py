@@ -7,7 +7,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from trinitylake_ops import maintenance
 from trinitylake_ops.dagster_plugin.metadata import markdown_table
@@ -23,8 +23,11 @@ from trinitylake_ops.dagster_plugin.options import (
     TargetText,
     VersionText,
 )
+from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance import RollbackPlan
 from trinitylake_ops.transaction.lakehouse import Change
+
+_MILLISECOND = timedelta(milliseconds=1)
 
 
 class PartOptions(Options):
@@ -70,6 +73,13 @@ class ExportOptions(Options):
         description="Days for which the export keeps its version from expiring; 0: until it is dropped, or for a full"
         " one until it is complete.",
     )
+
+    @field_validator("retain_days")
+    @classmethod
+    def _check_retained(cls, days: float) -> float:
+        if days and timedelta(days=days) < _MILLISECOND:
+            raise InvalidInputError(f"retain_days is {days}, less than a millisecond; 0 stands for no end")
+        return days
 
 
 class ExportPartOptions(ExportOptions):

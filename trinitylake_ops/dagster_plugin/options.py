@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 import dagster as dg
 from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
-from trinitylake_ops.dagster_plugin.io_manager import split_name
+from trinitylake_ops.dagster_plugin.io_manager import LONGEST_NAME_BYTES, split_name
 from trinitylake_ops.dagster_plugin.resources import is_root_uri
 from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
 from trinitylake_ops.format.keys import validate_name
@@ -20,7 +20,7 @@ from trinitylake_ops.transaction.commit_info import LONGEST_USER_CHARS
 MOST_DAYS = 1_000_000
 MOST_SECONDS = 1_000_000
 _DIGEST = re.compile(r"\d{1,10}(-\d{1,15})?-[0-9a-f]{64}", re.ASCII)
-_LONGEST_NAME_BYTES = 4096  # what a lakehouse allows is less, or it says so
+_LONGEST_VERSIONS_CHARS = 1_000_000
 #: Types of options in Dagster's configuration. What it makes of pydantic's text, int and bool itself takes
 #: ``{env: NAME}``, too: whoever launches a run could read what the process keeps in its environment.
 _TYPES: Mapping[Any, Any] = {bool: bool, int: int, float: float, str: str, list[str]: [str]}
@@ -77,10 +77,12 @@ def _each(check: Callable[[str], object]) -> AfterValidator:
     return AfterValidator(checked)
 
 
-def _required(option: str) -> AfterValidator:
+def _required(option: str, longest_chars: int = LONGEST_NAME_BYTES) -> AfterValidator:
     def check(text: str) -> None:
         if not text.strip():
             raise InvalidInputError(f"{option} has to be given, it is empty")
+        if len(text) > longest_chars:
+            raise InvalidInputError(f"{option} has {len(text)} characters, more than {longest_chars}")
 
     return _checked(check)
 
@@ -91,7 +93,7 @@ def _check_version(text: str) -> None:
 
 
 def _check_namespace(text: str) -> None:
-    validate_name(text, _LONGEST_NAME_BYTES, "namespace")
+    validate_name(text, LONGEST_NAME_BYTES, "namespace")
 
 
 def _check_target(text: str) -> None:
@@ -117,7 +119,7 @@ def _check_digest(text: str) -> None:
 #: The version to work on, by its number; empty for the latest.
 VersionText = Annotated[str, _checked(_check_version)]
 #: Versions such as ``3-90,95``.
-VersionsText = Annotated[str, _required("versions"), _checked(VersionRanges.parse)]
+VersionsText = Annotated[str, _required("versions", _LONGEST_VERSIONS_CHARS), _checked(VersionRanges.parse)]
 #: The name of a new export.
 NewExportText = Annotated[str, _required("name"), _checked(check_name)]
 #: The name of an export that is there: other programs may give it any.

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from typing import Any
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import dagster as dg
 
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.operation import build_job
+from trinitylake_ops.dagster_plugin.options import MOST_DAYS
+from trinitylake_ops.dagster_plugin.resources import is_root_uri
 from trinitylake_ops.dagster_plugin.scheduled_ops import ApplyLimits, scheduled_operations
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance import Budget
@@ -40,7 +42,7 @@ class BlackoutWindow:
     """A time of the day in which nothing is begun, from ``start`` until before ``end``, in the schedules' time zone.
 
     One that ends before it starts lasts until the next day, one that ends when it starts a whole day. ``days`` are
-    the days on which it begins. Raises InvalidInputError for what is no weekday.
+    the days on which it begins. Raises InvalidInputError for what is no weekday, for none, and for times with a zone.
     """
 
     start: time
@@ -51,6 +53,10 @@ class BlackoutWindow:
     def __post_init__(self) -> None:
         if unknown := [day for day in self.days if day not in WEEKDAYS]:
             raise InvalidInputError(f"{unknown[0]!r} is no weekday; there are {', '.join(WEEKDAYS)}")
+        if not self.days:
+            raise InvalidInputError(f"the blackout {self} begins on no day; leave the days out for all")
+        if self.start.tzinfo is not None or self.end.tzinfo is not None:
+            raise InvalidInputError(f"the blackout {self} has a time zone of its own; its times are in the schedules'")
 
     def covers(self, at: datetime) -> bool:
         """Whether the window is open at a local time."""
@@ -86,12 +92,19 @@ def build_maintenance_schedules(
     ``<operation>_scheduled``, made here: without approval within ``limits``, in the lakehouse's pool; purge and orphans
     stop where ``budget`` says. The others run the jobs of the same lakehouse: exports are full, named by prefix and
     date, and retained for a time; ``checks_job`` is the name of the job that ``build_checks_job`` made, None where
-    there is none. Ticks within one of ``blackouts`` are skipped. Raises InvalidInputError for unknown operations,
-    zoneinfo.ZoneInfoNotFoundError.
+    there is none. Ticks within one of ``blackouts`` are skipped. Raises InvalidInputError for unknown operations and
+    time zones, and for exports that could not be made.
     """
     if unknown := sorted(set(crons or {}) - set(CRONS)):
         raise InvalidInputError(f"there is no operation {unknown[0]!r} to schedule; there are {', '.join(CRONS)}")
-    zone = ZoneInfo(timezone)
+    if export_target and not is_root_uri(export_target):
+        raise InvalidInputError(
+            "export_target is not shown, as it may hold credentials: give an absolute path or a URI such as"
+            " s3://BUCKET/PREFIX"
+        )
+    if not timedelta(0) <= export_retain <= timedelta(days=MOST_DAYS):
+        raise InvalidInputError(f"export_retain is {export_retain}, it must be from 0 to {MOST_DAYS:,} days")
+    zone = _zone(timezone)
     configs: dict[str, _MakesConfig] = {
         "verify": lambda _at: {"incremental": True, "max_seconds": verify_seconds},
         "export": _export_config(export_prefix, export_target, export_retain),
@@ -112,6 +125,17 @@ def build_maintenance_schedules(
         for name, cron in {**CRONS, **(crons or {})}.items()
         if cron is not None and (name in jobs or others[name] is not None)
     ]
+
+
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (
+        ZoneInfoNotFoundError,
+        ValueError,
+        OSError,
+    ) as error:  # of a path, of a folder
+        raise InvalidInputError(f"there is no time zone {name!r}; write it as Europe/Berlin or UTC") from error
 
 
 _MakesConfig = Callable[[datetime], Mapping[str, Any]]
