@@ -235,7 +235,9 @@ def test_roots_of_the_environment_are_compared(monkeypatch: pytest.MonkeyPatch, 
 def test_one_root_on_two_servers_is_two_lakehouses() -> None:
     def on(endpoint: str, name: str) -> LakehouseSettings:
         options = StorageSettings(endpoint=endpoint)
-        return LakehouseSettings(lakehouse=TrinityLakeResource(root="s3://b/lake", storage_options=options), name=name)
+        return LakehouseSettings(
+            lakehouse=TrinityLakeResource(root="s3://bucket/lake", storage_options=options), name=name
+        )
 
     one, other = "https://one.example.com", "https://other.example.com"
     assert "b_lakehouse" in (build_trinitylake_definitions(on(one, "a"), on(other, "b")).resources or {})

@@ -147,6 +147,15 @@ def test_what_is_no_name_of_a_variable_is_refused_when_definitions_load(value: s
         assert not value or value not in shown
 
 
+def test_the_value_of_a_variable_is_not_taken_for_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAKE_KEY", "nobody_may_see_this")
+    with pytest.raises(InvalidInputError, match="no name of an environment variable") as caught:
+        SecretVariables(secret_access_key="nobody_may_see_this")
+    assert "nobody_may_see_this" not in str(caught.value)
+    monkeypatch.setenv("NAMED", "NAMED")
+    assert SecretVariables(secret_access_key="NAMED").credentials() == {"secret_access_key": "NAMED"}
+
+
 @pytest.mark.parametrize("name", ["_", "my_secret", "V" * 64, "S" * 40, "AKIA_OF_THE_LAKE", "mySecret2"])
 def test_names_of_variables_are_accepted(name: str) -> None:
     assert SecretVariables(session_token=name).session_token == name

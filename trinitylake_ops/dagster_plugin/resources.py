@@ -31,9 +31,12 @@ def _is_plain_text(given: Any) -> TypeGuard[str]:
 
 
 def _is_variable_name(given: str) -> bool:
-    """Whether this is a name of a variable rather than a credential of AWS that could be one."""
+    """Whether this is a variable's name, and no credential of AWS or value of a variable that could be one."""
     is_like_secret_key = len(given) == _SECRET_KEY_LENGTH and given not in (given.lower(), given.upper())
-    return bool(_VARIABLE_NAME.fullmatch(given)) and not (_ACCESS_KEY_ID.fullmatch(given) or is_like_secret_key)
+    is_value = given not in os.environ and given in os.environ.values()  # a template put it there, "{{ env.NAME }}"
+    return bool(_VARIABLE_NAME.fullmatch(given)) and not (
+        _ACCESS_KEY_ID.fullmatch(given) or is_like_secret_key or is_value
+    )
 
 
 def is_root_uri(given: str) -> bool:
