@@ -64,6 +64,22 @@ def test_other_publications_of_the_same_tables_conflict(local: Lakehouse) -> Non
     assert local.latest_version() == 1
 
 
+def test_what_was_published_before_stays_beside_what_was_staged_again(local: Lakehouse) -> None:
+    """As when a part of a run is executed again: what it does not stage it takes over from the run before."""
+    first, kept = staged_tables(local)
+    publish_once(local, [first, kept], ID)
+    again = stage_arrow(local, pa.table({"n": [4]}), "ns", "a", mode="append")
+    other = publication_id("another run", "asset")
+    assert publish_once(local, [again, kept], other).version == 2
+    assert publish_once(local, [again, kept], other).was_published
+    assert local.latest_version() == 2
+    assert {(change.kind, change.table) for change in local.diff(1, 2)} == {("changed", "a")}
+    moved = stage_arrow(local, pa.table({"n": [5]}), "ns", "b", mode="append")
+    publish_once(local, [moved], publication_id("others"))
+    with pytest.raises(CommitConflictError, match=r"ns\.b was staged on version 0"):
+        publish_once(local, [again, kept], publication_id("a third run", "asset"))
+
+
 def test_nothing_to_publish(local: Lakehouse) -> None:
     with pytest.raises(InvalidInputError, match="nothing to publish"):
         publish_once(local, [], ID)

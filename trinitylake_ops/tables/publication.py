@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
 from trinitylake_ops.tables.staged_table import StagedTable
-from trinitylake_ops.tables.staging import publish
+from trinitylake_ops.tables.staging import is_published, publish
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.saved import CommittedElsewhereError, version_of
 from trinitylake_ops.transaction.snapshot import Snapshot
@@ -49,10 +49,11 @@ def publish_once(
 ) -> Publication:
     """Commit staged tables as one version, unless ``publication`` was committed since they were staged.
 
-    The namespaces that new tables need are created. Without changes there is no commit, and the latest
-    version is returned. Raises InvalidInputError without tables, CommitConflictError when a table moved
-    since it was staged, and what a commit raises; VersionNotFoundError where a root is gone, so that
-    nobody can tell whether it was committed.
+    The namespaces that new tables need are created. Some of the tables may be there as they were staged, by
+    another publication: they stay. Without changes there is no commit, and the latest version is returned.
+    Raises InvalidInputError without tables, CommitConflictError when a table moved since it was staged, and
+    what a commit raises; VersionNotFoundError where a root is gone, so that nobody can tell whether it was
+    committed.
     """
     if not staged:
         raise InvalidInputError("there is nothing to publish: no table was staged")
@@ -73,7 +74,8 @@ def publish_once(
     try:
         with transaction as txn:
             txn.require(must_be_unpublished)
-            publish(txn, staged)
+            # What a run took over from one that had published it is there: only the rest can be published again.
+            publish(txn, [table for table in staged if not is_published(txn, table)] or staged)
     except CommittedElsewhereError as error:
         return Publication(error.committed_version, was_published=True)
     except CommitConflictError:

@@ -287,6 +287,17 @@ def publish(
             transaction.alter_table(*identifier, mirrored)
 
 
+def is_published(reader: CatalogReader, staged: StagedTable) -> bool:
+    """Whether a table is what was staged, by a publication of it: it is not where nothing was changed."""
+    if staged.metadata_location == staged.base_metadata_location:
+        return False
+    if not (reader.has_namespace(staged.namespace) and reader.has_table(staged.namespace, staged.table)):
+        return False
+    current = reader.table(staged.namespace, staged.table)
+    is_same = current.id == staged.table_def.id
+    return is_same and current.format_properties.get(METADATA_LOCATION) == staged.metadata_location
+
+
 def _iceberg_schema(schema: AnySchema) -> Schema:
     if isinstance(schema, pa.Schema):
         return arrow_to_iceberg_schema(schema)
