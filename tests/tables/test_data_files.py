@@ -24,6 +24,7 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError, StorageFullError
 from trinitylake_ops.storage import MeteredStorage
 from trinitylake_ops.tables import data_files as module
+from trinitylake_ops.tables.arrow_writer import stage_arrow
 from trinitylake_ops.tables.data_files import write_data_files
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import new_table_location
@@ -223,3 +224,36 @@ def test_partitions_that_cannot_be_written_are_refused(lake: Lakehouse, io: Stor
     )
     with pytest.raises(InvalidDefinitionError, match=r"bucket\[8\]"):
         write_data_files(io, bucketed, [])
+
+
+X = pa.struct([("x", pa.int64())])
+XY = pa.struct([("x", pa.int64()), ("y", pa.int64())])
+
+
+@pytest.mark.parametrize(
+    ("known", "given", "lost"),
+    [
+        (X, XY, "y"),
+        (pa.struct([("a", X)]), pa.struct([("a", XY)]), "a.y"),
+        (pa.list_(X), pa.large_list(XY), "y"),
+        (pa.map_(pa.string(), X), pa.map_(pa.string(), XY), "y"),
+    ],
+    ids=["struct", "nested", "list", "map"],
+)
+def test_fields_that_a_table_lacks_are_not_lost(
+    lake: Lakehouse, io: StorageFileIO, known: pa.DataType, given: pa.DataType, lost: str
+) -> None:
+    metadata = metadata_of(lake, pa.schema([("n", known)]))
+    batch = pa.record_batch([pa.nulls(2, given)], names=["n"])
+    with pytest.raises(InvalidInputError, match=f"column 'n' has the field '{lost}', which the table's column lacks"):
+        write_data_files(io, metadata, [batch])
+    same = pa.record_batch([pa.nulls(2, known)], names=["n"])
+    assert [data_file.record_count for data_file in write_data_files(io, metadata, [same])] == [2]
+
+
+def test_two_columns_of_one_name(lake: Lakehouse, io: StorageFileIO) -> None:
+    batch = pa.record_batch([pa.array([1]), pa.array([2])], names=["n", "n"])
+    with pytest.raises(InvalidInputError, match="there are 2 columns 'n'"):
+        write_data_files(io, metadata_of(lake, pa.schema([("n", pa.int64())])), [batch])
+    with pytest.raises(InvalidInputError, match="there are 2 columns 'n'"):
+        stage_arrow(lake, pa.Table.from_batches([batch]), "ns", "t", mode="append")

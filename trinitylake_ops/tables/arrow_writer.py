@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from trinitylake_ops.tables.data_files import delete_data_files
+from trinitylake_ops.tables.data_files import check_distinct, delete_data_files
 from trinitylake_ops.tables.partition_key import PartitionValue, check_partitions
 from trinitylake_ops.tables.staged_table import StagedTable
 from trinitylake_ops.tables.staging import plan_write, stage_data_files
@@ -38,6 +38,7 @@ def stage_arrow(
     staged then.
     """
     check_mode(mode)
+    check_distinct(rows.schema)
     schema = _wanted_schema(lake, rows.schema, namespace, table)
     plan = plan_write(lake, namespace, table, schema, partition_by=partition_by)
     columns = [field.name for field in plan.metadata.spec().fields]

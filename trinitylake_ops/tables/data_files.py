@@ -238,6 +238,7 @@ def conform(batch: pa.RecordBatch, schema: Schema, arrow_schema: pa.Schema) -> p
     for columns that the table lacks, required ones that are missing or hold nulls, and values that
     do not fit.
     """
+    check_distinct(batch.schema)
     unknown = sorted(set(batch.schema.names) - set(arrow_schema.names))
     if unknown:
         raise InvalidInputError(f"column {unknown[0]!r} is not in the table; add it to the schema or drop it")
@@ -250,6 +251,11 @@ def _conformed_column(batch: pa.RecordBatch, target: pa.Field, schema: Schema) -
         column = pa.nulls(batch.num_rows, target.type)
     else:
         _check_time_zone(batch.schema.field(target.name), target)
+        if lost := _lost_field(batch.schema.field(target.name).type, target.type):
+            raise InvalidInputError(
+                f"column {target.name!r} has the field {lost!r}, which the table's column lacks; add it to the schema"
+                " or drop it"
+            )
         try:
             column = batch.column(target.name).cast(target.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -260,6 +266,33 @@ def _conformed_column(batch: pa.RecordBatch, target: pa.Field, schema: Schema) -
     if column.null_count and not target.nullable:
         raise InvalidInputError(f"column {target.name!r} is required and {column.null_count} rows have no value")
     return column
+
+
+def check_distinct(schema: pa.Schema) -> None:
+    """Raise InvalidInputError where two columns have one name."""
+    names = schema.names
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidInputError(f"there are {names.count(twice)} columns {twice!r}; names of columns differ")
+
+
+def _lost_field(given: pa.DataType, target: pa.DataType) -> str | None:
+    """Return a field within a nested type that a cast would drop without a word, None without any."""
+    if pa.types.is_struct(given) and pa.types.is_struct(target):
+        known = {field.name: field.type for field in target}
+        for field in given:
+            lost = _lost_field(field.type, known[field.name]) if field.name in known else ""
+            if lost is not None:
+                return f"{field.name}.{lost}" if lost else field.name
+    elif pa.types.is_map(given) and pa.types.is_map(target):
+        return _lost_field(given.item_type, target.item_type) or _lost_field(given.key_type, target.key_type)
+    elif _is_list(given) and _is_list(target):
+        return _lost_field(given.value_type, target.value_type)
+    return None
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
 def _check_time_zone(given: pa.Field, target: pa.Field) -> None:
