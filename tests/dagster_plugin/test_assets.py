@@ -1,5 +1,6 @@
 """The head of a lakehouse, its tables and its exports, as Dagster shows them."""
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,14 @@ from trinitylake_ops.dagster_plugin.assets import (
     build_exports_asset,
     build_head_asset,
     build_table_asset,
+    table_metadata,
 )
 from trinitylake_ops.dagster_plugin.head_metadata import head_metadata
 from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+from trinitylake_ops.dagster_plugin.sensors import build_commit_sensor
 from trinitylake_ops.errors import InvalidInputError, TableNotFoundError
+from trinitylake_ops.format.definitions import METADATA_LOCATION, Column, DataType, Schema, TableDef
 from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.tables.arrow_writer import stage_arrow
 from trinitylake_ops.tables.publication import publication_id, publish_once
@@ -172,3 +176,99 @@ def test_exports_are_partitions_until_they_are_dropped(lake: Lakehouse, instance
     observe(lake, instance)
     assert list(instance.get_dynamic_partitions(PARTITIONS)) == ["second"]
     assert len(instance.fetch_materializations(ONLY.exports_key, limit=9).records) == 2
+
+
+def described(instance: dg.DagsterInstance, partition: str) -> Mapping[str, Any]:
+    """What Dagster shows of an export."""
+    event = instance.get_latest_materialization_event(ONLY.exports_key)
+    assert event is not None and event.asset_materialization is not None
+    assert event.asset_materialization.partition == partition
+    return {name: value.value for name, value in event.asset_materialization.metadata.items()}
+
+
+def test_an_export_made_again_under_its_name_is_told(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    maintenance.plan_export(lake, "daily", "minimal").execute()
+    observe(lake, instance)
+    first = described(instance, "daily")
+    maintenance.drop_export(lake, "daily")
+    append(lake, "orders", 1)
+    maintenance.plan_export(lake, "daily", "minimal").execute()
+    for _ in range(2):
+        observe(lake, instance)
+    assert described(instance, "daily")["lakehouse_version"] == lake.snapshot("daily").version
+    assert described(instance, "daily")["lakehouse_version"] > first["lakehouse_version"]
+    assert len(instance.fetch_materializations(ONLY.exports_key, limit=9).records) == 2, "once each"
+
+
+def test_an_export_whose_name_is_no_partition_of_dagster(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    for name in ("v1...v2", "a%2Eb", "été/1"):
+        maintenance.plan_export(lake, name, "minimal").execute()
+    observe(lake, instance)
+    partitions = {"v1%2E%2E%2Ev2", "a%2Eb", "été/1"}
+    assert set(instance.get_dynamic_partitions(PARTITIONS)) == partitions
+    observe(lake, instance)
+    assert len(instance.fetch_materializations(ONLY.exports_key, limit=9).records) == 3
+    maintenance.drop_export(lake, "v1...v2")
+    observe(lake, instance)
+    assert set(instance.get_dynamic_partitions(PARTITIONS)) == {"a%2Eb", "été/1"}
+
+
+def test_a_version_to_compare_with_that_another_program_deleted(tmp_path: Path) -> None:
+    lake = Lakehouse.create(str(tmp_path / "lake"), {"fsync": "false"})
+    create(lake, "ns", "t")
+    alter(lake, "ns", "t")
+    lake.storage.delete(root_path(1))
+    lake = Lakehouse(lake.storage)
+    shown = head_metadata(lake, lake.snapshot(), since=1)
+    assert (shown["lakehouse_version"], shown["changes"]) == (2, "version 1, which was observed last, is gone")
+
+
+def test_what_a_sensor_notes_is_no_observation_of_the_head(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    observe(lake, instance)
+    append(lake, "orders", 1)
+    context = dg.build_sensor_context(
+        instance=instance, cursor="lost", resources={"lakehouse": TrinityLakeResource(root=lake.root)}
+    )
+    (note,) = build_commit_sensor().evaluate_tick(context).asset_events
+    assert isinstance(note, dg.AssetObservation)
+    instance.report_runless_asset_event(note)
+    record = instance.get_latest_data_version_record(ONLY.lakehouse_key, is_source=True)
+    assert record is not None and record.asset_observation is not None
+    assert (record.asset_observation.tags or {})["dagster/data_version"] == "3"
+    shown = values(observe(lake, instance)[ONLY.lakehouse_key])
+    assert (shown["changed_since"], shown["changed_tables"]) == (2, 1)
+
+
+def test_a_table_of_another_format_has_its_definition_as_data_version(
+    lake: Lakehouse, instance: dg.DagsterInstance
+) -> None:
+    def define(**properties: str) -> TableDef:
+        columns = Schema(columns=(Column(id=1, name="n", type=DataType.INT8),))
+        return TableDef(table_format="DELTA", schema=columns, properties=properties)
+
+    versions = []
+    with lake.transaction() as txn:
+        txn.create_table("sales", "delta", define())
+    for number in range(3):
+        observed = observe(lake, instance, "sales.delta")[dg.AssetKey(["sales", "delta"])]
+        assert values(observed)["format"] == "DELTA"
+        versions.append((observed.tags or {})["dagster/data_version"])
+        if number:
+            with lake.transaction() as txn:
+                txn.alter_table("sales", "delta", define(at=str(number)))
+    assert versions[0] == versions[1] != versions[2]
+
+
+def test_rows_that_a_writer_does_not_count_are_not_none(lake: Lakehouse) -> None:
+    """The Iceberg specification lets writers leave the totals out of a snapshot's summary."""
+    head = lake.snapshot()
+    definition = head.table("sales", "orders")
+    path = definition.format_properties[METADATA_LOCATION]
+    metadata = json.loads(lake.storage.read(path))
+    for snapshot in metadata["snapshots"]:
+        snapshot["summary"] = {"operation": snapshot["summary"]["operation"]}
+    lake.storage.write(path, json.dumps(metadata).encode())
+    lake = Lakehouse(lake.storage)
+    shown = table_metadata(lake, lake.snapshot(), "sales", "orders", definition)
+    assert not {"dagster/row_count", "bytes", "data_files"} & shown.keys()
+    assert shown["snapshot_id"] != "none"

@@ -232,3 +232,44 @@ def test_frames_of_spark(lake: Lakehouse, instance: dg.DagsterInstance, spark: S
     run(lake, instance, [doubled, again])
     assert rows(lake, "marts", "doubled") == [{"rate": 2}]
     assert rows(lake, "marts", "again") == [{"rate": 4}]
+
+
+def stored(lake: Lakehouse, instance: dg.DagsterInstance, frame: pd.DataFrame) -> list[dict[str, Any]]:
+    @dg.asset(key=["marts", "framed"])
+    def framed() -> pd.DataFrame:
+        return frame
+
+    run(lake, instance, [framed])
+    return rows(lake, "marts", "framed")
+
+
+def test_an_index_of_pandas_that_has_a_name_is_a_column(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    sales = pd.DataFrame({"country": ["NZ", "AU", "NZ"], "year": [2030, 2030, 2031], "n": [1, 2, 3]})
+    totals = sales.groupby(["country", "year"]).sum()
+    assert stored(lake, instance, totals)[0] == {"country": "AU", "year": 2030, "n": 2}
+    filtered = sales[sales.n > 1].set_index("n", drop=False)
+    assert stored(lake, instance, filtered)[0] == {"country": "AU", "year": 2030, "n": 2}
+
+
+def test_a_frame_of_pandas_that_would_lose_values_is_refused(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    for frame, said in [
+        (pd.DataFrame({"n": [1]}, index=["NZ"]), "has no name: name it, and it becomes a column"),
+        (pd.DataFrame({"n": [1, "a"]}), "the DataFrame of pandas cannot be stored"),
+        (pd.DataFrame([[1, 2]], columns=["n", "n"]), "cannot be stored"),
+    ]:
+        with pytest.raises(InvalidInputError, match=said):
+            stored(lake, instance, frame)
+
+
+def test_what_a_commit_says_of_long_names_has_room_in_it(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    partition = "\N{GRINNING FACE}" * 200  # four bytes each
+
+    @dg.asset(key=["marts", "named"], code_version='"' * 900, partitions_def=dg.StaticPartitionsDefinition([partition]))
+    def named() -> pa.Table:
+        return pa.table({"n": [1]})
+
+    run(lake, instance, [named], partition_key=partition)
+    (latest,) = lake.history(1)
+    assert partition.startswith(latest.properties["partition"])
+    assert len(latest.properties["partition"]) == 95
+    assert latest.properties["assets"] == "1"

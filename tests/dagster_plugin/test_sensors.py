@@ -249,6 +249,47 @@ def test_a_cursor_of_garbage_goes_on_at_the_latest_version(ticks: Ticks, cursor:
     assert ticks.tables() == {("ns", "b"): 1}
 
 
+@pytest.mark.parametrize("wrong", [{"version": -1}, {"until": False}, {"until": ""}, {"reported": -1}], ids=str)
+def test_a_cursor_of_this_lakehouse_with_wrong_values(ticks: Ticks, wrong: dict[str, Any]) -> None:
+    assert ticks.cursor is not None
+    ticks.cursor = json.dumps({**json.loads(ticks.cursor), **wrong})
+    latest = alter(ticks.lake, "ns", "a")
+    ticks.tick()
+    assert ticks.notes() == [
+        "the cursor was lost, as it holds values of the wrong kind: commits before version"
+        f" {latest} may not be reported"
+    ]
+    alter(ticks.lake, "ns", "b")
+    ticks.tick()
+    assert ticks.tables() == {("ns", "b"): 1}
+
+
+@pytest.mark.parametrize("run_id", ["a\x00b", "x" * 3000, "run\n"], ids=["nul", "long", "line"])
+def test_run_ids_that_no_instance_gives_are_not_asked_for(
+    ticks: Ticks, monkeypatch: pytest.MonkeyPatch, run_id: str
+) -> None:
+    """Another program may write anything there; Postgres refuses to look for some of it."""
+
+    def refuse(_instance: dg.DagsterInstance, run_id: str) -> None:
+        raise ValueError("A string literal cannot contain NUL (0x00) characters.")
+
+    monkeypatch.setattr(dg.DagsterInstance, "get_run_by_id", refuse)
+    with acting_for_run(run_id):
+        alter(ticks.lake, "ns", "a")
+    ticks.tick()
+    assert ticks.tables() == {("ns", "a"): 1}
+
+
+def test_names_that_are_no_names_of_dagster(ticks: Ticks) -> None:
+    names = ["été", "a/b", "a.b", "x" * 100, '"[]"', "日本", "%2F"]
+    create(ticks.lake, "n/s.1", *names)
+    ticks.tick()
+    assert ticks.tables() == {("n/s.1", name): 1 for name in names}
+    keys = {dg.AssetKey(["n/s.1", name]) for name in names}
+    assert keys <= set(ticks.instance.all_asset_keys())
+    assert all(ticks.instance.get_latest_materialization_event(key) is not None for key in keys)
+
+
 def test_a_lakehouse_in_the_place_of_another(ticks: Ticks) -> None:
     assert ticks.cursor is not None
     known = Cursor.decode(ticks.cursor)

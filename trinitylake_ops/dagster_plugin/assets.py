@@ -5,18 +5,21 @@ metadata of a table. So whatever depends on one becomes stale when somebody comm
 commit log a materialization of the head besides.
 """
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
 
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.dagster_plugin.head_metadata import VERSION, head_metadata
+from trinitylake_ops.dagster_plugin.head_metadata import GAP, VERSION, head_metadata
 from trinitylake_ops.dagster_plugin.io_manager import split_name, stored_as
-from trinitylake_ops.dagster_plugin.metadata import column_schema, figures
+from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, column_schema, figures
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
+from trinitylake_ops.maintenance import ExportInfo
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.managed import metadata_uri
 from trinitylake_ops.transaction.snapshot import Snapshot
@@ -26,6 +29,14 @@ OBSERVE_JOB = "observe_lakehouse"
 
 #: For how long an observation of the head may count what can be freed, unless told otherwise.
 RECLAIMABLE_SECONDS = 60.0
+
+# Metadata of a table, by the name of the total in the summary of its Iceberg snapshot.
+_TOTALS = {"dagster/row_count": "total-records", "bytes": "total-files-size", "data_files": "total-data-files"}
+
+_OBSERVATIONS = 100  # among which one of the head is looked for: those of sensors stand between
+
+# What Dagster takes for a range of partitions; the other texts that it refuses are no names of exports either.
+_RANGE_OF_PARTITIONS = "..."
 
 
 def build_head_asset(
@@ -77,9 +88,9 @@ def build_observe_job(names: LakehouseNames = ONLY, tables: Sequence[dg.AssetKey
 
 def _last_observed(instance: dg.DagsterInstance, key: dg.AssetKey) -> int | None:
     """Return the version that was observed last, None before the first observation."""
-    for record in instance.fetch_observations(key, limit=1).records:
+    for record in instance.fetch_observations(key, limit=_OBSERVATIONS).records:
         observation = record.asset_observation
-        value = None if observation is None else observation.metadata.get(VERSION)
+        value = None if observation is None or GAP in observation.metadata else observation.metadata.get(VERSION)
         if value is not None and isinstance(value.value, int):
             return value.value
     return None
@@ -112,18 +123,26 @@ def build_table_asset(
         lake = lakehouse_of(context.resources, names).open()
         head = lake.snapshot()
         definition = head.table(namespace, name)
-        data_version = definition.format_properties.get(METADATA_LOCATION, definition.id)
         metadata = table_metadata(lake, head, namespace, name, definition)
-        return dg.ObserveResult(metadata=metadata, data_version=dg.DataVersion(data_version))
+        return dg.ObserveResult(metadata=metadata, data_version=_data_version(definition))
 
     assert isinstance(observe_table, dg.SourceAsset)
     return observe_table
 
 
+def _data_version(definition: TableDef) -> dg.DataVersion:
+    """Return what changes when the table does: its Iceberg metadata; its definition where it is of another format."""
+    location = definition.format_properties.get(METADATA_LOCATION) if definition.is_iceberg else None
+    return dg.DataVersion(location or hashlib.sha256(definition.to_bytes()).hexdigest())
+
+
 def table_metadata(
     lake: Lakehouse, version: Snapshot, namespace: str, table: str, definition: TableDef
 ) -> dict[str, Any]:
-    """Return what Dagster's catalog shows of a table: columns, rows, place, snapshot, and the lakehouse's version."""
+    """Return what Dagster's catalog shows of a table: columns, rows, place, snapshot, and the lakehouse's version.
+
+    What the writer of its snapshot did not count is left out.
+    """
     shown: dict[str, Any] = {
         "dagster/table_name": f"{namespace}.{table}",
         "dagster/column_schema": column_schema(definition),
@@ -134,13 +153,13 @@ def table_metadata(
         return shown
     loaded = catalog_at(lake, version.version).load_table((namespace, table))
     snapshot = loaded.current_snapshot()
-    summary = {} if snapshot is None or snapshot.summary is None else snapshot.summary.additional_properties
+    counted: Mapping[str, str] = dict.fromkeys(_TOTALS.values(), "0")
+    if snapshot is not None:
+        counted = {} if snapshot.summary is None else snapshot.summary.additional_properties
     return {
         **shown,
         "dagster/uri": metadata_uri(definition, lake.root),
-        "dagster/row_count": int(summary.get("total-records", 0)),
-        "bytes": int(summary.get("total-files-size", 0)),
-        "data_files": int(summary.get("total-data-files", 0)),
+        **{shown_as: int(counted[total]) for shown_as, total in _TOTALS.items() if counted.get(total, "").isdecimal()},
         "snapshot_id": "none" if snapshot is None else str(snapshot.snapshot_id),
     }
 
@@ -162,21 +181,45 @@ def report_exports(
 ) -> tuple[list[str], list[str]]:
     """Let the partitions of the exports asset be the exports of the lakehouse; returns those added and deleted.
 
-    Each new one gets a materialization first: what is cut off is done again by the next report.
+    Each gets a materialization when it is new, or not what it was: finished, or made again under its name. That comes
+    first: what is cut off is done again by the next report.
     """
     partitions = names.exports_partitions
-    exports = {export.name: export for export in maintenance.list_exports(lake)}
+    exports = {_partition_of(export.name): export for export in maintenance.list_exports(lake)}
     known = set(instance.get_dynamic_partitions(partitions))
     added, dropped = sorted(exports.keys() - known), sorted(known - exports.keys())
-    for name in added:
-        export = exports[name]
-        metadata = figures(
-            {VERSION: export.version, "level": export.level, "state": export.state, "dagster/uri": export.location}
+    for name, export in sorted(exports.items()):
+        state = figures({"created_at": export.created_at and export.created_at.isoformat(), **_export_figures(export)})
+        data_version = hashlib.sha256(json.dumps(state).encode()).hexdigest()
+        if name in known and _reported_export(instance, names.exports_key, name) == data_version:
+            continue
+        materialization = dg.AssetMaterialization(
+            names.exports_key,
+            partition=name,
+            metadata=figures(_export_figures(export)),
+            tags={DATA_VERSION_TAG: data_version},
         )
-        instance.report_runless_asset_event(
-            dg.AssetMaterialization(names.exports_key, partition=name, metadata=metadata)
-        )
-        instance.add_dynamic_partitions(partitions, [name])
+        instance.report_runless_asset_event(materialization)
+    if added:
+        instance.add_dynamic_partitions(partitions, added)
     for name in dropped:
         instance.delete_dynamic_partition(partitions, name)
     return added, dropped
+
+
+def _partition_of(export: str) -> str:
+    """Return the partition of an export: its name, with dots escaped where Dagster would see a range."""
+    return export.replace(".", "%2E") if _RANGE_OF_PARTITIONS in export else export
+
+
+def _export_figures(export: ExportInfo) -> dict[str, object]:
+    return {VERSION: export.version, "level": export.level, "state": export.state, "dagster/uri": export.location}
+
+
+def _reported_export(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) -> str | None:
+    """Return the data version under which a partition was last reported, None where there is none."""
+    records_filter = dg.AssetRecordsFilter(key, asset_partitions=[partition])
+    for record in instance.fetch_materializations(records_filter, limit=1).records:
+        event = record.asset_materialization
+        return None if event is None else (event.tags or {}).get(DATA_VERSION_TAG)
+    return None

@@ -10,13 +10,22 @@ import dagster as dg
 
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.dagster_plugin.metadata import figures, markdown_table
-from trinitylake_ops.errors import CorruptFileError, FileMissingError, MaintenanceBlockedError, VersionExpiredError
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    FileMissingError,
+    MaintenanceBlockedError,
+    VersionExpiredError,
+    VersionNotFoundError,
+)
 from trinitylake_ops.format.file_names import VERIFIED_PREFIX
 from trinitylake_ops.transaction.lakehouse import diff_snapshots
 from trinitylake_ops.transaction.snapshot import Snapshot
 
 #: The name under which metadata of assets says which version of the lakehouse it is about.
 VERSION = "lakehouse_version"
+
+#: The name under which an observation says that it was made by a sensor which missed something, and what.
+GAP = "gap"
 
 _MS_PER_HOUR = 3_600_000
 
@@ -98,12 +107,14 @@ def _hours(now_ms: int, times_ms: Sequence[int]) -> float | None:
 
 
 def _changes(lake: Lakehouse, head: Snapshot, since: int | None) -> dict[str, Any]:
-    """Return which objects changed; an unknown number where the version to compare with expired."""
+    """Return which objects changed; nothing where the version to compare with expired or is gone."""
     before = min(since, head.version) if since is not None else max(head.version - 1, 0)
     try:
         changes = diff_snapshots(lake.snapshot(before, latest=head), head)
     except VersionExpiredError:
         return {"changes": f"version {before}, which was observed last, has expired"}
+    except VersionNotFoundError:
+        return {"changes": f"version {before}, which was observed last, is gone"}
     rows = [(change.kind, change.namespace, change.table or "") for change in changes]
     return {
         "changed_since": before,

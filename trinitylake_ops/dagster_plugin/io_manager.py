@@ -89,10 +89,10 @@ def stored_as(
 class TrinityLakeIOManager(dg.ConfigurableIOManagerFactory[dg.IOManager]):
     """Stages what assets return as tables of a lakehouse, and reads what they ask for.
 
-    Outputs are Spark DataFrames, pyarrow Tables and RecordBatchReaders, pandas DataFrames, or a
-    StagedTable that the asset staged itself. Inputs come as what the asset annotates: one of these,
-    or a pyiceberg ``Table``, which reads lazily. Where both have the same Dagster partitions, only the rows
-    of the run's partition are read. Only Spark's types start Spark.
+    Outputs are Spark DataFrames, pyarrow Tables and RecordBatchReaders, pandas DataFrames, or a StagedTable
+    that the asset staged itself. Of an index of pandas the levels with a name are columns. Inputs come as what
+    the asset annotates: one of these, or a pyiceberg ``Table``, which reads lazily. Where both have the same
+    Dagster partitions, only the rows of the run's partition are read. Only Spark's types start Spark.
     """
 
     lakehouse: TrinityLakeResource
@@ -137,7 +137,7 @@ class _TableIOManager(dg.IOManager):
             return stage_dataframe(
                 lake, obj, namespace, table, partition_by=partition_by, mode=mode, partitions=partitions
             )
-        rows = pa.Table.from_pandas(obj, preserve_index=False) if _is_pandas(type(obj)) else obj
+        rows = _arrow_of(obj) if _is_pandas(type(obj)) else obj
         if not isinstance(rows, pa.Table | pa.RecordBatchReader):
             raise InvalidInputError(
                 f"asset {context.asset_key.to_user_string()} returned a {type(obj).__name__}; return a DataFrame of"
@@ -233,6 +233,25 @@ def _is_pandas(kind: Any) -> bool:
     """Whether a type is pandas' DataFrame, without importing pandas, which need not be there."""
     module = getattr(kind, "__module__", "")
     return getattr(kind, "__name__", "") == "DataFrame" and (module == "pandas" or module.startswith("pandas."))
+
+
+def _arrow_of(frame: Any) -> pa.Table:
+    """Return a DataFrame of pandas with its columns, and the levels of its index that have a name of their own.
+
+    Row numbers are left out. Raises InvalidInputError for what else would get lost, and for values that do not fit.
+    """
+    levels = frame.index.levels if frame.index.nlevels > 1 else [frame.index]
+    for name, level in zip(frame.index.names, levels, strict=True):
+        if name is None and len(level) and level.dtype.kind not in "iu":
+            raise InvalidInputError(
+                f"the index of the DataFrame holds {level.dtype} values and has no name: name it, and it becomes a"
+                " column, or drop it with reset_index(drop=True)"
+            )
+    kept = [name for name in frame.index.names if name is not None and name not in frame.columns]
+    try:
+        return pa.Table.from_pandas(frame.reset_index(level=kept) if kept else frame, preserve_index=False)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise InvalidInputError(f"the DataFrame of pandas cannot be stored: {error}") from error
 
 
 def _rows_of(context: dg.InputContext, metadata: Mapping[str, Any]) -> BooleanExpression:

@@ -17,6 +17,9 @@ MAX_CELL_CHARS = 2000
 
 _MARKDOWN = re.compile(r"[\\|`<\[]")
 
+#: The tag of an event of an asset that says which data it is about.
+DATA_VERSION_TAG = "dagster/data_version"
+
 
 def staged_table_metadata(staged: StagedTable) -> dict[str, Any]:
     """Return the metadata of one staged table."""

@@ -46,8 +46,11 @@ class Cursor:
             cursor = cls(**fields)
         except (ValueError, TypeError, RecursionError) as error:
             raise InvalidInputError(f"it cannot be read: {error}") from error
-        numbers = (cursor.version, cursor.reported, cursor.requested, cursor.until or 0)
-        if not all(type(number) is int and number >= -1 for number in numbers) or type(cursor.lakehouse_id) is not str:
+        until = 0 if cursor.until is None else cursor.until
+        numbers = (cursor.version, cursor.reported, cursor.requested, until)
+        least = (0, 0, -1, 0)
+        is_right = all(type(number) is int and number >= low for number, low in zip(numbers, least, strict=True))
+        if not is_right or type(cursor.lakehouse_id) is not str:
             raise InvalidInputError("it holds values of the wrong kind")
         return cursor
 

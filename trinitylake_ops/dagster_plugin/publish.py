@@ -8,7 +8,7 @@ from typing import Any, cast
 import dagster as dg
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.metadata import staged_tables_metadata
+from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, staged_tables_metadata
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
 from trinitylake_ops.dagster_plugin.run_records import CLOCK_SKEW, created_at, newest_materialization, run_chain
@@ -23,10 +23,9 @@ from trinitylake_ops.transaction.versions import ProbedRoots
 _STAGED = dg.PythonObjectDagsterType(StagedTable)
 # The version that was published is in the metadata: no IO manager has to store it.
 _NOTHING = cast(dg.DagsterType, dg.Nothing)
-_DATA_VERSION_TAG = "dagster/data_version"
 _CODE_VERSION_TAG = "dagster/code_version"
-# A root keeps 4 KiB for all that a commit says about itself.
-_LONGEST_NAME_CHARS = 200
+# A root keeps 4 KiB for all that a commit says about itself, as JSON.
+_LARGEST_NAME_BYTES = 384
 _LARGEST_VERSIONS_BYTES = 2048
 
 
@@ -102,8 +101,8 @@ def _publish(
     if version is not None:
         return Publication(version, was_published=True)
     properties = {
-        "asset": asset[:_LONGEST_NAME_CHARS],
-        **({"partition": partition[:_LONGEST_NAME_CHARS]} if partition else {}),
+        "asset": _shortened(asset),
+        **({"partition": _shortened(partition)} if partition else {}),
         **_asset_versions(context.instance, runs, table_keys),
     }
     return publish_once(
@@ -112,9 +111,21 @@ def _publish(
         publication_id(own.run_id, asset, partition),
         isolation=isolation,
         run_id=own.run_id,
-        message=f"publish {partition or asset_key.path[-1]}"[:_LONGEST_NAME_CHARS],
+        message=_shortened(f"publish {partition or asset_key.path[-1]}"),
         properties=properties,
     )
+
+
+def _bytes_as_json(text: str) -> int:
+    return len(json.dumps(text, ensure_ascii=False).encode())
+
+
+def _shortened(text: str) -> str:
+    """Return as much of a text's beginning as has room in a commit."""
+    end = min(len(text), _LARGEST_NAME_BYTES)
+    while _bytes_as_json(text[:end]) > _LARGEST_NAME_BYTES:
+        end -= 1
+    return text[:end]
 
 
 def _partition(context: dg.AssetExecutionContext) -> str:
@@ -167,9 +178,9 @@ def _asset_versions(
     for asset_key in asset_keys:
         record = newest_materialization(instance, runs, asset_key)
         tags = record.asset_materialization.tags if record is not None and record.asset_materialization else None
-        named = {"code": (tags or {}).get(_CODE_VERSION_TAG), "data": (tags or {}).get(_DATA_VERSION_TAG)}
+        named = {"code": (tags or {}).get(_CODE_VERSION_TAG), "data": (tags or {}).get(DATA_VERSION_TAG)}
         versions[asset_key.to_user_string()] = {name: value for name, value in named.items() if value}
     text = json.dumps(versions, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    if len(text.encode()) <= _LARGEST_VERSIONS_BYTES:
+    if _bytes_as_json(text) <= _LARGEST_VERSIONS_BYTES:
         return {"asset_versions": text}
     return {"assets": str(len(versions)), "asset_versions_sha256": hashlib.sha256(text.encode()).hexdigest()}

@@ -10,7 +10,8 @@ from typing import Any
 import dagster as dg
 from tenacity import Retrying, stop_after_attempt, wait_random_exponential
 
-from trinitylake_ops.dagster_plugin.metadata import markdown_table
+from trinitylake_ops.dagster_plugin.head_metadata import GAP, VERSION
+from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, markdown_table
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.new_commits import Limits, News, Stretch, find_news
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
@@ -26,6 +27,7 @@ _GRPC_TIMEOUT_SECONDS = 60
 _GRPC_MARGIN_SECONDS = 20
 _LEAST_SECONDS = 5.0
 _ALERT_ATTEMPTS = 3
+_LONGEST_RUN_ID_CHARS = 255  # of the column in Dagster's databases
 
 
 def tick_budget_seconds() -> float:
@@ -80,7 +82,7 @@ def build_commit_sensor(
             lake = lakehouse_of(context.resources, names).open()
         except LakehouseNotFoundError as error:
             return dg.SensorResult(skip_reason=str(error))
-        news = find_news(lake, context.cursor, lambda run: instance.get_run_by_id(run) is not None, limits)
+        news = find_news(lake, context.cursor, lambda run: _is_run(instance, run), limits)
         events = [
             *_note_events(news, names.lakehouse_key),
             *_events(news, names.lakehouse_key, table_key or names.table_key),
@@ -94,6 +96,12 @@ def build_commit_sensor(
         )
 
     return commits
+
+
+def _is_run(instance: dg.DagsterInstance, run_id: str) -> bool:
+    """Whether an instance knows a run. Commits of other programs may name anything, which not all databases take."""
+    is_askable = run_id.isascii() and run_id.isprintable() and len(run_id) <= _LONGEST_RUN_ID_CHARS
+    return is_askable and instance.get_run_by_id(run_id) is not None
 
 
 def _run_request(news: News, run_config: Callable[[int], Mapping[str, Any]] | None) -> dg.RunRequest:
@@ -119,7 +127,10 @@ def _said(news: News) -> str:
 def _note_events(news: News, lakehouse_key: dg.AssetKey) -> Iterator[dg.AssetObservation]:
     for note in news.notes:
         yield dg.AssetObservation(
-            lakehouse_key, description=note, metadata={"gap": note, "lakehouse_version": news.cursor.version}
+            lakehouse_key,
+            description=note,
+            metadata={GAP: note, VERSION: news.cursor.version},
+            tags={DATA_VERSION_TAG: str(news.head.version)},  # or Dagster would take it for unknown from here on
         )
 
 
