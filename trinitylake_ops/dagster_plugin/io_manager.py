@@ -250,7 +250,7 @@ def _arrow_of(frame: Any) -> pa.Table:
     kept = [name for name in frame.index.names if name is not None and name not in frame.columns]
     try:
         return pa.Table.from_pandas(frame.reset_index(level=kept) if kept else frame, preserve_index=False)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+    except (ValueError, TypeError, NotImplementedError) as error:  # those of Arrow, too
         raise InvalidInputError(f"the DataFrame of pandas cannot be stored: {error}") from error
 
 
