@@ -292,7 +292,7 @@ def _lost_field(given: pa.DataType, target: pa.DataType) -> str | None:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _check_time_zone(given: pa.Field, target: pa.Field) -> None:
