@@ -173,7 +173,7 @@ UPKEEP_MUTATIONS: Mapping[str, Mutation] = {
     "roll back a choice, whatever else of it changed": _replacing(_ROLLBACK, "_check_unchanged", lambda *_: None),
     "restore beside other commits": _replacing(restore.RestorePlan, "_check_base", lambda self, base: None),
     "export elsewhere beside other exports": _replacing(
-        export_roots.TargetExport, "_check_unchanged", lambda self, latest: None
+        export_roots.TargetExport, "check_unchanged", lambda self, latest: None
     ),
     "repair: forget exports that stand": _mend_exports_that_stand,
     "reconcile: bring back exports elsewhere that were dropped": _replacing(
