@@ -17,7 +17,7 @@ from tests.maintenance.changes import alter, create
 from trinitylake_ops import Lakehouse
 
 REPOSITORY = Path(__file__).parents[2]
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 240
 TICK = "Checking for new runs for sensor: trinitylake_commits"
 LAUNCH = "Launching run for trinitylake_commits"
 
@@ -110,6 +110,7 @@ def wait_for(daemon: Daemon, is_done: Callable[[], bool]) -> None:
         time.sleep(0.5)
 
 
+@pytest.mark.timeout(900)
 def test_a_commit_of_another_process_runs_once_also_after_a_kill(
     daemon: Daemon, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
