@@ -48,27 +48,33 @@ def _values(metadata: Mapping[str, dg.MetadataValue]) -> dict[str, Any]:
     return {name: value.value for name, value in metadata.items()}
 
 
+def old_lake(folder: Path, clock: LocalClock) -> Lakehouse:
+    """Return a local lakehouse of three commits, on which an hour passed since: all but the latest may expire."""
+    lake = Lakehouse.create(
+        str(folder / "lake"),
+        {"fsync": "false"},
+        maximum_version_age_millis=HOUR_MS // 2,
+        minimum_versions_to_keep=1,
+        txn_ttl_millis=60_000,
+    )
+    create(lake, "ns", "t")
+    for _ in range(2):
+        alter(lake, "ns", "t")
+    clock.forward()
+    return lake
+
+
 class Jobs:
     """The operations on one local lakehouse, on which an hour passed since its last commit."""
 
     def __init__(self, folder: Path, clock: LocalClock, instance: dg.DagsterInstance | None = None):
         self.clock = clock
         self.instance = instance
-        self.lake = Lakehouse.create(
-            str(folder / "lake"),
-            {"fsync": "false"},
-            maximum_version_age_millis=HOUR_MS // 2,
-            minimum_versions_to_keep=1,
-            txn_ttl_millis=60_000,
-        )
+        self.lake = old_lake(folder, clock)
         resource = TrinityLakeResource(root=self.lake.root, storage_options=StorageSettings(fsync="false"))
         self._definitions = dg.Definitions(
             jobs=build_jobs(), resources={"lakehouse": resource}, executor=dg.in_process_executor
         )
-        create(self.lake, "ns", "t")
-        for _ in range(2):
-            alter(self.lake, "ns", "t")
-        clock.forward()
 
     def run(self, job: str, **config: Any) -> Ran:
         definition = self._definitions.resolve_job_def(job)

@@ -11,11 +11,11 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from tests.dagster_plugin.maintenance_jobs import Ran
+from tests.dagster_plugin.maintenance_jobs import Ran, old_lake
 from tests.lakes import check_lake
-from tests.local_clock import HOUR_MS, LocalClock
-from tests.maintenance.changes import alter, content, create, overwrite_rows
-from trinitylake_ops import Lakehouse, maintenance
+from tests.local_clock import LocalClock
+from tests.maintenance.changes import content, overwrite_rows
+from trinitylake_ops import maintenance
 from trinitylake_ops.dagster_plugin.checks import CHECKS_JOB
 from trinitylake_ops.dagster_plugin.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
@@ -43,17 +43,7 @@ class Scheduled:
     def __init__(self, folder: Path, clock: LocalClock, instance: dg.DagsterInstance):
         self.clock = clock
         self.instance = instance
-        self.lake = Lakehouse.create(
-            str(folder / "lake"),
-            {"fsync": "false"},
-            maximum_version_age_millis=HOUR_MS // 2,
-            minimum_versions_to_keep=1,
-            txn_ttl_millis=60_000,
-        )
-        create(self.lake, "ns", "t")
-        for _ in range(2):
-            alter(self.lake, "ns", "t")
-        clock.forward()
+        self.lake = old_lake(folder, clock)
         self.set()
 
     def set(self, limits: ApplyLimits = GENEROUS, **options: Any) -> None:

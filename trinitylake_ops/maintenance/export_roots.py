@@ -22,7 +22,7 @@ from trinitylake_ops.maintenance.export_records import EXPORT
 from trinitylake_ops.storage.write_outcome import create_fresh
 from trinitylake_ops.transaction.commit_info import CommitCost, CommitInfo
 from trinitylake_ops.transaction.creation import create_first_version, first_root, has_roots, place_definition
-from trinitylake_ops.transaction.draft import Draft, RootStamp
+from trinitylake_ops.transaction.draft import Draft, RootStamp, draft_of_tree
 from trinitylake_ops.transaction.history import history
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
@@ -290,10 +290,7 @@ class _SourceTree:
     def draft(self, base: Snapshot, stamp: RootStamp) -> Draft | None:
         if _without_system(base.root) == _without_system(self.tree):
             return None
-        system = stamp.system(base, self.info, lakehouse_def=base.definition_location)
-        created_at_ms, nodes = stamp.created_at_ms, base.files.nodes
-        tree = carried_tree(nodes, self.tree, base.limits, created_at_ms=created_at_ms, root_system=system)
-        return Draft(system, self.info, tree, {}, base.definition)
+        return draft_of_tree(base, stamp, self.tree, self.info)
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
         self.check_unchanged(latest)

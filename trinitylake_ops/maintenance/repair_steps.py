@@ -16,11 +16,10 @@ from trinitylake_ops.maintenance.hint import repair_hint
 from trinitylake_ops.maintenance.reconcile import reconcile
 from trinitylake_ops.maintenance.state_change import StateChange
 from trinitylake_ops.transaction.commit_info import CommitInfo
-from trinitylake_ops.transaction.draft import Draft, RootStamp
+from trinitylake_ops.transaction.draft import Draft, RootStamp, draft_of_tree
 from trinitylake_ops.transaction.lakehouse import Lakehouse, check_not_expired
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.transaction.versions import check_no_gap
-from trinitylake_ops.tree.write_buffer import carried_tree
 
 OPERATION = "repair"
 
@@ -87,15 +86,7 @@ class _Tree:
 
     def draft(self, base: Snapshot, stamp: RootStamp) -> Draft | None:
         info = CommitInfo(OPERATION, f"to version {self.target.version}, the newest one that is whole")
-        system = stamp.system(base, info, lakehouse_def=base.definition_location, is_rollback=True)
-        tree = carried_tree(
-            base.files.nodes,
-            self.target.root,
-            base.limits,
-            created_at_ms=stamp.created_at_ms,
-            root_system=system,
-        )
-        return Draft(system, info, tree, {}, base.definition)
+        return draft_of_tree(base, stamp, self.target.root, info, is_rollback=True)
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
         raise _lost_race(base.version, latest.version)

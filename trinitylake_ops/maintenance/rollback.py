@@ -30,13 +30,12 @@ from trinitylake_ops.tables.reach import files_of
 from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS, latest_snapshot
 from trinitylake_ops.transaction.commit_info import CommitInfo
 from trinitylake_ops.transaction.conflicts import describe_key
-from trinitylake_ops.transaction.draft import Draft, RootStamp
+from trinitylake_ops.transaction.draft import Draft, RootStamp, draft_of_tree
 from trinitylake_ops.transaction.lakehouse import Change, Lakehouse, change_of, check_not_expired
 from trinitylake_ops.transaction.names import resolve_table
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.transaction.versions import check_no_gap
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
-from trinitylake_ops.tree.write_buffer import carried_tree
 
 _OPERATION = "rollback"
 
@@ -150,15 +149,7 @@ class _WholeTree:
         if not n_changes:
             return None
         info = replace(self.info, counts={"changed": n_changes})
-        system = stamp.system(base, info, lakehouse_def=base.definition_location, is_rollback=True)
-        tree = carried_tree(
-            base.files.nodes,
-            self.target.snapshot.root,
-            base.limits,
-            created_at_ms=stamp.created_at_ms,
-            root_system=system,
-        )
-        return Draft(system, info, tree, {}, base.definition)
+        return draft_of_tree(base, stamp, self.target.snapshot.root, info, is_rollback=True)
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
         if not self.reapply:

@@ -20,7 +20,7 @@ from trinitylake_ops.format.node_file import (
 from trinitylake_ops.transaction.commit_info import LARGEST_COST, CommitCost, CommitInfo
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.node import TreeLimits
-from trinitylake_ops.tree.write_buffer import EditedTree, apply_messages
+from trinitylake_ops.tree.write_buffer import EditedTree, apply_messages, carried_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,18 @@ class Draft:
         tree, system = self.tree.root, {**self.root_system, COMMIT_INFO: self.info.encode(cost)}
         root = NodeFile(tree.keys, tree.values, tree.children, tree.buffer, system)
         return encode_node(root, self.definition.order, self.definition.node_compression)
+
+
+def draft_of_tree(
+    base: Snapshot, stamp: RootStamp, root: NodeFile, info: CommitInfo, *, is_rollback: bool = False
+) -> Draft:
+    """Return the draft that puts a tree as it is, with pointers and buffer, under the lakehouse definition of ``base``.
+
+    Raises what :func:`carried_tree` raises.
+    """
+    system = stamp.system(base, info, lakehouse_def=base.definition_location, is_rollback=is_rollback)
+    tree = carried_tree(base.files.nodes, root, base.limits, created_at_ms=stamp.created_at_ms, root_system=system)
+    return Draft(system, info, tree, {}, base.definition)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,8 @@ from trinitylake_ops.format.file_names import MAX_VERSION
 from trinitylake_ops.format.node_file import COMMIT_ID, decode_system_rows
 from trinitylake_ops.transaction.commit import commit, latest_snapshot
 from trinitylake_ops.transaction.commit_info import CommitInfo
-from trinitylake_ops.transaction.draft import Draft, RootStamp
+from trinitylake_ops.transaction.draft import Draft, RootStamp, draft_of_tree
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
-from trinitylake_ops.tree.write_buffer import carried_tree
 
 
 class CommitResolution(StrEnum):
@@ -94,12 +93,7 @@ class _Fence:
 
     def draft(self, base: Snapshot, stamp: RootStamp) -> Draft:
         message = f"takes version {base.version + 1}, so that commit {self.fenced_commit_id} can no longer land"
-        info = CommitInfo("fence", message)
-        system = stamp.system(base, info, lakehouse_def=base.definition_location)
-        tree = carried_tree(
-            base.files.nodes, base.root, base.limits, created_at_ms=stamp.created_at_ms, root_system=system
-        )
-        return Draft(system, info, tree, {}, base.definition)
+        return draft_of_tree(base, stamp, base.root, CommitInfo("fence", message))
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
         raise CommitConflictError(
