@@ -11,10 +11,9 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from tests.dagster_plugin.quiet import QUIET
 from tests.lakes import table
 from tests.local_clock import HOUR_MS, LocalClock
-from tests.maintenance.changes import alter, content, create, make_untidy, small_sizes, truncate
+from tests.maintenance.changes import ROWS, alter, append_rows, content, create, make_untidy, small_sizes, truncate
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.dagster_plugin.checks import CheckLimits, build_checks_job, build_lakehouse_checks
 from trinitylake_ops.dagster_plugin.names import ONLY
@@ -22,8 +21,12 @@ from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLak
 from trinitylake_ops.format.file_names import HINT_PATH, root_path
 from trinitylake_ops.maintenance import Budget
 from trinitylake_ops.storage import LocalStorage
+from trinitylake_ops.tables.catalog import catalog_at
 
-ALL = {"hint_right", "verify_clean", "retention_kept", "exports_fresh", "orphans_bounded", "tree_in_shape"}
+ALL = {
+    "hint_right", "verify_clean", "retention_kept", "exports_fresh", "orphans_bounded", "tree_in_shape",
+    "data_files_in_shape",
+}  # fmt: skip
 ERROR, WARN = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
 
 
@@ -74,7 +77,7 @@ class Lake:
             executor=dg.in_process_executor,
         )
         job = definitions.resolve_job_def("lakehouse_checks")
-        result = job.execute_in_process(instance=self.instance, run_config=QUIET)
+        result = job.execute_in_process(instance=self.instance)
         assert content(self.lake) == before
         found = result.get_asset_check_evaluations()
         assert {one.asset_key for one in found} == {ONLY.lakehouse_key}
@@ -150,13 +153,13 @@ def test_retention_that_nobody_keeps(lake: Lake) -> None:
     one = lake.failed(limits)["retention_kept"]
     latest = lake.lake.latest_version()
     assert (one.severity, one.metadata["mended_by"]) == (WARN, "expire_plan")
-    assert one.description == (f"{latest} versions should have expired more than 3 days, 0:00:00 ago: 0-{latest - 1}")
+    assert one.description == (f"{latest} versions should have expired more than 3 d ago: 0-{latest - 1}")
     maintenance.plan_expiration(lake.lake).execute()
     assert lake.failed(limits) == {}
     lake.clock.forward(73)
     one = lake.failed(limits)["retention_kept"]
     assert one.metadata["mended_by"] == "purge_plan"
-    assert f"{latest} versions could have been purged more than 3 days" in one.description
+    assert f"{latest} versions could have been purged more than 3 d ago: " in one.description
     maintenance.plan_purge(lake.lake).execute()
     assert lake.failed(limits) == {}
 
@@ -166,9 +169,7 @@ def test_exports_that_are_old_damaged_or_missing(lake: Lake) -> None:
     limits = CheckLimits(overdue=timedelta(days=99))
     (name, one), *others = lake.failed(limits).items()
     assert (name, others, one.severity, one.metadata["mended_by"]) == ("exports_fresh", [], WARN, "export_full")
-    assert one.description.startswith(
-        "no full export named * is younger than 8 days, 0:00:00; the newest is 'weekly-1'"
-    )
+    assert one.description.startswith("no full export named * is younger than 8 d; the newest is 'weekly-1'")
     assert "there is none" in lake.failed(CheckLimits(export_pattern="daily-*"))["exports_fresh"].description
     maintenance.plan_export(lake.lake, "weekly-2", "full").execute()
     assert lake.failed(limits) == {}
@@ -226,13 +227,50 @@ def test_a_tree_out_of_shape(lake: Lake) -> None:
     assert lake.failed(CheckLimits(max_buffer_fill=0.0)) == {}
 
 
+def test_tables_with_many_small_data_files(lake: Lake) -> None:
+    """A table of another format, one without rows and one with few files are none of them."""
+    for _ in range(3):
+        append_rows(lake.lake, "sales.orders")
+    append_rows(lake.lake, "sales.few")
+    with catalog_at(lake.lake) as catalog:
+        catalog.create_table("sales.empty", ROWS.schema)
+    (one,) = lake.failed(CheckLimits(small_files=2, export_max_age=None)).values()
+    assert (one.severity, one.metadata["mended_by"]) == (WARN, "compact_tables")
+    assert one.description.startswith("1 tables have many small data files, the most sales.orders: 3 files of ")
+    data = [info.size_bytes for info in lake.lake.storage.list("tables/") if info.path.endswith(".parquet")]
+    assert len(data) == 4
+    figures = ("tables", "tables_with_small_files", "data_files", "bytes", "uncounted_tables", "not_looked_at")
+    assert [one.metadata[name] for name in figures] == [3, 1, 4, sum(data), 0, 0]
+    assert lake.failed(CheckLimits(small_files=2, small_file_bytes=min(data) - 1)) == {}
+    assert lake.failed(CheckLimits(small_files=4)) == {}
+
+
+def test_metadata_that_nobody_can_read_is_told_and_the_rest_is_counted(lake: Lake) -> None:
+    append_rows(lake.lake, "sales.orders")
+    append_rows(lake.lake, "sales.gone")
+    location = lake.lake.snapshot().table("sales", "gone").format_properties["metadata_location"]
+    lake.lake.storage.delete(location)
+    one = lake.failed()["data_files_in_shape"]
+    assert one.description == "the metadata of 1 tables cannot be read, such as sales.gone"
+    assert (one.metadata["tables"], one.metadata["mended_by"]) == (1, "repair_plan")
+
+
+def test_data_files_are_counted_within_a_time(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trinitylake_ops.maintenance.trim_needs._BATCH", 1)
+    append_rows(lake.lake, "sales.orders")
+    one = lake.check(CheckLimits(data_files_seconds=0))["data_files_in_shape"]
+    assert one.passed
+    assert one.metadata["not_looked_at"] == 2
+    assert one.description.endswith("; 2 tables were not looked at in time")
+
+
 def test_no_lakehouse(lake: Lake, instance: dg.DagsterInstance) -> None:
     checks = build_lakehouse_checks()
     resource = TrinityLakeResource(root="memory://never-made/")
     definitions = dg.Definitions(
         asset_checks=checks, jobs=[build_checks_job(checks)], resources={"lakehouse": resource}
     )
-    result = definitions.resolve_job_def("lakehouse_checks").execute_in_process(instance=instance, run_config=QUIET)
+    result = definitions.resolve_job_def("lakehouse_checks").execute_in_process(instance=instance)
     found = result.get_asset_check_evaluations()
     assert len(found) == len(ALL)
     assert all("there is no lakehouse" in (one.description or "") and not one.passed for one in found)

@@ -143,6 +143,14 @@ def test_what_is_no_option_is_refused_before_there_is_a_run(launchpad: Launchpad
     assert launchpad.instance.get_runs() == []
 
 
+@pytest.mark.parametrize("job", ["rollback", "compact", "lakehouse_checks", "observe_lakehouse"])
+def test_nobody_points_a_job_at_another_lakehouse(launchpad: Launchpad, job: str) -> None:
+    answer = launchpad.launch(job, {"resources": {"lakehouse": {"config": {"root": "memory://other/"}}}})
+    assert answer["__typename"] == "RunConfigValidationInvalid"
+    assert 'unexpected config entry "resources"' in answer["errors"][0]["message"]
+    assert launchpad.instance.get_runs() == []
+
+
 @pytest.mark.parametrize(
     ("job", "option", "given"),
     [

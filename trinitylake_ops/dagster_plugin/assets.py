@@ -17,6 +17,7 @@ from trinitylake_ops.dagster_plugin.head_metadata import GAP, VERSION, head_meta
 from trinitylake_ops.dagster_plugin.io_manager import split_name, stored_as
 from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, column_schema, figures
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
+from trinitylake_ops.dagster_plugin.options import NO_OPTIONS
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.maintenance import ExportInfo
@@ -83,6 +84,7 @@ def build_observe_job(names: LakehouseNames = ONLY, tables: Sequence[dg.AssetKey
         names.of(OBSERVE_JOB),
         selection=dg.AssetSelection.assets(names.lakehouse_key, *tables).without_checks(),
         description="Observes the lakehouse as a whole, its exports, and the tables that nothing here stages.",
+        config=NO_OPTIONS,
     )
 
 

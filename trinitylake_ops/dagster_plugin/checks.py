@@ -12,14 +12,16 @@ import dagster as dg
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.dagster_plugin.metadata import figures, markdown_table
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
+from trinitylake_ops.dagster_plugin.options import NO_OPTIONS
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
 from trinitylake_ops.dagster_plugin.verify_ops import findings_table
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError, TrinityLakeError
 from trinitylake_ops.format.definitions import ExpirationState
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance import Budget, ExportCheck, ExportInfo, RetentionPolicy
+from trinitylake_ops.maintenance.data_files import TableFiles, survey_data_files
 from trinitylake_ops.maintenance.report import utc_of
-from trinitylake_ops.maintenance.retention import protected_ms
+from trinitylake_ops.maintenance.retention import protected_ms, span_text
 from trinitylake_ops.maintenance.survey import is_lapsed, survey_versions, uncached, versions_in
 from trinitylake_ops.transaction.commit_info import acting_for_run
 
@@ -30,6 +32,11 @@ _UNPURGED = (ExpirationState.EXPIRED, ExpirationState.PURGING)
 _MILLISECOND = timedelta(milliseconds=1)
 _CUT_OFF_AFTER = timedelta(days=1)
 _TEN_MINUTES = Budget(max_seconds=600)
+# Limits that are numbers, at least 0.
+_NUMBERS = (
+    "verified_exports", "orphan_files", "orphan_bytes", "min_leaf_fill", "max_buffer_fill",
+    "small_files", "small_file_bytes", "data_files_seconds",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +49,9 @@ class CheckLimits:
     ``deep`` with checksums; the newest full one must be younger than ``export_max_age`` (None: there need be none).
     ``orphan_files`` and ``orphan_bytes`` may be left behind, by what is older than ``orphan_age``. Leaves must be
     filled to ``min_leaf_fill`` on average, buffers of a level to no more than ``max_buffer_fill`` of what may gather.
-    Raises InvalidInputError for limits below 0, and for shares of leaves above 1.
+    Tables of at least ``small_files`` data files need ``small_file_bytes`` per file on average; their metadata files
+    are read for at most ``data_files_seconds``. Raises InvalidInputError for limits below 0, and for shares of leaves
+    above 1.
     """
 
     overdue: timedelta = timedelta(days=3)
@@ -57,13 +66,16 @@ class CheckLimits:
     orphan_age: timedelta = timedelta(days=1)
     min_leaf_fill: float = 0.25
     max_buffer_fill: float = 1.0
+    small_files: int = 100
+    small_file_bytes: int = 8 << 20
+    data_files_seconds: float = 60.0
 
     def __post_init__(self) -> None:
         for name in ("overdue", "orphan_age", "export_max_age"):
             age = getattr(self, name)
             if age is not None and age < timedelta(0):
                 raise InvalidInputError(f"{name} is {age}, it must be at least 0")
-        for name in ("verified_exports", "orphan_files", "orphan_bytes", "min_leaf_fill", "max_buffer_fill"):
+        for name in _NUMBERS:
             number = getattr(self, name)
             if not 0 <= number < math.inf:
                 raise InvalidInputError(f"{name} is {number}, it must be a number, at least 0")
@@ -91,7 +103,7 @@ def build_lakehouse_checks(
     limits: CheckLimits | None = None,
     location_name: str | None = None,
 ) -> list[dg.AssetChecksDefinition]:
-    """Return the checks of the lakehouse: hint, verify, retention, exports, orphans, tree.
+    """Return the checks of the lakehouse: hint, verify, retention, exports, orphans, tree, data files.
 
     Each failed one names the job that mends it in its metadata ``mended_by``: a link where ``location_name`` says in
     which code location the jobs are. What can be lost is an error, what costs time or space a warning.
@@ -103,6 +115,7 @@ def build_lakehouse_checks(
         "exports_fresh": (_exports, "Exports are as they were made, finished, and the newest is young enough."),
         "orphans_bounded": (_orphans, "Failed commits and aborted writes have not left too many files behind."),
         "tree_in_shape": (_tree, "The nodes of the latest tree are not thin, and their buffers not too full."),
+        "data_files_in_shape": (_data_files, "No table of the latest version has very many small data files."),
     }
     return [
         _asset_check(name, check, description, limits or CheckLimits(), names, location_name)
@@ -116,6 +129,7 @@ def build_checks_job(checks: Sequence[dg.AssetChecksDefinition], names: Lakehous
         names.of(CHECKS_JOB),
         selection=dg.AssetSelection.checks(*checks),
         description="Runs the checks of the lakehouse.",
+        config=NO_OPTIONS,
     )
 
 
@@ -198,13 +212,14 @@ def _retention(lake: Lakehouse, limits: CheckLimits) -> _Found:
     grace_ms = protected_ms(definition)
     batches = [batch for batch in definition.expirations if batch.expired_at_millis + grace_ms <= due_ms]
     unpurged = versions_in(batches, _UNPURGED)
+    overdue = _span(limits.overdue)
     wrong = []
     if late:
-        wrong.append(f"{len(late)} versions should have expired more than {limits.overdue} ago: {late}")
+        wrong.append(f"{len(late)} versions should have expired more than {overdue} ago: {late}")
     if exports:
-        wrong.append(f"exports should have ended more than {limits.overdue} ago: {', '.join(exports)}")
+        wrong.append(f"exports should have ended more than {overdue} ago: {', '.join(exports)}")
     if unpurged:
-        wrong.append(f"{len(unpurged)} versions could have been purged more than {limits.overdue} ago: {unpurged}")
+        wrong.append(f"{len(unpurged)} versions could have been purged more than {overdue} ago: {unpurged}")
     return _Found(
         wrong=wrong,
         fine="nothing is overdue",
@@ -230,16 +245,15 @@ def _exports(lake: Lakehouse, limits: CheckLimits) -> _Found:
     damaged = [check for check in checks if not check.is_clean]
     wrong = [_damage(check) for check in damaged]
     wrong += [
-        f"export {info.name!r} was begun more than {_CUT_OFF_AFTER} ago and is not finished"
+        f"export {info.name!r} was begun more than {_span(_CUT_OFF_AFTER)} ago and is not finished"
         for info in exports
         if info.state != "complete" and info.created_at is not None and now - info.created_at > _CUT_OFF_AFTER
     ]
     full = [info for info in whole if info.level == "full"]
     age = now - full[0].created_at if full and full[0].created_at is not None else None
     if limits.export_max_age is not None and (age is None or age > limits.export_max_age):
-        wrong.append(
-            f"no full export named {limits.export_pattern} is younger than {limits.export_max_age}; {_newest(full)}"
-        )
+        youngest = _span(limits.export_max_age)
+        wrong.append(f"no full export named {limits.export_pattern} is younger than {youngest}; {_newest(full)}")
     return _Found(
         wrong=wrong,
         fine=f"{len(checks)} exports are as they were made",
@@ -251,6 +265,10 @@ def _exports(lake: Lakehouse, limits: CheckLimits) -> _Found:
             "newest_full_export_age_hours": None if age is None else age / timedelta(hours=1),
         },
     )
+
+
+def _span(duration: timedelta) -> str:
+    return span_text(duration // _MILLISECOND)
 
 
 def _damage(check: ExportCheck) -> str:
@@ -312,3 +330,39 @@ def _tree(lake: Lakehouse, limits: CheckLimits) -> _Found:
             "levels": markdown_table(header, rows),
         },
     )
+
+
+def _data_files(lake: Lakehouse, limits: CheckLimits) -> _Found:
+    head = lake.snapshot()
+    survey = survey_data_files(lake, head, limits.data_files_seconds)
+    small = sorted(
+        (
+            one
+            for one in survey.tables
+            if one.data_files >= limits.small_files and one.mean_bytes < limits.small_file_bytes
+        ),
+        key=lambda one: -one.data_files,
+    )
+    wrong = [f"{len(small)} tables have many small data files, the most {_told(small[0])}"] if small else []
+    if survey.unreadable:
+        wrong.append(f"the metadata of {len(survey.unreadable)} tables cannot be read, such as {survey.unreadable[0]}")
+    unfinished = f"; {survey.not_looked_at} tables were not looked at in time" if survey.not_looked_at else ""
+    rows = [(f"{one.namespace}.{one.table}", one.data_files, one.bytes, round(one.mean_bytes)) for one in small]
+    return _Found(
+        wrong=wrong,
+        fine=f"the data files of {len(survey.tables)} tables are few or large enough{unfinished}",
+        mended_by="repair_plan" if survey.unreadable else "compact_tables",
+        metadata={
+            "tables": len(survey.tables),
+            "tables_with_small_files": len(small),
+            "data_files": sum(one.data_files for one in survey.tables),
+            "bytes": sum(one.bytes for one in survey.tables),
+            "uncounted_tables": len(survey.uncounted),
+            "not_looked_at": survey.not_looked_at,
+            "small_files": markdown_table(("table", "data files", "bytes", "bytes per file"), rows),
+        },
+    )
+
+
+def _told(table: TableFiles) -> str:
+    return f"{table.namespace}.{table.table}: {table.data_files} files of {table.mean_bytes / 1024:,.1f} KiB on average"

@@ -66,6 +66,9 @@ class ChecksModel(dg.Model, dg.Resolvable):
     orphan_age_days: float = Field(default=1, description="From what age they count.")
     min_leaf_fill: float = Field(default=0.25, description="How full leaves must be on average, 0 to 1.")
     max_buffer_fill: float = Field(default=1, description="How full the buffers of a level may be; 1: all may gather.")
+    small_files: int = Field(default=100, description="Tables of fewer data files may have small ones.")
+    small_file_bytes: int = Field(default=8 << 20, description="From what size on average data files are not small.")
+    data_files_seconds: float = Field(default=60, description="How long metadata of tables may be read for that.")
 
     def limits(self) -> CheckLimits:
         """Return them as code has them. Raises InvalidInputError."""
@@ -82,6 +85,9 @@ class ChecksModel(dg.Model, dg.Resolvable):
             orphan_age=_days("orphan_age_days", self.orphan_age_days),
             min_leaf_fill=self.min_leaf_fill,
             max_buffer_fill=self.max_buffer_fill,
+            small_files=self.small_files,
+            small_file_bytes=self.small_file_bytes,
+            data_files_seconds=self.data_files_seconds,
         )
 
 

@@ -14,7 +14,7 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.assets import report_exports
 from trinitylake_ops.dagster_plugin.metadata import figures
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
-from trinitylake_ops.dagster_plugin.options import Options
+from trinitylake_ops.dagster_plugin.options import NO_OPTIONS, Options
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.transaction.commit_info import acting_for_run
@@ -95,13 +95,12 @@ def build_job(operation: Operation[Any], names: LakehouseNames) -> dg.JobDefinit
     op, job, options = _build_op(operation, names), names.of(operation.job), operation.options
 
     def checked(given: Mapping[str, Any]) -> Mapping[str, Any]:
-        if options is None:
-            return {}
+        assert options is not None
         options(**given)
         return {"ops": {op.name: {"config": given}}}
 
     graph = dg.GraphDefinition(name=job, node_defs=[op], description=operation.description)
-    config = dg.ConfigMapping(checked, config_schema=_schema(operation) or {})
+    config = NO_OPTIONS if options is None else dg.ConfigMapping(checked, config_schema=_schema(operation))
     return graph.to_job(name=job, description=operation.description, tags=_TAGS, config=config)
 
 

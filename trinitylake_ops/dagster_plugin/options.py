@@ -25,6 +25,9 @@ _LONGEST_VERSIONS_CHARS = 1_000_000
 #: ``{env: NAME}``, too: whoever launches a run could read what the process keeps in its environment.
 _TYPES: Mapping[Any, Any] = {bool: bool, int: int, float: float, str: str, list[str]: [str]}
 
+#: The run configuration of jobs without options: nothing, so that none is pointed at another lakehouse.
+NO_OPTIONS = dg.ConfigMapping(lambda _nothing: {}, config_schema={})
+
 
 class Options(dg.Config):
     """Base of the options of an operation.

@@ -146,17 +146,19 @@ def _verdict(age: VersionAge, policy: RetentionPolicy, now_ms: int, rule: str | 
         return kept("its time is still to come")
     superseded_ms = now_ms - age.superseded_at_ms
     if superseded_ms <= policy.protected_ms:
-        return kept(f"superseded {_span(superseded_ms)} ago: transactions may be based on it")
+        return kept(f"superseded {span_text(superseded_ms)} ago: transactions may be based on it")
     maximum_ms = policy.age_overrides.get(age.version, policy.maximum_age_ms)
     if superseded_ms <= maximum_ms:
         own = " of its own" if age.version in policy.age_overrides else ""
-        return kept(f"superseded {_span(superseded_ms)} ago, within the maximum age{own} of {_span(maximum_ms)}")
+        return kept(
+            f"superseded {span_text(superseded_ms)} ago, within the maximum age{own} of {span_text(maximum_ms)}"
+        )
     if rule is not None:
         return kept(rule)
     return Verdict(
         version=age.version,
         expires=True,
-        reason=f"superseded {_span(superseded_ms)} ago, the maximum age is {_span(maximum_ms)}",
+        reason=f"superseded {span_text(superseded_ms)} ago, the maximum age is {span_text(maximum_ms)}",
     )
 
 
@@ -194,7 +196,7 @@ def _kept_by_period(newest_first: Sequence[VersionAge], policy: RetentionPolicy)
     return kept
 
 
-def _span(duration_ms: int) -> str:
+def span_text(duration_ms: int) -> str:
     """Return a duration as people say it: 3 d 4 h."""
     rest = duration_ms // 1000
     parts = []

@@ -51,7 +51,7 @@ def candidates_of(lake: Lakehouse, base: Snapshot, only: Sequence[str] | None) -
     ``only`` names tables as ``namespace.table``. Raises TableNotFoundError, InvalidInputError for a named
     table that cannot be trimmed, StorageError.
     """
-    io = _reading(lake)
+    io = reading(lake)
 
     def listed(definition: TableDef) -> ListedSnapshots | None:
         try:
@@ -62,7 +62,7 @@ def candidates_of(lake: Lakehouse, base: Snapshot, only: Sequence[str] | None) -
     candidates: list[Candidate] = []
     unreadable: list[str] = []
     refused: list[str] = []
-    for batch in _batches(_tables_of(base, only)):
+    for batch in in_batches(tables_of(base, only)):
         definitions = base.files.definitions.tables([location for _, location in batch])
         entries = [(name, location, found) for (name, location), found in zip(batch, definitions, strict=True)]
         refused += [str(name) for name, _, definition in entries if not is_trimmable(definition)]
@@ -115,7 +115,7 @@ def _needed(lake: Lakehouse, candidates: Sequence[Candidate], kept_definitions: 
         undecided[candidate.table_id] |= candidate.snapshots.others
     seen = {candidate.metadata_location for candidate in candidates}
     own = {candidate.definition_location for candidate in candidates}
-    io = _reading(lake)
+    io = reading(lake)
 
     def referred(definition: TableDef) -> frozenset[int]:
         return referred_snapshots(definition, io)
@@ -123,7 +123,7 @@ def _needed(lake: Lakehouse, candidates: Sequence[Candidate], kept_definitions: 
     # Two tables of one id: what one of them is at, the other may not lose.
     for candidate in candidates:
         needed[candidate.table_id] |= candidate.snapshots.referred
-    for batch in _batches([location for location in kept_definitions if location not in own]):
+    for batch in in_batches([location for location in kept_definitions if location not in own]):
         fresh: dict[str, TableDef] = {}
         for definition in lake.files.definitions.tables(batch):
             metadata_location = definition.format_properties.get(METADATA_LOCATION, "")
@@ -137,7 +137,7 @@ def _needed(lake: Lakehouse, candidates: Sequence[Candidate], kept_definitions: 
     return needed
 
 
-def _tables_of(base: Snapshot, only: Sequence[str] | None) -> list[tuple[ObjectName, str]]:
+def tables_of(base: Snapshot, only: Sequence[str] | None = None) -> list[tuple[ObjectName, str]]:
     """Return all tables of a version, or those that are named, with the locations of their definitions."""
     if only is None:
         named = ((base.keys.decode(key), location) for key, location in scan(base.files.nodes, base.root))
@@ -146,10 +146,12 @@ def _tables_of(base: Snapshot, only: Sequence[str] | None) -> list[tuple[ObjectN
     return [(name, base.entry(base.keys.table_key(name.namespace, name.table or "")) or "") for name in chosen]
 
 
-def _reading(lake: Lakehouse) -> StorageFileIO:
+def reading(lake: Lakehouse) -> StorageFileIO:
+    """Return what reads files of tables, and writes none."""
     return StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
 
 
-def _batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
+def in_batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yield items in order, as many at a time as are read together."""
     for start in range(0, len(items), _BATCH):
         yield items[start : start + _BATCH]
