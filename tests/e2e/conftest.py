@@ -1,6 +1,33 @@
 """Fixtures of the flights, and of the deployment, for all tests of this folder."""
 
-from tests.e2e.topology import topology
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.browser import Pages
+from tests.e2e.topology import Topology, topology
 from tests.flights import flights_csv
+from tests.maintenance.changes import create
+from trinitylake_ops import Lakehouse
 
 __all__ = ["flights_csv", "topology"]
+
+
+@pytest.fixture(scope="session")
+def lake(topology: Topology) -> Lakehouse:
+    """The lakehouse of the deployment's code location, on S3: with namespace ``ns``, tables ``a``, ``b``, ``still``."""
+    made = Lakehouse.create(topology.root, topology.server.options_with_credentials)
+    create(made, "ns", "a", "b", "still")
+    return made
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Keep the page on which a test failed, and say where."""
+    report: pytest.TestReport = yield
+    pages = getattr(item, "funcargs", {}).get("pages")
+    if report.failed and isinstance(pages, Pages):
+        report.sections.append(("the page in the browser", pages.record(item.name)))
+    return report

@@ -1,6 +1,6 @@
-"""What the topology's code location loads: definitions.py as it is, a sensor that looks often, and two lakehouses more.
+"""What the topology's code location loads: definitions.py as it is, a sensor that looks often, and more lakehouses.
 
-These are in folders of what stands for the volume ``lakehouse``; expiry is scheduled there for every minute.
+The other three are in folders of what stands for the volume ``lakehouse``; expiry is scheduled there for every minute.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ def on_volume(name: str) -> LakehouseSettings:
         lakehouse=TrinityLakeResource(root=str(VOLUME / name), storage_options=StorageSettings(fsync="false")),
         limits=ApplyLimits(max_files=10_000, max_bytes=10**9, min_age=timedelta(days=7)),
         crons={"expire": "* * * * *"},
+        location_name="trinitylake",
     )
 
 
 defs = dg.Definitions.merge(
     definitions.defs,
-    build_trinitylake_definitions(on_volume("expiring"), on_volume("purged")),
+    build_trinitylake_definitions(on_volume("expiring"), on_volume("purged"), on_volume("sales")),
     dg.Definitions(
         sensors=[build_commit_sensor(name="quick_commits", job_name="repair_hint", minimum_interval_seconds=1)]
     ),

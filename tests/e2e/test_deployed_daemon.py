@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from tests.credentials.canaries import SECRET_ACCESS_KEY, leaks
+from tests.credentials.canaries import SECRET_ACCESS_KEY
 from tests.e2e.aged_lakes import aged_lake
-from tests.e2e.topology import CODE, FINISHED, METADATA, POSTGRES_PASSWORD, Topology
+from tests.e2e.topology import CODE, FINISHED, METADATA, POSTGRES_PASSWORD, Topology, secrets_in
 from tests.lakes import check_lake
-from tests.maintenance.changes import alter, create, expire
+from tests.maintenance.changes import alter, expire
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.sensors import VERSION_TAG
@@ -31,14 +31,6 @@ pytestmark = [pytest.mark.usefixtures("radosgw"), pytest.mark.timeout(900), pyte
 SENSOR = "quick_commits"
 EXPIRY = "expiring_expire_schedule"
 BURST = 500
-
-
-@pytest.fixture(scope="module")
-def lake(topology: Topology) -> Lakehouse:
-    """The lakehouse of the code location, on S3: with namespace ``ns``, tables ``a``, ``b`` and ``still``."""
-    made = Lakehouse.create(topology.root, topology.server.options_with_credentials)
-    create(made, "ns", "a", "b", "still")
-    return made
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -375,11 +367,6 @@ def end_lease(lake: Lakehouse) -> None:
 
 
 # Secrets
-
-
-def secrets_in(text: str) -> list[str]:
-    """Return where a text holds credentials of S3 in any form, or the password of the database."""
-    return leaks(text) + ([f"the password: {POSTGRES_PASSWORD}"] if POSTGRES_PASSWORD in text else [])
 
 
 def test_no_secret_is_in_a_log_an_event_or_the_database(topology: Topology, sensor: CommitSensor) -> None:

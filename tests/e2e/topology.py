@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.credentials.canaries import leaks
 from tests.credentials.server import CanaryServer, canary_server
 from tests.servers.daemons import ServerStartError, die_with_parent, free_port, listens, log_tail
 from tests.servers.postgres import Postgres, postgres
@@ -41,6 +42,11 @@ _POLL_SECONDS = 0.25
 _REFERENCE = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*)|:\?(?P<error>[^}]*))?\}")
 # Of the machine's own variables only those without which no program runs.
 _KEPT_VARIABLES = ("HOME", "LANG", "PATH", "TMPDIR", "TZ")
+
+
+def secrets_in(text: str) -> list[str]:
+    """Return where a text holds credentials of S3 in any form, or the password of the database."""
+    return leaks(text) + ([f"the password: {POSTGRES_PASSWORD}"] if POSTGRES_PASSWORD in text else [])
 
 
 def interpolate(value: Any, variables: Mapping[str, str]) -> Any:

@@ -1,0 +1,175 @@
+"""The deployment's pages in a real browser: Debian's Chromium, driven through Playwright."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from playwright.sync_api import Locator, Page, WebSocket, expect, sync_playwright
+
+from tests.e2e.topology import CODE_REPOSITORY, LOCATION, PATIENCE_SECONDS, Topology
+
+#: Of the window, and so of pictures, in pixels.
+WIDTH, HEIGHT = 1400, 900
+
+# As root it has no sandbox. It asks nobody but the deployment for anything.
+_FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+_RUN_PAGE = re.compile(r"/runs/(?P<run_id>[0-9a-f-]{36})")
+# Polled in the page, whose content security policy forbids what Playwright's own waiting for functions does.
+_ALL_DRAWN = """patience_ms => new Promise((resolve, reject) => {
+    const isDrawn = canvas =>
+        canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some(byte => byte);
+    const end_ms = performance.now() + patience_ms;
+    const look = () => {
+        if ([...document.querySelectorAll('canvas')].every(isDrawn)) resolve();
+        else if (performance.now() > end_ms) reject(new Error('a plot stays empty'));
+        else requestAnimationFrame(look);
+    };
+    look();
+})"""
+
+
+class Pages:
+    """One page of the browser, at the operator's webserver unless another is asked for.
+
+    ``seen`` is what each address showed, and what its server sent while the page stood, as text.
+    """
+
+    def __init__(self, page: Page, topology: Topology, folder: Path):
+        self.page = page
+        self.topology = topology
+        self.folder = folder
+        self.seen: list[tuple[str, str]] = []
+        page.on("websocket", self._listen)
+
+    def _listen(self, socket: WebSocket) -> None:
+        socket.on("framereceived", lambda data: self.seen.append((socket.url, str(data))))
+
+    def look(self) -> str:
+        """Return the text of the page, and keep all of it."""
+        self.seen.append((self.page.url, self.page.content()))
+        return self.page.inner_text("body")
+
+    def open(self, path: str, *, viewer: bool = False) -> None:
+        """Go to a path below a webserver."""
+        self.look()
+        self.page.goto(f"{self.topology.viewer_url if viewer else self.topology.url}{path}")
+
+    def picture(self, name: str) -> None:
+        """Draw what the window shows as ``NAME.png``."""
+        self.look()
+        self.page.screenshot(path=self.folder / f"{name}.png", animations="disabled")
+
+    def record(self, name: str) -> str:
+        """Keep picture and text of the page where a test failed; returns where they are."""
+        text = self.folder / f"failed-{name}.txt"
+        text.write_text(self.look())
+        self.picture(f"failed-{name}")
+        return f"{self.page.url} is kept as {text} and {text.with_suffix('.png')}"
+
+    # Launchpad and runs
+
+    @property
+    def launch_button(self) -> Locator:
+        """The button that launches what the launchpad says."""
+        return self.page.get_by_role("button", name=re.compile("Launch Run$", re.IGNORECASE))
+
+    def edit(self, job: str, config: Mapping[str, Any]) -> None:
+        """Open the launchpad of a job, which shows its defaults, and put another configuration there."""
+        self.open(launchpad(job))
+        expect(self.page.locator(".CodeMirror-code")).to_contain_text(":")
+        self.write(config)
+
+    def write(self, config: Mapping[str, Any]) -> None:
+        """Put a configuration into the launchpad."""
+        editor = self.page.locator(".CodeMirror").first
+        editor.evaluate("(editor, text) => editor.CodeMirror.setValue(text)", yaml.safe_dump(dict(config)))
+
+    def launch(
+        self, job: str, config: Mapping[str, Any], status: str = "Success", *, picture: str | None = None
+    ) -> str:
+        """Launch a job with a configuration, and wait until its page shows how it ended; returns the run's id.
+
+        ``picture`` is the name of one of the launchpad.
+        """
+        self.edit(job, config)
+        if picture is not None:
+            self.picture(picture)
+        self.launch_button.click()
+        self.page.wait_for_url(_RUN_PAGE)
+        found = _RUN_PAGE.search(self.page.url)
+        assert found is not None
+        ended = self.topology.wait_for_run(found["run_id"])
+        assert ended == status.upper(), self.topology.messages(found["run_id"])
+        expect(self.page.get_by_text(status, exact=True).first).to_be_visible()
+        return found["run_id"]
+
+    # Metadata
+
+    def full_message(self) -> Locator:
+        """Open the message of the run's page that is too long for its line."""
+        self.page.get_by_text("View full message").last.click()
+        return self.page.get_by_role("dialog")
+
+    def value(self, label: str, within: Locator | None = None) -> Locator:
+        """Return the row of some metadata, of the last that are shown."""
+        around = self.page.locator("body") if within is None else within
+        cell = self.page.get_by_role("cell", name=label, exact=True)
+        return around.get_by_role("row").filter(has=cell).last
+
+    def text(self, label: str, within: Locator | None = None) -> str:
+        """Return some metadata as it stands there."""
+        row = self.value(label, within).inner_text()
+        return row.removeprefix(label).strip()
+
+    @contextmanager
+    def markdown(self, label: str, within: Locator | None = None) -> Iterator[Locator]:
+        """Show some metadata of a run, for as long as needed."""
+        self.value(label, within).get_by_text("[Show Markdown]").click()
+        dialog = self.page.get_by_role("dialog").last
+        expect(dialog.get_by_text(label, exact=True)).to_be_visible()
+        yield dialog
+        self.look()
+        dialog.get_by_role("button", name="Close").click()
+        expect(dialog.get_by_text(label, exact=True)).to_have_count(0)
+
+    def wait_for_plots(self) -> None:
+        """Wait until there are plots, and something is drawn in each of them."""
+        expect(self.page.locator("canvas").first).to_be_visible()
+        self.page.evaluate(_ALL_DRAWN, PATIENCE_SECONDS * 1000)
+
+
+def launchpad(job: str) -> str:
+    """Return the path of a job's launchpad."""
+    return f"/locations/{CODE_REPOSITORY}@{LOCATION}/jobs/{job}/playground"
+
+
+def table(shown: Locator) -> list[list[str]]:
+    """Return the rows of a table, its header first."""
+    return [row.inner_text().split("\t") for row in shown.get_by_role("row").all()]
+
+
+@contextmanager
+def opened_pages(topology: Topology, folder: Path) -> Iterator[Pages]:
+    """Start the browser, with an empty profile; it ends in any case."""
+    program = shutil.which("chromium")
+    assert program is not None, "chromium is not installed"
+    patience_ms = PATIENCE_SECONDS * 1000
+    expect.set_options(timeout=patience_ms)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=_FLAGS, timeout=patience_ms)
+        try:
+            context = browser.new_context(viewport={"width": WIDTH, "height": HEIGHT})
+            context.set_default_timeout(patience_ms)
+            context.add_init_script("localStorage.setItem('dagster-nav-collapsed', 'true')")  # more room for the rest
+            yield Pages(context.new_page(), topology, folder)
+        finally:
+            browser.close()
