@@ -1,0 +1,36 @@
+"""Draws the pictures of docs/images that show Dagster's pages: those that the tests in a browser take.
+
+``.venv/bin/python -m scripts.make_dagster_pictures`` runs these tests, against the deployment as processes; their
+Debian packages are in deploy/debian-packages.txt. Pillow comes with the extra ``bench``.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+IMAGES = REPOSITORY / "docs" / "images"
+TESTS = "tests/e2e/test_deployed_browser.py"
+#: Enough for pages, which have few, and a third of the bytes.
+COLOURS = 128
+
+
+def main() -> None:
+    """Run the tests, and keep their pictures. Raises CalledProcessError for tests that fail."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={folder}/tests", TESTS]
+        subprocess.run(command, check=True, cwd=REPOSITORY)
+        for drawn in sorted(Path(folder).glob("tests/pages*/dagster-*.png")):
+            kept = IMAGES / drawn.name
+            with Image.open(drawn) as image:
+                image.convert("RGB").quantize(COLOURS).save(kept, optimize=True)
+            print(f"{kept.relative_to(REPOSITORY)}: {kept.stat().st_size // 1000} kB")
+
+
+if __name__ == "__main__":
+    main()
