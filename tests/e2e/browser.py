@@ -133,13 +133,16 @@ class Pages:
     @contextmanager
     def markdown(self, label: str, within: Locator | None = None) -> Iterator[Locator]:
         """Show some metadata of a run, for as long as needed."""
+        dialogs = self.page.get_by_role("dialog")
+        n_open = dialogs.count()
         self.value(label, within).get_by_text("[Show Markdown]").click()
-        dialog = self.page.get_by_role("dialog").last
+        expect(dialogs).to_have_count(n_open + 1)
+        dialog = dialogs.last
         expect(dialog.get_by_text(label, exact=True)).to_be_visible()
         yield dialog
         self.look()
         dialog.get_by_role("button", name="Close").click()
-        expect(dialog.get_by_text(label, exact=True)).to_have_count(0)
+        expect(dialogs).to_have_count(n_open)
 
     def wait_for_plots(self) -> None:
         """Wait until there are plots, and something is drawn in each of them."""
@@ -153,7 +156,8 @@ def launchpad(job: str) -> str:
 
 
 def table(shown: Locator) -> list[list[str]]:
-    """Return the rows of a table, its header first."""
+    """Return the rows of a table, its header first; it may be about to be drawn."""
+    expect(shown.get_by_role("row").first).to_be_visible()
     return [row.inner_text().split("\t") for row in shown.get_by_role("row").all()]
 
 

@@ -24,7 +24,10 @@ from trinitylake_ops import Lakehouse, maintenance
 
 pytestmark = [pytest.mark.usefixtures("radosgw"), pytest.mark.timeout(900)]
 
-CHECKS = {"exports_fresh", "hint_right", "orphans_bounded", "retention_kept", "tree_in_shape", "verify_clean"}
+CHECKS = {
+    "data_files_in_shape", "exports_fresh", "hint_right", "orphans_bounded", "retention_kept", "tree_in_shape",
+    "verify_clean",
+}  # fmt: skip
 APPROVER = "Ada Lovelace"
 
 
@@ -91,8 +94,8 @@ def test_an_export_and_a_rollback_to_it_are_launched_and_shown(
     config = {"to": "before-migration", "namespaces": ["facts"]}
     run_id = pages.launch("rollback", config)
     assert run_config(topology, run_id) == config
-    with pages.markdown("changes") as shown:
-        assert table(shown) == [["change", "namespace", "table"], ["changed", "facts", "flights"]]
+    with pages.markdown("changes") as shown:  # the export has a definition of the namespace of its own
+        assert table(shown)[1:] == [["changed", "facts", ""], ["changed", "facts", "flights"]]
     after = objects(lake.snapshot())
     assert after == {**changed, ("facts", "flights"): before["facts", "flights"]}
     assert (newest := next(lake.history())).run_id == run_id
@@ -129,7 +132,8 @@ def test_an_expiry_needs_the_digest_of_its_plan_and_one_that_is_stale_lets_nothi
     digest = pages.text("digest", message)
     assert pages.text("versions", message) == f"{past[0]}-{past[-1]}"
     with pages.markdown("timeline", message) as shown:
-        assert shown.get_by_role("img").evaluate("picture => picture.decode().then(() => picture.naturalWidth)") > 0
+        picture = shown.get_by_role("img", name="The versions of the lakehouse")
+        assert picture.evaluate("picture => picture.decode().then(() => picture.naturalWidth)") > 0
     with pages.markdown("plan", message) as shown:
         verdicts = {int(version): verdict for version, verdict, _why in table(shown)[1:]}
         assert verdicts == {**dict.fromkeys(past, "expires"), **dict.fromkeys(kept, "kept")}
@@ -172,6 +176,6 @@ def test_no_page_shows_a_secret(pages: Pages, topology: Topology) -> None:
     assert [(address, found) for address, text in pages.seen if (found := secrets_in(text))] == []
     # The search looks at what was shown, and finds a secret there.
     shown = "\n".join(text for _, text in pages.seen)
-    assert [text for text in ("before-migration", APPROVER, topology.root) if text not in shown] == []
+    assert [text for text in ("before-migration", APPROVER, "10 versions should have expired") if text not in shown] == []
     pages.edit("rollback", {"to": SECRET_ACCESS_KEY})
     assert secrets_in(pages.look()) != []
