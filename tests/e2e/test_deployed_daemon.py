@@ -26,7 +26,7 @@ from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.sensors import VERSION_TAG
 from trinitylake_ops.storage import LocalStorage
 
-pytestmark = [pytest.mark.usefixtures("radosgw"), pytest.mark.timeout(900), pytest.mark.soak]
+pytestmark = [pytest.mark.usefixtures("radosgw"), pytest.mark.timeout(900)]
 
 SENSOR = "quick_commits"
 EXPIRY = "expiring_expire_schedule"
