@@ -53,7 +53,7 @@ def test_the_health_check_of_a_service_says_yes(topology: Topology, name: str) -
 
 def test_the_pool_of_deletions_has_its_limit(topology: Topology) -> None:
     data = topology.graphql("{ instance { concurrencyLimits { concurrencyKey limit } } }")
-    assert data["instance"]["concurrencyLimits"] == [{"concurrencyKey": ONLY.pool, "limit": 1}]
+    assert {"concurrencyKey": ONLY.pool, "limit": 1} in data["instance"]["concurrencyLimits"]
 
 
 def test_the_viewer_shows_and_refuses_to_change(topology: Topology) -> None:
