@@ -19,9 +19,14 @@ settings.load_profile("ci" if os.environ.get("CI") == "true" else "local")
 #: A property of a test (``record_property``) whose text is shown when all tests have run.
 SHOWN = "shown"
 
-_LONGEST = ("dagster_plugin", "spark_jobs", "e2e", "simulator", "crash")  # folders
-#: Folders whose tests share a Spark session: to start one and to warm it up takes longer than most tests.
-_ON_SPARK = ("tests/dagster_plugin/", "tests/spark_jobs/")
+_LONGEST = ("spark_jobs", "e2e", "dagster_plugin", "simulator", "crash")  # folders
+#: Folders and files whose tests share a Spark session: to start one and to warm it up takes longer than most tests.
+_ON_SPARK = (
+    "tests/spark_jobs/",
+    "tests/dagster_plugin/test_flights_pipeline.py",
+    "tests/dagster_plugin/test_io_manager.py",
+    "tests/dagster_plugin/test_pipeline_on_s3.py",
+)
 #: Folders whose tests take long one by one, and share nothing worth waiting for.
 _ONE_BY_ONE = ("tests/simulator/", "tests/crash/")
 #: Files whose tests share the deployment: to start it takes longer than most of them.
