@@ -7,7 +7,9 @@ commit log a materialization of the head besides.
 
 import hashlib
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import dagster as dg
@@ -71,11 +73,20 @@ def build_head_asset(
         kinds={"trinitylake"},
     )
     # The form for several assets, as the one for a single asset takes no deps.
-    observable = dg.multi_observable_source_asset(
-        name=names.of("observe_head"), specs=[spec], required_resource_keys={names.resource_key}
-    )(observe_head)
+    with _beta():
+        observable = dg.multi_observable_source_asset(
+            name=names.of("observe_head"), specs=[spec], required_resource_keys={names.resource_key}
+        )(observe_head)
     assert isinstance(observable, dg.AssetsDefinition)
     return observable
+
+
+@contextmanager
+def _beta() -> Iterator[None]:
+    """Keep each process that loads definitions from saying that what lets an asset be observed is in beta."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        yield
 
 
 def build_observe_job(names: LakehouseNames = ONLY, tables: Sequence[dg.AssetKey] = ()) -> Any:
@@ -114,13 +125,6 @@ def build_table_asset(
     """
     namespace, name = split_name(table)
 
-    @dg.observable_source_asset(
-        key=key or names.table_key(namespace, name),
-        io_manager_key=io_manager_key,
-        group_name=group_name,
-        metadata=stored_as(table=table),
-        required_resource_keys={names.resource_key},
-    )
     def observe_table(context: dg.OpExecutionContext) -> dg.ObserveResult:
         lake = lakehouse_of(context.resources, names).open()
         head = lake.snapshot()
@@ -128,8 +132,16 @@ def build_table_asset(
         metadata = table_metadata(lake, head, namespace, name, definition)
         return dg.ObserveResult(metadata=metadata, data_version=_data_version(definition))
 
-    assert isinstance(observe_table, dg.SourceAsset)
-    return observe_table
+    with _beta():
+        observable = dg.observable_source_asset(
+            key=key or names.table_key(namespace, name),
+            io_manager_key=io_manager_key,
+            group_name=group_name,
+            metadata=stored_as(table=table),
+            required_resource_keys={names.resource_key},
+        )(observe_table)
+    assert isinstance(observable, dg.SourceAsset)
+    return observable
 
 
 def _data_version(definition: TableDef) -> dg.DataVersion:
