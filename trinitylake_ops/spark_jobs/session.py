@@ -12,6 +12,7 @@ from pathlib import Path
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
+from trinitylake_ops.spark_jobs.data_source import register_data_source
 from trinitylake_ops.spark_jobs.java import find_java, java_home_for_spark
 from trinitylake_ops.spark_jobs.local_cache import temporary_folder
 
@@ -32,13 +33,15 @@ _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     # Iceberg adopts Parquet files with microseconds, not with Spark's own INT96.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Python data sources that take filters, as ours does, are refused without it.
+    "spark.sql.python.filterPushdown.enabled": "true",
 }
 
 
 def build_session(
     app_name: str = DEFAULT_APP_NAME, master: str | None = DEFAULT_MASTER, **conf: str | float | bool
 ) -> SparkSession:
-    """Return a running Spark session with the settings this package relies on.
+    """Return a running Spark session with the settings this package relies on, and its data source.
 
     ``conf`` are Spark settings by their names (``**{"spark.sql.shuffle.partitions": 8}``) and win over
     ours; their ``spark.driver.extraJavaOptions`` come after ours. ``master=None`` leaves the choice to
@@ -53,7 +56,9 @@ def build_session(
     for key, value in _settings(master, conf).items():
         builder = builder.config(key, value)
     with _environment(_launch_environment(master)):
-        return builder.getOrCreate()
+        session = builder.getOrCreate()
+    register_data_source(session)
+    return session
 
 
 @contextlib.contextmanager
@@ -68,6 +73,7 @@ def session_scope(
     running = _running_session()
     if running is not None:
         with _lent(running, _settings(master, conf)):
+            register_data_source(running)
             yield running
         return
     spark = build_session(app_name, master, **conf)

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.expressions.parser import parse
 from pyiceberg.schema import Schema
 from pyiceberg.table import DataScan, FileScanTask, Table
+from pyiceberg.table.metadata import TableMetadata
 from pyparsing import ParseException
 from pyspark.sql import DataFrame, SparkSession
 
 from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError
 from trinitylake_ops.format.locations import to_uri
+from trinitylake_ops.spark_jobs import native_parquet
 from trinitylake_ops.spark_jobs.handover import HANDOVER, handed_over
 from trinitylake_ops.spark_jobs.spark_schema import to_spark_schema
 from trinitylake_ops.spark_jobs.table_tasks import ReadJob, Scan, TableScan
@@ -26,6 +29,7 @@ from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import ICEBERG, metadata_uri, read_metadata
 from trinitylake_ops.tables.staged_table import StagedTable
 from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.snapshot import Snapshot
 
 #: An input partition takes up to so many bytes of data files; a bigger file is one of its own.
 GROUP_BYTES = 64 << 20
@@ -43,17 +47,15 @@ def read_table(
     """Return a table ``"namespace.table"`` at a version of the lakehouse (a number, or an export's name).
 
     Without ``version`` the latest one is read, as it is now. ``row_filter`` and ``columns`` as in
-    :func:`read_files`. Raises TableNotFoundError, NamespaceNotFoundError, VersionNotFoundError,
-    InvalidInputError for another form of name or a table that is not Iceberg's, and what read_files
-    raises.
+    :func:`read_files`. Without a ``row_filter`` Spark's own reader of Parquet reads the files where they are
+    plain local ones that need no more than that (:mod:`~trinitylake_ops.spark_jobs.native_parquet`): all
+    columns can be null then, as far as Spark knows. Raises TableNotFoundError, NamespaceNotFoundError,
+    VersionNotFoundError, InvalidInputError for another form of name or a table that is not Iceberg's, and
+    what read_files raises.
     """
-    namespace, dot, name = table.partition(".")
-    if not (namespace and dot and name) or "." in name:
-        raise InvalidInputError(f"{table!r} names no table; write NAMESPACE.TABLE")
-    definition = lake.snapshot(version).table(namespace, name)
-    if not definition.is_iceberg:
-        raise InvalidInputError(f"table {table} has the format {definition.table_format!r}; only {ICEBERG} can be read")
-    return read_files(spark, lake, metadata_uri(definition, lake.root), row_filter=row_filter, columns=columns)
+    found = found_table(lake, lake.snapshot(version), *table_name(table))
+    native = found.native_frame(spark, columns) if row_filter is None else None
+    return _scanned(spark, found, row_filter, columns) if native is None else native
 
 
 def read_staged(
@@ -91,10 +93,58 @@ def read_files(
     check_reachable(lake)
     io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
     metadata = read_metadata(io, to_uri(lake.root, table)) if isinstance(table, str) else table.metadata
-    schema = _projected(metadata.schema(), columns)
-    scan = DataScan(metadata, io, row_filter=_parsed(row_filter))
-    groups = group_files(_planned(scan), spark.sparkContext.defaultParallelism)
-    job = ReadJob(io, metadata, schema, scan.row_filter)
+    return _scanned(spark, FoundTable(io, metadata), row_filter, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTable:
+    """The metadata of a table, and what reads its files."""
+
+    io: StorageFileIO
+    metadata: TableMetadata
+
+    def tasks(self, row_filter: BooleanExpression | None = None) -> list[FileScanTask]:
+        """Return the files that hold the rows of a filter. Raises what :func:`read_files` raises."""
+        return _planned(DataScan(self.metadata, self.io, row_filter=row_filter or AlwaysTrue()))
+
+    def native_frame(self, spark: SparkSession, columns: Sequence[str] | None = None) -> DataFrame | None:
+        """Return the rows as Spark's own reader of Parquet gives them, None where it cannot be relied on."""
+        schema = projected(self.metadata.schema(), columns)
+        frame = native_parquet.frame_of(spark, self.metadata.schema(), self.tasks())
+        return None if frame is None else native_parquet.selected(frame, schema)
+
+
+def table_name(text: str) -> tuple[str, str]:
+    """Return namespace and table of ``"namespace.table"``. Raises InvalidInputError for another form."""
+    namespace, dot, table = text.partition(".")
+    if not (namespace and dot and table) or "." in table:
+        raise InvalidInputError(f"{text!r} names no table; write NAMESPACE.TABLE")
+    return namespace, table
+
+
+def found_table(lake: Lakehouse, snapshot: Snapshot, namespace: str, table: str) -> FoundTable:
+    """Return an Iceberg table of a version of a lakehouse, or of its export. Raises as :func:`read_table`."""
+    check_reachable(lake)
+    definition = snapshot.table(namespace, table)
+    if not definition.is_iceberg:
+        raise InvalidInputError(
+            f"table {namespace}.{table} has the format {definition.table_format!r}; only {ICEBERG} can be read"
+        )
+    io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
+    # An export may stand in another lakehouse, whose definitions give paths below its own root.
+    return FoundTable(io, read_metadata(io, metadata_uri(definition, snapshot.files.storage.root)))
+
+
+def _scanned(
+    spark: SparkSession,
+    found: FoundTable,
+    row_filter: str | BooleanExpression | None,
+    columns: Sequence[str] | None,
+) -> DataFrame:
+    schema = projected(found.metadata.schema(), columns)
+    wanted = _parsed(row_filter)
+    groups = group_files(found.tasks(wanted), spark.sparkContext.defaultParallelism)
+    job = ReadJob(found.io, found.metadata, schema, wanted)
     spark.dataSource.register(TableScan)
     with handed_over(Scan(to_spark_schema(schema), pickle.dumps(job), tuple(map(pickle.dumps, groups)))) as folder:
         # Spark makes the data source now and keeps it with the DataFrame; the folder has served its purpose then.
@@ -128,7 +178,8 @@ def _parsed(row_filter: str | BooleanExpression | None) -> BooleanExpression:
         raise InvalidInputError(f"the filter {row_filter!r} cannot be read at column {error.column}") from error
 
 
-def _projected(schema: Schema, columns: Sequence[str] | None) -> Schema:
+def projected(schema: Schema, columns: Sequence[str] | None) -> Schema:
+    """Return a schema with some of its top-level columns. Raises InvalidInputError for an unknown one."""
     if columns is None:
         return schema
     names = {field.name: field for field in schema.fields}

@@ -128,7 +128,9 @@ class TableScan(DataSource):
         return self._scan.schema
 
     def reader(self, schema: StructType) -> TableScanReader:
-        return TableScanReader(self._scan, schema)
+        reader = TableScanReader(self._scan, schema)
+        self._scan = Scan(schema, b"", ())  # Spark sends the source to all tasks beside the reader
+        return reader
 
 
 class TableScanReader(DataSourceReader):

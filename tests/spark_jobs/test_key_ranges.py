@@ -1,0 +1,97 @@
+"""Ranges of keys: together they are the whole, and what is outside of one is never read."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tree.trees import Tree, filled
+from trinitylake_ops.spark_jobs.key_ranges import KeyRange, NodesInRange, split
+from trinitylake_ops.tree.diff import diff_trees
+from trinitylake_ops.tree.search import scan
+from trinitylake_ops.tree.walk import walk
+
+ORDER = 5
+
+
+@pytest.fixture(scope="module")
+def tree() -> Tree:
+    """300 keys, at least three levels below the root, and messages in buffers."""
+    made = filled(ORDER, 300)
+    assert made.height() >= 3
+    return made
+
+
+bounds = st.one_of(st.none(), st.integers(-1, 301).map(lambda number: f"k{number:04}"), st.just("zz"))
+
+
+@given(lower=bounds, upper=bounds)
+def test_a_part_of_a_tree_has_the_keys_of_its_range(tree: Tree, lower: str | None, upper: str | None) -> None:
+    keys = KeyRange(lower, upper)
+    expected = [(key, value) for key, value in sorted(tree.model.items()) if key in keys]
+    assert scan(NodesInRange(tree.store(), keys), keys.part_of(tree.root)) == expected
+
+
+@given(lower=bounds, upper=bounds, objects_per_range=st.sampled_from([1, 3, 10, 100, 10_000]))
+def test_ranges_are_apart_and_cover_the_whole(
+    tree: Tree, lower: str | None, upper: str | None, objects_per_range: int
+) -> None:
+    within = KeyRange(lower, upper)
+    ranges = split(tree.store(), tree.root, ORDER, within, objects_per_range)
+    assert (ranges[0].lower, ranges[-1].upper) == (lower, upper)
+    assert all(one.upper == other.lower for one, other in pairwise(ranges))
+    inner = [one.upper for one in ranges[:-1]]
+    assert inner == sorted(set(inner), key=str)
+    assert all(bound in tree.model for bound in inner)
+
+
+def test_ranges_hold_about_as_many_objects_as_wanted(tree: Tree) -> None:
+    for wanted in (10, 30, 100):
+        ranges = split(tree.store(), tree.root, ORDER, KeyRange(), wanted)
+        sizes = [sum(key in one for key in tree.model) for one in ranges]
+        assert 300 / wanted / 3 <= len(sizes) <= 300 / wanted * 3
+        assert max(sizes) <= wanted * 3
+    assert split(tree.store(), tree.root, ORDER, KeyRange(), 10_000) == [KeyRange()]
+
+
+def test_splitting_reads_upper_levels_only(tree: Tree) -> None:
+    before = tree.storage.snapshot()
+    split(tree.store(), tree.root, ORDER, KeyRange(), 1)
+    spent = tree.storage.snapshot() - before
+    n_inner = sum(not node.is_leaf for node in tree.nodes())
+    assert spent.total == n_inner - 1 + 1, "all inner nodes but the root, and one leaf"
+
+
+def test_a_key_of_its_own_is_not_split(tree: Tree) -> None:
+    before = tree.storage.snapshot()
+    one = KeyRange.only("k0007")
+    assert split(tree.store(), tree.root, ORDER, one, 1) == [one]
+    assert "k0007" in one
+    assert "k0007x" not in one
+    assert (tree.storage.snapshot() - before).total == 0
+
+
+def test_every_node_is_told_by_one_range(tree: Tree) -> None:
+    seen: list[str] = []
+    for keys in split(tree.store(), tree.root, ORDER, KeyRange(), 20):
+        visited = walk(NodesInRange(tree.store(), keys), keys.part_of(tree.root), "root")
+        seen += [one.location for one in visited if one.lower is not None or keys.lower is None]
+    every = {visited.location for visited in walk(tree.store(), tree.root, "root")}
+    assert sorted(seen) == sorted(every)
+
+
+def test_a_diff_of_a_range_reads_nothing_else(tree: Tree) -> None:
+    changed = filled(ORDER, 300)
+    changed.apply({f"k{number:04}": f"other-{number}" for number in range(0, 300, 2)})
+    keys = KeyRange("k0010", "k0020")
+    changed.storage.create_many({path: data for path, data in _files(tree).items() if not changed.storage.exists(path)})
+    before = changed.storage.snapshot()
+    nodes = NodesInRange(changed.store(), keys)
+    found = diff_trees(nodes, keys.part_of(tree.root), keys.part_of(changed.root))
+    assert [one.key for one in found] == [f"k{number:04}" for number in range(10, 20, 2)]
+    assert (changed.storage.snapshot() - before).total < len(changed.nodes()) / 4
+
+
+def _files(tree: Tree) -> dict[str, bytes]:
+    return {info.path: tree.storage.read(info.path) for info in tree.storage.list()}

@@ -1,0 +1,157 @@
+"""The options of ``spark.read.format("trinitylake")``: which lakehouse, what of it, and at which time.
+
+Options stand in Spark's plan, so credentials are none of them: those come from the environment of the
+driver, as Spark was started with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeAlias
+
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.storage.options import OPTIONS_VARIABLE, SECRET_OPTIONS, StorageOptions
+
+ROOT = "root"
+#: What ``load(...)`` is given.
+TABLE = "path"
+STORAGE_PREFIX = "storage."
+
+#: Every option but ``storage.*``, with what it says.
+OPTIONS: Mapping[str, str] = {
+    ROOT: "the lakehouse's root URI",
+    "version": "read at this version, a number",
+    "timestamp": "read at this time: ISO 8601 with a time zone, or milliseconds since the epoch",
+    "export": "read what the export of this name holds",
+    "columns": "these columns only, in this order: names with commas between them, or a JSON list",
+    "from": "of changes: the first version, inclusive",
+    "to": "of changes: the last version, inclusive",
+    "parallelism": "how many tasks to make at least of what is large enough; by default the driver's processors",
+}
+
+_ENVIRONMENT_CREDENTIALS = {
+    "access_key_id": "AWS_ACCESS_KEY_ID",
+    "secret_access_key": "AWS_SECRET_ACCESS_KEY",
+    "session_token": "AWS_SESSION_TOKEN",
+}
+_MOST_TASKS = 100_000
+
+Time: TypeAlias = datetime | int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRequest:
+    """What is read of a lakehouse: a metadata table, or ``NAMESPACE.TABLE``, at most at one of the three times.
+
+    ``timestamp`` is an aware datetime or milliseconds since the epoch. ``first_version`` and ``last_version``
+    are inclusive; only changes have them. ``columns`` None means all.
+    """
+
+    table: str
+    version: int | None = None
+    timestamp: Time | None = None
+    export: str | None = None
+    columns: tuple[str, ...] | None = None
+    first_version: int | None = None
+    last_version: int | None = None
+    parallelism: int = 1
+
+    def __post_init__(self) -> None:
+        times = {"version": self.version, "timestamp": self.timestamp, "export": self.export}
+        given = [name for name, value in times.items() if value is not None]
+        if len(given) > 1:
+            raise InvalidInputError(f"give one of the options {' and '.join(given)}, not several")
+
+    @property
+    def time(self) -> str | None:
+        """The option that says at which time is read, None for the latest version."""
+        times = {"version": self.version, "timestamp": self.timestamp, "export": self.export}
+        return next((name for name, value in times.items() if value is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """The options of a read, checked."""
+
+    root: str
+    storage_options: StorageOptions
+    request: TableRequest
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> SourceOptions:
+        """Return what options say. Raises InvalidInputError, which repeats no value of a storage option."""
+        given = {name.lower(): value for name, value in options.items()}
+        storage = {name.removeprefix(STORAGE_PREFIX): given[name] for name in given if name.startswith(STORAGE_PREFIX)}
+        if secret := next((name for name in storage if name in SECRET_OPTIONS), None):
+            raise InvalidInputError(
+                f"the option {STORAGE_PREFIX + secret!r} would be seen in Spark's plans and logs: credentials come from"
+                f" the environment of the driver, by {OPTIONS_VARIABLE} or AWS's variables, set before Spark starts"
+            )
+        plain = {name: value for name, value in given.items() if not name.startswith(STORAGE_PREFIX)}
+        if unknown := next((name for name in plain if name not in OPTIONS and name != TABLE), None):
+            known = ", ".join([*OPTIONS, f"{STORAGE_PREFIX}*"])
+            raise InvalidInputError(f"there is no option {unknown!r}; the source has {known}")
+        if not plain.get(ROOT):
+            raise InvalidInputError(f"the option {ROOT!r} is missing: the lakehouse's root URI")
+        if not plain.get(TABLE):
+            raise InvalidInputError("say what to read: load('versions'), or load('NAMESPACE.TABLE')")
+        request = TableRequest(
+            table=plain[TABLE],
+            version=_number(plain, "version"),
+            timestamp=_time(plain.get("timestamp")),
+            export=plain.get("export"),
+            columns=_names(plain.get("columns")),
+            first_version=_number(plain, "from"),
+            last_version=_number(plain, "to"),
+            parallelism=min(_number(plain, "parallelism") or os.cpu_count() or 1, _MOST_TASKS),
+        )
+        return cls(plain[ROOT], _with_environment(plain[ROOT], storage), request)
+
+
+def _with_environment(root: str, given: Mapping[str, str]) -> StorageOptions:
+    """Return storage options with those of this process's environment below them.
+
+    Credentials are among them, so that tasks on other machines have those of the driver.
+    """
+    options = {**StorageOptions.parse(os.environ.get(OPTIONS_VARIABLE, "")), **StorageOptions(given)}
+    if root.startswith("s3://") and not SECRET_OPTIONS & options.keys():
+        found = {name: os.environ.get(variable, "") for name, variable in _ENVIRONMENT_CREDENTIALS.items()}
+        if found["access_key_id"] and found["secret_access_key"]:
+            options |= {name: value for name, value in found.items() if value}
+    return StorageOptions(options)
+
+
+def _number(options: Mapping[str, str], name: str) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(2**32))):
+        raise InvalidInputError(f"the option {name!r} takes a number such as 12, not {text!r}")
+    return int(text)
+
+
+def _time(text: str | None) -> Time | None:
+    if text is None or (text.isascii() and text.isdecimal()):
+        return None if text is None else int(text)
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidInputError(
+            f"the option 'timestamp' takes a time such as 2013-01-31T12:00:00Z or milliseconds, not {text!r}"
+        ) from None
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    try:
+        names = json.loads(text) if text.lstrip().startswith("[") else [name.strip() for name in text.split(",")]
+    except ValueError:
+        names = []
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise InvalidInputError(f"the option 'columns' takes names with commas between them, not {text!r}")
+    return tuple(names)

@@ -1,0 +1,148 @@
+"""SQL over a lakehouse: temporary views, and table functions that take a version.
+
+The clause ``VERSION AS OF`` of Spark's SQL belongs to catalogs that run in its JVM, and this package has none.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import udtf
+from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult
+
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.spark_jobs.data_source import frame_of, read_metadata
+from trinitylake_ops.spark_jobs.metadata_tables import METADATA_TABLES, Row
+from trinitylake_ops.spark_jobs.opened_table import OpenedTable, open_table, opened_data
+from trinitylake_ops.spark_jobs.source_options import ROOT, TABLE, SourceOptions
+from trinitylake_ops.spark_jobs.table_reader import found_table, table_name
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.udtf import UserDefinedTableFunction
+
+#: Metadata tables that are read at a version; the others tell of the lakehouse as a whole.
+_AT_A_VERSION = ("files", "objects")
+
+
+def create_views(
+    spark: SparkSession,
+    lake: Lakehouse,
+    version: int | str | None = None,
+    *,
+    tables: Sequence[str] | None = None,
+    prefix: str = "",
+) -> dict[str, str]:
+    """Create or replace a temporary view for each table of a version; returns view -> table.
+
+    The view of ``NAMESPACE.TABLE`` is named ``<prefix>NAMESPACE_TABLE``, those of the metadata tables
+    ``<prefix>trinitylake_versions`` and so on. ``version`` is a number or an export's name, by default the
+    latest version now; ``versions``, ``changes`` and ``exports`` are those of the whole lakehouse. ``tables``
+    are the ones that are wanted, ``NAMESPACE.TABLE``, by default all Iceberg tables. Raises InvalidInputError
+    where two views would have one name, NotFoundError, UnsupportedTypeError, StorageError; no view is made then.
+    """
+    snapshot = lake.snapshot(version)
+    names = _iceberg_tables(snapshot) if tables is None else [table_name(table) for table in tables]
+    frames: dict[str, tuple[str, DataFrame]] = {}
+
+    def add(view: str, table: str, frame: DataFrame) -> None:
+        if view in frames:
+            raise InvalidInputError(f"{frames[view][0]} and {table} would have the same view {view!r}: give 'tables'")
+        frames[view] = (table, frame)
+
+    for metadata in METADATA_TABLES:
+        pinned = version if metadata in _AT_A_VERSION else None
+        add(f"{prefix}trinitylake_{metadata}", metadata, read_metadata(spark, lake, metadata, pinned))
+    for namespace, table in names:
+        add(f"{prefix}{namespace}_{table}", f"{namespace}.{table}", _frame(spark, lake, snapshot, namespace, table))
+    for view, (_, frame) in frames.items():
+        frame.createOrReplaceTempView("`" + view.replace("`", "``") + "`")
+    return {view: table for view, (table, _) in frames.items()}
+
+
+def _iceberg_tables(snapshot: Snapshot) -> list[tuple[str, str]]:
+    names = [(namespace, table) for namespace in snapshot.namespaces() for table in snapshot.tables(namespace)]
+    return [name for name in names if snapshot.table(*name).is_iceberg]
+
+
+def _frame(spark: SparkSession, lake: Lakehouse, snapshot: Snapshot, namespace: str, table: str) -> DataFrame:
+    """Return the rows of a table by Spark's own reader, or else by the source, which takes filters."""
+    found = found_table(lake, snapshot, namespace, table)
+    native = found.native_frame(spark)
+    if native is not None:
+        return native
+    return frame_of(spark, opened_data(found, None, spark.sparkContext.defaultParallelism))
+
+
+def register_table_functions(spark: SparkSession) -> None:
+    """Make ``trinitylake_table`` and ``trinitylake_versions`` known to the SQL of a session.
+
+    They read in one task: for large tables make views.
+    """
+    for name, function in (("trinitylake_table", TableFunction), ("trinitylake_versions", VersionsFunction)):
+        spark.udtf.register(name, cast("UserDefinedTableFunction", udtf(function, useArrow=False)))
+
+
+@dataclass
+class _Analyzed(AnalyzeResult):
+    """What a call gives, found out by a helper of the driver: the columns, and the table for the task."""
+
+    pickled_table: bytes = b""
+
+
+class _LakehouseFunction:
+    def __init__(self, analyzed: _Analyzed):
+        self._opened: OpenedTable = pickle.loads(analyzed.pickled_table)
+
+    def eval(self, *arguments: Any, **named_arguments: Any) -> Iterator[Row]:
+        """Yield the rows. The arguments were looked at when the call was analyzed."""
+        reader = self._opened.reader(self._opened.schema)
+        for partition in reader.partitions():
+            for batch in cast("Iterator[pa.RecordBatch]", reader.read(partition)):
+                for row in batch.to_pylist(maps_as_pydicts="strict"):
+                    yield tuple(row.values())
+
+
+class TableFunction(_LakehouseFunction):
+    """``trinitylake_table(root, table [, version] [, timestamp => ...] [, export => ...] [, columns => ...])``."""
+
+    @staticmethod
+    def analyze(
+        root: AnalyzeArgument,
+        table: AnalyzeArgument,
+        version: AnalyzeArgument | None = None,
+        timestamp: AnalyzeArgument | None = None,
+        export: AnalyzeArgument | None = None,
+        columns: AnalyzeArgument | None = None,
+    ) -> AnalyzeResult:
+        """Open the table. Raises what opening raises, InvalidInputError for arguments that are not constant."""
+        given = {"version": version, "timestamp": timestamp, "export": export, "columns": columns}
+        return _analyzed({ROOT: root, TABLE: table, **given})
+
+
+class VersionsFunction(_LakehouseFunction):
+    """``trinitylake_versions(root [, version])``: the log, up to a version."""
+
+    @staticmethod
+    def analyze(root: AnalyzeArgument, version: AnalyzeArgument | None = None) -> AnalyzeResult:
+        """Open the log. Raises as that of TableFunction."""
+        return _analyzed({ROOT: root, "version": version}, {TABLE: "versions"})
+
+
+def _analyzed(arguments: dict[str, AnalyzeArgument | None], fixed: dict[str, str] | None = None) -> _Analyzed:
+    options = dict(fixed or {})
+    for name, argument in arguments.items():
+        if argument is None:
+            continue
+        if not argument.isConstantExpression:
+            raise InvalidInputError(f"the argument {name!r} of the function is not constant")
+        if argument.value is not None:
+            options[name] = str(argument.value)
+    opened = open_table(SourceOptions.parse(options))
+    return _Analyzed(opened.schema, pickled_table=pickle.dumps(opened))
