@@ -8,6 +8,7 @@ files leave out, or a file of another writer with other types: all that needs th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
@@ -26,11 +27,13 @@ from trinitylake_ops.storage.parallel import run_parallel
 _LOCAL = "file://"
 _FIELD_ID = b"PARQUET:field_id"
 _HIDDEN_FROM_SPARK = ("_", ".")
+#: What Hadoop's paths cannot hold, or take for something else.
+_NOT_IN_A_PATH = re.compile(r"[:\\]")
+_PATTERNS = re.compile(r"[\[\]{}*?]")
 _FOOTERS_AT_ONCE = 16
 
-#: Whatever the session says: files are taken as they are named, all of them, and as they were written.
+#: Whatever the session says: all files are read, and as they were written.
 _OPTIONS = {
-    "__globPaths__": "false",
     "datetimeRebaseMode": "CORRECTED",
     "ignoreCorruptFiles": "false",
     "ignoreMissingFiles": "false",
@@ -64,7 +67,7 @@ def frame_of(spark: SparkSession, schema: Schema, tasks: Sequence[FileScanTask])
     columns = to_spark_schema(schema)
     if not found:
         return spark.createDataFrame([], columns)
-    return spark.read.schema(columns).options(**_OPTIONS).parquet(*(_LOCAL + path for path in found))
+    return spark.read.schema(columns).options(**_OPTIONS).parquet(*map(_as_pattern, found))
 
 
 def selected(frame: DataFrame, schema: Schema) -> DataFrame:
@@ -75,10 +78,16 @@ def selected(frame: DataFrame, schema: Schema) -> DataFrame:
 def _local_path(task: FileScanTask) -> str | None:
     """Return the path of a file that is on the local disk, whole, and seen by Spark; else None."""
     uri = as_uri(task.file.file_path)
-    is_hidden = uri.rpartition("/")[2].startswith(_HIDDEN_FROM_SPARK)
-    if task.delete_files or task.file.file_format != FileFormat.PARQUET or not uri.startswith(_LOCAL) or is_hidden:
+    if task.delete_files or task.file.file_format != FileFormat.PARQUET or not uri.startswith(_LOCAL):
         return None
-    return uri.removeprefix(_LOCAL)
+    path = uri.removeprefix(_LOCAL)
+    is_seen = not path.rpartition("/")[2].startswith(_HIDDEN_FROM_SPARK)
+    return path if is_seen and not _NOT_IN_A_PATH.search(path) else None
+
+
+def _as_pattern(path: str) -> str:
+    """Return a pattern that only this path fits: Spark takes all paths for patterns."""
+    return _LOCAL + _PATTERNS.sub(r"\\\g<0>", path)
 
 
 class _Footers:

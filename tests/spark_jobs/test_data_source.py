@@ -1,0 +1,317 @@
+"""The data source in Spark: what it gives at each time, which filters reach the files, and errors of one line."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from tests.lakes import check_lake
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import (
+    ExportNotFoundError,
+    FileMissingError,
+    InvalidInputError,
+    InvalidLocationError,
+    LakehouseNotFoundError,
+    TableNotFoundError,
+    TrinityLakeError,
+    VersionNotFoundError,
+)
+from trinitylake_ops.spark_jobs.data_source import read_metadata
+from trinitylake_ops.spark_jobs.metadata_tables import METADATA_TABLES
+from trinitylake_ops.spark_jobs.spark_errors import spark_failures
+from trinitylake_ops.spark_jobs.sql import create_views, register_table_functions
+from trinitylake_ops.spark_jobs.table_reader import read_table
+from trinitylake_ops.spark_jobs.table_writer import stage_dataframe
+from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.tables.staging import publish
+
+pytestmark = pytest.mark.local_only("tasks of Spark read a folder here")
+
+COLUMNS = "month int, day int, text string, share double, at timestamp, wall timestamp_ntz, money decimal(10,2)"
+
+
+def month(number: int) -> list[tuple[Any, ...]]:
+    """Three rows of a month; the last of its shares is no number."""
+    return [
+        (
+            number, day, f"{number}-{day}" if day != 2 else None, float("nan") if day == 3 else number + day / 10,
+            dt.datetime(2013, number, day, 12, tzinfo=dt.UTC), dt.datetime(2013, number, day, 6),  # noqa: DTZ001
+            Decimal(f"{number}.50"),
+        )
+        for day in (1, 2, 3)
+    ]  # fmt: skip
+
+
+def publish_months(spark: SparkSession, lake: Lakehouse, *numbers: int) -> None:
+    rows = [row for number in numbers for row in month(number)]
+    frame = spark.createDataFrame(rows, COLUMNS).coalesce(1)
+    staged = stage_dataframe(lake, frame, "facts", "days", partition_by=("month",), mode="append")
+    with lake.transaction(message=str(numbers), operation="publish", run_id=f"run-{numbers[0]}") as txn:
+        publish(txn, [staged])
+
+
+@pytest.fixture(scope="module")
+def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lakehouse]:
+    """Months 1 and 2 at version 1, month 3 at version 2, and an export of each kind."""
+    folder = tmp_path_factory.mktemp("lake [of] one%20month")
+    lake = Lakehouse.create(f"file://{folder}/", {"fsync": "false"})
+    publish_months(spark, lake, 1, 2)
+    publish_months(spark, lake, 3)
+    with catalog_at(lake) as catalog:
+        table = catalog.create_table("facts.small", pa.schema([("id", pa.int64())]))
+        table.append(pa.table({"id": [1, 2, 3]}))
+    maintenance.plan_export(lake, "first", "minimal", version=1).execute()
+    yield lake
+    check_lake(lake)
+
+
+def load(spark: SparkSession, lake: Lakehouse, table: str, **options: object) -> DataFrame:
+    return spark.read.format("trinitylake").option("root", lake.root).options(**options).load(table)  # type: ignore[arg-type]
+
+
+def days(frame: DataFrame) -> list[tuple[int, int]]:
+    return sorted((row["month"], row["day"]) for row in frame.collect())
+
+
+def test_rows_of_metadata_tables(spark: SparkSession, lake: Lakehouse) -> None:
+    log = {info.version: info for info in lake.history()}
+    versions = load(spark, lake, "versions").collect()
+    assert {row["version"]: (row["operation"], row["run_id"], row["commit_id"]) for row in versions} == {
+        version: (info.operation, info.run_id, info.commit_id) for version, info in log.items()
+    }
+    created = load(spark, lake, "versions").select(F.unix_micros("created_at").alias("at"), "version")
+    assert {row["version"]: row["at"] // 1000 for row in created.collect()} == {
+        version: lake.snapshot(version).created_at_ms for version in log
+    }
+    objects = load(spark, lake, "objects", version=1).collect()
+    assert {(row["kind"], row["namespace"], row["table"]) for row in objects} == {
+        ("namespace", "facts", None), ("table", "facts", "days"),
+    }  # fmt: skip
+    changes = load(spark, lake, "changes", **{"from": 2, "to": 2}).collect()
+    assert [(row["version"], row["kind"], row["table"]) for row in changes] == [(2, "changed", "days")]
+    files = load(spark, lake, "files", export="first").where("kind = 'data'")
+    assert files.agg(F.sum("size_bytes")).first()[0] == sum(  # type: ignore[index]
+        info.size_bytes for info in lake.storage.list("tables/") if "/month=1/" in info.path or "/month=2/" in info.path
+    )
+    assert [row["name"] for row in load(spark, lake, "exports").collect()] == ["first"]
+    for table, columns in METADATA_TABLES.items():
+        assert {field.name: field.dataType for field in load(spark, lake, table).schema} == columns
+
+
+def test_data_at_each_time(spark: SparkSession, lake: Lakehouse) -> None:
+    first = [(number, day) for number in (1, 2) for day in (1, 2, 3)]
+    at_ms = lake.snapshot(1).created_at_ms
+    at = lake.snapshot(1).created_at.isoformat()
+    for options in ({"version": 1}, {"timestamp": at_ms}, {"timestamp": at}, {"export": "first"}):
+        assert days(load(spark, lake, "facts.days", **options)) == first
+    everything = load(spark, lake, "facts.days")
+    assert everything.schema == read_table(spark, lake, "facts.days", row_filter="day > 0").schema
+    for row_filter in (None, "day > 0"):
+        given = read_table(spark, lake, "facts.days", row_filter=row_filter)
+        assert sorted(map(repr, given.collect())) == sorted(map(repr, everything.collect()))
+
+
+def test_rows_equal_those_of_duckdb(spark: SparkSession, lake: Lakehouse) -> None:
+    for version in (1, 2):
+        frame = load(spark, lake, "facts.days", version=version)
+        with catalog_at(lake, version) as catalog:
+            arrow = catalog.load_table("facts.days").scan().to_arrow()
+        query = "SELECT month, count(*), count(text), sum(money), max(wall) FROM {} GROUP BY month ORDER BY month"
+        frame.createOrReplaceTempView("days_now")
+        expected = duckdb.connect().register("arrow", arrow).sql(query.format("arrow")).fetchall()
+        assert [tuple(row) for row in spark.sql(query.format("days_now")).collect()] == expected
+
+
+#: How many of the three files, one for each month, a query has to open.
+FILTERS = {
+    "month = 2": 1,
+    "month BETWEEN 2 AND 3 AND day < 3": 2,
+    "month NOT IN (1, 2)": 1,
+    "text IS NULL": 3,
+    "text LIKE '2-%'": 1,
+    "share > 2": 3,
+    "share <= 1.1": 1,
+    "at >= timestamp'2013-02-01 12:00:00'": 2,
+    "wall < timestamp_ntz'2013-01-02 06:00:00'": 1,
+    "money = 2.5": 1,
+    "month = 1 OR text = '3-1'": 3,
+    "month = 9": 0,
+}
+
+
+def test_filters_open_the_files_that_matter(spark: SparkSession, lake: Lakehouse) -> None:
+    frame = load(spark, lake, "facts.days", parallelism=3)
+    expected = frame.agg(*(F.expr(f"count_if({condition})").alias(condition) for condition in FILTERS)).first()
+    assert expected is not None
+    for condition, n_files in FILTERS.items():
+        found = frame.where(condition)
+        assert found.count() == expected[condition], condition
+        assert max(found.rdd.getNumPartitions(), 1) == max(n_files, 1), condition
+
+
+def test_files_beside_a_filter_are_never_opened(spark: SparkSession, lake: Lakehouse) -> None:
+    (path,) = Path(lake.root.removeprefix("file://")).glob("tables/*/data/month=2/*.parquet")
+    with moved_away(path):
+        frame = load(spark, lake, "facts.days")
+        assert days(frame.where("month <> 2 AND day = 1")) == [(1, 1), (3, 1)]
+        with pytest.raises(FileMissingError, match=path.name), spark_failures("read"):
+            frame.collect()
+
+
+@contextmanager
+def moved_away(path: Path) -> Iterator[None]:
+    aside = path.with_suffix(".aside")
+    path.rename(aside)
+    try:
+        yield
+    finally:
+        aside.rename(path)
+
+
+def test_filters_on_names_read_no_other_definitions(spark: SparkSession, lake: Lakehouse) -> None:
+    entry = lake.snapshot().entry(lake.snapshot().keys.table_key("facts", "small"))
+    assert entry is not None
+    with moved_away(Path(lake.root.removeprefix("file://")) / entry):
+        found = load(spark, lake, "objects").where("namespace = 'facts' AND `table` IN ('days', 'weeks')").collect()
+        assert [row["table"] for row in found] == ["days"]
+        assert load(spark, lake, "objects", columns="kind,table").where("kind = 'table'").count() == 2
+        with pytest.raises(FileMissingError), spark_failures("read"):
+            load(spark, lake, "objects").collect()
+
+
+def test_columns_and_parallelism(spark: SparkSession, lake: Lakehouse) -> None:
+    frame = load(spark, lake, "facts.days", columns="text, month")
+    assert frame.columns == ["text", "month"]
+    assert frame.where("month = 3").count() == 3
+    assert load(spark, lake, "versions", columns='["state", "version"]').columns == ["state", "version"]
+    for parallelism in (1, 3):
+        rdd = load(spark, lake, "facts.days", parallelism=parallelism).rdd
+        assert rdd.getNumPartitions() == parallelism
+
+
+def test_a_frame_stays_with_its_version(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lakehouse.create(f"file://{tmp_path}/lake/", {"fsync": "false"})
+    publish_months(spark, lake, 1)
+    frames = [load(spark, lake, name) for name in ("facts.days", "objects", "versions", "files")]
+    before = [frame.count() for frame in frames]
+    publish_months(spark, lake, 2)
+    assert [frame.count() for frame in frames] == before
+    assert load(spark, lake, "facts.days").count() == 6
+
+
+def test_tables_of_an_export_elsewhere(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lakehouse.create(f"file://{tmp_path}/lake/", {"fsync": "false"})
+    publish_months(spark, lake, 1)
+    maintenance.plan_export(lake, "whole", "full", target=f"file://{tmp_path}/other/").execute()
+    publish_months(spark, lake, 2)
+    os.rename(tmp_path / "lake" / "tables", tmp_path / "gone")
+    assert days(load(spark, lake, "facts.days", export="whole")) == [(1, 1), (1, 2), (1, 3)]
+    assert days(read_table(spark, lake, "facts.days", "whole")) == [(1, 1), (1, 2), (1, 3)]
+    assert load(spark, lake, "objects", export="whole").count() == 2
+    os.rename(tmp_path / "gone", tmp_path / "lake" / "tables")
+
+
+ERRORS: dict[str, tuple[dict[str, str], str, type[TrinityLakeError], str]] = {
+    "table": ({}, "facts.weeks", TableNotFoundError, "there is no table facts.weeks"),
+    "metadata table": ({}, "tables", InvalidInputError, "there is no metadata table 'tables': they are versions,"),
+    "version": ({"version": "99"}, "objects", VersionNotFoundError, "version 99 does not exist"),
+    "version of data": ({"version": "99"}, "facts.days", VersionNotFoundError, "version 99 does not exist"),
+    "export": ({"export": "x"}, "facts.days", ExportNotFoundError, "there is no export 'x'; exports: first"),
+    "option": ({"verzion": "1"}, "objects", InvalidInputError, "there is no option 'verzion'; the source has root,"),
+    "number": ({"version": "one"}, "objects", InvalidInputError, "'version' takes a number such as 12, not 'one'"),
+    "time": ({"timestamp": "noon"}, "objects", InvalidInputError, "'timestamp' takes a time such as"),
+    "column": ({"columns": "a"}, "facts.days", InvalidInputError, "the table has no column 'a'; it has month, day"),
+    "root": ({"root": "nowhere"}, "objects", InvalidLocationError, "root 'nowhere' is neither"),
+    "lakehouse": ({"root": "file:///missing/"}, "objects", LakehouseNotFoundError, "no lakehouse at file:///missing/"),
+    "storage option": ({"storage.fsink": "1"}, "objects", InvalidInputError, "fsink"),
+    "credential": (
+        {"storage.secret_access_key": "hush"},
+        "objects",
+        InvalidInputError,
+        "the option 'storage.secret_access_key' would be seen in Spark's plans and logs: credentials come from",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_are_one_line(spark: SparkSession, lake: Lakehouse, name: str) -> None:
+    options, table, error, message = ERRORS[name]
+    with pytest.raises(error) as raised, spark_failures("read"):
+        load(spark, lake, table, **options)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert "hush" not in str(raised.value)
+
+
+def test_storage_options_that_are_no_secret(spark: SparkSession, lake: Lakehouse) -> None:
+    assert load(spark, lake, "versions", **{"storage.fsync": "false"}).count() == lake.latest_version() + 1
+
+
+def test_an_open_lakehouse_is_read_as_it_is(spark: SparkSession, lake: Lakehouse) -> None:
+    frame = read_metadata(spark, lake, "objects", 1, columns=["table"])
+    assert sorted(row["table"] or "" for row in frame.collect()) == ["", "days"]
+    assert read_metadata(spark, lake, "files", "first").where("kind = 'data'").count() == 2
+    assert read_metadata(spark, lake, "changes", first_version=2, last_version=2).count() == 1
+
+
+def test_views(spark: SparkSession, lake: Lakehouse) -> None:
+    views = create_views(spark, lake, 1)
+    assert views == {
+        "facts_days": "facts.days",
+        **{f"trinitylake_{table}": table for table in METADATA_TABLES},
+    }
+    assert spark.sql("SELECT count(*) FROM facts_days").first()[0] == 6  # type: ignore[index]
+    joined = spark.sql(
+        "SELECT o.`table`, count(*) AS versions FROM trinitylake_objects o JOIN trinitylake_changes c USING (`table`)"
+        " WHERE c.version >= 1 GROUP BY 1"
+    )
+    assert [tuple(row) for row in joined.collect()] == [("days", 2)]
+    assert set(create_views(spark, lake, "first", tables=["facts.days"], prefix="first_")) == {
+        "first_facts_days", *(f"first_trinitylake_{table}" for table in METADATA_TABLES),
+    }  # fmt: skip
+    spark.sql(
+        "CREATE OR REPLACE TEMPORARY VIEW by_sql USING trinitylake"
+        f" OPTIONS (root '{lake.root}', path 'facts.days', version '1')"
+    )
+    assert days(spark.sql("SELECT * FROM by_sql WHERE month = 2")) == [(2, 1), (2, 2), (2, 3)]
+
+
+def test_table_functions(spark: SparkSession, lake: Lakehouse) -> None:
+    register_table_functions(spark)
+    root = lake.root
+    log = spark.sql(f"SELECT * FROM trinitylake_versions('{root}', 1) ORDER BY version")
+    expected = load(spark, lake, "versions", version=1).orderBy("version")
+    assert log.schema == expected.schema
+    assert log.collect() == expected.collect()
+    for call, times in {
+        "1": {"version": 1},
+        "version => 2": {"version": 2},
+        "export => 'first'": {"export": "first"},
+    }.items():
+        found = spark.sql(f"SELECT * FROM trinitylake_table('{root}', 'facts.days', {call})")
+        wanted = load(spark, lake, "facts.days", **times)
+        assert found.schema == wanted.schema
+        assert sorted(map(repr, found.collect())) == sorted(map(repr, wanted.collect()))
+    objects = spark.sql(
+        f"SELECT `table` FROM trinitylake_table('{root}', 'objects', columns => 'table') WHERE `table` IS NOT NULL"
+    )
+    assert sorted(row["table"] for row in objects.collect()) == ["days", "small"]
+    with pytest.raises(TableNotFoundError, match=r"no table facts\.weeks"), spark_failures("read"):
+        spark.sql(f"SELECT * FROM trinitylake_table('{root}', 'facts.weeks')").collect()
+    with (
+        pytest.raises(InvalidInputError, match="the argument 'version' of the function is not constant"),
+        spark_failures("x"),
+    ):
+        spark.sql(f"SELECT * FROM range(2), LATERAL trinitylake_table('{root}', 'objects', id)").collect()
