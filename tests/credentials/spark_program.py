@@ -1,12 +1,14 @@
 """Stages and reads a table on S3 with Spark, well and badly, and prints all that a user could see of it.
 
 ``python -m tests.credentials.spark_program ROOT EVENT_LOG_FOLDER``, with storage options, credentials
-among them, as JSON on standard input. Credentials are known to this process only by these options.
+among them, as JSON on standard input. Credentials are known to this process only by these options, and to
+the helpers of the data source by ``TRINITYLAKE_STORAGE_OPTIONS``, which nobody else looks at.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -16,12 +18,15 @@ from pyspark.sql import SparkSession
 
 from tests.credentials.canaries import WRONG_SECRET_ACCESS_KEY
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.errors import StoragePermissionError
+from trinitylake_ops.errors import InvalidInputError, StoragePermissionError
 from trinitylake_ops.spark_jobs.session import session_scope
 from trinitylake_ops.spark_jobs.spark_errors import spark_failures
+from trinitylake_ops.spark_jobs.sql import create_views, register_table_functions
 from trinitylake_ops.spark_jobs.table_reader import read_staged
 from trinitylake_ops.spark_jobs.table_writer import stage_dataframe
 from trinitylake_ops.storage import Storage, StorageWrapper, open_storage
+from trinitylake_ops.storage.options import OPTIONS_VARIABLE
+from trinitylake_ops.tables.staging import publish
 
 DONE = "all was tried"
 
@@ -43,6 +48,26 @@ def show_plans(spark: SparkSession) -> None:
         print(execution.description(), execution.details(), execution.physicalPlanDescription())
 
 
+def use_data_source(spark: SparkSession, root: str, lake: Lakehouse) -> None:
+    """Read all that the source has, by options, by SQL and from an open lakehouse; and give it a credential."""
+    source = spark.read.format("trinitylake").option("root", root)
+    for table in ("versions", "objects", "files", "changes", "exports", "ns.t"):
+        frame = source.load(table)
+        frame.explain("extended")
+        print(table, frame.collect(), frame.schema)
+    source.load("ns.t").where("id > 1").explain("extended")
+    create_views(spark, lake)
+    register_table_functions(spark)
+    for text in ("SELECT * FROM ns_t WHERE id = 2", f"SELECT * FROM trinitylake_table('{root}', 'ns.t', 1)"):
+        spark.sql(text).explain("extended")
+        print(spark.sql(text).collect())
+    try:
+        with spark_failures("try"):
+            source.option("storage.secret_access_key", WRONG_SECRET_ACCESS_KEY).load("objects")
+    except InvalidInputError as error:
+        print("refused:", error, repr(error), traceback.format_exc())
+
+
 def main(root: str, event_logs: str) -> None:
     options: dict[str, str] = json.load(sys.stdin)
     conf = {
@@ -51,6 +76,7 @@ def main(root: str, event_logs: str) -> None:
         "spark.eventLog.dir": Path(event_logs).as_uri(),
         "spark.ui.enabled": True,
     }
+    os.environ[OPTIONS_VARIABLE] = ",".join(f"{name}={value}" for name, value in options.items())
     with session_scope("credentials", **conf) as spark:
         spark.sparkContext.setLogLevel("INFO")
         lake = Lakehouse.create(root, options)
@@ -69,6 +95,9 @@ def main(root: str, event_logs: str) -> None:
                     attempt()
             except StoragePermissionError as error:
                 print("refused:", error, repr(error), traceback.format_exc())
+        with lake.transaction() as txn:
+            publish(txn, [staged])
+        use_data_source(spark, root, lake)
         show_plans(spark)
         print(spark.sparkContext.getConf().getAll(), DONE)
 

@@ -37,10 +37,11 @@ def test_spark_shows_no_credentials(canaries: CanaryServer, tmp_path: Path) -> N
     assert done.returncode == 0, seen
     assert DONE in done.stdout
     assert "marker-of-the-test" in done.stdout, "plans are among it"
-    assert done.stdout.count("refused:") == 2, done.stdout
+    assert done.stdout.count("refused:") == 3, done.stdout
     assert "Traceback" in done.stderr, "so are the failures of tasks"
     logged = b"".join(path.read_bytes() for path in folders["event-logs"].rglob("*") if path.is_file())
     assert b"SparkListenerTaskEnd" in logged
     assert b"trinitylake_table_scan" in logged
+    assert b"BatchScan trinitylake" in logged
     assert leaks(seen) == []
     assert leaks_in_files(tmp_path) == []

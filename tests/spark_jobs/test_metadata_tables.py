@@ -30,8 +30,9 @@ from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import ExportNotFoundError, InvalidInputError, VersionExpiredError, VersionNotFoundError
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.spark_jobs import object_rows
+from trinitylake_ops.spark_jobs.metadata_tables import METADATA_TABLES
 from trinitylake_ops.spark_jobs.opened_table import OpenedMetadata, open_metadata
-from trinitylake_ops.spark_jobs.source_options import TableRequest
+from trinitylake_ops.spark_jobs.source_options import OPTIONS, TableRequest
 from trinitylake_ops.storage import LocalStorage, MeteredStorage
 from trinitylake_ops.storage.cache import clear_process_caches
 from trinitylake_ops.tree.walk import walk
@@ -384,3 +385,13 @@ def test_two_times_are_refused() -> None:
 def test_a_lakehouse_in_memory_is_refused(lakes: Lakes) -> None:
     with pytest.raises(InvalidInputError, match="Spark's tasks are other processes"):
         opened(lakes.memory(), "objects")
+
+
+def test_the_docs_list_all_columns_and_options() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    for name, columns in METADATA_TABLES.items():
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| `{name}` | ")]
+        listed = [words.split("`")[1] for words in row.split("|")[3].split(", ") if words.strip().startswith("`")]
+        assert listed == list(columns)
+    for option in OPTIONS:
+        assert f"`{option}`" in text
