@@ -255,6 +255,12 @@ def test_errors_are_one_line(spark: SparkSession, lake: Lakehouse, name: str) ->
     assert "hush" not in str(raised.value)
 
 
+def test_a_schema_of_the_caller_is_refused(spark: SparkSession, lake: Lakehouse) -> None:
+    frame = spark.read.format("trinitylake").option("root", lake.root).schema("month int").load("facts.days")
+    with pytest.raises(InvalidInputError, match="the source has its own columns"), spark_failures("read"):
+        frame.collect()
+
+
 def test_storage_options_that_are_no_secret(spark: SparkSession, lake: Lakehouse) -> None:
     assert load(spark, lake, "versions", **{"storage.fsync": "false"}).count() == lake.latest_version() + 1
 

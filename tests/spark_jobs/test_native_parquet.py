@@ -134,7 +134,8 @@ def test_delete_files(spark: SparkSession, lake: Lakehouse, catalog: TrinityLake
 
 
 def native_frame(spark: SparkSession, lake: Lakehouse, table: Table) -> DataFrame | None:
-    return FoundTable(StorageFileIO.on(lake.storage), table.metadata).native_frame(spark)
+    found = FoundTable(StorageFileIO.on(lake.storage), table.metadata)
+    return found.native_frame(spark, found.tasks())
 
 
 def test_files_of_other_writers(spark: SparkSession, lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
+from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.spark_jobs.handover import HANDOVER, handed_over, take_given
 from trinitylake_ops.spark_jobs.metadata_tables import MetadataTable, Row
 
@@ -93,6 +94,8 @@ class TrinityLakeSource(DataSource):
         return self._take().schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        if schema.names != self.schema().names:
+            raise InvalidInputError("the source has its own columns: read without a schema, and choose by 'columns'")
         reader = self._take().reader(schema)
         self._opened = None  # Spark sends the source to all tasks beside the reader, and they have no use for it.
         return reader

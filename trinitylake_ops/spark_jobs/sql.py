@@ -57,7 +57,7 @@ def create_views(
         frames[view] = (table, frame)
 
     for metadata in METADATA_TABLES:
-        pinned = version if metadata in _AT_A_VERSION else None
+        pinned = (snapshot.version if version is None else version) if metadata in _AT_A_VERSION else None
         add(f"{prefix}trinitylake_{metadata}", metadata, read_metadata(spark, lake, metadata, pinned))
     for namespace, table in names:
         add(f"{prefix}{namespace}_{table}", f"{namespace}.{table}", _frame(spark, lake, snapshot, namespace, table))
@@ -74,7 +74,7 @@ def _iceberg_tables(snapshot: Snapshot) -> list[tuple[str, str]]:
 def _frame(spark: SparkSession, lake: Lakehouse, snapshot: Snapshot, namespace: str, table: str) -> DataFrame:
     """Return the rows of a table by Spark's own reader, or else by the source, which takes filters."""
     found = found_table(lake, snapshot, namespace, table)
-    native = found.native_frame(spark)
+    native = found.native_frame(spark, found.tasks())
     if native is not None:
         return native
     return frame_of(spark, opened_data(found, None, spark.sparkContext.defaultParallelism))

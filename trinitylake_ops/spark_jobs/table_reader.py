@@ -34,6 +34,8 @@ from trinitylake_ops.transaction.snapshot import Snapshot
 #: An input partition takes up to so many bytes of data files; a bigger file is one of its own.
 GROUP_BYTES = 64 << 20
 
+_ALL_ROWS = AlwaysTrue()
+
 
 def read_table(
     spark: SparkSession,
@@ -54,8 +56,10 @@ def read_table(
     what read_files raises.
     """
     found = found_table(lake, lake.snapshot(version), *table_name(table))
-    native = found.native_frame(spark, columns) if row_filter is None else None
-    return _scanned(spark, found, row_filter, columns) if native is None else native
+    wanted = _parsed(row_filter)
+    tasks = found.tasks(wanted)
+    native = found.native_frame(spark, tasks, columns) if row_filter is None else None
+    return _scanned(spark, found, wanted, columns, tasks) if native is None else native
 
 
 def read_staged(
@@ -93,7 +97,8 @@ def read_files(
     check_reachable(lake)
     io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
     metadata = read_metadata(io, to_uri(lake.root, table)) if isinstance(table, str) else table.metadata
-    return _scanned(spark, FoundTable(io, metadata), row_filter, columns)
+    found, wanted = FoundTable(io, metadata), _parsed(row_filter)
+    return _scanned(spark, found, wanted, columns, found.tasks(wanted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +108,16 @@ class FoundTable:
     io: StorageFileIO
     metadata: TableMetadata
 
-    def tasks(self, row_filter: BooleanExpression | None = None) -> list[FileScanTask]:
+    def tasks(self, row_filter: BooleanExpression = _ALL_ROWS) -> list[FileScanTask]:
         """Return the files that hold the rows of a filter. Raises what :func:`read_files` raises."""
-        return _planned(DataScan(self.metadata, self.io, row_filter=row_filter or AlwaysTrue()))
+        return _planned(DataScan(self.metadata, self.io, row_filter=row_filter))
 
-    def native_frame(self, spark: SparkSession, columns: Sequence[str] | None = None) -> DataFrame | None:
-        """Return the rows as Spark's own reader of Parquet gives them, None where it cannot be relied on."""
+    def native_frame(
+        self, spark: SparkSession, tasks: Sequence[FileScanTask], columns: Sequence[str] | None = None
+    ) -> DataFrame | None:
+        """Return the rows of files as Spark's own reader of Parquet gives them, None where it cannot be relied on."""
         schema = projected(self.metadata.schema(), columns)
-        frame = native_parquet.frame_of(spark, self.metadata.schema(), self.tasks())
+        frame = native_parquet.frame_of(spark, self.metadata.schema(), tasks)
         return None if frame is None else native_parquet.selected(frame, schema)
 
 
@@ -138,13 +145,13 @@ def found_table(lake: Lakehouse, snapshot: Snapshot, namespace: str, table: str)
 def _scanned(
     spark: SparkSession,
     found: FoundTable,
-    row_filter: str | BooleanExpression | None,
+    row_filter: BooleanExpression,
     columns: Sequence[str] | None,
+    tasks: Sequence[FileScanTask],
 ) -> DataFrame:
     schema = projected(found.metadata.schema(), columns)
-    wanted = _parsed(row_filter)
-    groups = group_files(found.tasks(wanted), spark.sparkContext.defaultParallelism)
-    job = ReadJob(found.io, found.metadata, schema, wanted)
+    groups = group_files(tasks, spark.sparkContext.defaultParallelism)
+    job = ReadJob(found.io, found.metadata, schema, row_filter)
     spark.dataSource.register(TableScan)
     with handed_over(Scan(to_spark_schema(schema), pickle.dumps(job), tuple(map(pickle.dumps, groups)))) as folder:
         # Spark makes the data source now and keeps it with the DataFrame; the folder has served its purpose then.
@@ -169,7 +176,7 @@ def group_files(tasks: Iterable[FileScanTask], parallelism: int) -> list[tuple[F
 
 def _parsed(row_filter: str | BooleanExpression | None) -> BooleanExpression:
     if row_filter is None:
-        return AlwaysTrue()
+        return _ALL_ROWS
     if isinstance(row_filter, BooleanExpression):
         return row_filter
     try:
