@@ -38,7 +38,7 @@ def fill(spark: SparkSession, lake: Lakehouse) -> None:
     """Commit the years, a version for each group of them."""
     flights = flights_model.flights(spark, FlightsSource()).cache()
     for years in YEARS_BY_VERSION:
-        frame = flights.withColumn("year", F.explode(F.array(*map(F.lit, years))).cast("int"))
+        frame = flights.withColumn("year", F.explode(F.array(*(F.lit(year).cast("int") for year in years))))
         staged = stage_dataframe(lake, frame, *TABLE.split("."), partition_by=("year",), mode="append")
         with lake.transaction() as txn:
             publish(txn, [staged])

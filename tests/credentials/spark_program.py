@@ -55,7 +55,7 @@ def use_data_source(spark: SparkSession, root: str, lake: Lakehouse) -> None:
         frame = source.load(table)
         frame.explain("extended")
         print(table, frame.collect(), frame.schema)
-    source.load("ns.t").where("id > 1").explain("extended")
+    source.option("row_filter", "id > 1").load("ns.t").explain("extended")
     create_views(spark, lake)
     register_table_functions(spark)
     for text in ("SELECT * FROM ns_t WHERE id = 2", f"SELECT * FROM trinitylake_table('{root}', 'ns.t', 1)"):

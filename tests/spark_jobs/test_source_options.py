@@ -48,6 +48,8 @@ def test_columns() -> None:
 
     assert columns("a, b ,c") == ("a", "b", "c")
     assert columns('["a, b", "c"]') == ("a, b", "c")
+    with pytest.raises(InvalidInputError, match="a column is asked for twice: a, a"):
+        columns("a,a")
     for wrong in ("", "a,,b", "[", "[1]", "[]"):
         with pytest.raises(InvalidInputError, match="'columns' takes names"):
             columns(wrong)

@@ -1,42 +1,38 @@
 """``spark.read.format("trinitylake")``: metadata tables of a lakehouse, and the data of its tables.
 
 Spark makes the source in a helper process of the driver, which looks at the lakehouse once: the version and
-the schema are those of that moment for as long as the DataFrame lives. Another helper plans each query, with
-the filters that Spark hands over, and the tasks read. What they need goes to them inside pickled objects; the
-options, which Spark shows, hold no credentials.
+the schema are those of that moment for as long as the DataFrame lives. Another helper plans what tasks read when
+the first query needs it. What they need goes to them inside pickled objects; the options, which Spark shows,
+hold no credentials. The readers take no filters of Spark's (``row_filters``, as to why).
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
-from pyspark.sql.types import StructType
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructField, StructType
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.spark_jobs.handover import HANDOVER, handed_over, take_given
-from trinitylake_ops.spark_jobs.metadata_tables import MetadataTable, Row
+from trinitylake_ops.spark_jobs.metadata_tables import METADATA_TABLES, Row
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from trinitylake_ops.spark_jobs.opened_table import OpenedTable
+    from trinitylake_ops.spark_jobs.opened_table import OpenedMetadata, OpenedTable
     from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 FORMAT = "trinitylake"
-_FILTER_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 _ROWS_PER_BATCH = 4_096
 
 
 def register_data_source(spark: SparkSession) -> None:
-    """Make ``spark.read.format("trinitylake")`` known to a session that ``build_session`` did not make.
-
-    Spark refuses sources that take filters unless a setting allows it; that is set for this session.
-    """
-    spark.conf.set(_FILTER_PUSHDOWN, "true")
+    """Make ``spark.read.format("trinitylake")`` known to a session that ``build_session`` did not make."""
     spark.dataSource.register(TrinityLakeSource)
 
 
@@ -46,13 +42,15 @@ def read_metadata(
     table: str,
     version: int | str | None = None,
     *,
+    row_filter: str | None = None,
     columns: Sequence[str] | None = None,
     first_version: int | None = None,
     last_version: int | None = None,
 ) -> DataFrame:
     """Return a metadata table of an open lakehouse, with its storage options, at a version or export.
 
-    ``first_version`` and ``last_version`` are of ``changes``, inclusive. Raises InvalidInputError,
+    ``row_filter`` is as the option of that name: versions, namespaces and tables that it leaves out are not
+    looked at. ``first_version`` and ``last_version`` are of ``changes``, inclusive. Raises InvalidInputError,
     VersionNotFoundError, VersionExpiredError, ExportNotFoundError, StorageError.
     """
     from trinitylake_ops.spark_jobs.opened_table import open_metadata
@@ -63,6 +61,7 @@ def read_metadata(
         table=table,
         version=int(version) if version is not None and is_number else None,
         export=str(version) if version is not None and not is_number else None,
+        row_filter=row_filter,
         columns=None if columns is None else tuple(columns),
         first_version=first_version,
         last_version=last_version,
@@ -120,44 +119,37 @@ def _opened(options: dict[str, str]) -> OpenedTable:
 class MetadataReader(DataSourceReader):
     """Reads a metadata table: made and planned by a helper of the driver, pickled to the tasks."""
 
-    def __init__(self, table: MetadataTable, positions: Sequence[int], schema: StructType):
-        self._table = table
-        self._positions = positions
+    def __init__(self, opened: OpenedMetadata, schema: StructType):
+        self._opened = opened
         self._schema = schema
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        self._table = self._table.limited(filters)
-        return filters
-
     def partitions(self) -> Sequence[InputPartition]:
-        return [InputPartition(pickle.dumps(part)) for part in self._table.partitions()]
+        return [InputPartition(pickle.dumps(part)) for part in self._opened.table.partitions()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if partition.value is None:  # what Spark asks for where there is none
             return iter(())
-        rows = self._table.rows(pickle.loads(partition.value))
-        return _batches(rows, self._positions, self._schema)
+        return _batches(self._opened, self._opened.table.rows(pickle.loads(partition.value)), self._schema)
 
 
-def _batches(rows: Iterator[Row], positions: Sequence[int], schema: StructType) -> Iterator[pa.RecordBatch]:
-    """Yield rows as Arrow batches of the columns at some positions of them."""
+def _batches(opened: OpenedMetadata, rows: Iterator[Row], schema: StructType) -> Iterator[pa.RecordBatch]:
+    """Yield what is asked for of rows with all columns."""
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_schema  # what Spark checks batches against; needs no pandas
 
+    row_filter = opened.row_filter
+    types = METADATA_TABLES[opened.name]
+    names = dict.fromkeys([*opened.columns, *(() if row_filter is None else row_filter.columns)])
+    positions = [list(types).index(name) for name in names]
+    read_schema = to_arrow_schema(StructType([StructField(name, types[name]) for name in names]), timezone="UTC")
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
-    waiting: list[Row] = []
-
-    def batch() -> pa.RecordBatch:
+    while waiting := list(islice(rows, _ROWS_PER_BATCH)):
         columns: list[Any] = [
             pa.array([row[position] for row in waiting], field.type)
-            for position, field in zip(positions, arrow_schema, strict=True)
+            for position, field in zip(positions, read_schema, strict=True)
         ]
-        return pa.RecordBatch.from_arrays(columns, schema=arrow_schema)
-
-    for row in rows:
-        waiting.append(row)
-        if len(waiting) == _ROWS_PER_BATCH:
-            yield batch()
-            waiting.clear()
-    if waiting:
-        yield batch()
+        batch = pa.RecordBatch.from_arrays(columns, schema=read_schema)
+        if row_filter is not None:
+            batch = row_filter.rows_of(batch)
+        if batch.num_rows:
+            yield batch.select(arrow_schema.names).cast(arrow_schema)

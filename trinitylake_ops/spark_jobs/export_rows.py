@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql.datasource import Filter
+from pyiceberg.expressions import BoundPredicate
 
 from trinitylake_ops.maintenance.export_records import list_exports
 from trinitylake_ops.spark_jobs.metadata_tables import METADATA_TABLES, Row
@@ -19,7 +19,7 @@ class Exports:
 
     latest: PinnedSnapshot
 
-    def limited(self, filters: Sequence[Filter]) -> Exports:
+    def limited(self, conditions: Sequence[BoundPredicate]) -> Exports:
         return self
 
     def partitions(self) -> list[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from pyspark.sql.datasource import Filter
+from pyiceberg.expressions import BoundPredicate
 
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.file_names import root_of
@@ -15,7 +15,7 @@ from trinitylake_ops.spark_jobs.key_ranges import KeyRange, NodesInRange
 from trinitylake_ops.spark_jobs.metadata_tables import Row
 from trinitylake_ops.spark_jobs.object_rows import shared_ranges
 from trinitylake_ops.spark_jobs.pinned_snapshot import PinnedSnapshot
-from trinitylake_ops.spark_jobs.pushed_filters import Wanted, WantedNames
+from trinitylake_ops.spark_jobs.wanted import Wanted, WantedNames
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.reach import FileKind, files_of
@@ -41,8 +41,8 @@ class Files:
     names: WantedNames = field(default_factory=WantedNames)
     kinds: Wanted = field(default_factory=Wanted)
 
-    def limited(self, filters: Sequence[Filter]) -> Files:
-        return replace(self, names=WantedNames.of(filters), kinds=Wanted.of(filters, "kind"))
+    def limited(self, conditions: Sequence[BoundPredicate]) -> Files:
+        return replace(self, names=WantedNames.of(conditions), kinds=Wanted.of(conditions, "kind"))
 
     def partitions(self) -> list[tuple[KeyRange, ...]]:
         snapshot = self.snapshot.open()

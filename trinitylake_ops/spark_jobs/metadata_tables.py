@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from pyspark.sql.datasource import Filter
 from pyspark.sql.types import (
     ArrayType,
     DataType,
@@ -16,6 +15,9 @@ from pyspark.sql.types import (
     StructType,
     TimestampType,
 )
+
+if TYPE_CHECKING:
+    from pyiceberg.expressions import BoundPredicate
 
 Row: TypeAlias = tuple[Any, ...]
 
@@ -90,8 +92,8 @@ METADATA_TABLES: Mapping[str, Mapping[str, DataType]] = {
 class MetadataTable(Protocol):
     """A metadata table at one time: planned by a helper of the driver, read by tasks; pickled in between."""
 
-    def limited(self, filters: Sequence[Filter]) -> MetadataTable:
-        """Return the table with what need not be read because of filters left out."""
+    def limited(self, conditions: Sequence[BoundPredicate]) -> MetadataTable:
+        """Return the table without what need not be read for rows that fulfil all conditions."""
         ...
 
     def partitions(self) -> Sequence[object]:

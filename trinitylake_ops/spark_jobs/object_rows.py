@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from pyspark.sql.datasource import Filter
+from pyiceberg.expressions import BoundPredicate
 
 from trinitylake_ops.format.definitions import METADATA_LOCATION, NamespaceDef, TableDef
 from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.spark_jobs.key_ranges import KeyRange, split
 from trinitylake_ops.spark_jobs.metadata_tables import Row
 from trinitylake_ops.spark_jobs.pinned_snapshot import PinnedSnapshot
-from trinitylake_ops.spark_jobs.pushed_filters import WantedNames
+from trinitylake_ops.spark_jobs.wanted import WantedNames
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.search import scan_columns
@@ -48,8 +48,8 @@ class Objects:
     columns: Collection[str]
     names: WantedNames = field(default_factory=WantedNames)
 
-    def limited(self, filters: Sequence[Filter]) -> Objects:
-        return replace(self, names=WantedNames.of(filters))
+    def limited(self, conditions: Sequence[BoundPredicate]) -> Objects:
+        return replace(self, names=WantedNames.of(conditions))
 
     def partitions(self) -> list[tuple[KeyRange, ...]]:
         snapshot = self.snapshot.open()

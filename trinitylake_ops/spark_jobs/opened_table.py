@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,7 +18,7 @@ from trinitylake_ops.transaction.snapshot import Snapshot
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceReader
 
-    from trinitylake_ops.spark_jobs.table_reader import FoundTable
+    from trinitylake_ops.spark_jobs.row_filters import MetadataFilter
 
 
 class OpenedTable(Protocol):
@@ -37,11 +36,12 @@ class OpenedTable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OpenedMetadata:
-    """A metadata table with the columns that are read of it."""
+    """A metadata table with the columns and rows that are read of it."""
 
     name: str
     table: MetadataTable
     columns: tuple[str, ...]
+    row_filter: MetadataFilter | None = None
 
     @property
     def schema(self) -> StructType:
@@ -51,8 +51,7 @@ class OpenedMetadata:
     def reader(self, schema: StructType) -> DataSourceReader:
         from trinitylake_ops.spark_jobs.data_source import MetadataReader
 
-        order = list(METADATA_TABLES[self.name])
-        return MetadataReader(self.table, [order.index(column) for column in self.columns], schema)
+        return MetadataReader(self, schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +90,7 @@ def _check_request(request: TableRequest) -> None:
 
 def open_metadata(lake: Lakehouse, request: TableRequest) -> OpenedMetadata:
     """Open a metadata table. Raises InvalidInputError, NotFoundError, StorageError."""
+    from trinitylake_ops.spark_jobs.row_filters import MetadataFilter
     from trinitylake_ops.spark_jobs.table_reader import check_reachable
 
     _check_request(request)
@@ -99,7 +99,11 @@ def open_metadata(lake: Lakehouse, request: TableRequest) -> OpenedMetadata:
     columns = tuple(known) if request.columns is None else request.columns
     if unknown := next((column for column in columns if column not in known), None):
         raise InvalidInputError(f"{request.table!r} has no column {unknown!r}; it has {', '.join(known)}")
-    return OpenedMetadata(request.table, _metadata_table(lake, request, columns), columns)
+    if request.row_filter is None:
+        return OpenedMetadata(request.table, _metadata_table(lake, request, columns), columns)
+    row_filter = MetadataFilter.parse(request.table, request.row_filter)
+    table = _metadata_table(lake, request, (*columns, *row_filter.columns)).limited(row_filter.conditions())
+    return OpenedMetadata(request.table, table, columns, row_filter)
 
 
 def _metadata_table(lake: Lakehouse, request: TableRequest, columns: tuple[str, ...]) -> MetadataTable:
@@ -143,17 +147,13 @@ def snapshot_of(lake: Lakehouse, request: TableRequest) -> Snapshot:
 
 def open_data(lake: Lakehouse, request: TableRequest) -> OpenedData:
     """Open the data of a table. Raises InvalidInputError, NotFoundError, StorageError, UnsupportedTypeError."""
-    from trinitylake_ops.spark_jobs.table_reader import found_table, table_name
-
-    found = found_table(lake, snapshot_of(lake, request), *table_name(request.table))
-    return opened_data(found, request.columns, request.parallelism)
-
-
-def opened_data(found: FoundTable, columns: Sequence[str] | None, parallelism: int) -> OpenedData:
-    """Return the data of a table that was found. Raises InvalidInputError, UnsupportedTypeError."""
+    from trinitylake_ops.spark_jobs.row_filters import bound, parsed
     from trinitylake_ops.spark_jobs.spark_schema import to_spark_schema
     from trinitylake_ops.spark_jobs.table_data import DataPlan
-    from trinitylake_ops.spark_jobs.table_reader import projected
+    from trinitylake_ops.spark_jobs.table_reader import found_table, projected, table_name
 
-    schema = projected(found.metadata.schema(), columns)
-    return OpenedData(to_spark_schema(schema), pickle.dumps(DataPlan(found, schema, parallelism)))
+    found = found_table(lake, snapshot_of(lake, request), *table_name(request.table))
+    schema = projected(found.metadata.schema(), request.columns)
+    row_filter = parsed(request.row_filter)
+    bound(row_filter, found.metadata.schema())  # so that one that does not fit is refused now
+    return OpenedData(to_spark_schema(schema), pickle.dumps(DataPlan(found, schema, row_filter, request.parallelism)))

@@ -33,8 +33,6 @@ _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     # Iceberg adopts Parquet files with microseconds, not with Spark's own INT96.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # Python data sources that take filters, as ours does, are refused without it.
-    "spark.sql.python.filterPushdown.enabled": "true",
 }
 
 

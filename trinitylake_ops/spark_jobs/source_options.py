@@ -27,6 +27,7 @@ OPTIONS: Mapping[str, str] = {
     "version": "read at this version, a number",
     "timestamp": "read at this time: ISO 8601 with a time zone, or milliseconds since the epoch",
     "export": "read what the export of this name holds",
+    "row_filter": "rows for which this holds, in the words of Iceberg's filters; the rest is not read",
     "columns": "these columns only, in this order: names with commas between them, or a JSON list",
     "from": "of changes: the first version, inclusive",
     "to": "of changes: the last version, inclusive",
@@ -48,13 +49,14 @@ class TableRequest:
     """What is read of a lakehouse: a metadata table, or ``NAMESPACE.TABLE``, at most at one of the three times.
 
     ``timestamp`` is an aware datetime or milliseconds since the epoch. ``first_version`` and ``last_version``
-    are inclusive; only changes have them. ``columns`` None means all.
+    are inclusive; only changes have them. ``row_filter`` and ``columns`` None mean all.
     """
 
     table: str
     version: int | None = None
     timestamp: Time | None = None
     export: str | None = None
+    row_filter: str | None = None
     columns: tuple[str, ...] | None = None
     first_version: int | None = None
     last_version: int | None = None
@@ -65,6 +67,8 @@ class TableRequest:
         given = [name for name, value in times.items() if value is not None]
         if len(given) > 1:
             raise InvalidInputError(f"give one of the options {' and '.join(given)}, not several")
+        if self.columns is not None and len(set(self.columns)) < len(self.columns):
+            raise InvalidInputError(f"a column is asked for twice: {', '.join(self.columns)}")
 
     @property
     def time(self) -> str | None:
@@ -104,6 +108,7 @@ class SourceOptions:
             version=_number(plain, "version"),
             timestamp=_time(plain.get("timestamp")),
             export=plain.get("export"),
+            row_filter=plain.get("row_filter"),
             columns=_names(plain.get("columns")),
             first_version=_number(plain, "from"),
             last_version=_number(plain, "to"),

@@ -15,9 +15,9 @@ from pyspark.sql.functions import udtf
 from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult
 
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.spark_jobs.data_source import frame_of, read_metadata
+from trinitylake_ops.spark_jobs.data_source import read_metadata
 from trinitylake_ops.spark_jobs.metadata_tables import METADATA_TABLES, Row
-from trinitylake_ops.spark_jobs.opened_table import OpenedTable, open_table, opened_data
+from trinitylake_ops.spark_jobs.opened_table import OpenedTable, open_table
 from trinitylake_ops.spark_jobs.source_options import ROOT, TABLE, SourceOptions
 from trinitylake_ops.spark_jobs.table_reader import found_table, table_name
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -72,12 +72,11 @@ def _iceberg_tables(snapshot: Snapshot) -> list[tuple[str, str]]:
 
 
 def _frame(spark: SparkSession, lake: Lakehouse, snapshot: Snapshot, namespace: str, table: str) -> DataFrame:
-    """Return the rows of a table by Spark's own reader, or else by the source, which takes filters."""
+    """Return the rows of a table by Spark's own reader, or else by ours."""
     found = found_table(lake, snapshot, namespace, table)
-    native = found.native_frame(spark, found.tasks())
-    if native is not None:
-        return native
-    return frame_of(spark, opened_data(found, None, spark.sparkContext.defaultParallelism))
+    tasks = found.tasks()
+    native = found.native_frame(spark, tasks)
+    return found.scanned_frame(spark, tasks) if native is None else native
 
 
 def register_table_functions(spark: SparkSession) -> None:
@@ -110,7 +109,7 @@ class _LakehouseFunction:
 
 
 class TableFunction(_LakehouseFunction):
-    """``trinitylake_table(root, table [, version] [, timestamp => ...] [, export => ...] [, columns => ...])``."""
+    """``trinitylake_table(root, table [, version] [, name => ...])``, by name the options of the source."""
 
     @staticmethod
     def analyze(
@@ -120,9 +119,12 @@ class TableFunction(_LakehouseFunction):
         timestamp: AnalyzeArgument | None = None,
         export: AnalyzeArgument | None = None,
         columns: AnalyzeArgument | None = None,
+        row_filter: AnalyzeArgument | None = None,
     ) -> AnalyzeResult:
         """Open the table. Raises what opening raises, InvalidInputError for arguments that are not constant."""
-        given = {"version": version, "timestamp": timestamp, "export": export, "columns": columns}
+        given = {
+            "version": version, "timestamp": timestamp, "export": export, "columns": columns, "row_filter": row_filter,
+        }  # fmt: skip
         return _analyzed({ROOT: root, TABLE: table, **given})
 
 

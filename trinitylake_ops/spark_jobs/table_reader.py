@@ -12,17 +12,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
-from pyiceberg.expressions.parser import parse
 from pyiceberg.schema import Schema
 from pyiceberg.table import DataScan, FileScanTask, Table
 from pyiceberg.table.metadata import TableMetadata
-from pyparsing import ParseException
 from pyspark.sql import DataFrame, SparkSession
 
 from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError
 from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.spark_jobs import native_parquet
 from trinitylake_ops.spark_jobs.handover import HANDOVER, handed_over
+from trinitylake_ops.spark_jobs.row_filters import parsed
 from trinitylake_ops.spark_jobs.spark_schema import to_spark_schema
 from trinitylake_ops.spark_jobs.table_tasks import ReadJob, Scan, TableScan
 from trinitylake_ops.tables.file_io import StorageFileIO
@@ -56,10 +55,10 @@ def read_table(
     what read_files raises.
     """
     found = found_table(lake, lake.snapshot(version), *table_name(table))
-    wanted = _parsed(row_filter)
+    wanted = parsed(row_filter)
     tasks = found.tasks(wanted)
     native = found.native_frame(spark, tasks, columns) if row_filter is None else None
-    return _scanned(spark, found, wanted, columns, tasks) if native is None else native
+    return found.scanned_frame(spark, tasks, wanted, columns) if native is None else native
 
 
 def read_staged(
@@ -97,8 +96,8 @@ def read_files(
     check_reachable(lake)
     io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
     metadata = read_metadata(io, to_uri(lake.root, table)) if isinstance(table, str) else table.metadata
-    found, wanted = FoundTable(io, metadata), _parsed(row_filter)
-    return _scanned(spark, found, wanted, columns, found.tasks(wanted))
+    found, wanted = FoundTable(io, metadata), parsed(row_filter)
+    return found.scanned_frame(spark, found.tasks(wanted), wanted, columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +118,22 @@ class FoundTable:
         schema = projected(self.metadata.schema(), columns)
         frame = native_parquet.frame_of(spark, self.metadata.schema(), tasks)
         return None if frame is None else native_parquet.selected(frame, schema)
+
+    def scanned_frame(
+        self,
+        spark: SparkSession,
+        tasks: Sequence[FileScanTask],
+        row_filter: BooleanExpression = _ALL_ROWS,
+        columns: Sequence[str] | None = None,
+    ) -> DataFrame:
+        """Return the rows of files as our own reader gives them. Raises what :func:`read_files` raises."""
+        schema = projected(self.metadata.schema(), columns)
+        groups = group_files(tasks, spark.sparkContext.defaultParallelism)
+        job = ReadJob(self.io, self.metadata, schema, row_filter)
+        spark.dataSource.register(TableScan)
+        with handed_over(Scan(to_spark_schema(schema), pickle.dumps(job), tuple(map(pickle.dumps, groups)))) as folder:
+            # Spark makes the data source now and keeps it with the DataFrame; the folder has served its purpose then.
+            return spark.read.format(TableScan.name()).option(HANDOVER, folder).load()
 
 
 def table_name(text: str) -> tuple[str, str]:
@@ -142,22 +157,6 @@ def found_table(lake: Lakehouse, snapshot: Snapshot, namespace: str, table: str)
     return FoundTable(io, read_metadata(io, metadata_uri(definition, snapshot.files.storage.root)))
 
 
-def _scanned(
-    spark: SparkSession,
-    found: FoundTable,
-    row_filter: BooleanExpression,
-    columns: Sequence[str] | None,
-    tasks: Sequence[FileScanTask],
-) -> DataFrame:
-    schema = projected(found.metadata.schema(), columns)
-    groups = group_files(tasks, spark.sparkContext.defaultParallelism)
-    job = ReadJob(found.io, found.metadata, schema, row_filter)
-    spark.dataSource.register(TableScan)
-    with handed_over(Scan(to_spark_schema(schema), pickle.dumps(job), tuple(map(pickle.dumps, groups)))) as folder:
-        # Spark makes the data source now and keeps it with the DataFrame; the folder has served its purpose then.
-        return spark.read.format(TableScan.name()).option(HANDOVER, folder).load()
-
-
 def group_files(tasks: Iterable[FileScanTask], parallelism: int) -> list[tuple[FileScanTask, ...]]:
     """Pack files into input partitions: ``parallelism`` of them, or more so that each has up to GROUP_BYTES."""
     ordered = sorted(tasks, key=lambda task: (-task.file.file_size_in_bytes, task.file.file_path))
@@ -174,17 +173,6 @@ def group_files(tasks: Iterable[FileScanTask], parallelism: int) -> list[tuple[F
     return [tuple(group) for group in groups]
 
 
-def _parsed(row_filter: str | BooleanExpression | None) -> BooleanExpression:
-    if row_filter is None:
-        return _ALL_ROWS
-    if isinstance(row_filter, BooleanExpression):
-        return row_filter
-    try:
-        return parse(row_filter)
-    except ParseException as error:
-        raise InvalidInputError(f"the filter {row_filter!r} cannot be read at column {error.column}") from error
-
-
 def projected(schema: Schema, columns: Sequence[str] | None) -> Schema:
     """Return a schema with some of its top-level columns. Raises InvalidInputError for an unknown one."""
     if columns is None:
@@ -192,6 +180,8 @@ def projected(schema: Schema, columns: Sequence[str] | None) -> Schema:
     names = {field.name: field for field in schema.fields}
     if unknown := next((name for name in columns if name not in names), None):
         raise InvalidInputError(f"the table has no column {unknown!r}; it has {', '.join(names)}")
+    if len(set(columns)) < len(columns):
+        raise InvalidInputError(f"a column is asked for twice: {', '.join(columns)}")
     return Schema(*(names[name] for name in columns), schema_id=schema.schema_id)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from pyspark.sql.datasource import Filter
+from pyiceberg.expressions import BoundPredicate
 
 from trinitylake_ops.spark_jobs.key_ranges import KeyRange, NodesInRange
 from trinitylake_ops.spark_jobs.metadata_tables import Row
 from trinitylake_ops.spark_jobs.pinned_snapshot import PinnedSnapshot
-from trinitylake_ops.spark_jobs.pushed_filters import WantedNames, wanted_versions
+from trinitylake_ops.spark_jobs.wanted import WantedNames, wanted_versions
 from trinitylake_ops.transaction.history import VersionInfo, version_infos
 from trinitylake_ops.transaction.lakehouse import Change, change_of
 from trinitylake_ops.transaction.snapshot import Snapshot
@@ -35,10 +35,10 @@ class Versions:
     versions: Sequence[int]
     parallelism: int = 1
 
-    def limited(self, filters: Sequence[Filter]) -> Versions:
+    def limited(self, conditions: Sequence[BoundPredicate]) -> Versions:
         if not self.versions:
             return self
-        return replace(self, versions=wanted_versions(filters, self.versions[0], self.versions[-1]))
+        return replace(self, versions=wanted_versions(conditions, self.versions[0], self.versions[-1]))
 
     def partitions(self) -> list[Sequence[int]]:
         return _shares(self.versions, self.parallelism)
@@ -85,11 +85,11 @@ class Changes:
     names: WantedNames = field(default_factory=WantedNames)
     parallelism: int = 1
 
-    def limited(self, filters: Sequence[Filter]) -> Changes:
-        names = WantedNames.of(filters)
+    def limited(self, conditions: Sequence[BoundPredicate]) -> Changes:
+        names = WantedNames.of(conditions)
         if not self.versions:
             return self
-        versions = wanted_versions(filters, self.versions[0], self.versions[-1])
+        versions = wanted_versions(conditions, self.versions[0], self.versions[-1])
         return replace(self, versions=versions, names=names)
 
     def partitions(self) -> list[Sequence[int]]:

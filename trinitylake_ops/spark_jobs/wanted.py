@@ -1,7 +1,6 @@
-"""Filters that Spark hands to the source, as what need not be read because of them.
+"""What of a lakehouse the conditions of a filter leave to read: names of objects, versions.
 
-They only decide what is read. Spark evaluates all of them again on the rows that come, so that its rules of
-comparison (of NaN, of texts, of NULL) hold without being stated twice.
+They only decide what is read: the whole filter is evaluated on the rows that come.
 """
 
 from __future__ import annotations
@@ -9,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pyspark.sql import datasource as spark
+from pyiceberg.expressions import (
+    BoundEqualTo,
+    BoundGreaterThan,
+    BoundGreaterThanOrEqual,
+    BoundIn,
+    BoundIsNull,
+    BoundLessThan,
+    BoundLessThanOrEqual,
+    BoundNotNull,
+    BoundPredicate,
+)
 
 from trinitylake_ops.errors import InvalidNameError
 from trinitylake_ops.format.keys import NAMESPACE_KEY_PREFIX, TABLE_KEY_PREFIX, KeyCodec
@@ -20,31 +29,31 @@ _MOST_TABLE_KEYS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The values of a column that filters leave: some, or any where ``values`` is None; and whether NULL is."""
+    """The values of a column that conditions leave: some, or any where ``values`` is None; and whether NULL is."""
 
     values: frozenset[object] | None = None
     has_null: bool = True
 
     @classmethod
-    def of(cls, filters: Iterable[spark.Filter], column: str) -> Wanted:
-        """Return what all filters together leave of a column."""
+    def of(cls, conditions: Iterable[BoundPredicate], column: str) -> Wanted:
+        """Return what all conditions together leave of a column."""
         wanted = cls()
-        for one in filters:
-            if getattr(one, "attribute", None) == (column,):
+        for one in conditions:
+            if _column(one) == column:
                 wanted = wanted._and(one)
         return wanted
 
-    def _and(self, one: spark.Filter) -> Wanted:
-        if isinstance(one, spark.IsNull) or (isinstance(one, spark.EqualNullSafe) and one.value is None):
+    def _and(self, one: BoundPredicate) -> Wanted:
+        if isinstance(one, BoundIsNull):
             return Wanted(frozenset(), self.has_null)
-        if isinstance(one, spark.EqualTo | spark.EqualNullSafe):
-            return Wanted(self._common([one.value]), False)
-        if isinstance(one, spark.In):
-            return Wanted(self._common(one.value), False)
-        return Wanted(self.values, self.has_null and not isinstance(one, spark.IsNotNull))
+        if isinstance(one, BoundEqualTo):
+            return Wanted(self._common([one.literal.value]), False)
+        if isinstance(one, BoundIn):
+            return Wanted(self._common(literal.value for literal in one.literals), False)
+        return Wanted(self.values, self.has_null and not isinstance(one, BoundNotNull))
 
     def _common(self, values: Iterable[object]) -> frozenset[object]:
-        found = frozenset(value for value in values if value is not None)
+        found = frozenset(values)
         return found if self.values is None else found & self.values
 
     def __contains__(self, value: object) -> bool:
@@ -58,15 +67,15 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class WantedNames:
-    """The objects that filters on the columns ``namespace`` and ``table`` leave; that of a namespace has no table."""
+    """The objects that conditions on ``namespace`` and ``table`` leave; of a namespace the table is NULL."""
 
     namespaces: Wanted = field(default_factory=Wanted)
     tables: Wanted = field(default_factory=Wanted)
 
     @classmethod
-    def of(cls, filters: Sequence[spark.Filter]) -> WantedNames:
-        """Return what filters leave."""
-        return cls(Wanted.of(filters, "namespace"), Wanted.of(filters, "table"))
+    def of(cls, conditions: Sequence[BoundPredicate]) -> WantedNames:
+        """Return what conditions leave."""
+        return cls(Wanted.of(conditions, "namespace"), Wanted.of(conditions, "table"))
 
     def has(self, namespace: str, table: str | None) -> bool:
         """Whether a namespace, or a table in it, is wanted."""
@@ -103,16 +112,20 @@ def _of_table(namespace: str, table: str, keys: KeyCodec) -> list[KeyRange]:
         return []
 
 
-def wanted_versions(filters: Sequence[spark.Filter], first: int, last: int) -> Sequence[int]:
-    """Return the versions from ``first`` to ``last``, inclusive, that filters on the column ``version`` leave."""
-    for one in filters:
-        if getattr(one, "attribute", None) != ("version",) or not isinstance(getattr(one, "value", None), int):
+def wanted_versions(conditions: Sequence[BoundPredicate], first: int, last: int) -> Sequence[int]:
+    """Return the versions from ``first`` to ``last``, inclusive, that conditions on ``version`` leave."""
+    for one in conditions:
+        if _column(one) != "version":
             continue
-        if isinstance(one, spark.GreaterThan | spark.GreaterThanOrEqual):
-            first = max(first, one.value + isinstance(one, spark.GreaterThan))
-        elif isinstance(one, spark.LessThan | spark.LessThanOrEqual):
-            last = min(last, one.value - isinstance(one, spark.LessThan))
-    values = Wanted.of(filters, "version").values
+        if isinstance(one, BoundGreaterThan | BoundGreaterThanOrEqual):
+            first = max(first, one.literal.value + isinstance(one, BoundGreaterThan))
+        elif isinstance(one, BoundLessThan | BoundLessThanOrEqual):
+            last = min(last, one.literal.value - isinstance(one, BoundLessThan))
+    values = Wanted.of(conditions, "version").values
     if values is None:
         return range(first, last + 1)
     return sorted(value for value in values if isinstance(value, int) and first <= value <= last)
+
+
+def _column(condition: BoundPredicate) -> str:
+    return condition.term.ref().field.name
