@@ -1,23 +1,24 @@
 """What reading a table costs: ``read_table`` and the data source beside Spark's own reader of the same files.
 
 Run from the project's root: ``.venv/bin/python -m benchmarks.spark_read``; it writes
-``benchmarks/results/spark_read.md``.
-Ten years of flights, the real year ten times, three versions. Times are only worth as ratios in one run.
+``benchmarks/results/spark_read.md`` and a plot. Ten years of flights, the real year ten times, three versions.
+Times are only worth as ratios in one run: all ways take turns, and each is compared with the first of its round.
 """
 
 from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import duckdb
+from matplotlib.axes import Axes
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from benchmarks.report import seconds, table, write_result
+from benchmarks.report import plot, seconds, table, write_result
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.spark_jobs import flights_model
 from trinitylake_ops.spark_jobs.flights_source import FlightsSource
@@ -29,8 +30,9 @@ from trinitylake_ops.tables.staging import publish
 
 TABLE = "facts.flights"
 YEARS_BY_VERSION = ((2004, 2005, 2006, 2007), (2008, 2009, 2010), (2011, 2012, 2013))
-ROUNDS = 7
+ROUNDS = 9
 FEW_COLUMNS = "carrier, distance"
+ONE_YEAR = "year = 2013"
 SUMS = "count(*), sum(distance), sum(dep_delay), count(tailnum), min(sched_dep_at), max(sched_dep_at)"
 
 
@@ -79,15 +81,50 @@ def read_all(frame: Callable[[], DataFrame]) -> float:
     return seconds(lambda: frame().write.format("noop").mode("overwrite").save())
 
 
+def ways_to_read(spark: SparkSession, lake: Lakehouse) -> dict[str, Callable[[], DataFrame]]:
+    """Return what is compared, by name; the first is the measure."""
+    paths = data_files(lake, len(YEARS_BY_VERSION))
+    return {
+        "`spark.read.parquet` of the files": partial(spark.read.parquet, *paths),
+        "`read_table`": partial(read_table, spark, lake, TABLE),
+        '`format("trinitylake")`': partial(by_source, spark, lake),
+        f"`spark.read.parquet`, {FEW_COLUMNS}": lambda: spark.read.parquet(*paths).select(*FEW_COLUMNS.split(", ")),
+        f"`read_table`, {FEW_COLUMNS}": partial(read_table, spark, lake, TABLE, columns=FEW_COLUMNS.split(", ")),
+        f'`format("trinitylake")`, {FEW_COLUMNS}': partial(by_source, spark, lake, columns=FEW_COLUMNS),
+        f"`spark.read.parquet`, {ONE_YEAR}": lambda: spark.read.parquet(*paths).where(ONE_YEAR),
+        f'`format("trinitylake")`, {ONE_YEAR}': partial(by_source, spark, lake, row_filter=ONE_YEAR),
+    }
+
+
 def measured(ways: Mapping[str, Callable[[], DataFrame]]) -> dict[str, list[float]]:
-    """Return the times of each way, taken in turns, after one round that does not count."""
+    """Return the times of each way in each round, after one round that does not count; every other goes backwards."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for round_number in range(ROUNDS + 1):
-        for name, frame in ways.items():
-            taken = read_all(frame)
+        for name in sorted(ways, key=list(ways).index, reverse=round_number % 2 == 1):
+            taken = read_all(ways[name])
             if round_number:
                 times[name].append(taken)
     return times
+
+
+def speeds(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Return how many times as fast as the first each way is: the median over the rounds."""
+    first = next(iter(times.values()))
+    return {
+        name: statistics.median(one / other for one, other in zip(first, taken, strict=True))
+        for name, taken in times.items()
+    }
+
+
+def draw(times: Mapping[str, Sequence[float]], axes: Sequence[Axes]) -> None:
+    """Draw a bar for each way: its median, and a line from its least to its most."""
+    names = [name.replace("`", "") for name in times]
+    medians = [statistics.median(taken) for taken in times.values()]
+    below = [median - min(taken) for median, taken in zip(medians, times.values(), strict=True)]
+    above = [max(taken) - median for median, taken in zip(medians, times.values(), strict=True)]
+    axes[0].barh(names, medians, xerr=[below, above], capsize=3)
+    axes[0].invert_yaxis()
+    axes[0].set_xlabel("seconds")
 
 
 def main() -> None:
@@ -96,32 +133,26 @@ def main() -> None:
         lake = Lakehouse.create(f"file://{Path(folder)}/lake/", {"fsync": "false"})
         fill(spark, lake)
         versions = check_rows(spark, lake)
-        paths = data_files(lake, len(YEARS_BY_VERSION))
-        ways: dict[str, Callable[[], DataFrame]] = {
-            "`spark.read.parquet` on the files": partial(spark.read.parquet, *paths),
-            "`read_table`": partial(read_table, spark, lake, TABLE),
-            '`format("trinitylake")`': partial(by_source, spark, lake),
-            f'`format("trinitylake")`, `columns` "{FEW_COLUMNS}"': partial(by_source, spark, lake, columns=FEW_COLUMNS),
-            f"`spark.read.parquet`, {FEW_COLUMNS}": lambda: spark.read.parquet(*paths).select(*FEW_COLUMNS.split(", ")),
-        }
-        times = measured(ways)
-    first = statistics.median(next(iter(times.values())))
+        times = measured(ways_to_read(spark, lake))
+    ratios = speeds(times)
     lines = [
-        [name, f"{statistics.median(taken):.2f}", f"{min(taken):.2f}", f"{max(taken):.2f}",
-         f"{first / statistics.median(taken):.2f}"]
+        [name, f"{statistics.median(taken):.2f}", f"{min(taken):.2f}", f"{max(taken):.2f}", f"{ratios[name]:.2f}"]
         for name, taken in times.items()
-    ]  # fmt: skip
+    ]
     write_result(
         "spark_read",
         [
             "# Reading a table with Spark",
             "",
             f"Made by `python -m benchmarks.spark_read`: {versions[-1][2]} rows of {versions[-1][1]} local files,"
-            f" all rows and columns, `local[2]`, {ROUNDS} rounds in turns. Seconds to make the frame and read it.",
+            f" `local[2]`. Seconds to make the frame and read all its rows and columns, of {ROUNDS} rounds in turns;"
+            " the last column is the median of what each round says.",
             "",
             *table(["way", "median s", "least", "most", "times the first's speed"], lines),
             "",
-            "Sums over the rows by both ways, compared with DuckDB's over the same files:",
+            plot("spark_read", partial(draw, times), width=7.5),
+            "",
+            "Sums over the rows by `read_table` and the source, compared with DuckDB's over the files of the version:",
             "",
             *table(["version", "files", "rows", "sums"], versions),
         ],

@@ -32,13 +32,15 @@ from trinitylake_ops.spark_jobs.metadata_tables import METADATA_TABLES
 from trinitylake_ops.spark_jobs.spark_errors import spark_failures
 from trinitylake_ops.spark_jobs.sql import create_views, register_table_functions
 from trinitylake_ops.spark_jobs.table_reader import read_table
-from trinitylake_ops.spark_jobs.table_writer import stage_dataframe
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.staging import publish
+from trinitylake_ops.tables.staging import plan_write, publish, stage_data_files
 
 pytestmark = pytest.mark.local_only("tasks of Spark read a folder here")
 
-COLUMNS = "month int, day int, text string, share double, at timestamp, wall timestamp_ntz, money decimal(10,2)"
+COLUMNS = {
+    "month": pa.int32(), "day": pa.int32(), "text": pa.string(), "share": pa.float64(),
+    "at": pa.timestamp("us", "UTC"), "wall": pa.timestamp("us"), "money": pa.decimal128(10, 2),
+}  # fmt: skip
 
 
 def month(number: int) -> list[tuple[Any, ...]]:
@@ -53,21 +55,22 @@ def month(number: int) -> list[tuple[Any, ...]]:
     ]  # fmt: skip
 
 
-def publish_months(spark: SparkSession, lake: Lakehouse, *numbers: int) -> None:
-    rows = [row for number in numbers for row in month(number)]
-    frame = spark.createDataFrame(rows, COLUMNS).coalesce(1)
-    staged = stage_dataframe(lake, frame, "facts", "days", partition_by=("month",), mode="append")
+def publish_months(lake: Lakehouse, *numbers: int) -> None:
+    columns = zip(*(row for number in numbers for row in month(number)), strict=True)
+    rows = pa.table(list(columns), schema=pa.schema(COLUMNS))
+    write = plan_write(lake, "facts", "days", rows.schema, partition_by=("month",))
+    staged = stage_data_files(lake, write, write.write(rows.to_batches()))
     with lake.transaction(message=str(numbers), operation="publish", run_id=f"run-{numbers[0]}") as txn:
         publish(txn, [staged])
 
 
 @pytest.fixture(scope="module")
-def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lakehouse]:
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lakehouse]:
     """Months 1 and 2 at version 1, month 3 at version 2, and an export of each kind."""
     folder = tmp_path_factory.mktemp("lake [of] one%20month")
     lake = Lakehouse.create(f"file://{folder}/", {"fsync": "false"})
-    publish_months(spark, lake, 1, 2)
-    publish_months(spark, lake, 3)
+    publish_months(lake, 1, 2)
+    publish_months(lake, 3)
     with catalog_at(lake) as catalog:
         table = catalog.create_table("facts.small", pa.schema([("id", pa.int64())]))
         table.append(pa.table({"id": [1, 2, 3]}))
@@ -223,19 +226,19 @@ def test_columns_and_parallelism(spark: SparkSession, lake: Lakehouse) -> None:
 
 def test_a_frame_stays_with_its_version(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lakehouse.create(f"file://{tmp_path}/lake/", {"fsync": "false"})
-    publish_months(spark, lake, 1)
+    publish_months(lake, 1)
     frames = [load(spark, lake, name) for name in ("facts.days", "objects", "versions", "files")]
     before = [frame.count() for frame in frames]
-    publish_months(spark, lake, 2)
+    publish_months(lake, 2)
     assert [frame.count() for frame in frames] == before
     assert load(spark, lake, "facts.days").count() == 6
 
 
 def test_tables_of_an_export_elsewhere(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lakehouse.create(f"file://{tmp_path}/lake/", {"fsync": "false"})
-    publish_months(spark, lake, 1)
+    publish_months(lake, 1)
     maintenance.plan_export(lake, "whole", "full", target=f"file://{tmp_path}/other/").execute()
-    publish_months(spark, lake, 2)
+    publish_months(lake, 2)
     os.rename(tmp_path / "lake" / "tables", tmp_path / "gone")
     assert days(load(spark, lake, "facts.days", export="whole")) == [(1, 1), (1, 2), (1, 3)]
     assert days(read_table(spark, lake, "facts.days", "whole")) == [(1, 1), (1, 2), (1, 3)]

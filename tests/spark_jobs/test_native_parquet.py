@@ -161,6 +161,14 @@ def test_names_that_spark_does_not_see(
     assert native_parquet.frame_of(spark, table.schema(), [task]) is None
 
 
+def test_a_file_that_is_there_twice(spark: SparkSession, lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    table = catalog.create_table("ns.t", ROWS.schema)
+    table.append(ROWS)
+    (task,) = table.scan().plan_files()
+    table.add_files([task.file.file_path], check_duplicate_files=False)
+    assert len(check(spark, lake, native=False)) == 6
+
+
 def test_a_missing_file_is_told_by_the_other_reader(
     spark: SparkSession, lake: Lakehouse, catalog: TrinityLakeCatalog
 ) -> None:

@@ -38,6 +38,9 @@ def test_times() -> None:
     assert (by_time.time, by_time.timestamp) == ("timestamp", dt.datetime(2013, 1, 31, 12, tzinfo=dt.UTC))
     assert SourceOptions.parse({**LOCAL, "timestamp": "1359633600000"}).request.timestamp == 1359633600000
     assert SourceOptions.parse({**LOCAL, "export": "12 monkeys"}).request.export == "12 monkeys"
+    for wrong in ("noon", "", "9" * 5000):
+        with pytest.raises(InvalidInputError, match="'timestamp' takes a time such as"):
+            request(timestamp=wrong)
     with pytest.raises(InvalidInputError, match="give one of the options version and timestamp"):
         request(version="1", timestamp="2")
 

@@ -3,7 +3,8 @@
 It finds columns by name, knows no delete files, and reads local files only, as Spark comes without clients of
 object storages. So it is used where each data file, by its footer, has exactly the table's columns: their
 names, field ids and types. A column that was renamed, added, dropped or promoted since, a partition column that
-files leave out, or a file of another writer with other types: all that needs the reader that knows Iceberg.
+files leave out, a file of another writer with other types, or one that the table names twice: all that needs the
+reader that knows Iceberg.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def frame_of(spark: SparkSession, schema: Schema, tasks: Sequence[FileScanTask])
         return None
     paths = [_local_path(task) for task in tasks]
     found = [path for path in paths if path is not None]
-    if len(found) < len(paths) or not all(run_parallel(_Footers(schema).fit, found, _FOOTERS_AT_ONCE)):
+    if len(set(found)) < len(paths) or not all(run_parallel(_Footers(schema).fit, found, _FOOTERS_AT_ONCE)):
         return None
     columns = to_spark_schema(schema)
     if not found:

@@ -154,6 +154,7 @@ def open_data(lake: Lakehouse, request: TableRequest) -> OpenedData:
 
     found = found_table(lake, snapshot_of(lake, request), *table_name(request.table))
     schema = projected(found.metadata.schema(), request.columns)
-    row_filter = parsed(request.row_filter)
-    bound(row_filter, found.metadata.schema())  # so that one that does not fit is refused now
-    return OpenedData(to_spark_schema(schema), pickle.dumps(DataPlan(found, schema, row_filter, request.parallelism)))
+    bound(request.row_filter, found.metadata.schema())  # so that one that does not fit is refused now
+    return OpenedData(
+        to_spark_schema(schema), pickle.dumps(DataPlan(found, schema, parsed(request.row_filter), request.parallelism))
+    )

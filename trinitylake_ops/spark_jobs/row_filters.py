@@ -45,12 +45,16 @@ def parsed(row_filter: str | BooleanExpression | None) -> BooleanExpression:
         raise InvalidInputError(f"the filter {row_filter!r} cannot be read: {error}") from error
 
 
-def bound(row_filter: BooleanExpression, schema: Schema) -> BooleanExpression:
-    """Return a filter without ``not``, on the columns of a schema. Raises InvalidInputError where it does not fit."""
+def bound(row_filter: str | BooleanExpression | None, schema: Schema) -> BooleanExpression:
+    """Return a filter without ``not``, on the columns of a schema.
+
+    Raises InvalidInputError where it cannot be read or does not fit.
+    """
+    expression = parsed(row_filter)
     try:
-        return bind(schema, rewrite_not(row_filter), case_sensitive=True)
+        return bind(schema, rewrite_not(expression), case_sensitive=True)
     except (TypeError, ValueError) as error:
-        raise InvalidInputError(f"the filter {row_filter} does not fit the table: {error}") from error
+        raise InvalidInputError(f"the filter {row_filter!r} does not fit the table: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ class MetadataFilter:
                 if type(kind) in _COMPARABLE
             )
         )
-        return cls(bound(parsed(text), schema), schema)
+        return cls(bound(text, schema), schema)
 
     @property
     def columns(self) -> list[str]:

@@ -140,8 +140,10 @@ def _number(options: Mapping[str, str], name: str) -> int | None:
 
 
 def _time(text: str | None) -> Time | None:
-    if text is None or (text.isascii() and text.isdecimal()):
-        return None if text is None else int(text)
+    if text is None:
+        return None
+    if text.isascii() and text.isdecimal() and len(text) <= len(str(2**63)):
+        return int(text)
     try:
         return datetime.fromisoformat(text)
     except ValueError:
