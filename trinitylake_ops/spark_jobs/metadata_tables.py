@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
 
 from pyspark.sql.types import (
     ArrayType,
@@ -16,10 +17,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-if TYPE_CHECKING:
-    from pyiceberg.expressions import BoundPredicate
-
 Row: TypeAlias = tuple[Any, ...]
+Operator: TypeAlias = Literal["in", "<", "<=", ">", ">=", "is null", "is not null"]
 
 _NUMBER, _TEXT = LongType(), StringType()
 _TRANSACTIONS = ArrayType(StructType([StructField(name, _TEXT) for name in ("id", "operation", "message", "run_id")]))
@@ -89,10 +88,19 @@ METADATA_TABLES: Mapping[str, Mapping[str, DataType]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What a column fulfils in all rows that are wanted; ``values`` is one for ``<`` and its like, none for NULL."""
+
+    column: str
+    operator: Operator
+    values: frozenset[object] = frozenset()
+
+
 class MetadataTable(Protocol):
     """A metadata table at one time: planned by a helper of the driver, read by tasks; pickled in between."""
 
-    def limited(self, conditions: Sequence[BoundPredicate]) -> MetadataTable:
+    def limited(self, conditions: Sequence[Condition]) -> MetadataTable:
         """Return the table without what need not be read for rows that fulfil all conditions."""
         ...
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from pyiceberg.expressions import BoundPredicate
-
 from trinitylake_ops.format.definitions import METADATA_LOCATION, NamespaceDef, TableDef
 from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.spark_jobs.key_ranges import KeyRange, split
-from trinitylake_ops.spark_jobs.metadata_tables import Row
+from trinitylake_ops.spark_jobs.metadata_tables import Condition, Row
 from trinitylake_ops.spark_jobs.pinned_snapshot import PinnedSnapshot
 from trinitylake_ops.spark_jobs.wanted import WantedNames
 from trinitylake_ops.storage.parallel import run_parallel
@@ -48,7 +46,7 @@ class Objects:
     columns: Collection[str]
     names: WantedNames = field(default_factory=WantedNames)
 
-    def limited(self, conditions: Sequence[BoundPredicate]) -> Objects:
+    def limited(self, conditions: Sequence[Condition]) -> Objects:
         return replace(self, names=WantedNames.of(conditions))
 
     def partitions(self) -> list[tuple[KeyRange, ...]]:

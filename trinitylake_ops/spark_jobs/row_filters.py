@@ -8,10 +8,26 @@ none: rows go missing silently. So the filters of a DataFrame are those that it 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyiceberg import types as iceberg
-from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, BoundPredicate
+from pyiceberg.expressions import (
+    AlwaysTrue,
+    And,
+    BooleanExpression,
+    BoundEqualTo,
+    BoundGreaterThan,
+    BoundGreaterThanOrEqual,
+    BoundIn,
+    BoundIsNull,
+    BoundLessThan,
+    BoundLessThanOrEqual,
+    BoundLiteralPredicate,
+    BoundNotNull,
+    BoundPredicate,
+    BoundSetPredicate,
+)
+from pyiceberg.expressions.literals import Literal
 from pyiceberg.expressions.parser import parse
 from pyiceberg.expressions.visitors import bind, extract_field_ids, rewrite_not
 from pyiceberg.schema import Schema
@@ -19,7 +35,7 @@ from pyparsing import ParseException
 from pyspark.sql.types import DataType, LongType, StringType, TimestampType
 
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.spark_jobs.metadata_tables import METADATA_TABLES
+from trinitylake_ops.spark_jobs.metadata_tables import METADATA_TABLES, Condition, Operator
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,6 +44,17 @@ _COMPARABLE: dict[type[DataType], iceberg.PrimitiveType] = {
     LongType: iceberg.LongType(),
     StringType: iceberg.StringType(),
     TimestampType: iceberg.TimestamptzType(),
+}
+
+_OPERATORS: dict[type[BooleanExpression], Operator] = {
+    BoundEqualTo: "in",
+    BoundIn: "in",
+    BoundLessThan: "<",
+    BoundLessThanOrEqual: "<=",
+    BoundGreaterThan: ">",
+    BoundGreaterThanOrEqual: ">=",
+    BoundIsNull: "is null",
+    BoundNotNull: "is not null",
 }
 
 
@@ -81,8 +108,8 @@ class MetadataFilter:
         """The columns that it looks at."""
         return sorted(self.schema.find_field(field_id).name for field_id in extract_field_ids(self.expression))
 
-    def conditions(self) -> list[BoundPredicate]:
-        """Return comparisons that all rows fulfil; there may be more to the filter."""
+    def conditions(self) -> list[Condition]:
+        """Return what all rows fulfil; there may be more to the filter."""
         return _conditions(self.expression)
 
     def rows_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -92,7 +119,16 @@ class MetadataFilter:
         return batch.filter(expression_to_pyarrow(self.expression, self.schema))
 
 
-def _conditions(expression: BooleanExpression) -> list[BoundPredicate]:
+def _conditions(expression: BooleanExpression) -> list[Condition]:
     if isinstance(expression, And):
         return [*_conditions(expression.left), *_conditions(expression.right)]
-    return [expression] if isinstance(expression, BoundPredicate) else []
+    operator = _OPERATORS.get(type(expression))
+    if operator is None or not isinstance(expression, BoundPredicate):
+        return []
+    literals: set[Literal[Any]] = set()
+    if isinstance(expression, BoundLiteralPredicate):
+        literals = {expression.literal}
+    elif isinstance(expression, BoundSetPredicate):
+        literals = expression.literals
+    values = frozenset(literal.value for literal in literals)
+    return [Condition(expression.term.ref().field.name, operator, values)]

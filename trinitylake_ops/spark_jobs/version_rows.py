@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from pyiceberg.expressions import BoundPredicate
-
 from trinitylake_ops.spark_jobs.key_ranges import KeyRange, NodesInRange
-from trinitylake_ops.spark_jobs.metadata_tables import Row
+from trinitylake_ops.spark_jobs.metadata_tables import Condition, Row
 from trinitylake_ops.spark_jobs.pinned_snapshot import PinnedSnapshot
 from trinitylake_ops.spark_jobs.wanted import WantedNames, wanted_versions
 from trinitylake_ops.transaction.history import VersionInfo, version_infos
@@ -35,7 +33,7 @@ class Versions:
     versions: Sequence[int]
     parallelism: int = 1
 
-    def limited(self, conditions: Sequence[BoundPredicate]) -> Versions:
+    def limited(self, conditions: Sequence[Condition]) -> Versions:
         if not self.versions:
             return self
         return replace(self, versions=wanted_versions(conditions, self.versions[0], self.versions[-1]))
@@ -85,7 +83,7 @@ class Changes:
     names: WantedNames = field(default_factory=WantedNames)
     parallelism: int = 1
 
-    def limited(self, conditions: Sequence[BoundPredicate]) -> Changes:
+    def limited(self, conditions: Sequence[Condition]) -> Changes:
         names = WantedNames.of(conditions)
         if not self.versions:
             return self

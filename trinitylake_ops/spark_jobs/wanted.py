@@ -8,21 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pyiceberg.expressions import (
-    BoundEqualTo,
-    BoundGreaterThan,
-    BoundGreaterThanOrEqual,
-    BoundIn,
-    BoundIsNull,
-    BoundLessThan,
-    BoundLessThanOrEqual,
-    BoundNotNull,
-    BoundPredicate,
-)
-
 from trinitylake_ops.errors import InvalidNameError
 from trinitylake_ops.format.keys import NAMESPACE_KEY_PREFIX, TABLE_KEY_PREFIX, KeyCodec
 from trinitylake_ops.spark_jobs.key_ranges import KeyRange
+from trinitylake_ops.spark_jobs.metadata_tables import Condition
 
 _MOST_TABLE_KEYS = 1_000
 
@@ -35,26 +24,20 @@ class Wanted:
     has_null: bool = True
 
     @classmethod
-    def of(cls, conditions: Iterable[BoundPredicate], column: str) -> Wanted:
+    def of(cls, conditions: Iterable[Condition], column: str) -> Wanted:
         """Return what all conditions together leave of a column."""
         wanted = cls()
         for one in conditions:
-            if _column(one) == column:
+            if one.column == column:
                 wanted = wanted._and(one)
         return wanted
 
-    def _and(self, one: BoundPredicate) -> Wanted:
-        if isinstance(one, BoundIsNull):
+    def _and(self, one: Condition) -> Wanted:
+        if one.operator == "is null":
             return Wanted(frozenset(), self.has_null)
-        if isinstance(one, BoundEqualTo):
-            return Wanted(self._common([one.literal.value]), False)
-        if isinstance(one, BoundIn):
-            return Wanted(self._common(literal.value for literal in one.literals), False)
-        return Wanted(self.values, self.has_null and not isinstance(one, BoundNotNull))
-
-    def _common(self, values: Iterable[object]) -> frozenset[object]:
-        found = frozenset(values)
-        return found if self.values is None else found & self.values
+        if one.operator == "in":
+            return Wanted(one.values if self.values is None else one.values & self.values, False)
+        return Wanted(self.values, False)
 
     def __contains__(self, value: object) -> bool:
         return self.has_null if value is None else self.values is None or value in self.values
@@ -73,7 +56,7 @@ class WantedNames:
     tables: Wanted = field(default_factory=Wanted)
 
     @classmethod
-    def of(cls, conditions: Sequence[BoundPredicate]) -> WantedNames:
+    def of(cls, conditions: Sequence[Condition]) -> WantedNames:
         """Return what conditions leave."""
         return cls(Wanted.of(conditions, "namespace"), Wanted.of(conditions, "table"))
 
@@ -112,20 +95,14 @@ def _of_table(namespace: str, table: str, keys: KeyCodec) -> list[KeyRange]:
         return []
 
 
-def wanted_versions(conditions: Sequence[BoundPredicate], first: int, last: int) -> Sequence[int]:
+def wanted_versions(conditions: Sequence[Condition], first: int, last: int) -> Sequence[int]:
     """Return the versions from ``first`` to ``last``, inclusive, that conditions on ``version`` leave."""
     for one in conditions:
-        if _column(one) != "version":
-            continue
-        if isinstance(one, BoundGreaterThan | BoundGreaterThanOrEqual):
-            first = max(first, one.literal.value + isinstance(one, BoundGreaterThan))
-        elif isinstance(one, BoundLessThan | BoundLessThanOrEqual):
-            last = min(last, one.literal.value - isinstance(one, BoundLessThan))
+        if one.column == "version" and one.operator in (">", ">="):
+            first = max([first, *(value + (one.operator == ">") for value in one.values if isinstance(value, int))])
+        elif one.column == "version" and one.operator in ("<", "<="):
+            last = min([last, *(value - (one.operator == "<") for value in one.values if isinstance(value, int))])
     values = Wanted.of(conditions, "version").values
     if values is None:
         return range(first, last + 1)
     return sorted(value for value in values if isinstance(value, int) and first <= value <= last)
-
-
-def _column(condition: BoundPredicate) -> str:
-    return condition.term.ref().field.name
