@@ -165,6 +165,8 @@ def test_what_cannot_be_read(spark: SparkSession, lake: Lakehouse) -> None:
     for name in ("days", "facts.", ".days", "a.b.c"):
         with pytest.raises(InvalidInputError, match=r"write NAMESPACE\.TABLE"):
             read_table(spark, lake, name)
+    with pytest.raises(InvalidInputError, match="a column is asked for twice: day, day"):
+        read_table(spark, lake, "facts.days", columns=["day", "day"])
     for row_filter in ("month =", "year = 2013", "month = 'may'"):
         with pytest.raises(InvalidInputError, match="filter"):
             read_staged(spark, lake, staged, row_filter=row_filter)
