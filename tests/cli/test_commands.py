@@ -444,6 +444,24 @@ def test_tree_and_compact(cli: Cli, lake: Lakehouse) -> None:
     assert cli("diff", 4, 5, "--json").json == []
 
 
+def test_compact_tables(cli: Cli, lake: Lakehouse) -> None:
+    for _ in range(5):
+        append_rows(lake)
+    version = lake.latest_version()
+    plan = cli("compact-tables", "--json").json
+    assert [(one["table"], one["files"], one["groups"]) for one in plan["tables"]] == [("t", 5, 1)]
+    shown = cli("compact-tables", "ns.t")
+    assert "5 of 5" in shown.out and f"--apply {plan['digest']}" in shown.out
+    assert "5 files" not in cli("compact-tables", "--min-files", 6).out
+    assert_error(cli("compact-tables", "ns.t", "--apply", f"{version}-{'0' * 64}"), 3, "look at the plan again")
+    assert_error(cli("compact-tables", "ns.t", "--yes", "--spark", "local[1]"), 2, "Spark's tasks are other processes")
+    assert lake.latest_version() == version
+    report = cli("compact-tables", "--apply", plan["digest"], "--run-id", "r", "--message", "nightly", "--json").json
+    assert (report["version"], report["tables"][0]["files_after"]) == (version + 1, 1)
+    assert cli("log", "--limit", 1, "--json").json[0]["message"] == "nightly"
+    assert "nothing to do" in cli("compact-tables", "--yes").out
+
+
 def test_resolve_commit(cli: Cli, lake: Lakehouse) -> None:
     commit_id = str(next(lake.history(1)).commit_id)
     other = "7c52cec4-43e3-4f73-91a3-87cfd94da1f0"

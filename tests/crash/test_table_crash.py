@@ -51,6 +51,10 @@ OPERATIONS = [
         done_when=ObjectExistsError,
     ),
     Operation("register_catalog", register_other),
+    Operation(
+        "compact_tables",
+        lambda lake: maintenance.plan_compact_tables(lake, ["ns.small"], min_input_files=2).execute(run_id="r"),
+    ),
 ]
 
 
@@ -63,11 +67,15 @@ def fill(lake: Lakehouse, namespace: str) -> None:
         if lake.root == ROOT:
             table.append(pa.table({"id": [2]}))
             table.overwrite(pa.table({"id": [3]}))
+    if lake.root == ROOT:
+        small = catalog.create_table((namespace, "small"), pa.schema([("id", pa.int64())]))
+        for number in range(2):
+            small.append(pa.table({"id": [number]}))
 
 
 @pytest.fixture(scope="module")
 def base() -> Iterator[dict[str, bytes]]:
-    """A lakehouse of two tables with some snapshots, one in an export, a metadata file to register, another lake."""
+    """A lakehouse of three tables with some snapshots, one in an export, a metadata file to register, another lake."""
     storage = MemoryStorage(ROOT)
     lake = Lakehouse.create(ROOT, storage=storage)
     fill(lake, "ns")
@@ -113,7 +121,7 @@ def uninterrupted(operation: Operation, storage: Storage) -> tuple[tuple[Request
     operation.run(Lakehouse(counted))
     found = state(Lakehouse(storage))
     n_snapshots = {name: number for name, (_, _, number) in found.items()}
-    assert operation.name != "trim" or n_snapshots == {"ns.t": 2, "ns.u": 1}
+    assert operation.name != "trim" or n_snapshots == {"ns.t": 2, "ns.u": 1, "ns.small": 1}
     return counted.log, found
 
 

@@ -15,6 +15,7 @@ from trinitylake_ops.cli.expire import expire, trim, undelete
 from trinitylake_ops.cli.export import drop_export, export, exports, prune_exports, restore, verify_export
 from trinitylake_ops.cli.operate import (
     compact,
+    compact_tables,
     create_namespace,
     drop_namespace,
     hint,
@@ -103,6 +104,7 @@ for command in (
     register_table,
     hint,
     compact,
+    compact_tables,
     resolve_commit,
     trim,
     expire,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -31,6 +33,7 @@ from trinitylake_ops.cli.context import (
     shown_progress,
 )
 from trinitylake_ops.maintenance.page import verification_page
+from trinitylake_ops.tables.rewriting import GroupWriter, rewrite_here
 from trinitylake_ops.transaction.resolve import CommitResolution
 
 
@@ -170,6 +173,66 @@ def compact(session: Session, message: str | None, as_json: bool) -> None:
     with Console(stderr=True).status("reading and packing the tree"):
         report = maintenance.compact(session.lake(), message)
     print_shown(report, as_json)
+
+
+@click.command("compact-tables", short_help="Plan or do the merge of small data files.")
+@click.argument("tables", metavar="[NAMESPACE.TABLE]...", nargs=-1)
+@click.option("--target-bytes", type=click.IntRange(1), help="Size of file to aim at, instead of the table's own.")
+@click.option("--min-files", type=click.IntRange(2), default=5, show_default=True, help="Merge no fewer small files.")
+@click.option("--repartition", is_flag=True, help="Write all files of older partition specs by the current one.")
+@click.option("--spark", "master", metavar="MASTER", help="Write in tasks of Spark at this master, such as local[4].")
+@click.option("--run-id", help="A run commits once under its id, however often it is started.")
+@click.option("--message", help="Why, for the log.")
+@approval_options
+@json_option
+@pass_session
+def compact_tables(
+    session: Session,
+    tables: tuple[str, ...],
+    target_bytes: int | None,
+    min_files: int,
+    repartition: bool,
+    master: str | None,
+    run_id: str | None,
+    message: str | None,
+    digest: str | None,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Write small data files of managed Iceberg tables anew as fewer; without --apply or --yes, print which.
+
+    Files of one partition below three quarters of the target are put together, where they are enough. It is one new
+    version for all tables, or for those that are named; no row changes, and older versions read the old files. Commits
+    of others in between stay. Give the same options again with --apply.
+
+    Example: trinitylake compact-tables sales.orders --spark 'local[4]'
+    """
+    with shown_progress("reading the tables"):
+        plan = maintenance.plan_compact_tables(
+            session.lake(),
+            tables or None,
+            target_file_size_bytes=target_bytes,
+            min_input_files=min_files,
+            repartition=repartition,
+        )
+    report = None
+    if digest is not None or yes:
+        with shown_progress("writing data files"), group_writer(master) as write:
+            report = plan.execute(write, run_id=run_id, approved_digest=digest, message=message)
+    print_outcome(plan, report, as_json, is_empty=plan.is_empty)
+
+
+@contextmanager
+def group_writer(master: str | None) -> Iterator[GroupWriter]:
+    """Give what writes groups of data files: this process, or Spark at a master."""
+    if master is None:
+        yield rewrite_here
+        return
+    from trinitylake_ops.spark_jobs.group_writer import write_groups_on
+    from trinitylake_ops.spark_jobs.session import session_scope
+
+    with session_scope(master=master) as spark:
+        yield write_groups_on(spark)
 
 
 @click.command(short_help="Check all versions and their files.")

@@ -49,7 +49,8 @@ class LakehouseSettings:
     ``location_name`` is the code location, for their links to the jobs that mend. ``reclaimable_seconds`` is how long
     an observation may count what can be freed. ``on_commit`` names the job that runs when others have committed, by
     default the one of the checks. ``alert`` is called for each failed run of the lakehouse's jobs. Schedules and
-    sensors are off until somebody turns them on, or ``is_on``. ``spark`` is for the IO manager.
+    sensors are off until somebody turns them on, or ``is_on``. ``spark`` is for the IO manager and the
+    operations that use Spark.
     """
 
     lakehouse: TrinityLakeResource
@@ -135,7 +136,7 @@ def _definitions(settings: LakehouseSettings) -> dg.Definitions:
     )
     checks = build_lakehouse_checks(names, limits=settings.checks, location_name=settings.location_name)
     observe_job = build_observe_job(names, [table.key for table in tables])
-    jobs = [*build_jobs(names), build_checks_job(checks, names), observe_job]
+    jobs = [*build_jobs(names, settings.spark), build_checks_job(checks, names), observe_job]
     schedules = _schedules(settings, observe_job)
     scheduled = {names.of(f"{operation}_schedule") for operation in _LETS_GO}
     scheduled_jobs = [schedule.job for schedule in schedules if schedule.name in scheduled]

@@ -4,10 +4,12 @@ from typing import Any
 
 import dagster as dg
 
+from trinitylake_ops.dagster_plugin.compaction_ops import COMPACT_TABLES
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.operation import Operation, build_job
 from trinitylake_ops.dagster_plugin.ops import OPERATIONS
 from trinitylake_ops.dagster_plugin.purge_ops import ORPHANS, PURGE, RECONCILE
+from trinitylake_ops.dagster_plugin.resources import SparkResource
 from trinitylake_ops.dagster_plugin.retention_ops import EXPIRE, TRIM, UNDELETE
 from trinitylake_ops.dagster_plugin.verify_ops import REPAIR, REPAIR_AT_ONCE, VERIFY
 
@@ -16,6 +18,7 @@ _ALL: tuple[Operation[Any], ...] = (
     VERIFY,
     REPAIR_AT_ONCE,
     *REPAIR.operations(),
+    *COMPACT_TABLES,
     *TRIM.operations(),
     *EXPIRE.operations(),
     UNDELETE,
@@ -25,6 +28,9 @@ _ALL: tuple[Operation[Any], ...] = (
 )
 
 
-def build_jobs(names: LakehouseNames = ONLY) -> list[dg.JobDefinition]:
-    """Return the operations on a lakehouse as jobs, each of one op."""
-    return [build_job(operation, names) for operation in _ALL]
+def build_jobs(names: LakehouseNames = ONLY, spark: SparkResource | None = None) -> list[dg.JobDefinition]:
+    """Return the operations on a lakehouse as jobs, each of one op.
+
+    ``spark`` gives the sessions of those that use Spark, by default of this machine.
+    """
+    return [build_job(operation, names, spark) for operation in _ALL]

@@ -15,7 +15,7 @@ from trinitylake_ops.dagster_plugin.assets import report_exports
 from trinitylake_ops.dagster_plugin.metadata import figures
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.options import NO_OPTIONS, Options
-from trinitylake_ops.dagster_plugin.resources import lakehouse_of
+from trinitylake_ops.dagster_plugin.resources import SparkResource, lakehouse_of
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.transaction.commit_info import acting_for_run
 
@@ -31,13 +31,15 @@ OptionsT = TypeVar("OptionsT", bound=Options | None)
 class Running(Generic[OptionsT]):
     """An operation while it runs, on an open lakehouse.
 
-    ``details`` are metadata of all that it reports.
+    ``spark`` is a resource that nobody has set up yet: few operations need a session. ``details`` are metadata of all
+    that it reports.
     """
 
     context: dg.OpExecutionContext
     lake: Lakehouse
     names: LakehouseNames
     options: OptionsT
+    spark: SparkResource
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def progress(self) -> Callable[[str, int, int], None]:
@@ -86,13 +88,13 @@ class Operation(Generic[OptionsT]):
     approved_by: str | None = None
 
 
-def build_job(operation: Operation[Any], names: LakehouseNames) -> dg.JobDefinition:
+def build_job(operation: Operation[Any], names: LakehouseNames, spark: SparkResource | None = None) -> dg.JobDefinition:
     """Return an operation as a job of its own. Its run configuration are the options, and nothing beside them.
 
     So no run is pointed at another lakehouse. They are checked when a run is launched: one with wrong options is
-    refused before it exists.
+    refused before it exists. ``spark`` gives sessions to those that use Spark.
     """
-    op, job, options = _build_op(operation, names), names.of(operation.job), operation.options
+    op, job, options = _build_op(operation, names, spark or SparkResource()), names.of(operation.job), operation.options
 
     def checked(given: Mapping[str, Any]) -> Mapping[str, Any]:
         assert options is not None
@@ -108,7 +110,7 @@ def _schema(operation: Operation[Any]) -> dict[str, dg.Field] | None:
     return None if operation.options is None else operation.options.fields()
 
 
-def _build_op(operation: Operation[Any], names: LakehouseNames) -> dg.OpDefinition:
+def _build_op(operation: Operation[Any], names: LakehouseNames, spark: SparkResource) -> dg.OpDefinition:
     @dg.op(
         name=names.op(operation.job),
         description=operation.description,
@@ -126,7 +128,10 @@ def _build_op(operation: Operation[Any], names: LakehouseNames) -> dg.OpDefiniti
         try:
             with acting_for_run(context.run.run_id, approved_by):
                 lake = resource.open()
-                operation.step(Running(context=context, lake=lake, names=names, options=options, details=details))
+                running = Running(
+                    context=context, lake=lake, names=names, options=options, spark=spark, details=details
+                )
+                operation.step(running)
                 if operation.changes_exports:
                     report_exports(context.instance, lake, names)
         except TrinityLakeError as error:

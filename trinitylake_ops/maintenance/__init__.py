@@ -1,6 +1,7 @@
 """Operations on a whole lakehouse. Each that destroys or rolls back is a plan first: look, then execute."""
 
 from trinitylake_ops.maintenance.compact import CompactionReport, compact
+from trinitylake_ops.maintenance.compact_tables import CompactTablesPlan, CompactTablesReport, plan_compact_tables
 from trinitylake_ops.maintenance.deletion import Budget
 from trinitylake_ops.maintenance.drop_namespace import DropNamespacePlan, plan_drop_namespace
 from trinitylake_ops.maintenance.expire import ExpirationPlan, ExpirationReport, plan_expiration, undelete
@@ -22,6 +23,8 @@ from trinitylake_ops.maintenance.verify import Finding, VerifyReport, verify
 
 __all__ = [
     "Budget",
+    "CompactTablesPlan",
+    "CompactTablesReport",
     "CompactionReport",
     "DropNamespacePlan",
     "ExpirationPlan",
@@ -56,6 +59,7 @@ __all__ = [
     "drop_export",
     "inspect_hint",
     "list_exports",
+    "plan_compact_tables",
     "plan_drop_namespace",
     "plan_expiration",
     "plan_export",

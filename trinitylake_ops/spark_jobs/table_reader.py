@@ -197,7 +197,7 @@ def _planned(scan: DataScan) -> list[FileScanTask]:
         raise InvalidInputError(f"the filter {scan.row_filter} does not fit the table: {error}") from error
 
 
-def check_reachable(lake: Lakehouse) -> None:
+def check_reachable(lake: Lakehouse | StorageFileIO) -> None:
     """Raise InvalidInputError for a lakehouse in this process's memory, which Spark's tasks would not see."""
     if lake.root.startswith("memory://"):
         raise InvalidInputError(

@@ -46,17 +46,22 @@ def write_data_files(
     *,
     target_file_size_bytes: int = TARGET_FILE_SIZE_BYTES,
     buffer_bytes: int = BUFFER_BYTES,
+    partition: Record | None = None,
+    sort_order_id: int | None = None,
 ) -> list[DataFile]:
     """Write Arrow batches as Parquet files of a table and return them, unpublished.
 
     Columns are found by name and cast to the table's types; a column may be missing when it is
-    optional. Rows are split by the table's identity partitions. Memory is bounded by
+    optional. Rows are split by the table's identity partitions, unless the caller knows that all are of
+    one ``partition``, of any transform; ``sort_order_id`` is the order in which they come. Memory is bounded by
     ``buffer_bytes`` of rows plus 8 MiB for each of up to MAX_OPEN_FILES growing files, and one
     finished file. On an exception the files written so far are deleted, best effort. Raises
     InvalidInputError for batches that do not fit the schema, InvalidDefinitionError for a partition
     transform other than identity or one over floats, StorageError.
     """
-    writer = _PartitionedWriter(io, table_metadata, target_file_size_bytes, buffer_bytes)
+    writer = _PartitionedWriter(
+        io, table_metadata, target_file_size_bytes, buffer_bytes, partition=partition, sort_order_id=sort_order_id
+    )
     try:
         for batch in batches:
             writer.add(batch)
@@ -64,6 +69,17 @@ def write_data_files(
     except BaseException:
         writer.abort()
         raise
+
+
+@dataclass(frozen=True)
+class _KnownPartition(PartitionKey):
+    """A partition of any transforms, as a data file of it has it."""
+
+    record: Record = field(default_factory=Record)
+
+    @property
+    def partition(self) -> Record:
+        return self.record
 
 
 @dataclass
@@ -86,13 +102,26 @@ class _GrowingFile:
 
 
 class _PartitionedWriter:
-    def __init__(self, io: StorageFileIO, metadata: TableMetadata, target_file_size_bytes: int, buffer_bytes: int):
+    def __init__(
+        self,
+        io: StorageFileIO,
+        metadata: TableMetadata,
+        target_file_size_bytes: int,
+        buffer_bytes: int,
+        *,
+        partition: Record | None,
+        sort_order_id: int | None,
+    ):
         self._io = io
         self._metadata = metadata
         self._spec = metadata.spec()
         self._schema = metadata.schema()
         self._arrow_schema = schema_to_pyarrow(self._schema, include_field_ids=True)
-        self._partition_columns = identity_columns(self._spec, self._schema)
+        self._known: PartitionKey | None = None
+        if partition is not None and self._spec.fields:
+            self._known = _KnownPartition([], self._spec, self._schema, partition)
+        self._partition_columns = [] if partition is not None else identity_columns(self._spec, self._schema)
+        self._sort_order_id = sort_order_id
         self._locations = load_location_provider(metadata.location, metadata.properties)
         self._target_file_size_bytes = target_file_size_bytes
         self._buffer_bytes = buffer_bytes
@@ -152,7 +181,7 @@ class _PartitionedWriter:
 
     def _partition_key(self, values: _Key) -> PartitionKey | None:
         if not self._partition_columns:
-            return None
+            return self._known
         field_values = [
             PartitionFieldValue(field=partition_field, value=value)
             for partition_field, value in zip(self._spec.fields, values, strict=True)
@@ -197,7 +226,7 @@ class _PartitionedWriter:
             file_format=FileFormat.PARQUET,
             partition=partition.key.partition if partition.key is not None else Record(),
             file_size_in_bytes=len(growing.output),
-            sort_order_id=None,
+            sort_order_id=self._sort_order_id,
             equality_ids=None,
             key_metadata=None,
             **statistics.to_serialized_dict(),

@@ -9,7 +9,7 @@ is started again after it was killed, and workers that race, get the version tha
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
@@ -46,9 +46,14 @@ def publish_once(
     run_id: str | None = None,
     message: str | None = None,
     properties: Mapping[str, str] | None = None,
+    operation: str = PUBLISH,
+    require: Callable[[Snapshot], None] | None = None,
+    since: int | None = None,
 ) -> Publication:
     """Commit staged tables as one version, unless ``publication`` was committed since they were staged.
 
+    Whoever may have staged them again gives the version ``since`` which it can have been committed, exclusive.
+    ``require`` raises a typed error where the version that the commit would land on is not as it has to be.
     The namespaces that new tables need are created. Some of the tables may be there as they were staged, by
     another publication: they stay. Without changes there is no commit, and the latest version is returned.
     Raises InvalidInputError without tables, CommitConflictError when a table moved since it was staged, and
@@ -58,6 +63,8 @@ def publish_once(
     if not staged:
         raise InvalidInputError("there is nothing to publish: no table was staged")
     looked_through = min(table.base_version for table in staged)
+    if since is not None:
+        looked_through = min(looked_through, since)
     was_published = False
 
     def must_be_unpublished(latest: Snapshot) -> None:
@@ -69,11 +76,13 @@ def publish_once(
         looked_through = latest.version
 
     transaction = lake.transaction(
-        isolation, message, properties, operation=PUBLISH, run_id=run_id, transaction_id=publication
+        isolation, message, properties, operation=operation, run_id=run_id, transaction_id=publication
     )
     try:
         with transaction as txn:
             txn.require(must_be_unpublished)
+            if require is not None:
+                txn.require(require)
             # What a run took over from one that had published it is there: only the rest can be published again.
             publish(txn, [table for table in staged if not is_published(txn, table)] or staged)
     except CommittedElsewhereError as error:

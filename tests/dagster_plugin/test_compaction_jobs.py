@@ -1,0 +1,48 @@
+"""The jobs that merge small data files of tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from pyspark.sql import SparkSession
+
+from tests.dagster_plugin.maintenance_jobs import Ran
+from tests.lakes import Lakes
+from tests.maintenance.changes import append_rows
+from trinitylake_ops.dagster_plugin.jobs import build_jobs
+from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
+from trinitylake_ops.tables.catalog import catalog_at
+
+
+def test_small_files_are_shown_and_merged(spark: SparkSession, lakes: Lakes, tmp_path: Path) -> None:
+    assert spark.sparkContext is not None, "the job takes the session that runs"
+    lake = lakes.local()
+    for _ in range(5):
+        append_rows(lake)
+    version = lake.latest_version()
+    resource = TrinityLakeResource(root=lake.root, storage_options=StorageSettings(fsync="false"))
+    definitions = dg.Definitions(jobs=build_jobs(), resources={"lakehouse": resource}, executor=dg.in_process_executor)
+
+    def run(job: str, **config: Any) -> Ran:
+        definition = definitions.resolve_job_def(job)
+        ran = Ran(definition.execute_in_process(run_config=config, raise_on_error=False))
+        assert ran.success, ran.error
+        return ran
+
+    shown = run("compact_tables_plan")
+    assert (shown.metadata["files"], shown.metadata["tables"], shown.materialized) == (5, 1, [])
+    assert "ns.t" in shown.metadata["plan"]
+    assert run("compact_tables_plan", tables=["ns.t"], min_input_files=6).metadata["is_empty"]
+    assert lake.latest_version() == version
+
+    ran = run("compact_tables")
+    assert (ran.metadata["files_before"], ran.metadata["files_after"]) == (5, 1)
+    assert ran.materialized[0]["operation"] == "compact-tables"
+    info = next(iter(lake.history(limit=1)))
+    assert (info.version, info.operation, info.run_id) == (version + 1, "compact-tables", ran.run_id)
+    table = catalog_at(lake).load_table("ns.t")
+    assert (len(list(table.scan().plan_files())), table.scan().to_arrow().num_rows) == (1, 15)
+    again = run("compact_tables")
+    assert (again.metadata["is_empty"], again.materialized, lake.latest_version()) == (True, [], version + 1)

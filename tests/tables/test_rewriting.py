@@ -1,0 +1,176 @@
+"""Groups of small files written anew: which files are grouped, in which order rows are, and what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import pyarrow as pa
+import pytest
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.manifest import DataFile
+from pyiceberg.schema import Schema
+from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
+from pyiceberg.transforms import BucketTransform, IdentityTransform
+from pyiceberg.typedef import Record
+from pyiceberg.types import DoubleType, LongType, NestedField, StringType
+
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import CommitConflictError, CorruptFileError, InvalidDefinitionError
+from trinitylake_ops.tables.catalog import TrinityLakeCatalog
+from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.rewriting import (
+    FileGroup,
+    RewriteRules,
+    Rewriting,
+    find_groups,
+    rewrite_here,
+    rewriting_of,
+    stage_rewritten,
+)
+from trinitylake_ops.tables.staging import load_staged
+
+SCHEMA = Schema(
+    NestedField(1, "id", LongType(), required=False),
+    NestedField(2, "place", StringType(), required=False),
+    NestedField(3, "score", DoubleType(), required=False),
+)
+
+
+def rows(*ids: int | None, place: str | None = "a", score: float | None = None) -> pa.Table:
+    columns = [pa.array(ids, pa.int64()), pa.array([place] * len(ids), pa.string())]
+    return pa.Table.from_arrays([*columns, pa.array([score] * len(ids), pa.float64())], ["id", "place", "score"])
+
+
+def appended(catalog: TrinityLakeCatalog, *parts: pa.Table, **kind: object) -> Table:
+    table = catalog.create_table("ns.t", SCHEMA, **kind)  # type: ignore[arg-type]
+    for part in parts:
+        table.append(part)
+    return table
+
+
+def io_of(table: Table) -> StorageFileIO:
+    assert isinstance(table.io, StorageFileIO)
+    return table.io
+
+
+def groups_of(table: Table, rules: RewriteRules) -> tuple[FileGroup, ...]:
+    return find_groups(table.metadata, io_of(table), rules).groups
+
+
+def read_ids(table: Table, written: list[list[DataFile]]) -> list[list[int | None]]:
+    scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
+    return [scan.to_table([FileScanTask(file)])["id"].to_pylist() for files in written for file in files]
+
+
+def test_neighbours_are_grouped_up_to_the_target(catalog: TrinityLakeCatalog) -> None:
+    table = appended(catalog, *(rows(number) for number in range(7)))
+    size = max(task.file.file_size_in_bytes for task in table.scan().plan_files())
+    found = find_groups(table.metadata, io_of(table), RewriteRules(3 * size, min_input_files=2))
+    assert [len(group.files) for group in found.groups] == [3, 3], "the seventh is alone"
+    assert (found.data_files, found.older_spec_files) == (7, 0)
+    ids = [[one for (one,) in read_ids(table, [[*group.files]])] for group in found.groups]
+    assert ids == [[0, 1, 2], [3, 4, 5]], "in the order in which they arrived"
+    assert groups_of(table, RewriteRules(size, min_input_files=2)) == (), "none is small"
+    assert [len(group.files) for group in groups_of(table, RewriteRules(min_input_files=7))] == [7]
+    assert groups_of(table, RewriteRules(min_input_files=8)) == ()
+    assert len(groups_of(table, RewriteRules(3 * size, min_input_files=8))) == 2, "those that fill a file"
+
+
+def test_the_target_is_the_tables_own(catalog: TrinityLakeCatalog) -> None:
+    table = appended(catalog, *(rows(number) for number in range(4)), properties={"write.target-file-size-bytes": "1"})
+    assert groups_of(table, RewriteRules(min_input_files=2)) == ()
+    assert rewriting_of(table.metadata, io_of(table), RewriteRules()).max_file_bytes == 1
+    assert len(groups_of(table, RewriteRules(1 << 20, min_input_files=2))) == 1
+
+
+def test_rows_are_in_the_sort_order(catalog: TrinityLakeCatalog) -> None:
+    order = SortOrder(
+        SortField(3, IdentityTransform(), SortDirection.DESC, NullOrder.NULLS_FIRST),
+        SortField(1, IdentityTransform(), SortDirection.ASC, NullOrder.NULLS_LAST),
+    )
+    parts = [rows(3, None, 1, score=1.0), rows(7, score=math.nan), rows(5, score=None), rows(2, score=2.0)]
+    table = appended(catalog, *parts, sort_order=order)
+    groups = groups_of(table, RewriteRules(min_input_files=2))
+    rewriting = rewriting_of(table.metadata, io_of(table), RewriteRules())
+    written = rewrite_here([(rewriting, group) for group in groups])
+    assert read_ids(table, written) == [[5, 7, 2, 1, 3, None]]
+    assert [file.sort_order_id for files in written for file in files] == [table.metadata.default_sort_order_id]
+
+
+def test_a_partition_of_any_transform_keeps_its_value(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    """Pyiceberg itself writes no files of such a partition: they come from other engines."""
+    table = appended(catalog, *(rows(number) for number in range(3)))
+    (group,) = groups_of(table, RewriteRules(min_input_files=2))
+    with table.update_spec() as update:
+        update.add_field("id", BucketTransform(8), "id_bucket")
+    for file in group.files:
+        file.spec_id = table.metadata.default_spec_id
+    rewriting = rewriting_of(table.metadata, io_of(table), RewriteRules())
+    (written,) = rewrite_here([(rewriting, FileGroup(group.files, Record(5)))])
+    assert [(file.partition[0], "/id_bucket=5/" in file.file_path) for file in written] == [(5, True)]
+    assert read_ids(table, [written]) == [[0, 1, 2]]
+    with pytest.raises(InvalidDefinitionError, match="transform bucket"):
+        groups_of(table, RewriteRules(repartition=True))
+
+
+def test_files_of_an_older_spec_are_split_by_the_current_one(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    table = appended(catalog, rows(1, place="a"), rows(2, place=None), rows(3, place="a"))
+    with table.update_spec() as update:
+        update.add_identity("place")
+    table.append(rows(4, place="b"))
+    assert groups_of(table, RewriteRules(min_input_files=2)) == ()
+    found = find_groups(table.metadata, io_of(table), RewriteRules(min_input_files=2, repartition=True))
+    assert ([len(group.files) for group in found.groups], found.older_spec_files) == ([3], 3)
+    written = rewrite_here([(rewriting_of(table.metadata, io_of(table), RewriteRules()), found.groups[0])])
+    staged = stage_rewritten(
+        lake, ("ns", "t"), table.metadata, found.groups[0].files, written[0], begun_at_ms=lake.storage.now_ms()
+    )
+    after = load_staged(lake, staged)
+    assert {(task.file.spec_id, task.file.partition[0]) for task in after.scan().plan_files()} == {
+        (1, "a"),
+        (1, None),
+        (1, "b"),
+    }
+    assert sorted(after.scan().to_arrow()["id"].to_pylist()) == [1, 2, 3, 4]
+    assert sorted(after.scan(row_filter="place is null").to_arrow()["id"].to_pylist()) == [2]
+    current = after.current_snapshot()
+    assert current is not None and current.summary is not None
+    assert current.summary.operation.value == "replace"
+    assert current.summary["total-records"] == "4"
+
+
+def test_a_file_with_other_rows_than_recorded_is_refused(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    table = appended(catalog, rows(1, 2), rows(3))
+    (group,) = groups_of(table, RewriteRules(min_input_files=2))
+    first, second = (file.file_path.removeprefix(lake.root) for file in group.files)
+    lake.storage.write(second, lake.storage.read(first))
+    before = {info.path for info in lake.storage.list()}
+    with pytest.raises(CorruptFileError, match="hold 4 rows where the table's manifests say 3"):
+        rewrite_here([(rewriting_of(table.metadata, io_of(table), RewriteRules()), group)])
+    assert {info.path for info in lake.storage.list()} == before
+
+
+def written_for(table: Table) -> tuple[FileGroup, list[DataFile]]:
+    (group,) = groups_of(table, RewriteRules(min_input_files=2))
+    rewriting: Rewriting = rewriting_of(table.metadata, io_of(table), RewriteRules())
+    return group, rewrite_here([(rewriting, group)])[0]
+
+
+@pytest.mark.parametrize("change", ["overwrite", "drop", "recreate", "respec"])
+def test_what_no_longer_fits_conflicts(lake: Lakehouse, catalog: TrinityLakeCatalog, change: str) -> None:
+    table = appended(catalog, rows(1), rows(2))
+    metadata = table.metadata
+    group, written = written_for(table)
+    if change == "overwrite":
+        table.overwrite(rows(9))
+    elif change == "respec":
+        with table.update_spec() as update:
+            update.add_identity("place")
+    else:
+        catalog.drop_table("ns.t")
+        if change == "recreate":
+            catalog.create_table("ns.t", SCHEMA)
+    with pytest.raises(CommitConflictError, match=r"ns\.t were written anew, and since then"):
+        stage_rewritten(lake, ("ns", "t"), metadata, group.files, written, begun_at_ms=0)
