@@ -46,6 +46,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "drop-export": ("drop-export", "kept"),
     "tree": ("tree",),
     "compact": ("compact",),
+    "compact-tables": ("compact-tables", "ns.t", "--yes"),
     "trim": ("trim", "ns.t", "--yes"),
     "expire": ("expire", "--max-age", "1h", "--json"),
     "purge": ("purge", "--max-requests", "5", "--yes"),
