@@ -26,7 +26,7 @@ from trinitylake_ops.spark_jobs.table_tasks import TableSink, WriteJob, unpickle
 from trinitylake_ops.tables.data_files import TARGET_FILE_SIZE_BYTES, delete_data_files
 from trinitylake_ops.tables.partition_key import PartitionValue, check_partitions
 from trinitylake_ops.tables.staged_table import StagedTable
-from trinitylake_ops.tables.staging import TableWrite, plan_write, stage_data_files
+from trinitylake_ops.tables.staging import Evolution, TableWrite, plan_write, stage_data_files
 from trinitylake_ops.tables.write_mode import Mode, check_mode, replaced_by
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
@@ -42,6 +42,7 @@ def stage_dataframe(
     mode: Mode,
     partitions: Sequence[Mapping[str, PartitionValue]] | None = None,
     properties: Mapping[str, str] | None = None,
+    evolve: Evolution | None = None,
     target_file_size_bytes: int = TARGET_FILE_SIZE_BYTES,
 ) -> StagedTable:
     """Write a DataFrame's rows as data files of a managed table and return it staged, unpublished.
@@ -49,7 +50,9 @@ def stage_dataframe(
     A missing table is created, with identity partitions by ``partition_by``, ``primary_key`` as its
     identifier fields and ``properties``. An existing one keeps its field ids, required columns,
     partitions and key; columns that it lacks are added as optional ones, its columns that the frame
-    lacks are null. ``partition_by`` None means as the table is.
+    lacks are null. ``partition_by`` None means as the table is. ``evolve`` changes an existing one before, in the
+    same commit, by a transaction of pyiceberg: ``update_schema`` renames, drops, widens columns, ``update_spec``
+    partitions anew what is written from now on.
 
     ``mode`` says which files the new ones take the place of, by metadata alone: ``replace_table``
     all of them, ``append`` none, ``replace_partitions`` those of ``partitions``, each a value for
@@ -68,7 +71,7 @@ def stage_dataframe(
     name = f"{namespace}.{table}"
     check_mode(mode)
     check_reachable(lake)
-    plan = _plan(lake, frame, namespace, table, partition_by, primary_key, properties)
+    plan = _plan(lake, frame, namespace, table, partition_by, primary_key, properties, evolve)
     columns = [field.name for field in plan.metadata.spec().fields]
     wanted, replacing = replaced_by(plan, mode, partitions)
     with spark_failures(f"write table {name}"):
@@ -89,25 +92,32 @@ def _plan(
     partition_by: Sequence[str] | None,
     primary_key: Sequence[str],
     properties: Mapping[str, str] | None,
+    evolve: Evolution | None,
 ) -> TableWrite:
     """Return the planned write, with every check that needs no rows done."""
     name = f"{namespace}.{table}"
     snapshot = lake.snapshot()
     exists = snapshot.has_namespace(namespace) and snapshot.has_table(namespace, table)
     # Spark infers nullability anew for each query; what the table requires stays required.
-    columns = snapshot.table(namespace, table).schema.columns if exists else ()
-    required = [column.name for column in columns if not column.nullable]
+    known: dict[str, bool] = {}
+    if exists and evolve is not None:
+        evolved = plan_write(lake, namespace, table, evolve=evolve).metadata.schema()
+        known = {field.name: field.required for field in evolved.fields}
+    elif exists:
+        known = {column.name: not column.nullable for column in snapshot.table(namespace, table).schema.columns}
+    required = [name for name, is_required in known.items() if is_required]
     schema = to_iceberg_schema(frame.schema, required=required, primary_key=primary_key)
     if missing := next((column for column in required if column not in frame.columns), None):
         raise InvalidInputError(f"column {missing!r} of table {name} is required and the rows lack it")
     if exists:
-        known = {column.name for column in columns}
         added = [
             field.model_copy(update={"required": field.required and field.name in known}) for field in schema.fields
         ]
         schema = type(schema)(*added)
     try:
-        plan = plan_write(lake, namespace, table, schema, partition_by=partition_by, properties=properties)
+        plan = plan_write(
+            lake, namespace, table, schema, partition_by=partition_by, properties=properties, evolve=evolve
+        )
     except (ValidationError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise InvalidDefinitionError(f"the rows do not fit table {name}: {reason}") from error

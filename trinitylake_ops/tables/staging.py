@@ -65,6 +65,8 @@ from trinitylake_ops.transaction.snapshot import CatalogReader
 from trinitylake_ops.transaction.transaction import Transaction as LakehouseTransaction
 
 AnySchema: TypeAlias = pa.Schema | Schema | Columns
+#: Changes a table in a transaction of pyiceberg, which is committed with what is written.
+Evolution: TypeAlias = Callable[[Transaction], None]
 
 
 class Replace(Enum):
@@ -79,7 +81,8 @@ class Replace(Enum):
 class TableWrite:
     """A write that was planned: pickles, goes to every process that writes data files.
 
-    ``metadata`` is the table's as it will be written to, nothing of it is stored yet;
+    ``metadata`` is the table's as it will be written to, nothing of it is stored yet, and ``updates`` what leads
+    there from a table that exists;
     ``base_metadata_location`` is None when the table is new. ``begun_at_ms`` is when it was planned, by
     the storage's clock: what is written for it is not older.
     """
@@ -91,6 +94,7 @@ class TableWrite:
     base_metadata_location: str | None
     metadata: TableMetadata
     io: StorageFileIO
+    updates: tuple[TableUpdate, ...] = ()
 
     def write(
         self, batches: Iterable[pa.RecordBatch], *, target_file_size_bytes: int = TARGET_FILE_SIZE_BYTES
@@ -174,14 +178,16 @@ def plan_write(
     *,
     partition_by: Sequence[str] | None = None,
     properties: Mapping[str, str] | None = None,
+    evolve: Evolution | None = None,
 ) -> TableWrite:
     """Plan a write to a table, which may not exist yet. Reads only, but for the owner file of a new table's folder.
 
     A new table takes ``schema``, identity partitions by the columns ``partition_by``, and
     ``properties`` (Iceberg's). An existing one gains the columns of ``schema`` that it lacks;
-    ``partition_by`` must be what it has, ``properties`` are for new tables. Raises
-    TableNotFoundError when there is neither a table nor a schema, UnsupportedTypeError,
-    InvalidDefinitionError, StorageError.
+    ``partition_by`` must be what it has, ``properties`` are for new tables. ``evolve`` changes an existing
+    one before by pyiceberg: its schema (``update_schema``), its partition spec (``update_spec``), its properties;
+    that becomes part of the same commit. Raises TableNotFoundError when there is neither a table nor a schema,
+    UnsupportedTypeError, InvalidDefinitionError, StorageError, and what ``evolve`` raises.
     """
     snapshot = lake.snapshot()
     catalog = TrinityLakeCatalog.on(SnapshotTarget(snapshot, lake.storage_options))
@@ -190,20 +196,24 @@ def plan_write(
     if snapshot.has_namespace(namespace) and snapshot.has_table(namespace, table):
         current = catalog.load_table((namespace, table))
         change = current.transaction()
+        if evolve is not None:
+            evolve(change)
         _extend_schema(change, wanted)
-        metadata = change.table_metadata
+        metadata, updates = change.table_metadata, change._updates
         _check_partitions(metadata, partition_by, f"{namespace}.{table}")
         base_location: str | None = writer_io.location(current.metadata_location)
     else:
         if wanted is None:
             raise TableNotFoundError(f"there is no table {namespace}.{table}; give a schema to create it")
         location = new_table_location(lake.root, snapshot.definition)
-        metadata = _new_metadata(wanted, location, partition_by or (), properties or {})
+        metadata, updates = _new_metadata(wanted, location, partition_by or (), properties or {}), ()
         base_location = None
     identity_columns(metadata.spec(), metadata.schema())
     if base_location is None:
         claim_location(lake.storage, metadata.location, snapshot.definition)
-    return TableWrite(namespace, table, snapshot.version, snapshot.read_at_ms, base_location, metadata, writer_io)
+    return TableWrite(
+        namespace, table, snapshot.version, snapshot.read_at_ms, base_location, metadata, writer_io, updates
+    )
 
 
 def stage_data_files(
@@ -234,7 +244,7 @@ def stage_data_files(
     else:
         table = catalog.load_table(identifier)
         change = table.transaction()
-        _extend_schema(change, write.metadata.schema())
+        change._apply(write.updates, ())
         removed = _files_to_remove(table, data_files, replacing)
     _add_snapshot(change, data_files, removed, dict(snapshot_properties or {}))
     change.commit_transaction()
@@ -373,7 +383,8 @@ def _add_snapshot(
                 append.append_data_file(data_file)
         return
     with _filtering_by_itself(snapshot.overwrite()) as overwrite:
-        if change.table_metadata.spec().is_unpartitioned():
+        specs = change.table_metadata.specs()
+        if any(specs[data_file.spec_id].is_unpartitioned() for data_file in removed):
             # Without it pyiceberg looks for the files to delete in no manifest of such a table.
             overwrite.delete_by_predicate(AlwaysTrue())
         for data_file in removed:
