@@ -23,6 +23,7 @@ _LONGEST = ("spark_jobs", "e2e", "dagster_plugin", "simulator", "crash")  # fold
 #: Folders and files whose tests share a Spark session: to start one and to warm it up takes longer than most tests.
 _ON_SPARK = (
     "tests/spark_jobs/",
+    "tests/dagster_plugin/test_compaction_jobs.py",
     "tests/dagster_plugin/test_flights_pipeline.py",
     "tests/dagster_plugin/test_io_manager.py",
     "tests/dagster_plugin/test_pipeline_on_s3.py",

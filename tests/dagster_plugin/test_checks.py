@@ -229,20 +229,30 @@ def test_a_tree_out_of_shape(lake: Lake) -> None:
 
 def test_tables_with_many_small_data_files(lake: Lake) -> None:
     """A table of another format, one without rows and one with few files are none of them."""
-    for _ in range(3):
+    for _ in range(5):
         append_rows(lake.lake, "sales.orders")
     append_rows(lake.lake, "sales.few")
     with catalog_at(lake.lake) as catalog:
         catalog.create_table("sales.empty", ROWS.schema)
     (one,) = lake.failed(CheckLimits(small_files=2, export_max_age=None)).values()
     assert (one.severity, one.metadata["mended_by"]) == (WARN, "compact_tables")
-    assert one.description.startswith("1 tables have many small data files, the most sales.orders: 3 files of ")
+    assert one.description.startswith("1 tables have many small data files, the most sales.orders: 5 files of ")
     data = [info.size_bytes for info in lake.lake.storage.list("tables/") if info.path.endswith(".parquet")]
-    assert len(data) == 4
+    assert len(data) == 6
     figures = ("tables", "tables_with_small_files", "data_files", "bytes", "uncounted_tables", "not_looked_at")
-    assert [one.metadata[name] for name in figures] == [3, 1, 4, sum(data), 0, 0]
+    assert [one.metadata[name] for name in figures] == [3, 1, 6, sum(data), 0, 0]
     assert lake.failed(CheckLimits(small_files=2, small_file_bytes=min(data) - 1)) == {}
-    assert lake.failed(CheckLimits(small_files=4)) == {}
+    assert lake.failed(CheckLimits(small_files=6)) == {}
+    maintenance.plan_compact_tables(lake.lake).execute()
+    assert lake.failed(CheckLimits(small_files=1)) == {}
+
+
+def test_small_data_files_that_no_compaction_would_merge_are_fine(lake: Lake) -> None:
+    for _ in range(2):  # a compaction merges no fewer than five
+        append_rows(lake.lake, "sales.orders")
+    one = lake.check(CheckLimits(small_files=2))["data_files_in_shape"]
+    assert one.passed
+    assert (one.metadata["data_files"], one.metadata["tables_with_small_files"]) == (2, 0)
 
 
 def test_metadata_that_nobody_can_read_is_told_and_the_rest_is_counted(lake: Lake) -> None:

@@ -49,9 +49,9 @@ class CheckLimits:
     ``deep`` with checksums; the newest full one must be younger than ``export_max_age`` (None: there need be none).
     ``orphan_files`` and ``orphan_bytes`` may be left behind, by what is older than ``orphan_age``. Leaves must be
     filled to ``min_leaf_fill`` on average, buffers of a level to no more than ``max_buffer_fill`` of what may gather.
-    Tables of at least ``small_files`` data files need ``small_file_bytes`` per file on average; their metadata files
-    are read for at most ``data_files_seconds``. Raises InvalidInputError for limits below 0, and for shares of leaves
-    above 1.
+    Tables of at least ``small_files`` data files need ``small_file_bytes`` per file on average, unless a compaction
+    would not merge any of them; metadata files of tables are read for at most ``data_files_seconds``. Raises
+    InvalidInputError for limits below 0, and for shares of leaves above 1.
     """
 
     overdue: timedelta = timedelta(days=3)
@@ -335,19 +335,14 @@ def _tree(lake: Lakehouse, limits: CheckLimits) -> _Found:
 def _data_files(lake: Lakehouse, limits: CheckLimits) -> _Found:
     head = lake.snapshot()
     survey = survey_data_files(lake, head, limits.data_files_seconds)
-    small = sorted(
-        (
-            one
-            for one in survey.tables
-            if one.data_files >= limits.small_files and one.mean_bytes < limits.small_file_bytes
-        ),
-        key=lambda one: -one.data_files,
-    )
+    many = [one for one in survey.tables if one.data_files >= limits.small_files]
+    small = [one for one in many if one.mean_bytes < limits.small_file_bytes and _is_mergeable(lake, one)]
+    small.sort(key=lambda one: -one.data_files)
     wrong = [f"{len(small)} tables have many small data files, the most {_told(small[0])}"] if small else []
     if survey.unreadable:
         wrong.append(f"the metadata of {len(survey.unreadable)} tables cannot be read, such as {survey.unreadable[0]}")
     unfinished = f"; {survey.not_looked_at} tables were not looked at in time" if survey.not_looked_at else ""
-    rows = [(f"{one.namespace}.{one.table}", one.data_files, one.bytes, round(one.mean_bytes)) for one in small]
+    rows = [(one.name, one.data_files, one.bytes, round(one.mean_bytes)) for one in small]
     return _Found(
         wrong=wrong,
         fine=f"the data files of {len(survey.tables)} tables are few or large enough{unfinished}",
@@ -364,5 +359,13 @@ def _data_files(lake: Lakehouse, limits: CheckLimits) -> _Found:
     )
 
 
+def _is_mergeable(lake: Lakehouse, table: TableFiles) -> bool:
+    """Whether a compaction would merge files: not where each partition has few. One that it refuses is in need, too."""
+    try:
+        return not maintenance.plan_compact_tables(lake, [table.name]).is_empty
+    except InvalidInputError:
+        return True
+
+
 def _told(table: TableFiles) -> str:
-    return f"{table.namespace}.{table.table}: {table.data_files} files of {table.mean_bytes / 1024:,.1f} KiB on average"
+    return f"{table.name}: {table.data_files} files of {table.mean_bytes / 1024:,.1f} KiB on average"

@@ -27,6 +27,11 @@ class TableFiles:
     bytes: int
 
     @property
+    def name(self) -> str:
+        """The table as ``namespace.table``."""
+        return f"{self.namespace}.{self.table}"
+
+    @property
     def mean_bytes(self) -> float:
         """Bytes of a data file on average; 0 where there is none."""
         return self.bytes / self.data_files if self.data_files else 0.0
