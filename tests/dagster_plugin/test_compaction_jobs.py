@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import pytest
 from pyspark.sql import SparkSession
 
 from tests.dagster_plugin.maintenance_jobs import Ran
@@ -16,6 +17,7 @@ from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLak
 from trinitylake_ops.tables.catalog import catalog_at
 
 
+@pytest.mark.local_only("the job opens the lakehouse by its folder")
 def test_small_files_are_shown_and_merged(spark: SparkSession, lakes: Lakes, tmp_path: Path) -> None:
     assert spark.sparkContext is not None, "the job takes the session that runs"
     lake = lakes.local()

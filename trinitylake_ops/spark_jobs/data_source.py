@@ -1,4 +1,4 @@
-"""``spark.read.format("trinitylake")``: metadata tables of a lakehouse, and the data of its tables.
+"""``format("trinitylake")`` of Spark: metadata tables of a lakehouse, the data of its tables, streams and writes.
 
 Spark makes the source in a helper process of the driver, which looks at the lakehouse once: the version and
 the schema are those of that moment for as long as the DataFrame lives. Another helper plans what tasks read when
@@ -9,22 +9,31 @@ hold no credentials. The readers take no filters of Spark's (``row_filters``, as
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
 from pyspark.sql.types import StructField, StructType
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.spark_jobs.handover import HANDOVER, handed_over, take_given
 from trinitylake_ops.spark_jobs.metadata_tables import METADATA_TABLES, Row
+from trinitylake_ops.spark_jobs.stream_options import STREAM_OPTIONS
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from trinitylake_ops.spark_jobs.opened_table import OpenedMetadata, OpenedTable
+    from trinitylake_ops.spark_jobs.source_writer import WriteTarget
     from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 FORMAT = "trinitylake"
@@ -83,7 +92,7 @@ class TrinityLakeSource(DataSource):
 
     def __init__(self, options: dict[str, str]):
         super().__init__(options)
-        self._opened: OpenedTable | None = _handed_over(options) if HANDOVER in options else _opened(options)
+        self._opened: OpenedTable | None = _handed_over(options) if HANDOVER in options else None
 
     @classmethod
     def name(cls) -> str:
@@ -93,27 +102,57 @@ class TrinityLakeSource(DataSource):
         return self._take().schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        if schema.names != self.schema().names:
-            raise InvalidInputError("the source has its own columns: read without a schema, and choose by 'columns'")
-        reader = self._take().reader(schema)
+        given = {name.lower() for name in self.options}
+        if wrong := next((name for name in STREAM_OPTIONS if name in given), None):
+            raise InvalidInputError(f"the option {wrong!r} is of streams: spark.readStream")
+        reader = self._taken(schema).reader(schema)
         self._opened = None  # Spark sends the source to all tasks beside the reader, and they have no use for it.
         return reader
 
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        from trinitylake_ops.spark_jobs.streams import stream_reader
+
+        reader = stream_reader(self.options, self._taken(schema), schema)
+        self._opened = None
+        return reader
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from trinitylake_ops.spark_jobs.source_writer import batch_writer
+
+        return batch_writer(self._target(), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        from trinitylake_ops.spark_jobs.source_writer import stream_writer
+
+        return stream_writer(self._target(), schema, overwrite=overwrite)
+
+    def _target(self) -> WriteTarget:
+        from trinitylake_ops.spark_jobs.source_writer import WriteTarget
+
+        return WriteTarget.parse(self.options)
+
+    def _taken(self, schema: StructType) -> OpenedTable:
+        opened = self._take()
+        if schema.names != opened.schema.names:
+            raise InvalidInputError("the source has its own columns: read without a schema, and choose by 'columns'")
+        return opened
+
     def _take(self) -> OpenedTable:
-        assert self._opened is not None
+        if self._opened is None:
+            self._opened = _opened(self.options)
         return self._opened
 
 
-def _handed_over(options: dict[str, str]) -> OpenedTable:
+def _handed_over(options: Mapping[str, str]) -> OpenedTable:
     opened: OpenedTable = take_given(options[HANDOVER])
     return opened
 
 
-def _opened(options: dict[str, str]) -> OpenedTable:
+def _opened(options: Mapping[str, str]) -> OpenedTable:
     from trinitylake_ops.spark_jobs.opened_table import open_table
     from trinitylake_ops.spark_jobs.source_options import SourceOptions
 
-    return open_table(SourceOptions.parse(options))
+    return open_table(SourceOptions.parse(options, STREAM_OPTIONS))
 
 
 class MetadataReader(DataSourceReader):
@@ -129,10 +168,10 @@ class MetadataReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if partition.value is None:  # what Spark asks for where there is none
             return iter(())
-        return _batches(self._opened, self._opened.table.rows(pickle.loads(partition.value)), self._schema)
+        return metadata_batches(self._opened, self._opened.table.rows(pickle.loads(partition.value)), self._schema)
 
 
-def _batches(opened: OpenedMetadata, rows: Iterator[Row], schema: StructType) -> Iterator[pa.RecordBatch]:
+def metadata_batches(opened: OpenedMetadata, rows: Iterator[Row], schema: StructType) -> Iterator[pa.RecordBatch]:
     """Yield what is asked for of rows with all columns."""
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_schema  # what Spark checks batches against; needs no pandas

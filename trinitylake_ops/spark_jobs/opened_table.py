@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from pyspark.sql.types import StructField, StructType
@@ -42,6 +42,11 @@ class OpenedMetadata:
     table: MetadataTable
     columns: tuple[str, ...]
     row_filter: MetadataFilter | None = None
+
+    def of(self, table: MetadataTable) -> OpenedMetadata:
+        """Return another state of the metadata table, with the same columns and rows asked for."""
+        limited = table if self.row_filter is None else table.limited(self.row_filter.conditions())
+        return replace(self, table=limited)
 
     @property
     def schema(self) -> StructType:

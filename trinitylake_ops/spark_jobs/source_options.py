@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeAlias
@@ -86,8 +86,11 @@ class SourceOptions:
     request: TableRequest
 
     @classmethod
-    def parse(cls, options: Mapping[str, str]) -> SourceOptions:
-        """Return what options say. Raises InvalidInputError, which repeats no value of a storage option."""
+    def parse(cls, options: Mapping[str, str], also: Collection[str] = ()) -> SourceOptions:
+        """Return what options say; those in ``also`` are for somebody else.
+
+        Raises InvalidInputError, which repeats no value of a storage option.
+        """
         given = {name.lower(): value for name, value in options.items()}
         storage = {name.removeprefix(STORAGE_PREFIX): given[name] for name in given if name.startswith(STORAGE_PREFIX)}
         if secret := next((name for name in storage if name in SECRET_OPTIONS), None):
@@ -96,8 +99,8 @@ class SourceOptions:
                 f" the environment of the driver, by {OPTIONS_VARIABLE} or AWS's variables, set before Spark starts"
             )
         plain = {name: value for name, value in given.items() if not name.startswith(STORAGE_PREFIX)}
-        if unknown := next((name for name in plain if name not in OPTIONS and name != TABLE), None):
-            known = ", ".join([*OPTIONS, f"{STORAGE_PREFIX}*"])
+        if unknown := next((name for name in plain if name not in (*OPTIONS, *also, TABLE)), None):
+            known = ", ".join([*OPTIONS, *also, f"{STORAGE_PREFIX}*"])
             raise InvalidInputError(f"there is no option {unknown!r}; the source has {known}")
         if not plain.get(ROOT):
             raise InvalidInputError(f"the option {ROOT!r} is missing: the lakehouse's root URI")

@@ -151,10 +151,11 @@ class TableScanReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Without files Spark asks for one partition without a value.
         tasks: tuple[FileScanTask, ...] = pickle.loads(partition.value) if partition.value is not None else ()
-        return _read(pickle.loads(self._pickled_job), tasks, self._schema)
+        return read_tasks(pickle.loads(self._pickled_job), tasks, self._schema)
 
 
-def _read(job: ReadJob, tasks: Sequence[FileScanTask], schema: StructType) -> Iterator[pa.RecordBatch]:
+def read_tasks(job: ReadJob, tasks: Sequence[FileScanTask], schema: StructType) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of files as Spark wants them."""
     from pyiceberg.io.pyarrow import ArrowScan
     from pyspark.sql.pandas.types import to_arrow_schema  # what Spark checks batches against; needs no pandas
 

@@ -16,6 +16,7 @@ from pyiceberg.exceptions import ValidationError
 from pyiceberg.manifest import DataFile
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError
 from trinitylake_ops.spark_jobs.handover import HANDOVER, handed_over, take_returned
@@ -71,7 +72,7 @@ def stage_dataframe(
     name = f"{namespace}.{table}"
     check_mode(mode)
     check_reachable(lake)
-    plan = _plan(lake, frame, namespace, table, partition_by, primary_key, properties, evolve)
+    plan = plan_rows(lake, frame.schema, namespace, table, partition_by, primary_key, properties, evolve)
     columns = [field.name for field in plan.metadata.spec().fields]
     wanted, replacing = replaced_by(plan, mode, partitions)
     with spark_failures(f"write table {name}"):
@@ -84,17 +85,17 @@ def stage_dataframe(
         raise
 
 
-def _plan(
+def plan_rows(
     lake: Lakehouse,
-    frame: DataFrame,
+    rows: StructType,
     namespace: str,
     table: str,
-    partition_by: Sequence[str] | None,
-    primary_key: Sequence[str],
-    properties: Mapping[str, str] | None,
-    evolve: Evolution | None,
+    partition_by: Sequence[str] | None = None,
+    primary_key: Sequence[str] = (),
+    properties: Mapping[str, str] | None = None,
+    evolve: Evolution | None = None,
 ) -> TableWrite:
-    """Return the planned write, with every check that needs no rows done."""
+    """Plan to write rows of such columns, with every check that needs no rows done; see :func:`stage_dataframe`."""
     name = f"{namespace}.{table}"
     snapshot = lake.snapshot()
     exists = snapshot.has_namespace(namespace) and snapshot.has_table(namespace, table)
@@ -106,8 +107,8 @@ def _plan(
     elif exists:
         known = {column.name: not column.nullable for column in snapshot.table(namespace, table).schema.columns}
     required = [name for name, is_required in known.items() if is_required]
-    schema = to_iceberg_schema(frame.schema, required=required, primary_key=primary_key)
-    if missing := next((column for column in required if column not in frame.columns), None):
+    schema = to_iceberg_schema(rows, required=required, primary_key=primary_key)
+    if missing := next((column for column in required if column not in rows.names), None):
         raise InvalidInputError(f"column {missing!r} of table {name} is required and the rows lack it")
     if exists:
         added = [

@@ -100,6 +100,18 @@ def read_metadata(io: FileIO, uri: str) -> TableMetadata:
         raise CorruptFileError(f"{uri!r} is no Iceberg table metadata: {reason}", path=uri) from error
 
 
+def without_history(metadata: TableMetadata) -> TableMetadata:
+    """Return metadata of a table without its snapshots: what reading and writing its files needs, however old it is."""
+    empty: dict[str, object] = {
+        "snapshots": [],
+        "snapshot_log": [],
+        "metadata_log": [],
+        "refs": {},
+        "current_snapshot_id": None,
+    }
+    return metadata.model_copy(update={**empty, "statistics": [], "partition_statistics": []})
+
+
 def table_definition(
     metadata: TableMetadata,
     uri: str,

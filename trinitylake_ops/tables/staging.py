@@ -251,6 +251,41 @@ def stage_data_files(
     return replace(catalog.staged(identifier), begun_at_ms=write.begun_at_ms)
 
 
+def stage_appended(
+    lake: Lakehouse,
+    write: TableWrite,
+    data_files: Sequence[DataFile],
+    *,
+    snapshot_properties: Mapping[str, str] | None = None,
+) -> StagedTable:
+    """Append data files that were written for a plan to the table as it is by now, unpublished.
+
+    What others changed since the plan is no conflict as long as the files fit: the table is the same one, with the
+    same partition spec, and its columns have the ids that the files have. Raises CommitConflictError else, and
+    StorageError.
+    """
+    if write.base_metadata_location is None:
+        return stage_data_files(lake, write, data_files, snapshot_properties=snapshot_properties)
+    catalog = StagingCatalog(lake)
+    identifier = (write.namespace, write.table)
+    reader = catalog.target.reader()
+    if not (reader.has_namespace(write.namespace) and reader.has_table(*identifier)):
+        raise _moved(identifier, write.base_version, "it was dropped")
+    table = catalog.load_table(identifier)
+    if table.metadata.table_uuid != write.metadata.table_uuid:
+        raise _moved(identifier, write.base_version, "another table has its name")
+    change = table.transaction()
+    planned = write.metadata.schema()
+    _extend_schema(change, planned)
+    now = {field.field_id: field for field in change.table_metadata.schema().fields}
+    is_same_spec = change.table_metadata.default_spec_id == write.metadata.default_spec_id
+    if not is_same_spec or any(now.get(field.field_id) != field for field in planned.fields):
+        raise _moved(identifier, write.base_version, "its columns or partitions were changed")
+    _add_snapshot(change, data_files, [], dict(snapshot_properties or {}))
+    change.commit_transaction()
+    return replace(catalog.staged(identifier), begun_at_ms=write.begun_at_ms)
+
+
 def load_staged(lake: Lakehouse, staged: StagedTable) -> Table:
     """Return a staged table for reading, whether it was published or not.
 

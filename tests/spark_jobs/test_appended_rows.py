@@ -1,0 +1,150 @@
+"""What a stream of appended rows reads between two versions: each row once, and what stops it."""
+
+from __future__ import annotations
+
+import pickle
+
+import pyarrow as pa
+import pytest
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.table import Table
+
+from tests.lakes import Lakes, seal
+from tests.maintenance.changes import expire
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import CommitConflictError, VersionExpiredError
+from trinitylake_ops.maintenance.retention import RetentionPolicy
+from trinitylake_ops.spark_jobs.appended_rows import AppendedPart, FollowedTable
+from trinitylake_ops.spark_jobs.spark_schema import to_spark_schema
+from trinitylake_ops.spark_jobs.stream_options import StreamOptions
+from trinitylake_ops.spark_jobs.stream_reader import Offset
+from trinitylake_ops.tables.catalog import catalog_at
+
+pytestmark = pytest.mark.local_only("Spark's readers are for folders here")
+
+SKIP = StreamOptions(on_overwrite="skip", on_gap="skip")
+
+
+def rows(*ids: int) -> pa.Table:
+    return pa.table({"id": pa.array(ids, pa.int64())})
+
+
+@pytest.fixture
+def lake(lakes: Lakes) -> Lakehouse:
+    return lakes.local()
+
+
+@pytest.fixture
+def table(lake: Lakehouse) -> Table:
+    """A table at version 2, with one row at version 3."""
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    made = catalog.create_table("ns.t", rows().schema)
+    made.append(rows(1))
+    return made
+
+
+def followed(lake: Lakehouse) -> FollowedTable:
+    return FollowedTable("ns", "t", catalog_at(lake).load_table("ns.t").schema(), AlwaysTrue(), 2)
+
+
+def read(
+    lake: Lakehouse,
+    start: Offset | int,
+    end: Offset | int,
+    options: StreamOptions = StreamOptions(),  # noqa: B008
+) -> list[int]:
+    one = followed(lake)
+    first, last = (one.at(lake, place) if isinstance(place, int) else place for place in (start, end))
+    schema = to_spark_schema(one.schema)
+    parts = [pickle.loads(pickle.dumps(part)) for part in one.parts(lake, first, last, options)]
+    assert all(isinstance(part, AppendedPart) for part in parts)
+    return sorted(row for part in parts for batch in part.batches(schema) for row in batch["id"].to_pylist())
+
+
+def test_each_row_is_in_one_batch(lake: Lakehouse, table: Table) -> None:
+    table.append(rows(2, 3))
+    with lake.transaction() as txn:
+        txn.create_namespace("other")
+    table.append(rows(4))
+    begin = followed(lake).before(lake, 0)
+    assert followed(lake).before(lake, 5) == followed(lake).at(lake, 4)
+    assert [read(lake, begin, end) for end in range(1, 7)] == [[], [], [1], [1, 2, 3], [1, 2, 3], [1, 2, 3, 4]]
+    assert [read(lake, end - 1, end) for end in range(1, 7)] == [[], [], [1], [2, 3], [], [4]]
+    assert read(lake, 0, 6) == [1, 2, 3, 4]
+
+
+def test_compaction_adds_nothing(lake: Lakehouse, table: Table) -> None:
+    for number in range(2, 7):
+        table.append(rows(number))
+    before = lake.latest_version()
+    maintenance.plan_compact_tables(lake).execute()
+    table.refresh().append(rows(7))
+    assert read(lake, before, lake.latest_version()) == [7]
+    assert read(lake, before - 1, before + 1) == [6]
+    assert read(lake, followed(lake).before(lake, 0), lake.latest_version()) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_columns_are_those_of_the_stream(lake: Lakehouse, table: Table) -> None:
+    one = followed(lake)
+    with table.update_schema() as update:
+        update.rename_column("id", "number")
+        update.add_column("more", one.schema.find_field("id").field_type)
+    table.append(pa.table({"number": pa.array([9], pa.int64()), "more": pa.array([1], pa.int64())}))
+    (part,) = one.parts(lake, one.at(lake, 3), one.at(lake, 5), StreamOptions())
+    assert isinstance(part, AppendedPart)
+    assert [batch.to_pydict() for batch in part.batches(to_spark_schema(one.schema))] == [{"id": [9]}]
+
+
+def test_replaced_rows_stop_it_or_are_passed_by(lake: Lakehouse, table: Table) -> None:
+    table.overwrite(rows(5))
+    table.append(rows(6))
+    with pytest.raises(CommitConflictError, match=r"ns\.t is read as a stream .* versions 4 to \d+ rows of it were"):
+        read(lake, 3, lake.latest_version())
+    # pyiceberg's overwrite is a delete, and an append of what takes the place.
+    assert read(lake, 3, lake.latest_version(), SKIP) == [5, 6]
+
+
+def test_a_rollback_stops_it_or_is_passed_by(lake: Lakehouse, table: Table) -> None:
+    table.append(rows(2))
+    start = followed(lake).at(lake, 4)
+    maintenance.rollback(lake, 3)
+    catalog_at(lake).load_table("ns.t").append(rows(3))
+    with pytest.raises(CommitConflictError, match="was taken back to an earlier state"):
+        read(lake, start, lake.latest_version())
+    assert read(lake, start, lake.latest_version(), SKIP) == [3]
+
+
+def test_another_table_of_the_name(lake: Lakehouse, table: Table) -> None:
+    start = followed(lake).at(lake, 3)
+    catalog = catalog_at(lake)
+    catalog.drop_table("ns.t")
+    dropped = followed_offset(lake)
+    catalog.create_table("ns.t", rows().schema).append(rows(8))
+    with pytest.raises(CommitConflictError, match="another table has its name, or none"):
+        read(lake, start, lake.latest_version())
+    assert read(lake, start, lake.latest_version(), SKIP) == [8]
+    assert read(lake, dropped, lake.latest_version()) == [8]
+
+
+def followed_offset(lake: Lakehouse) -> Offset:
+    return FollowedTable("ns", "t", catalog_at(lake, 3).load_table("ns.t").schema(), AlwaysTrue(), 2).at(
+        lake, lake.latest_version()
+    )
+
+
+def test_expired_versions_are_no_gap_while_the_table_remembers(lake: Lakehouse, table: Table) -> None:
+    start = followed(lake).at(lake, 3)
+    for number in range(2, 6):
+        table.append(rows(number))
+    expire(lake, "2-6")
+    seal(lake, 4)
+    assert read(lake, start, 7) == [2, 3, 4, 5]
+    policy = RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
+    maintenance.plan_trim_tables(lake, policy).execute()
+    assert read(lake, start, 7) == [2, 3, 4, 5], "version 7 has metadata of its own"
+    table.refresh().append(rows(6))
+    expire(lake, "7-8")
+    with pytest.raises(VersionExpiredError, match=r"versions 4 to \d+ hold rows of table ns\.t and expired before"):
+        read(lake, start, lake.latest_version())
+    assert read(lake, start, lake.latest_version(), SKIP) == [5, 6], "those that are still known"

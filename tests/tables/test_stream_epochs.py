@@ -1,0 +1,72 @@
+"""Epochs of a stream in the history: which are found, how far is looked, and checkpoints that were lost."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from tests.lakes import Lakes, seal
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import ConflictError
+from trinitylake_ops.storage import MeteredStorage
+from trinitylake_ops.tables.arrow_writer import stage_arrow
+from trinitylake_ops.tables.publication import publish_once
+from trinitylake_ops.tables.stream_epochs import epoch_publication, find_epoch
+
+
+@pytest.fixture
+def local(lakes: Lakes) -> Lakehouse:
+    return lakes.memory()
+
+
+def commit_epoch(lake: Lakehouse, epoch: int, stream: str = "s") -> int:
+    staged = stage_arrow(lake, pa.table({"n": [epoch]}), "ns", stream, mode="append")
+    return publish_once(lake, [staged], epoch_publication(stream, epoch)).version
+
+
+def commit_others(lake: Lakehouse, count: int) -> None:
+    for number in range(count):
+        with lake.transaction() as txn:
+            txn.create_namespace(f"other{lake.latest_version()}-{number}")
+
+
+def test_an_epoch_is_found_wherever_it_is(local: Lakehouse) -> None:
+    commit_others(local, 3)
+    assert find_epoch(local, "s", 0).version is None
+    assert commit_epoch(local, 0) == 4
+    commit_epoch(local, 0, "another")
+    commit_others(local, 20)
+    assert find_epoch(local, "s", 0).version == 4
+    found = find_epoch(local, "s", 1)
+    assert (found.version, found.looked_through) == (None, local.latest_version())
+    version = commit_epoch(local, 1)
+    assert find_epoch(local, "s", 1).version == version
+    commit_others(local, 1)
+    seal(local, version)
+    assert find_epoch(local, "s", 1).version == version, "a purged version still says what it held"
+
+
+def test_an_epoch_is_found_when_the_pin_is_gone(local: Lakehouse) -> None:
+    find_epoch(local, "s", 0)
+    version = commit_epoch(local, 0)
+    commit_others(local, 2)
+    (pin,) = [info.path for info in local.storage.list("_ops/txn-")]
+    local.storage.delete(pin)
+    assert find_epoch(local, "s", 0).version == version
+    assert find_epoch(local, "t", 0).version is None
+
+
+def test_a_stream_that_goes_on_reads_few_roots(local: Lakehouse) -> None:
+    commit_others(local, 40)
+    find_epoch(local, "s", 0)
+    commit_epoch(local, 0)
+    meter = MeteredStorage(local.storage)
+    find_epoch(Lakehouse(meter), "s", 1)
+    assert meter.snapshot().requests["read"] < 10
+
+
+def test_a_checkpoint_that_was_set_back_is_refused(local: Lakehouse) -> None:
+    for epoch in range(3):
+        commit_epoch(local, epoch)
+    with pytest.raises(ConflictError, match="has committed epoch 2 already, as version 3, and now epoch 0 arrives"):
+        find_epoch(local, "s", 0)
