@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.expressions.visitors import _ManifestEvalVisitor
 from pyiceberg.table.snapshots import Operation
+from pyiceberg.types import LongType
 
 from tests.lakes import Lakes
 from tests.tables.test_catalog import SCHEMA, ids_of, rows
@@ -35,6 +36,7 @@ from trinitylake_ops.tables.staging import (
     load_staged,
     plan_write,
     publish,
+    stage_appended,
     stage_data_files,
 )
 
@@ -332,3 +334,35 @@ def test_one_process_stages_and_another_publishes(lakes: Lakes) -> None:
     assert lake.latest_version() == 0
     assert run(PUBLISHING_PROCESS, staged).strip() == "1"
     assert ids_of(catalog_at(lake).load_table("ns.t")) == [1, 2, 3]
+
+
+def test_files_are_appended_to_what_the_table_is_by_now(lake: Lakehouse) -> None:
+    publish_rows = pa.table({"id": pa.array([1], pa.int64())})
+    catalog = catalog_at(lake)
+    catalog.create_namespace_if_not_exists("appends")
+    table = catalog.create_table("appends.t", publish_rows.schema)
+    plan = plan_write(lake, "appends", "t", pa.schema([("id", pa.int64()), ("note", pa.string())]))
+    files = plan.write(pa.table({"id": [2], "note": ["x"]}).to_batches())
+    table.append(publish_rows)
+    with lake.transaction() as txn:
+        publish(txn, [stage_appended(lake, plan, files)])
+    rows = catalog.load_table("appends.t").scan().to_arrow().to_pylist()
+    assert sorted(rows, key=lambda row: row["id"]) == [{"id": 1, "note": None}, {"id": 2, "note": "x"}]
+
+    plan = plan_write(lake, "appends", "t", pa.schema([("id", pa.int64()), ("more", pa.string())]))
+    files = plan.write(pa.table({"id": [3], "more": ["y"]}).to_batches())
+    with catalog.load_table("appends.t").update_schema() as update:
+        update.add_column("others", LongType())  # takes the id that the files have for theirs
+    with pytest.raises(CommitConflictError, match="its columns or partitions were changed"):
+        stage_appended(lake, plan, files)
+    plan = plan_write(lake, "appends", "t")
+    with catalog.load_table("appends.t").update_spec() as spec:
+        spec.add_identity("id")
+    with pytest.raises(CommitConflictError, match="its columns or partitions were changed"):
+        stage_appended(lake, plan, [])
+    catalog.drop_table("appends.t")
+    with pytest.raises(CommitConflictError, match="it was dropped"):
+        stage_appended(lake, plan, [])
+    catalog.create_table("appends.t", publish_rows.schema)
+    with pytest.raises(CommitConflictError, match="another table has its name"):
+        stage_appended(lake, plan, [])
