@@ -68,6 +68,20 @@ def use_data_source(spark: SparkSession, root: str, lake: Lakehouse) -> None:
         print("refused:", error, repr(error), traceback.format_exc())
 
 
+def use_streams(spark: SparkSession, root: str, checkpoint: str) -> None:
+    """Write by the source, and copy what was written as a stream; its checkpoint is looked through, too."""
+    frame = spark.range(3).selectExpr("id", "'marker-of-the-test' as text")
+    frame.write.format("trinitylake").option("root", root).mode("append").save("ns.written")
+    stream = spark.readStream.format("trinitylake").option("root", root).load("ns.written").writeStream
+    stream = stream.format("trinitylake").option("root", root).option("stream_id", "copy")
+    query = stream.option("checkpointLocation", checkpoint).trigger(availableNow=True).start("ns.copied")
+    query.awaitTermination()
+    query.explain(True)
+    print(
+        query.recentProgress, spark.read.format("trinitylake").option("root", root).load("ns.copied").count(), "copied"
+    )
+
+
 def main(root: str, event_logs: str) -> None:
     options: dict[str, str] = json.load(sys.stdin)
     conf = {
@@ -98,6 +112,7 @@ def main(root: str, event_logs: str) -> None:
         with lake.transaction() as txn:
             publish(txn, [staged])
         use_data_source(spark, root, lake)
+        use_streams(spark, root, f"{event_logs}/checkpoint")
         show_plans(spark)
         print(spark.sparkContext.getConf().getAll(), DONE)
 

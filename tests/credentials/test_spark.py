@@ -37,6 +37,7 @@ def test_spark_shows_no_credentials(canaries: CanaryServer, tmp_path: Path) -> N
     assert done.returncode == 0, seen
     assert DONE in done.stdout
     assert "marker-of-the-test" in done.stdout, "plans are among it"
+    assert "3 copied" in done.stdout, "by a stream"
     assert done.stdout.count("refused:") == 3, done.stdout
     assert "Traceback" in done.stderr, "so are the failures of tasks"
     logged = b"".join(path.read_bytes() for path in folders["event-logs"].rglob("*") if path.is_file())
