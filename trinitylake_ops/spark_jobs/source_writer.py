@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 MAX_ATTEMPTS = 5
 
+_LONGEST_MESSAGE_CHARS = 500
+
 #: Spark hands a stream's own options to its sink.
 _OF_SPARK = ("checkpointlocation", "queryname")
 _WRITE, _STREAM = "write", "stream"
@@ -136,7 +138,7 @@ class BatchWriter(DataSourceArrowWriter):
             since=self._since,
             operation=_WRITE,
             run_id=self._target.options.run_id,
-            message=self._target.options.message or f"write {'.'.join(self._target.name)}",
+            message=self._target.options.message or f"write {'.'.join(self._target.name)}"[:_LONGEST_MESSAGE_CHARS],
         )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
