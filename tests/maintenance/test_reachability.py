@@ -22,9 +22,10 @@ from trinitylake_ops.errors import (
     TransientError,
 )
 from trinitylake_ops.format.definitions import METADATA_LOCATION, ExportLevel, ExportRecord, ExportState, TableDef
-from trinitylake_ops.maintenance.reachability import CatalogReach, Mark, is_deletable, kept_roots, table_files
+from trinitylake_ops.maintenance.reachability import CatalogReach, Mark, is_deletable, kept_roots
 from trinitylake_ops.maintenance.survey import survey_versions
-from trinitylake_ops.storage import StorageWrapper
+from trinitylake_ops.maintenance.table_reach import table_files
+from trinitylake_ops.storage import Storage, StorageWrapper
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tree.walk import walk
@@ -493,3 +494,36 @@ def test_missing_kept_files_are_named(aging: Aging, lake: Lakehouse) -> None:
     with pytest.raises(FileMissingError) as caught:
         maintenance.plan_expiration(lake, keeping(1))
     assert caught.value.path == path
+
+
+class FailsOnce(StorageWrapper):
+    """Fails the second of some reads in passing, once."""
+
+    def __init__(self, inner: Storage, paths: set[str]):
+        super().__init__(inner)
+        self.concurrency = 1
+        self._paths = paths
+        self._n_reads = 0
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        if path in self._paths:
+            self._n_reads += 1
+            if self._n_reads == 2:
+                raise TransientError("not now", path=path)
+        return super().read(path, offset=offset, length=length)
+
+
+def test_what_failed_in_the_middle_is_walked_again_from_the_start(aging: Aging, lake: Lakehouse) -> None:
+    """Else what lies below the nodes that were read before the failure would count as unreached."""
+    grow(aging, 12)
+    survey = survey_versions(lake)
+    root = survey.roots[lake.latest_version()]
+    whole = CatalogReach(lake.files)
+    whole.add([root])
+    inner = whole.nodes - set(root.pointers.nodes)
+    assert len(inner) > 1, "the tree has two levels below its root"
+    cut = CatalogReach(Lakehouse(FailsOnce(lake.storage, inner), cache="off").files)
+    with pytest.raises(TransientError):
+        cut.add([root])
+    cut.add([root])
+    assert (cut.nodes, cut.tables, cut.others) == (whole.nodes, whole.tables, whole.others)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -19,14 +19,17 @@ from trinitylake_ops.errors import (
     TransientError,
 )
 from trinitylake_ops.format.file_names import OPERATIONS_PREFIX, TABLES_PREFIX
+from trinitylake_ops.maintenance.executors import LOCAL, Executor, Fence
 from trinitylake_ops.maintenance.lease import Lease
-from trinitylake_ops.maintenance.reachability import Mark, table_id_in
+from trinitylake_ops.maintenance.reachability import Mark
 from trinitylake_ops.maintenance.report import Cost, Document
 from trinitylake_ops.maintenance.survey import Progress, no_progress
+from trinitylake_ops.maintenance.table_reach import table_id_in
 from trinitylake_ops.storage import Storage
 
 _PASSING = (ThrottledError, TransientError, AmbiguousWriteError)
 _TRIES = 4
+_MOST_IDLE_ROUNDS = 4
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 
@@ -123,18 +126,19 @@ def delete_files(
     sizes_bytes: Mapping[str, int],
     budget: Budget = NO_LIMITS,
     *,
-    before_batch: Callable[[], None] = lambda: None,
+    before_batch: Callable[[], Fence | None] = lambda: None,
     spared: Container[str] = (),
     progress: Progress = no_progress,
+    executor: Executor = LOCAL,
 ) -> Deletion:
     """Delete files, given with their sizes, and say what became of them.
 
-    ``before_batch`` runs before each send of a batch and may raise to stop, or add to ``spared``, which stay. Where
-    the storage fails that in passing again and again, the deletion stops there. Where a storage throttles or fails in
-    passing, the rest of the batch is sent again more slowly, a few times. After the first refusal under a prefix
-    nothing more is tried there.
+    ``before_batch`` runs before each send of a batch and may raise to stop, or add to ``spared``, which stay; the fence
+    that it returns is what executors elsewhere look at before each of their requests. Where the storage fails that in
+    passing again and again, the deletion stops there. Where a storage throttles or fails in passing, the rest of the
+    batch is sent again more slowly, a few times. After the first refusal under a prefix nothing more is tried there.
     """
-    return _Deleting(storage, sizes_bytes, budget, before_batch, spared, progress).run()
+    return _Deleting(storage, sizes_bytes, budget, before_batch, spared, progress, executor).run()
 
 
 def delete_unreached(
@@ -149,12 +153,22 @@ def delete_unreached(
 
     Raises MaintenanceBlockedError where the lease is lost or another program changed the settings, PlanChangedError.
     """
+    roots = mark.survey.lake.files.roots
 
-    def look() -> None:
+    def look() -> Fence:
         held.check()
         mark.look()
+        return Fence(held.number, held.expires_at_ms, roots.path(mark.base.version + 1))
 
-    return delete_files(storage, sizes_bytes, budget, before_batch=look, spared=mark, progress=progress)
+    return delete_files(
+        storage,
+        sizes_bytes,
+        budget,
+        before_batch=look,
+        spared=mark,
+        progress=progress,
+        executor=mark.survey.executor,
+    )
 
 
 class _Deleting:
@@ -163,9 +177,10 @@ class _Deleting:
         storage: Storage,
         sizes_bytes: Mapping[str, int],
         budget: Budget,
-        before_batch: Callable[[], None],
+        before_batch: Callable[[], Fence | None],
         spared: Container[str],
         progress: Progress,
+        executor: Executor,
     ):
         self._storage = storage
         self._sizes_bytes = sizes_bytes
@@ -173,6 +188,9 @@ class _Deleting:
         self._before_batch = before_batch
         self._spared = spared
         self._progress = progress
+        self._executor = executor
+        self._held_back: frozenset[str] = frozenset()
+        self._idle_rounds = 0
         self._begun_s = time.monotonic()
         self._refused: dict[str, StorageError] = {}
         self._unseen: StorageError | None = None
@@ -183,6 +201,7 @@ class _Deleting:
         while left and self._done.stopped is None:
             batch = [left.popleft() for _ in range(min(self._batch_files(), len(left)))]
             self._delete(self._allowed(batch))
+            self._go_back(left, batch)
             self._progress("deleted", len(self._sizes_bytes) - len(left), len(self._sizes_bytes))
             if left and self._done.stopped is None:
                 self._done.stopped = self._exhausted()
@@ -190,12 +209,19 @@ class _Deleting:
 
     def _batch_files(self) -> int:
         """Return how many files go out together: a round of parallel requests, fewer where the budget ends."""
-        requests = self._storage.concurrency
+        requests = self._executor.rounds_at_once(self._storage)
         if self._budget.max_requests is not None:
             requests = min(requests, self._budget.max_requests - self._done.requests)
         if self._budget.requests_per_second is not None:
             requests = min(requests, max(1, int(self._budget.requests_per_second)))
         return max(1, requests) * self._storage.delete_batch_size
+
+    def _go_back(self, left: deque[str], batch: Collection[str]) -> None:
+        """Put back what executors held back; ends the deletion where they got nowhere time after time."""
+        left.extendleft(sorted(self._held_back, reverse=True))
+        self._idle_rounds = self._idle_rounds + 1 if len(self._held_back) == len(batch) else 0
+        if self._idle_rounds == _MOST_IDLE_ROUNDS:
+            self._done.stopped = f"executors deleted nothing in {_MOST_IDLE_ROUNDS} rounds: they were lost or late"
 
     def _exhausted(self) -> str | None:
         budget = self._budget
@@ -219,10 +245,11 @@ class _Deleting:
     def _delete(self, paths: list[str]) -> None:
         """Delete files of one batch; those that failed in passing are sent again after a pause."""
         remaining = paths
+        self._held_back = frozenset()
 
         def attempt() -> None:
             nonlocal remaining
-            self._look()
+            fence = self._look()
             for path in [path for path in remaining if path in self._spared]:
                 remaining.remove(path)
                 self._done.failures.pop(path, None)
@@ -231,14 +258,17 @@ class _Deleting:
                 return
             self._keep_pace()
             sent, unsent = remaining[: self._batch_files()], remaining[self._batch_files() :]
-            failed = self._storage.delete_many(sent)
+            outcome = self._executor.delete(self._storage, sent, fence)
+            failed, held_back = outcome.failures, outcome.held_back
+            self._held_back |= held_back
+            sent = [path for path in sent if path not in held_back]
             self._done.requests += -(-len(sent) // self._storage.delete_batch_size)
             for path in sent:
                 if path not in failed:
                     self._done.failures.pop(path, None)
                     self._done.files += 1
                     self._done.bytes += self._sizes_bytes[path]
-            self._done.failures |= failed
+            self._done.failures.update(failed)
             for path, error in failed.items():
                 if isinstance(error, StoragePermissionError):
                     self._refused.setdefault(_prefix_of(path), error)
@@ -260,14 +290,15 @@ class _Deleting:
         if self._unseen is not None:
             self._done.stopped = f"it could not be seen whether more may be deleted: {self._unseen.message}"
 
-    def _look(self) -> None:
+    def _look(self) -> Fence | None:
         """See that the batch may be sent; remembers where that failed in passing, and raises it to be tried again."""
         try:
-            self._before_batch()
+            fence = self._before_batch()
         except _PASSING as error:
             self._unseen = error
             raise
         self._unseen = None
+        return fence
 
     def _keep_pace(self) -> None:
         """Wait until the next batch may be sent, by the limit of requests per second over the whole run."""

@@ -22,6 +22,7 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState, LakehouseDef
 from trinitylake_ops.format.node_file import SEALED_AT_MILLIS, decode_system_rows
 from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.maintenance.executors import LOCAL, Executor
 from trinitylake_ops.maintenance.export_records import without_exports
 from trinitylake_ops.maintenance.freed import FreedFiles, freed_files
 from trinitylake_ops.maintenance.plan_file import PlanFile, write_plan_file
@@ -108,6 +109,7 @@ class ExpirationPlan(TimedPlan):
     _base: Snapshot = field(repr=False, compare=False)
     _records: tuple[VersionRecord, ...] = field(repr=False, compare=False)
     _policy: RetentionPolicy | None = field(repr=False, compare=False)
+    _executor: Executor = field(repr=False, compare=False)
     _lake: Lakehouse = field(repr=False, compare=False)
 
     @property
@@ -154,7 +156,7 @@ class ExpirationPlan(TimedPlan):
 
     def made_at(self, lake: Lakehouse, base: Snapshot, now_ms: int) -> Self:
         """Return the plan with the same policy for another version and time."""
-        return type(self)(**vars(_plan(lake, base, now_ms, self._policy)))
+        return type(self)(**vars(_plan(lake, base, now_ms, self._policy, executor=self._executor)))
 
     def execute(self, approved_digest: str | None = None, *, progress: Progress = no_progress) -> ExpirationReport:
         """Record the expiry in one commit; what is kept by now is spared, nothing is added.
@@ -181,7 +183,7 @@ class ExpirationPlan(TimedPlan):
         """Return this plan on this or a later version: without what is kept there, and never with more."""
         if latest.version == self.base_version:
             return self
-        now = _plan(lake, latest, self.now_ms, self._policy, within=self, progress=progress)
+        now = _plan(lake, latest, self.now_ms, self._policy, within=self, progress=progress, executor=self._executor)
         freed = now._freed.within(self._freed)
         return replace(now, _freed=freed, bytes=freed.bytes)
 
@@ -255,16 +257,23 @@ def _check_same_settings(base: Snapshot, latest: Snapshot) -> None:
 
 
 def plan_expiration(
-    lake: Lakehouse, policy: RetentionPolicy | None = None, *, progress: Progress = no_progress
+    lake: Lakehouse,
+    policy: RetentionPolicy | None = None,
+    *,
+    progress: Progress = no_progress,
+    executor: Executor = LOCAL,
 ) -> ExpirationPlan:
     """Plan which versions expire by a policy, by default the lakehouse's own settings; reads only.
 
-    Reads all roots that were not purged, the nodes that kept versions reach, and those of expiring ones beyond.
+    Reads all roots that were not purged, the nodes that kept versions reach, and those of expiring ones beyond, by an
+    executor.
     Raises InvalidInputError for an empty policy, MaintenanceBlockedError before a reconcile, CorruptFileError
     and FileMissingError for a kept root or node that cannot be read, StorageError.
     """
     lake = uncached(lake)
-    return on_latest(lake, lambda base: _plan(lake, base, lake.storage.now_ms(), policy, progress=progress))
+    return on_latest(
+        lake, lambda base: _plan(lake, base, lake.storage.now_ms(), policy, progress=progress, executor=executor)
+    )
 
 
 def _plan(
@@ -275,9 +284,10 @@ def _plan(
     *,
     within: ExpirationPlan | None = None,
     progress: Progress = no_progress,
+    executor: Executor,
 ) -> ExpirationPlan:
     """Plan at a version and time; ``within`` limits it to what another plan lets expire."""
-    survey = survey_versions(lake, base, progress)
+    survey = survey_versions(lake, base, progress, executor=executor)
     survey.check_reconciled()
     own_policy = RetentionPolicy.of(base.definition)
     chosen = (
@@ -305,6 +315,7 @@ def _plan(
         _base=base,
         _records=survey.records(),
         _policy=policy,
+        _executor=executor,
         _lake=lake,
     )
 

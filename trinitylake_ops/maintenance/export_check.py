@@ -15,9 +15,10 @@ from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.maintenance.export_manifest import CopiedFile, read_manifest
 from trinitylake_ops.maintenance.export_records import record_of
 from trinitylake_ops.maintenance.export_roots import check_made_of
-from trinitylake_ops.maintenance.reachability import CatalogReach, iceberg_metadata
+from trinitylake_ops.maintenance.reachability import CatalogReach
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table
 from trinitylake_ops.maintenance.survey import Progress, SurveyedRoot, no_progress
+from trinitylake_ops.maintenance.table_reach import iceberg_metadata
 from trinitylake_ops.storage import Storage, open_storage
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel

@@ -16,7 +16,7 @@ from trinitylake_ops.format.definitions import ExportLevel, TableDef
 from trinitylake_ops.format.file_names import new_namespace_path, new_table_path, table_prefix
 from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location, to_uri
-from trinitylake_ops.maintenance.reachability import iceberg_metadata
+from trinitylake_ops.maintenance.table_reach import iceberg_metadata
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.copying import FileCopy, TablePlaces, copied_definition, copies_of
 from trinitylake_ops.tables.file_io import StorageFileIO

@@ -11,18 +11,16 @@ from typing import TypeVar
 
 from trinitylake_ops.format.definitions import ExpirationState
 from trinitylake_ops.format.file_names import is_operation_path
+from trinitylake_ops.maintenance.listing import list_named
 from trinitylake_ops.maintenance.reachability import (
     CatalogReach,
     Mark,
     exported_roots,
     is_deletable,
     owned_tables,
-    readable_tables,
-    table_files,
-    table_id_in,
 )
 from trinitylake_ops.maintenance.survey import Progress, Survey
-from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.maintenance.table_reach import freed_table_files, table_id_in
 
 Key = TypeVar("Key", str, int)
 
@@ -74,7 +72,7 @@ def freed_files(survey: Survey, expiring: Iterable[int], exports: Sequence[str],
     # What expired before needs keeps nothing here: no plan would name what it shares with these. A purge spares it.
     before = survey.expired(ExpirationState.EXPIRED)
     mark = Mark(survey, without=leaving.union(before), without_exports=exports, progress=progress)
-    gone = CatalogReach(lake.files, mark.catalog, skips_damaged=True)
+    gone = CatalogReach(lake.files, mark.catalog, skips_damaged=True, executor=survey.executor)
     export_paths = [
         path
         for record in survey.definition.exports
@@ -83,9 +81,7 @@ def freed_files(survey: Survey, expiring: Iterable[int], exports: Sequence[str],
         if path and is_operation_path(path)
     ]
     gone.add([*(survey.roots[version] for version in leaving), *exported_roots(survey, exports)], progress)
-    files = table_files(
-        readable_tables(lake, sorted(gone.tables)), StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
-    )
+    files = freed_table_files(lake, sorted(gone.tables), survey.executor)
     if files:
         mark.add_tables()
     kind_of = {
@@ -100,7 +96,7 @@ def freed_files(survey: Survey, expiring: Iterable[int], exports: Sequence[str],
     writers = _Writers(survey)
     sizes_bytes: dict[str, int] = {}
     writer_of: dict[str, int] = {}
-    for info in lake.storage.list() if candidates else ():
+    for info in list_named(lake.storage, survey.executor, candidates) if candidates else ():
         if info.path in candidates and (info.path in export_paths or is_deletable(info.path, owned)):
             sizes_bytes[info.path] = info.size_bytes
             writer_of[info.path] = writers.at(info.last_modified_ms)

@@ -25,14 +25,17 @@ from trinitylake_ops.format.file_names import (
     parse_lease_path,
 )
 from trinitylake_ops.maintenance.deletion import NO_LIMITS, Budget, Deletion, DeletionReport, delete_unreached
+from trinitylake_ops.maintenance.executors import LOCAL, Executor
 from trinitylake_ops.maintenance.lease import lease
-from trinitylake_ops.maintenance.reachability import Mark, is_deletable, is_table_path, owned_tables, table_id_in
+from trinitylake_ops.maintenance.listing import list_without
+from trinitylake_ops.maintenance.reachability import Mark, is_deletable, owned_tables
 from trinitylake_ops.maintenance.report import MeteredLakehouse, new_table
 from trinitylake_ops.maintenance.retention import barred_before_ms, duration_ms, protected_ms
 from trinitylake_ops.maintenance.state_change import StateChange
 from trinitylake_ops.maintenance.survey import Progress, no_progress, on_latest, survey_versions, uncached
+from trinitylake_ops.maintenance.table_reach import is_table_path, table_id_in
 from trinitylake_ops.maintenance.timed_plan import TimedPlan, timed_digest
-from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo
+from trinitylake_ops.storage import FileInfo
 from trinitylake_ops.tables.ownership import OWNER_NAME
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.orphan_barrier import raise_barrier
@@ -74,6 +77,7 @@ class OrphanPlan(TimedPlan):
     _sizes_bytes: Mapping[str, int] = field(repr=False, compare=False)
     _owners: Mapping[str, int] = field(repr=False, compare=False)
     _older_than_ms: int | None = field(repr=False, compare=False)
+    _executor: Executor = field(repr=False, compare=False)
     _lake: Lakehouse = field(repr=False, compare=False)
 
     @property
@@ -107,7 +111,7 @@ class OrphanPlan(TimedPlan):
 
     def made_at(self, lake: Lakehouse, base: Snapshot, now_ms: int) -> Self:
         """Return the plan with the same age for another version and time."""
-        return type(self)(**vars(_plan(lake, base, now_ms, self._older_than_ms)))
+        return type(self)(**vars(_plan(lake, base, now_ms, self._older_than_ms, executor=self._executor)))
 
     def execute(
         self, approved_digest: str | None = None, *, budget: Budget = NO_LIMITS, progress: Progress = no_progress
@@ -128,7 +132,8 @@ class OrphanPlan(TimedPlan):
             has_tables = any(map(is_table_path, approved.paths))
 
             def marked(base: Snapshot) -> Mark:
-                return Mark(survey_versions(lake, base, progress), with_tables=has_tables, progress=progress)
+                survey = survey_versions(lake, base, progress, executor=approved._executor)
+                return Mark(survey, with_tables=has_tables, progress=progress)
 
             mark = on_latest(lake, marked)
 
@@ -171,28 +176,39 @@ class OrphanPlan(TimedPlan):
 
 
 def plan_orphan_removal(
-    lake: Lakehouse, older_than: timedelta | int | None = None, *, progress: Progress = no_progress
+    lake: Lakehouse,
+    older_than: timedelta | int | None = None,
+    *,
+    progress: Progress = no_progress,
+    executor: Executor = LOCAL,
 ) -> OrphanPlan:
     """Find the orphans that were last modified more than ``older_than`` (milliseconds or a timedelta) ago; reads only.
 
     It is never less than the lakehouse's ``txn_ttl_millis`` and 5 minutes, which is also what it is without
-    one. Lists the root once and reads all nodes, definitions and tables that kept roots reach. Raises
+    one. Lists the root once and reads all nodes, definitions and tables that kept roots reach, by an executor. Raises
     InvalidInputError for a negative age, MaintenanceBlockedError for an unfinished purge or before a reconcile,
     and what marking raises.
     """
     older_than_ms = None if older_than is None else duration_ms(older_than, "older_than")
     lake = uncached(lake)
-    return on_latest(lake, lambda base: _plan(lake, base, lake.storage.now_ms(), older_than_ms, progress))
+    return on_latest(
+        lake, lambda base: _plan(lake, base, lake.storage.now_ms(), older_than_ms, progress, executor=executor)
+    )
 
 
 def _plan(
-    lake: Lakehouse, base: Snapshot, now_ms: int, older_than_ms: int | None, progress: Progress = no_progress
+    lake: Lakehouse,
+    base: Snapshot,
+    now_ms: int,
+    older_than_ms: int | None,
+    progress: Progress = no_progress,
+    *,
+    executor: Executor,
 ) -> OrphanPlan:
     _check_no_purge(base.definition)
     age_ms = max(older_than_ms or 0, protected_ms(base.definition))
-    mark = Mark(survey_versions(lake, base, progress), progress=progress)
-    prefixes = ("", TEMPORARY_PREFIX)  # a listing of all leaves those out
-    listed = (info for prefix in prefixes for info in lake.storage.list(prefix))
+    mark = Mark(survey_versions(lake, base, progress, executor=executor), progress=progress)
+    listed = list_without(lake.storage, executor, (mark.catalog.nodes, mark.catalog.tables, mark.catalog.others))
     found = find_orphans(lake, mark, listed, now_ms - age_ms)
     sizes_bytes = {**found.sizes_bytes, **found.owners}
     return OrphanPlan(
@@ -206,6 +222,7 @@ def _plan(
         _sizes_bytes=found.sizes_bytes,
         _owners=found.owners,
         _older_than_ms=older_than_ms,
+        _executor=executor,
         _lake=lake,
     )
 

@@ -22,9 +22,11 @@ from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState,
 from trinitylake_ops.format.node_file import decode_node, encode_sealed_root
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.deletion import NO_LIMITS, Budget, Deletion, DeletionReport, delete_unreached
+from trinitylake_ops.maintenance.executors import LOCAL, Executor
 from trinitylake_ops.maintenance.lease import Lease, lease
+from trinitylake_ops.maintenance.listing import list_named
 from trinitylake_ops.maintenance.plan_file import read_plan_file
-from trinitylake_ops.maintenance.reachability import Mark, is_table_path
+from trinitylake_ops.maintenance.reachability import Mark
 from trinitylake_ops.maintenance.report import MeteredLakehouse, new_table, utc_of
 from trinitylake_ops.maintenance.retention import duration_ms, protected_ms
 from trinitylake_ops.maintenance.state_change import StateChange
@@ -39,6 +41,7 @@ from trinitylake_ops.maintenance.survey import (
     uncached,
     versions_in,
 )
+from trinitylake_ops.maintenance.table_reach import is_table_path
 from trinitylake_ops.maintenance.timed_plan import TimedPlan, timed_digest
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.transaction.commit import discard
@@ -98,6 +101,7 @@ class PurgePlan(TimedPlan):
     _sizes_bytes: Mapping[str, int] = field(repr=False, compare=False)
     _planned: Mapping[str, int] = field(repr=False, compare=False)
     _grace_ms: int | None = field(repr=False, compare=False)
+    _executor: Executor = field(repr=False, compare=False)
     _lake: Lakehouse = field(repr=False, compare=False)
 
     @property
@@ -130,7 +134,7 @@ class PurgePlan(TimedPlan):
 
     def made_at(self, lake: Lakehouse, base: Snapshot, now_ms: int) -> Self:
         """Return the plan with the same grace for another version and time."""
-        return type(self)(**vars(_plan(lake, base, now_ms, self._grace_ms)))
+        return type(self)(**vars(_plan(lake, base, now_ms, self._grace_ms, executor=self._executor)))
 
     def execute(
         self, approved_digest: str | None = None, *, budget: Budget = NO_LIMITS, progress: Progress = no_progress
@@ -171,7 +175,8 @@ class _Purge:
         doomed = {path: size for path, size in self._plan._sizes_bytes.items() if path not in mark}
         still_needed = len(self._plan._planned) - len(doomed)
         if self._is_resumed:  # what is gone already would use up the budget, and count twice
-            doomed = {info.path: doomed[info.path] for info in self._lake.storage.list() if info.path in doomed}
+            standing = list_named(self._lake.storage, self._plan._executor, doomed)
+            doomed = {info.path: doomed[info.path] for info in standing if info.path in doomed}
         deletion = delete_unreached(self._lake.storage, doomed, mark, self._held, self._budget, self._progress)
         still_needed += deletion.spared
         version = self._finish(deletion, still_needed) if deletion.is_complete else None
@@ -187,7 +192,7 @@ class _Purge:
         """Record that the purge begins, on exactly the version up to which all is marked."""
 
         def marked(base: Snapshot) -> Mark:
-            survey = survey_versions(self._lake, base, self._progress)
+            survey = survey_versions(self._lake, base, self._progress, executor=self._plan._executor)
             return _marked(survey, self._versions, self._plan._planned, self._progress)
 
         mark = on_latest(self._lake, marked)
@@ -294,20 +299,32 @@ def check_not_pinned(survey: Survey, versions: VersionRanges, now_ms: int) -> No
             )
 
 
-def plan_purge(lake: Lakehouse, grace: timedelta | int | None = None, *, progress: Progress = no_progress) -> PurgePlan:
+def plan_purge(
+    lake: Lakehouse,
+    grace: timedelta | int | None = None,
+    *,
+    progress: Progress = no_progress,
+    executor: Executor = LOCAL,
+) -> PurgePlan:
     """Plan the purge of what expired at least ``grace`` (milliseconds or a timedelta) ago; reads only.
 
     It is never less than the lakehouse's ``txn_ttl_millis`` and 5 minutes, which is also what it is without one.
-    Batches whose purge was cut off are due at once. Raises InvalidInputError for a negative grace,
-    MaintenanceBlockedError before a reconcile, what marking raises.
+    Batches whose purge was cut off are due at once. ``executor`` marks, and deletes when the plan is executed.
+    Raises InvalidInputError for a negative grace, MaintenanceBlockedError before a reconcile, what marking raises.
     """
     grace_ms = None if grace is None else duration_ms(grace, "the grace")
     lake = uncached(lake)
-    return on_latest(lake, lambda base: _plan(lake, base, lake.storage.now_ms(), grace_ms, progress))
+    return on_latest(lake, lambda base: _plan(lake, base, lake.storage.now_ms(), grace_ms, progress, executor=executor))
 
 
 def _plan(
-    lake: Lakehouse, base: Snapshot, now_ms: int, grace_ms: int | None, progress: Progress = no_progress
+    lake: Lakehouse,
+    base: Snapshot,
+    now_ms: int,
+    grace_ms: int | None,
+    progress: Progress = no_progress,
+    *,
+    executor: Executor,
 ) -> PurgePlan:
     grace_ms = max(grace_ms or 0, protected_ms(base.definition))
     planned: dict[str, int] = {}
@@ -334,7 +351,7 @@ def _plan(
         )
     doomed: dict[str, int] = {}
     if any(batch.is_due for batch in shown):
-        survey = survey_versions(lake, base, progress)
+        survey = survey_versions(lake, base, progress, executor=executor)
         mark = _marked(survey, versions, planned, progress)
         check_not_pinned(survey, versions, now_ms)
         doomed = {path: size for path, size in planned.items() if path not in mark}
@@ -349,6 +366,7 @@ def _plan(
         _sizes_bytes=doomed,
         _planned=planned,
         _grace_ms=grace_ms,
+        _executor=executor,
         _lake=lake,
     )
 

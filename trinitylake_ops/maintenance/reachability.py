@@ -5,41 +5,31 @@ Nothing is ever deleted by its age or its number alone, only because no kept roo
 
 from __future__ import annotations
 
-import copy
-import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from trinitylake_ops.errors import (
     CorruptFileError,
     FileMissingError,
-    InvalidLocationError,
     PlanChangedError,
     StorageError,
-    TrinityLakeError,
 )
-from trinitylake_ops.format.definitions import METADATA_LOCATION, ExpirationState, ExportState, TableDef
-from trinitylake_ops.format.file_names import TABLES_PREFIX, is_immutable_path
+from trinitylake_ops.format.definitions import ExpirationState, ExportState
+from trinitylake_ops.format.file_names import is_immutable_path
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.format.node_file import NodeFile, decode_node
+from trinitylake_ops.maintenance.executors import LOCAL, Executor
 from trinitylake_ops.maintenance.export_manifest import manifest_targets
 from trinitylake_ops.maintenance.survey import Pointers, Progress, Survey, SurveyedRoot, no_progress
-from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.maintenance.table_reach import TableReach, TableWalk, name_of, table_id_in
+from trinitylake_ops.storage import Storage
 from trinitylake_ops.tables.ownership import owner_path, read_owner
-from trinitylake_ops.tables.reach import TableFile, files_of
+from trinitylake_ops.tables.reach import files_of
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
 
 _BATCH = 256
-
-
-class TableWalk(Protocol):
-    """Tells the files of a table as :func:`reach.files_of` does."""
-
-    def __call__(
-        self, definition: TableDef, io: StorageFileIO, known: set[str], *, skips_missing: bool
-    ) -> Iterator[TableFile]: ...
+_TABLES_AT_ONCE = 16
 
 
 class CatalogReach:
@@ -53,8 +43,16 @@ class CatalogReach:
     last parts of such paths, each of which holds a uuid.
     """
 
-    def __init__(self, files: LakehouseFiles, known: CatalogReach | None = None, *, skips_damaged: bool = False):
-        self._files = files
+    def __init__(
+        self,
+        files: LakehouseFiles,
+        known: CatalogReach | None = None,
+        *,
+        skips_damaged: bool = False,
+        executor: Executor = LOCAL,
+    ):
+        self._walk = NodeWalk(files)
+        self._executor = executor
         self._known = known
         self._skips_damaged = skips_damaged
         self.nodes: set[str] = set()
@@ -77,26 +75,22 @@ class CatalogReach:
             self.others.add(root.lakehouse_def)
             frontier += root.pointers.nodes
             self._add_aliases([root.lakehouse_def])
-        while frontier := self._unknown(frontier):
+        walked: set[str] = set()
+        while frontier := [path for path in self._unknown(frontier) if path not in walked]:
             below: list[str] = []
-            for start in range(0, len(frontier), _BATCH):
-                batch = frontier[start : start + _BATCH]
-                for node in self._load(batch):
-                    pointers = Pointers.of(node, self._files.storage.root)
+            found = self._executor.map(self._walk, frontier, _BATCH)
+            for done, (path, pointers) in enumerate(zip(frontier, found, strict=True), 1):
+                if isinstance(pointers, Pointers):
                     self._add_definitions(pointers)
                     below += pointers.nodes
-                self.nodes.update(batch)
-                progress("nodes", len(self.nodes), len(self.nodes) + len(frontier) - start - len(batch))
+                elif not (self._skips_damaged and isinstance(pointers, FileMissingError | CorruptFileError)):
+                    raise pointers
+                walked.add(path)
+                if done % _BATCH == 0 or done == len(frontier):
+                    n_walked = len(self.nodes) + len(walked)
+                    progress("nodes", n_walked, n_walked + len(frontier) - done)
             frontier = below
-
-    def _load(self, paths: Sequence[str]) -> list[NodeFile]:
-        nodes = []
-        for node in self._files.nodes.load_available(paths):
-            if isinstance(node, NodeFile):
-                nodes.append(node)
-            elif not (self._skips_damaged and isinstance(node, FileMissingError | CorruptFileError)):
-                raise node
-        return nodes
+        self.nodes |= walked  # not before: whoever tries again after a failure walks all of it again
 
     def _add_definitions(self, pointers: Pointers) -> None:
         known = self._known
@@ -105,7 +99,7 @@ class CatalogReach:
         self._add_aliases((*pointers.nodes, *pointers.tables, *pointers.others))
 
     def _add_aliases(self, locations: Iterable[str]) -> None:
-        self.alias_names.update(map(_name_of, filter(is_uri, locations)))
+        self.alias_names.update(map(name_of, filter(is_uri, locations)))
 
     def _unknown(self, paths: Iterable[str]) -> list[str]:
         known = self._known
@@ -116,78 +110,22 @@ class CatalogReach:
         ]
 
 
-class TableReach:
-    """The files of Iceberg tables that definitions reach, as a path where they lie under the root.
+@dataclass(frozen=True, slots=True)
+class NodeWalk:
+    """Work: reads nodes of one level, by their paths."""
 
-    Tables of every type count: whoever shares files with a managed table keeps them. What no scan opens - former
-    metadata files, data that all snapshots have deleted - is reached by nobody. ``managed_ids`` are the ids of all
-    MANAGED tables seen that stand in their own folders; ``opaque_ids`` of those whose files nobody can tell: tables
-    of other formats, with those whose folders their properties name, those whose metadata file is gone, and managed
-    ones that name files beyond this root. Files beyond it may be files under it by another name of the root, or of a
-    folder in it: ``alias_names`` are their names, each of which holds a uuid. ``walk`` is how a table's files are
-    told, for those who know them already.
-    """
+    files: LakehouseFiles
 
-    def __init__(self, lake: Lakehouse, walk: TableWalk = files_of):
-        self._io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
-        self._walk = walk
-        self._files = lake.files
-        self._known_lists: set[str] = set()
-        self._walked_metadata: set[str] = set()
-        self._walked_definitions: set[str] = set()
-        self.files: set[str] = set()
-        self.managed_ids: set[str] = set()
-        self.opaque_ids: set[str] = set()
-        self.alias_names: set[str] = set()
+    @property
+    def storages(self) -> Sequence[Storage]:
+        """That of the lakehouse."""
+        return (self.files.storage,)
 
-    def add(self, locations: Iterable[str], progress: Progress = no_progress) -> None:
-        """Add what the tables of definitions reach.
-
-        A table whose metadata file is gone stops nobody, nor does a snapshot of somebody else's table whose manifests
-        are gone: nobody can read it. Raises StorageError for anything else that cannot be read, with what to do.
-        """
-        missing = [path for path in locations if path not in self._walked_definitions]
-        for start in range(0, len(missing), _BATCH):
-            batch = missing[start : start + _BATCH]
-            for definition in self._files.definitions.tables(batch):
-                self._add_table(definition)
-            self._walked_definitions.update(batch)
-            progress("tables", start + len(batch), len(missing))
-
-    def _add_table(self, definition: TableDef) -> None:
-        metadata = iceberg_metadata(definition)
-        if definition.is_managed and table_id_in(to_location(self._io.root, metadata or "none")) == definition.id:
-            self.managed_ids.add(definition.id)
-        if not metadata:
-            named = (*definition.format_properties.values(), *definition.properties.values())
-            self.opaque_ids.update((definition.id, *_TABLE_FOLDER.findall("\n".join(named))))
-            return
-        if metadata in self._walked_metadata:
-            return
-        location = to_location(self._io.root, metadata)
-        # Of our own tables a manifest that is gone is a loss that somebody has to look at.
-        skips_missing = not definition.is_managed
-        try:
-            walk = self._walk(definition, self._io, self._known_lists, skips_missing=skips_missing)
-            found = {file.location for file in walk if file.live}
-        except FileMissingError as error:
-            if to_location(self._io.root, error.path or "") != location:
-                raise _stopped_by(error, location) from error
-            self.opaque_ids |= {definition.id, table_id_in(location) or definition.id}
-        except (CorruptFileError, InvalidLocationError) as error:
-            raise _stopped_by(error, location) from error
-        else:
-            self.files |= found
-            for uri in filter(is_uri, found):
-                self.alias_names.add(_name_of(uri))
-                self.opaque_ids.update(_TABLE_FOLDER.findall(uri))
-                self.opaque_ids |= {definition.id} if definition.is_managed else set()
-        self._walked_metadata.add(metadata)
-
-
-def iceberg_metadata(definition: TableDef) -> str | None:
-    """Return the location of a table's current metadata file, None for a table of another format or without one."""
-    return definition.format_properties.get(METADATA_LOCATION) if definition.is_iceberg else None
+    def __call__(self, paths: Sequence[str]) -> list[Pointers | StorageError]:
+        """Return what nodes point to; a failure stands in the place of a node that cannot be read."""
+        root_uri = self.files.storage.root
+        nodes = self.files.nodes.load_available(paths)
+        return [Pointers.of(node, root_uri) if isinstance(node, NodeFile) else node for node in nodes]
 
 
 @dataclass(frozen=True)
@@ -266,8 +204,8 @@ class Mark:
         progress: Progress = no_progress,
     ):
         self.survey = survey
-        self.catalog = CatalogReach(survey.lake.files)
-        self.tables = TableReach(survey.lake, walk)
+        self.catalog = CatalogReach(survey.lake.files, executor=survey.executor)
+        self.tables = TableReach(survey.lake, walk, survey.executor)
         self._without = frozenset(without)
         self._without_exports = frozenset(without_exports)
         self._has_tables = with_tables
@@ -280,7 +218,7 @@ class Mark:
             return True
         if not isinstance(path, str):
             return False
-        name = _name_of(path)
+        name = name_of(path)
         return name in self.catalog.alias_names or name in self.tables.alias_names or self._is_of_kept_table(path)
 
     def _is_of_kept_table(self, path: str) -> bool:
@@ -333,35 +271,6 @@ class Mark:
             self.add_tables()
 
 
-_TABLE_FOLDER = re.compile(rf"(?<![^/\n]){TABLES_PREFIX}([^/\n]+)(?=/|$)", re.MULTILINE)
-_TABLE_PATH = re.compile(rf"{TABLES_PREFIX}([^/]+)/.+", re.DOTALL)
-
-
-def _name_of(location: str) -> str:
-    return location.rpartition("/")[2]
-
-
-def _stopped_by(error: TrinityLakeError, metadata_location: str) -> TrinityLakeError:
-    """Return an error with what to do about a table whose files cannot be told."""
-    stopped = copy.copy(error)
-    stopped.message = (
-        f"{error.message}; the table of {metadata_location!r} needs it: nothing is deleted before that file is"
-        " restored, or no kept version and no export has the table"
-    )
-    return stopped
-
-
-def table_id_in(path: str) -> str | None:
-    """Return the id of the table under whose prefix a path lies, None for other paths."""
-    match = _TABLE_PATH.fullmatch(path)
-    return match[1] if match else None
-
-
-def is_table_path(path: str) -> bool:
-    """Whether a path lies under the prefix of some table."""
-    return table_id_in(path) is not None
-
-
 def is_deletable(path: str, owned_tables: Container[str]) -> bool:
     """Whether a file that a listing of this root returned has a name we own: of a node, a definition, or a table's.
 
@@ -388,43 +297,3 @@ def owned_tables(lake: Lakehouse, table_ids: Iterable[str], lakehouse_id: str, m
         if is_ours:
             owned.add(table_id)
     return owned
-
-
-def readable_tables(lake: Lakehouse, locations: Iterable[str]) -> list[TableDef]:
-    """Return the table definitions at locations, without those that are gone or cannot be decoded.
-
-    Raises other StorageErrors.
-    """
-    found = []
-    paths = [location for location in locations if not is_uri(location)]
-    for path, data in zip(paths, lake.files.storage.read_available(paths), strict=True):
-        try:
-            if isinstance(data, StorageError):
-                raise data
-            found.append(TableDef.from_bytes(data, path))
-        except (FileMissingError, CorruptFileError):
-            continue
-    return found
-
-
-def table_files(definitions: Sequence[TableDef], io: StorageFileIO) -> dict[str, TableFile]:
-    """Return the files that MANAGED Iceberg tables reach under their own prefixes, by path, live or not.
-
-    A table part of which cannot be decoded or is gone yields what was found until then: what it
-    shares with nobody becomes an orphan.
-    """
-    known: dict[str, set[str]] = {}  # by table: one that has another's metadata yields none of the other's files
-    found: dict[str, TableFile] = {}
-    walked: set[tuple[str, str]] = set()
-    for definition in definitions:
-        metadata = iceberg_metadata(definition)
-        if not definition.is_managed or not metadata or (definition.id, metadata) in walked:
-            continue
-        walked.add((definition.id, metadata))
-        try:
-            for file in files_of(definition, io, known.setdefault(definition.id, set())):
-                if table_id_in(file.location) == definition.id:
-                    found.setdefault(file.location, file)
-        except (FileMissingError, CorruptFileError):
-            continue
-    return found

@@ -24,9 +24,10 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.locations import to_location
 from trinitylake_ops.maintenance.lease import lease
-from trinitylake_ops.maintenance.reachability import CatalogReach, iceberg_metadata, is_table_path, kept_roots
+from trinitylake_ops.maintenance.reachability import CatalogReach, kept_roots
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table
 from trinitylake_ops.maintenance.survey import survey_versions, uncached
+from trinitylake_ops.maintenance.table_reach import iceberg_metadata, is_table_path
 from trinitylake_ops.storage.options import redact_assignments
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.file_io import StorageFileIO

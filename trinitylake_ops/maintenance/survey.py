@@ -6,7 +6,7 @@ another program went back to an older lakehouse definition; none is read twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -28,12 +28,13 @@ from trinitylake_ops.format.node_file import (
     decode_node,
 )
 from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.maintenance.executors import LOCAL, Executor
 from trinitylake_ops.maintenance.retention import RetentionPolicy, Verdict, VersionAge, judge
 from trinitylake_ops.maintenance.version_record import VersionRecord
-from trinitylake_ops.storage import FileInfo
+from trinitylake_ops.storage import FileInfo, Storage
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
-from trinitylake_ops.transaction.versions import one_naming, read_roots, versions_beyond_gap
+from trinitylake_ops.transaction.versions import Roots, one_naming, read_roots, versions_beyond_gap
 
 RECONCILE = "reconcile"
 _BATCH = 64
@@ -117,13 +118,15 @@ class Survey:
     """The versions up to ``base``, by what the lakehouse definition of ``base`` says of them.
 
     ``roots`` holds all versions but those that were purged, or deleted by other programs; ``written_ms``
-    when each root file was last written, by the storage's clock, also of those.
+    when each root file was last written, by the storage's clock, also of those. ``executor`` reads what goes
+    on from it.
     """
 
     lake: Lakehouse
     base: Snapshot
     roots: Mapping[int, SurveyedRoot]
     written_ms: Mapping[int, int]
+    executor: Executor = LOCAL
     _interned: dict[str, str] = field(default_factory=dict, repr=False)
 
     @property
@@ -209,7 +212,7 @@ class Survey:
 
     def extended(self, latest: Snapshot) -> Survey:
         """Return the survey up to a later version; only the roots since are read."""
-        return _survey(self.lake, latest, dict(self.roots), self._interned)
+        return _survey(self.lake, latest, dict(self.roots), self._interned, executor=self.executor)
 
 
 def uncached(lake: Lakehouse) -> Lakehouse:
@@ -235,13 +238,15 @@ def on_latest(lake: Lakehouse, work: Callable[[Snapshot], T]) -> T:
     return work(base)
 
 
-def survey_versions(lake: Lakehouse, base: Snapshot | None = None, progress: Progress = no_progress) -> Survey:
+def survey_versions(
+    lake: Lakehouse, base: Snapshot | None = None, progress: Progress = no_progress, *, executor: Executor = LOCAL
+) -> Survey:
     """Read all roots up to ``base``, by default the latest version, but those that were purged.
 
     Raises CorruptFileError when a root among them is missing or unreadable, or names are of several
     kinds; LakehouseNotFoundError, StorageError.
     """
-    return _survey(lake, base or lake.snapshot(), {}, {}, progress)
+    return _survey(lake, base or lake.snapshot(), {}, {}, progress, executor=executor)
 
 
 def _survey(
@@ -250,20 +255,41 @@ def _survey(
     roots: dict[int, SurveyedRoot],
     interned: dict[str, str],
     progress: Progress = no_progress,
+    *,
+    executor: Executor,
 ) -> Survey:
     written_ms = _listed_roots(lake, base)
     purged = expired_versions(base.definition, (ExpirationState.PURGED,))
     # Of those that were purged only successors of others: they say when those were superseded.
     needed = (version for version in written_ms if version not in purged or version - 1 not in purged)
     wanted = [version for version in needed if version not in roots]
-    for done, (version, data) in enumerate(read_roots(lake.files.roots, wanted, _BATCH), 1):
-        path = lake.files.roots.path(version)
-        if data is None:
-            raise CorruptFileError(f"the root of version {version} was deleted by another program", path=path)
-        root = SurveyedRoot.of(version, decode_node(data, path), path, lake.root)
+    read = executor.map(RootWalk(lake.files.roots), wanted, _BATCH)
+    for done, (version, root) in enumerate(zip(wanted, read, strict=True), 1):
         roots[version] = _with_shared_text(root, interned)
         progress("versions", done, len(wanted))
-    return Survey(lake, base, roots, written_ms, interned)
+    return Survey(lake, base, roots, written_ms, executor, interned)
+
+
+@dataclass(frozen=True, slots=True)
+class RootWalk:
+    """Work: reads the roots of versions."""
+
+    roots: Roots
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        """That of the lakehouse."""
+        return (self.roots.storage,)
+
+    def __call__(self, versions: Sequence[int]) -> list[SurveyedRoot]:
+        """Return what roots say. Raises CorruptFileError for one that is gone or unreadable, StorageError."""
+        found = []
+        for version, data in read_roots(self.roots, versions, len(versions)):
+            path = self.roots.path(version)
+            if data is None:
+                raise CorruptFileError(f"the root of version {version} was deleted by another program", path=path)
+            found.append(SurveyedRoot.of(version, decode_node(data, path), path, self.roots.storage.root))
+        return found
 
 
 def _with_shared_text(root: SurveyedRoot, interned: dict[str, str]) -> SurveyedRoot:

@@ -14,10 +14,11 @@ from trinitylake_ops.format.file_names import (
     parse_lease_path,
 )
 from trinitylake_ops.maintenance.orphans import Orphans, find_orphans
-from trinitylake_ops.maintenance.reachability import Mark, TableWalk, kept_roots
+from trinitylake_ops.maintenance.reachability import Mark, kept_roots
 from trinitylake_ops.maintenance.report import utc_of
 from trinitylake_ops.maintenance.retention import protected_ms
 from trinitylake_ops.maintenance.survey import Survey, expired_versions, pinned_versions
+from trinitylake_ops.maintenance.table_reach import TableWalk
 from trinitylake_ops.maintenance.verify_report import Findings, Report
 from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, Storage
 from trinitylake_ops.transaction.snapshot import Snapshot

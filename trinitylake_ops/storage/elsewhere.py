@@ -26,6 +26,9 @@ class Elsewhere:
         self._given: list[Storage] = []
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_reopened, (self._scheme, self._options, tuple(self._given)))
+
     def give(self, storage: Storage) -> None:
         """Read what lies under the root of a storage through it, with the options that it has."""
         self._given.append(storage)
@@ -60,3 +63,10 @@ class Elsewhere:
                 options = self._options if scheme == self._scheme else None
                 storage = self._storages[root] = open_storage(root, options)
         return storage, uri.removeprefix(root)
+
+
+def _reopened(scheme: str, storage_options: StorageOptions, given: tuple[Storage, ...]) -> Elsewhere:
+    elsewhere = Elsewhere(f"{scheme}://", storage_options)
+    for storage in given:
+        elsewhere.give(storage)
+    return elsewhere

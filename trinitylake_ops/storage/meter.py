@@ -85,6 +85,13 @@ class MeteredStorage(StorageWrapper):
         with self._lock:
             return RequestCounts(dict(self._requests), self._rounds, self._bytes_read, self._bytes_written)
 
+    def add(self, counts: RequestCounts) -> None:
+        """Count requests, too, that a copy of this storage sent elsewhere; their rounds are waits of others."""
+        with self._lock:
+            self._requests.update(counts.requests)
+            self._bytes_read += counts.bytes_read
+            self._bytes_written += counts.bytes_written
+
     def reset(self) -> None:
         """Start again from zero."""
         with self._lock:

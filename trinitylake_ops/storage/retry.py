@@ -152,6 +152,15 @@ class RetryStorage(StorageWrapper):
         )
 
 
+def sent_once(storage: Storage) -> Storage:
+    """Take the retries out of a stack of wrappers that nobody else uses, and return it."""
+    while isinstance(storage, RetryStorage):
+        storage = storage.inner
+    if isinstance(storage, StorageWrapper):
+        storage.inner = sent_once(storage.inner)
+    return storage
+
+
 def _repeated(retrying: Retrying, call: Callable[[], T]) -> T:
     """Call; only what failed in passing pays for the bookkeeping of attempts and waits, and counts as the first."""
     failure: StorageError | None = None

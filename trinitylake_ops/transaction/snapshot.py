@@ -20,8 +20,10 @@ from trinitylake_ops.errors import (
     VersionExpiredError,
 )
 from trinitylake_ops.format.definitions import LakehouseDef, NamespaceDef, TableDef
+from trinitylake_ops.format.file_names import RootNaming
 from trinitylake_ops.format.keys import NAMESPACE_KEY_PREFIX, KeyCodec, ObjectName
 from trinitylake_ops.format.node_file import LAKEHOUSE_DEF, SEALED_AT_MILLIS, NodeFile, decode_node, decode_system_rows
+from trinitylake_ops.storage.elsewhere import Elsewhere
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.transaction.definition_store import DefinitionStore
 from trinitylake_ops.transaction.hint_writer import HintWriter
@@ -54,6 +56,17 @@ class LakehouseFiles:
     definitions: DefinitionStore
     hint: HintWriter
     roots: Roots
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # In another process the caches begin empty.
+        return (_reopened_files, (self.storage, self.nodes.elsewhere, self.roots.storage, self.roots.known_naming))
+
+
+def _reopened_files(
+    storage: Storage, elsewhere: Elsewhere, root_storage: Storage, naming: RootNaming | None
+) -> LakehouseFiles:
+    nodes, definitions = NodeStore(storage, elsewhere=elsewhere), DefinitionStore(storage, elsewhere=elsewhere)
+    return LakehouseFiles(storage, nodes, definitions, HintWriter(root_storage), Roots(root_storage, naming))
 
 
 #: What a key maps to: the location of a definition, or one that a transaction has not written yet.

@@ -30,7 +30,7 @@ class NodeStore:
 
     def __init__(self, storage: Storage, cache_bytes: int = DEFAULT_CACHE_BYTES, elsewhere: Elsewhere | None = None):
         self._storage = storage
-        self._elsewhere = elsewhere or Elsewhere(storage.root, StorageOptions())
+        self.elsewhere = elsewhere or Elsewhere(storage.root, StorageOptions())
         self._cache: ByteLru[str, NodeFile] = ByteLru(cache_bytes)
 
     def load(self, location: str) -> NodeFile:
@@ -57,7 +57,7 @@ class NodeStore:
         distant = [path for path in paths if path not in found and is_uri(path)]
         for path, data in zip(missing, self._storage.read_available(missing), strict=True):
             found[path] = data if isinstance(data, StorageError) else self._decoded_or_error(path, data)
-        for path, data in zip(distant, self._elsewhere.read_available(distant), strict=True):
+        for path, data in zip(distant, self.elsewhere.read_available(distant), strict=True):
             found[path] = data if isinstance(data, StorageError) else self._decoded_distant(path, data)
         return [found[place] if isinstance(place, str) else place for place in places]
 

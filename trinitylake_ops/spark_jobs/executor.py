@@ -1,0 +1,208 @@
+"""Spark as the executor of operations: the same work as the local one's, in tasks (docs/engines.md).
+
+The driver decides and commits; tasks read, copy, check and delete, each with the threads of its storage.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import pickle
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from pyspark.sql import SparkSession
+
+from trinitylake_ops.errors import InvalidInputError, StorageError
+from trinitylake_ops.maintenance.executors import Fence, Sent, Work
+from trinitylake_ops.spark_jobs.executor_tasks import (
+    BatchDone,
+    DeletesDone,
+    FencedDeletes,
+    delete_parts,
+    run_batches,
+)
+from trinitylake_ops.spark_jobs.session import DEFAULT_MASTER, session_scope
+from trinitylake_ops.spark_jobs.spark_errors import spark_failures
+from trinitylake_ops.storage import MeteredStorage, RequestCounts, Storage, StorageWrapper
+from trinitylake_ops.storage.pace import PacedStorage
+
+logger = logging.getLogger(__name__)
+
+#: Tasks send no delete later than that after the driver looked, by the storage's clock.
+ROUND_MS = 30_000
+#: By then a request that a lost task sent in time has taken effect, or never will.
+SETTLE_MS = 10_000
+
+#: So many things are done on the driver: a job takes longer than a round or two of requests.
+FEW = 16
+_MOST_PER_BATCH = 1_024
+_BATCHES_PER_SLOT = 16
+_DELETE_ROUNDS_PER_SLOT = 4
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+
+class SparkExecutor:
+    """Runs work in the tasks of a Spark session.
+
+    ``requests_per_second`` bounds what all tasks together ask of storages, attempts counted: each of them gets its
+    share, and never more run at a time. A listing counts once. Raises InvalidInputError for a rate that is not
+    above 0; work raises it for a lakehouse in this process's memory, and JobFailedError where Spark gives up.
+    """
+
+    is_local = False
+
+    def __init__(self, spark: SparkSession, *, requests_per_second: float | None = None):
+        if requests_per_second is not None and not requests_per_second > 0:
+            raise InvalidInputError(f"requests_per_second is {requests_per_second!r}, it must be above 0")
+        self._context = spark.sparkContext
+        self._rate = requests_per_second
+
+    @property
+    def slots(self) -> int:
+        """How many tasks run at a time."""
+        return max(1, int(self._context.defaultParallelism))
+
+    def map(self, work: Work[A, T], things: Sequence[A], batch: int) -> Iterator[T]:
+        """Yield what becomes of each thing, in order. Raises what work raises, JobFailedError."""
+        if len(things) <= FEW and self._rate is None:
+            yield from work(things) if things else ()
+            return
+        slots = self.slots
+        size = max(1, min(batch, _MOST_PER_BATCH, -(-len(things) // slots)))
+        batches = [things[start : start + size] for start in range(0, len(things), size)]
+        pickled = self._pickled(work, work.storages, None if self._rate is None else self._rate / slots)
+        for start in range(0, len(batches), slots * _BATCHES_PER_SLOT):
+            wave = [pickle.dumps(list(things)) for things in batches[start : start + slots * _BATCHES_PER_SLOT]]
+            for row in self._run(type(work).__name__, run_batches, pickled, wave, slots):
+                done: BatchDone = pickle.loads(row)
+                _count(work.storages, done.requests)
+                if done.error is not None:
+                    raise done.error
+                yield from done.results
+
+    def rounds_at_once(self, storage: Storage) -> int:
+        """Return the requests of a few rounds for each task; a task looks at the fence before each round."""
+        requests = storage.concurrency * self.slots * _DELETE_ROUNDS_PER_SLOT
+        return requests if self._rate is None else max(1, min(requests, int(self._rate)))
+
+    def delete(self, storage: Storage, paths: Sequence[str], fence: Fence | None) -> Sent:
+        """Delete files in tasks, each of which sees before each of its rounds that the fence holds.
+
+        Where a task was lost, this waits until it can send nothing more. Raises JobFailedError, after the same wait.
+        """
+        looked_ms = storage.now_ms()
+        until_ms = looked_ms + ROUND_MS if fence is None else min(looked_ms + ROUND_MS, fence.until_ms - SETTLE_MS)
+        begun_s = time.monotonic()
+        over_s = begun_s + (until_ms + SETTLE_MS - looked_ms) / 1000
+        slots = self.slots
+        deletes = FencedDeletes(storage, fence, looked_ms, until_ms)
+        pickled = self._pickled(deletes, (storage,), None)  # a wait would come between the look and the send
+        n_parts = max(1, min(slots, -(-len(paths) // storage.delete_batch_size)))
+        size = -(-len(paths) // n_parts)
+        parts = [pickle.dumps(list(paths[start : start + size])) for start in range(0, len(paths), size)]
+        is_over = False
+        try:
+            rows: list[DeletesDone] = [
+                pickle.loads(row) for row in self._run("deletes", delete_parts, pickled, parts, slots)
+            ]
+            is_over = not any(row.is_repeated for row in rows)
+        finally:
+            if not is_over:
+                logger.warning("a task that deletes was lost: waiting until it can send nothing more")
+                time.sleep(max(0.0, over_s - time.monotonic()))
+        if self._rate is not None:
+            time.sleep(max(0.0, begun_s + -(-len(paths) // storage.delete_batch_size) / self._rate - time.monotonic()))
+        failures: dict[str, StorageError] = {}
+        for done in rows:
+            _count((storage,), done.requests)
+            failures |= done.failures
+        return Sent(failures, frozenset(path for row in rows for path in row.held_back))
+
+    def _run(
+        self,
+        what: str,
+        task: Callable[[bytes, Iterator[bytes]], Iterator[bytes]],
+        pickled: bytes,
+        elements: Sequence[bytes],
+        slots: int,
+    ) -> list[bytes]:
+        """Run one job over elements; returns the rows of its tasks in order. Cancels it where that is interrupted."""
+        context, group = self._context, f"trinitylake-{uuid.uuid4()}"
+        # With a rate no more tasks than have a share of it may run, though more slots come.
+        n_tasks = min(len(elements), slots if self._rate is not None else slots * 4)
+        with spark_failures(f"run {what} in Spark"), _job_group(context, group, f"TrinityLake: {what}"):
+            rdd = context.parallelize(elements, n_tasks)
+            rows: list[bytes] = rdd.mapPartitions(lambda elements: task(pickled, iter(elements))).collect()
+        return rows
+
+    def _pickled(self, work: object, storages: Sequence[Storage], rate: float | None) -> bytes:
+        for storage in storages:
+            if storage.root.startswith("memory://"):
+                raise InvalidInputError(
+                    f"Spark's tasks are other processes and cannot see {storage.root}; use an s3:// or file:// root"
+                )
+        buffer = io.BytesIO()
+        _WorkPickler(buffer, rate).dump(work)
+        return buffer.getvalue()
+
+
+class _WorkPickler(pickle.Pickler):
+    """Pickles work with its storages; with a rate, a storage comes out as one that keeps it, below all retries."""
+
+    def __init__(self, file: io.BytesIO, requests_per_second: float | None):
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._rate = requests_per_second
+
+    def reducer_override(self, obj: Any) -> Any:
+        if self._rate is None or not isinstance(obj, Storage) or isinstance(obj, StorageWrapper):
+            return NotImplemented
+        reduced: Any = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return (_paced, (self._rate, *reduced[:3]))
+
+
+def _paced(rate: float, rebuild: Callable[..., Storage], arguments: tuple[Any, ...], state: Any = None) -> Storage:
+    storage = rebuild(*arguments)
+    if state is not None:
+        storage.__dict__.update(state)
+    return PacedStorage(storage, rate)
+
+
+@contextmanager
+def _job_group(context: Any, group: str, description: str) -> Iterator[None]:
+    """Name the jobs of a block, and cancel them where it is left by an exception, such as an interrupt."""
+    names = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+    before = {name: context.getLocalProperty(name) for name in names}
+    context.setJobGroup(group, description, interruptOnCancel=True)
+    try:
+        yield
+    except BaseException:
+        context.cancelJobGroup(group)
+        raise
+    finally:
+        for name, value in before.items():
+            context.setLocalProperty(name, value)
+
+
+def _count(storages: Sequence[Storage], requests: Sequence[RequestCounts]) -> None:
+    """Add what tasks asked of storages to what was asked here; repeated deletes have nothing to add."""
+    for storage, counts in zip(storages, requests, strict=False):
+        if isinstance(storage, MeteredStorage):
+            storage.add(counts)
+
+
+@contextmanager
+def spark_executor(
+    master: str | None = DEFAULT_MASTER, *, requests_per_second: float | None = None, **conf: str | float | bool
+) -> Iterator[SparkExecutor]:
+    """Give an executor for a block, on a session that is there or on one that stops with the block.
+
+    ``master=None`` leaves the choice to ``spark-submit``; ``conf`` are Spark settings. Raises JavaNotFoundError.
+    """
+    with session_scope("trinitylake-ops", master, **conf) as spark:
+        yield SparkExecutor(spark, requests_per_second=requests_per_second)

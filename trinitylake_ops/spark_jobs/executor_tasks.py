@@ -1,0 +1,141 @@
+"""What runs in Spark's tasks for an executor: work on batches, and deletes behind a fence.
+
+Tasks get and give pickled bytes. Storages, with their credentials, come inside the pickled work, which is part of a
+task's code: neither plans nor the UI nor event logs show it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark import TaskContext
+
+from trinitylake_ops.errors import StorageError, TrinityLakeError
+from trinitylake_ops.format.file_names import LEASE_PREFIX, parse_lease_path
+from trinitylake_ops.maintenance.executors import Fence
+from trinitylake_ops.storage import MeteredStorage, RequestCounts, Storage
+from trinitylake_ops.storage.retry import sent_once
+
+#: For so long after the driver looked whether there is a new version a task needs not to look again.
+FRESH_MS = 5_000
+_KEPT_WORKS = 8
+
+#: What this worker process unpickled before: its connections stay open from task to task.
+_unpickled: OrderedDict[bytes, Any] = OrderedDict()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDone:
+    """What came of a batch, or the error that ends the operation, and the requests to each storage of the work."""
+
+    results: Sequence[Any]
+    error: TrinityLakeError | None
+    requests: tuple[RequestCounts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeletesDone:
+    """What came of files to delete. ``is_repeated``: a task before this one may have deleted, or delete, some."""
+
+    failures: dict[str, StorageError]
+    held_back: tuple[str, ...]
+    is_repeated: bool
+    requests: tuple[RequestCounts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FencedDeletes:
+    """How files may be deleted: until ``until_ms`` by the storage's clock, and as long as the fence holds.
+
+    ``looked_ms`` is when the driver saw that it does.
+    """
+
+    storage: Storage
+    fence: Fence | None
+    looked_ms: int
+    until_ms: int
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        """The one that deletes."""
+        return (self.storage,)
+
+    def holds(self) -> bool:
+        """Whether the next requests may be sent; not where that cannot be seen."""
+        try:
+            now_ms = self.storage.now_ms()
+            if now_ms >= self.until_ms:
+                return False
+            if self.fence is None:
+                return True
+            leases = (parse_lease_path(info.path) or 0 for info in self.storage.list(LEASE_PREFIX))
+            if max(leases, default=0) > self.fence.lease:
+                return False
+            is_fresh = now_ms - self.looked_ms <= FRESH_MS
+            return is_fresh or not self.storage.exists(self.fence.next_root)
+        except StorageError:
+            return False
+
+
+def run_batches(pickled_work: bytes, batches: Iterator[bytes]) -> Iterator[bytes]:
+    """Do work on pickled batches; yields a pickled BatchDone for each."""
+    work = _loaded(pickled_work)
+    for batch in batches:
+        before = _counts(work.storages)
+        results, error = [], None
+        try:
+            results = list(work(pickle.loads(batch)))
+        except TrinityLakeError as raised:
+            error = raised
+        yield pickle.dumps(BatchDone(results, error, _since(before, work.storages)))
+
+
+def delete_parts(pickled_deletes: bytes, parts: Iterator[bytes]) -> Iterator[bytes]:
+    """Delete files, given as pickled lists of paths; yields a pickled DeletesDone for each.
+
+    A task that Spark started before and that was lost, or that it thinks slow, may still run: its repetition deletes
+    nothing, and leaves it to the driver when that is safe.
+    """
+    context = TaskContext.get()
+    is_repeated = context is not None and context.attemptNumber() > 0
+    deletes = None if is_repeated else _loaded(pickled_deletes)
+    for part in parts:
+        paths: list[str] = pickle.loads(part)
+        done = DeletesDone({}, tuple(paths), is_repeated, ()) if deletes is None else _deleted(deletes, paths)
+        yield pickle.dumps(done)
+
+
+def _deleted(deletes: FencedDeletes, paths: list[str]) -> DeletesDone:
+    # Sending again is the driver's decision, too: it looks at lease and versions before.
+    storage = sent_once(deletes.storage)
+    before = _counts([storage])
+    failures: dict[str, StorageError] = {}
+    size = storage.concurrency * storage.delete_batch_size
+    for start in range(0, len(paths), size):
+        if not deletes.holds():
+            return DeletesDone(failures, tuple(paths[start:]), False, _since(before, [storage]))
+        failures |= storage.delete_many(paths[start : start + size])
+    return DeletesDone(failures, (), False, _since(before, [storage]))
+
+
+def _loaded(pickled: bytes) -> Any:
+    key = hashlib.sha256(pickled).digest()
+    if key not in _unpickled:
+        _unpickled[key] = pickle.loads(pickled)
+        while len(_unpickled) > _KEPT_WORKS:
+            _unpickled.popitem(last=False)
+    _unpickled.move_to_end(key)
+    return _unpickled[key]
+
+
+def _counts(storages: Sequence[Storage]) -> list[RequestCounts]:
+    return [storage.snapshot() if isinstance(storage, MeteredStorage) else RequestCounts() for storage in storages]
+
+
+def _since(before: Sequence[RequestCounts], storages: Sequence[Storage]) -> tuple[RequestCounts, ...]:
+    return tuple(now - then for now, then in zip(_counts(storages), before, strict=True))
