@@ -19,6 +19,7 @@ from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, Export
 from trinitylake_ops.format.file_names import new_export_root_path, new_manifest_path, table_prefix
 from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location
 from trinitylake_ops.format.node_file import MAX_TIME_MS, NodeFile
+from trinitylake_ops.maintenance.executors import LOCAL, Executor
 from trinitylake_ops.maintenance.export_content import Choice, Content, Destination, chosen_entries, gather
 from trinitylake_ops.maintenance.export_copy import Copier
 from trinitylake_ops.maintenance.export_manifest import CopiedFile, begin_manifest, finish_manifest
@@ -146,6 +147,7 @@ class ExportPlan(Plan):
             namespaces=self.namespaces,
             definitions=self.definitions,
             target_options=self._work.target_options,
+            executor=self._work.executor,
         )
 
 
@@ -160,6 +162,7 @@ def plan_export(
     namespaces: Sequence[str] = (),
     definitions: bool = False,
     target_options: Mapping[str, str] | None = None,
+    executor: Executor = LOCAL,
 ) -> ExportPlan:
     """Plan an export of a version, by default the latest; reads only.
 
@@ -169,7 +172,8 @@ def plan_export(
     storage, by default those of this one where the scheme is the same. A lakehouse that earlier exports of
     this one made there gets one more version, and only what is new is copied.
     ``retain_for``, a timedelta or milliseconds, is how long the export keeps its version from
-    expiring; None is until it is dropped, or for a full one until it is complete.
+    expiring; None is until it is dropped, or for a full one until it is complete. ``executor`` finds out what to copy,
+    and copies it when the plan is executed.
 
     Raises InvalidNameError, ExportExistsError, InvalidInputError for what cannot be exported like that,
     NamespaceNotFoundError, VersionNotFoundError, VersionExpiredError, StorageError.
@@ -198,7 +202,8 @@ def plan_export(
     if not resumes:
         check_unused(latest.definition, name)
     target_options = target_options if target_options is not None else options_for(lake, target_uri)
-    work = _Work.on(lake, source, existing if resumes and existing else wanted, choice, target_options)
+    record = existing if resumes and existing else wanted
+    work = _Work.on(lake, source, record, choice, target_options, executor)
     return ExportPlan(
         base_version=latest.version,
         name=name,
@@ -260,6 +265,7 @@ class _Work:
     io: StorageFileIO
     target: TargetLakehouse | None
     target_options: Mapping[str, str] | None
+    executor: Executor
 
     @classmethod
     def on(
@@ -269,6 +275,7 @@ class _Work:
         record: ExportRecord,
         choice: Choice,
         target_options: Mapping[str, str] | None,
+        executor: Executor,
     ) -> _Work:
         """Find out what to copy. Raises what :func:`plan_export` raises."""
         io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
@@ -280,10 +287,11 @@ class _Work:
             destination = Destination.other_root(record.target_uri, source.definition.id, choice.level)
         content = Content()
         if choice.level != ExportLevel.MINIMAL:
-            content = gather(source, choice, destination, io, {} if target is None else target.entries())
+            there_already = {} if target is None else target.entries()
+            content = gather(source, choice, destination, io, there_already, executor=executor)
         if choice.copies_definitions and target is None:
             content.add_lakehouse_def(source.definition_location, lakehouse_def_copy(export_id(record)))
-        return cls(source, record, choice, content, io, target, target_options)
+        return cls(source, record, choice, content, io, target, target_options, executor)
 
     @property
     def into_version(self) -> int | None:
@@ -305,7 +313,7 @@ class _Work:
         record, resumed = begin(metered.lake, wanted, self._check_source)
         work = replace(self, record=record)
         if record.manifest_path != self.record.manifest_path:  # somebody else began it since the plan
-            work = _Work.on(lake, self.source, record, self.choice, self.target_options)
+            work = _Work.on(lake, self.source, record, self.choice, self.target_options, self.executor)
         try:
             if work.target is None:
                 copied = work._copy_here(metered, progress, resumed=resumed)
@@ -346,7 +354,7 @@ class _Work:
         """Copy within the lakehouse; the root of a minimal export is the source's own."""
         storage = metered.lake.storage
         there = {info.path: info.size_bytes for info in storage.list()} if resumed else {}
-        copier = Copier(storage, there, progress=progress, n_expected=self.content.n_files + 1)
+        copier = Copier(storage, there, progress=progress, n_expected=self.content.n_files + 1, executor=self.executor)
         if self.choice.level == ExportLevel.MINIMAL:
             root = storage.read(self.source.location)
         else:
@@ -381,7 +389,7 @@ class _Work:
         storage = metered.also(lake.storage)
         target = replace(self.target, lake=Lakehouse(storage, lake.storage_options, cache="off"))
         writer = TargetExport(target, self.source, metered.lake.root, self.record, self.choice)
-        copier = Copier(storage, progress=progress, n_expected=self.content.n_files + 1)
+        copier = Copier(storage, progress=progress, n_expected=self.content.n_files + 1, executor=self.executor)
         txn = writer.begin()
         listed = list(storage.list())
         copier.there = {info.path: info.size_bytes for info in listed}
@@ -427,7 +435,7 @@ class _Work:
         unchanged = {key: place for key, place in self.content.entries if there.get(key) == place}
         chosen = chosen_entries(self.source, self.choice.namespaces)
         changed = [(key, location) for key, location in chosen if key not in unchanged]
-        content = gather(self.source, self.choice, names, self.io, entries=changed)
+        content = gather(self.source, self.choice, names, self.io, entries=changed, executor=self.executor)
         content.entries = sorted([*unchanged.items(), *content.entries])
         return content
 

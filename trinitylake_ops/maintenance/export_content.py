@@ -16,12 +16,14 @@ from trinitylake_ops.format.definitions import ExportLevel, TableDef
 from trinitylake_ops.format.file_names import new_namespace_path, new_table_path, table_prefix
 from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location, to_uri
+from trinitylake_ops.maintenance.executors import LOCAL, Executor
 from trinitylake_ops.maintenance.table_reach import iceberg_metadata
+from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.copying import FileCopy, TablePlaces, copied_definition, copies_of
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.ownership import owner_path
-from trinitylake_ops.transaction.snapshot import Snapshot
+from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
 from trinitylake_ops.tree.search import prefix_end, scan
 
 _BATCH = 256
@@ -174,26 +176,42 @@ def gather(
     io: StorageFileIO,
     there: Mapping[str, str] | None = None,
     entries: Sequence[tuple[str, str]] | None = None,
+    executor: Executor = LOCAL,
 ) -> Content:
     """Find what an export of a version copies; ``there`` are the entries that its target has already.
 
     ``entries`` are those to copy, by default all that were chosen. Definitions, and for a full export manifests of all
-    tables are read, but for those that are there. Raises NamespaceNotFoundError,
+    tables are read, by an executor, but for those that are there. Raises NamespaceNotFoundError,
     InvalidInputError for tables that cannot be copied, StorageError.
     """
     chosen = chosen_entries(source, choice.namespaces) if entries is None else entries
-    return _Gathering(source, choice, destination, io, there or {}).run(chosen)
+    return _Gathering(source, choice, destination, io, there or {}, executor).run(chosen)
 
 
 class _Gathering:
     def __init__(
-        self, source: Snapshot, choice: Choice, destination: Destination, io: StorageFileIO, there: Mapping[str, str]
+        self,
+        source: Snapshot,
+        choice: Choice,
+        destination: Destination,
+        io: StorageFileIO,
+        there: Mapping[str, str],
+        executor: Executor,
     ):
         self._source = source
+        self._executor = executor
+        table_root = source.definition.table_root
+        self._copies = TableCopies(
+            source.files,
+            io,
+            source.version,
+            choice.level == ExportLevel.FULL,
+            destination,
+            normalize_root_uri(table_root) if table_root else "",
+        )
         self._root = source.files.storage.root
         self._choice = choice
         self._destination = destination
-        self._io = io
         self._there = there
         self._content = Content()
         self._limit_bytes = source.definition.file_path_max_size_bytes
@@ -212,8 +230,7 @@ class _Gathering:
                 placed[key] = self._copy_definition(name, location, None)
             else:
                 tables.append((key, name, location))
-        for start in range(0, len(tables), _BATCH):
-            placed |= self._copy_tables(tables[start : start + _BATCH])
+        placed |= self._copy_tables(tables)
         self._content.entries = [(key, placed[key]) for key, _ in entries]
         return self._content
 
@@ -230,10 +247,9 @@ class _Gathering:
 
     def _copy_tables(self, tables: Sequence[tuple[str, ObjectName, str]]) -> dict[str, str]:
         """Add tables with their definitions; returns the locations of these by key."""
-        definitions = self._source.files.definitions.tables([location for _, _, location in tables])
-        copies = run_parallel(self._table_copy, definitions, self._io.storage.concurrency)
+        copies = self._executor.map(self._copies, [location for _, _, location in tables], _BATCH)
         placed = {}
-        for (key, name, location), definition, copy in zip(tables, definitions, copies, strict=True):
+        for (key, name, location), (definition, copy) in zip(tables, copies, strict=True):
             changed = self._changed(definition, copy)
             if copy is not None:
                 self._content.tables.append(copy)
@@ -241,43 +257,6 @@ class _Gathering:
                 self._content.uncopied.append(changed or definition)
             placed[key] = self._copy_definition(name, location, None if changed is None else changed.to_bytes())
         return placed
-
-    def _table_copy(self, definition: TableDef) -> TableCopy | None:
-        """Return the files of a table to copy, None where they stay where they are."""
-        metadata = iceberg_metadata(definition)
-        if self._choice.level != ExportLevel.FULL or not definition.is_managed:
-            return None
-        if not metadata:
-            self._check_without_files(definition)
-            return None
-        is_at_destination = not is_uri(self._destination.pointer(self._root, metadata))
-        if is_at_destination and self._destination.root != self._root:
-            return None
-        table_root = self._source.definition.table_root
-        places = TablePlaces(
-            definition.id,
-            self._root,
-            self._destination.root,
-            normalize_root_uri(table_root) if table_root else "",
-            self._destination.folder,
-        )
-        return TableCopy(places, tuple(copies_of(definition, self._io, places)))
-
-    def _check_without_files(self, definition: TableDef) -> None:
-        """Raise InvalidInputError where a table of another format would leave its files behind."""
-        if definition.is_iceberg or self._destination.root == self._root:
-            return
-        try:
-            prefix = table_prefix(definition.id)
-        except InvalidDefinitionError:  # such an id names no folder
-            return
-        if any(info.path != owner_path(definition.id) for info in self._source.files.storage.list(prefix)):
-            raise InvalidInputError(
-                f"table {definition.id} of format {definition.table_format!r} has files, and only those of Iceberg"
-                " tables can be copied to another root; leave its namespace out",
-                path=prefix,
-                version=self._source.version,
-            )
 
     def _changed(self, definition: TableDef, copy: TableCopy | None) -> TableDef | None:
         """Return a table's definition in the export, None where it does not change."""
@@ -289,3 +268,62 @@ class _Gathering:
         else:
             location = copy.places.path(to_location(self._root, metadata))
         return None if location == metadata else copied_definition(definition, location)
+
+
+@dataclass(frozen=True, slots=True)
+class TableCopies:
+    """Work: finds out which files of tables are copied, by the locations of their definitions.
+
+    ``copies_files`` says whether files of managed tables are; ``table_root`` is another place of theirs.
+    """
+
+    files: LakehouseFiles
+    io: StorageFileIO
+    version: int
+    copies_files: bool
+    destination: Destination
+    table_root: str
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        """That of the source."""
+        return (self.io.storage,)
+
+    def __call__(self, locations: Sequence[str]) -> list[tuple[TableDef, TableCopy | None]]:
+        """Return definitions, each with the files of its table to copy, None where they stay where they are.
+
+        Raises InvalidInputError for tables that cannot be copied, StorageError.
+        """
+        definitions = self.files.definitions.tables(locations)
+        copies = run_parallel(self._copy, definitions, self.io.storage.concurrency)
+        return list(zip(definitions, copies, strict=True))
+
+    def _copy(self, definition: TableDef) -> TableCopy | None:
+        metadata = iceberg_metadata(definition)
+        if not self.copies_files or not definition.is_managed:
+            return None
+        if not metadata:
+            self._check_without_files(definition)
+            return None
+        root = self.files.storage.root
+        is_at_destination = not is_uri(self.destination.pointer(root, metadata))
+        if is_at_destination and self.destination.root != root:
+            return None
+        places = TablePlaces(definition.id, root, self.destination.root, self.table_root, self.destination.folder)
+        return TableCopy(places, tuple(copies_of(definition, self.io, places)))
+
+    def _check_without_files(self, definition: TableDef) -> None:
+        """Raise InvalidInputError where a table of another format would leave its files behind."""
+        if definition.is_iceberg or self.destination.root == self.files.storage.root:
+            return
+        try:
+            prefix = table_prefix(definition.id)
+        except InvalidDefinitionError:  # such an id names no folder
+            return
+        if any(info.path != owner_path(definition.id) for info in self.files.storage.list(prefix)):
+            raise InvalidInputError(
+                f"table {definition.id} of format {definition.table_format!r} has files, and only those of Iceberg"
+                " tables can be copied to another root; leave its namespace out",
+                path=prefix,
+                version=self.version,
+            )

@@ -55,6 +55,18 @@ class Listing:
         return [info for info in infos if (_digest(info.path) in known) == part.tells_only_these]
 
 
+def list_standing(storage: Storage, executor: Executor) -> Iterator[FileInfo]:
+    """Yield all files but those being written, in no set order.
+
+    Executors elsewhere leave out what bears no name that we give.
+    """
+    if executor.is_local:
+        yield from storage.list()
+        return
+    prefixes = (*_FOLDERS, ROOT_PREFIX, TABLES_PREFIX)
+    yield from _listed(storage, executor, [Part(prefix, b"", False) for prefix in prefixes])
+
+
 def list_without(storage: Storage, executor: Executor, reached: Sequence[Collection[str]]) -> Iterator[FileInfo]:
     """Yield the files that are not reached, those being written too; the local executor lists all in one go.
 
@@ -73,9 +85,7 @@ def list_without(storage: Storage, executor: Executor, reached: Sequence[Collect
         prefix = path[:size] if path[:size] in digests else path[: len(ROOT_PREFIX)]
         if prefix in digests:
             digests[prefix] += _digest(path)
-    parts = [Part(prefix, bytes(known), False) for prefix, known in digests.items()]
-    for infos in executor.map(Listing(storage), parts, _PARTS_AT_ONCE):
-        yield from infos
+    yield from _listed(storage, executor, [Part(prefix, bytes(known), False) for prefix, known in digests.items()])
 
 
 def list_named(storage: Storage, executor: Executor, paths: Iterable[str]) -> Iterator[FileInfo]:
@@ -92,7 +102,10 @@ def list_named(storage: Storage, executor: Executor, paths: Iterable[str]) -> It
         elif path.startswith(ROOT_PREFIX):
             prefix = ROOT_PREFIX
         digests.setdefault(prefix, bytearray()).extend(_digest(path))
-    parts = [Part(prefix, bytes(known), True) for prefix, known in sorted(digests.items())]
+    yield from _listed(storage, executor, [Part(prefix, bytes(known), True) for prefix, known in digests.items()])
+
+
+def _listed(storage: Storage, executor: Executor, parts: Sequence[Part]) -> Iterator[FileInfo]:
     for infos in executor.map(Listing(storage), parts, _PARTS_AT_ONCE):
         yield from infos
 

@@ -76,7 +76,8 @@ class TableReach:
         A table whose metadata file is gone stops nobody, nor does a snapshot of somebody else's table whose manifests
         are gone: nobody can read it. Raises StorageError for anything else that cannot be read, with what to do.
         """
-        missing = [path for path in locations if path not in self._walked_definitions]
+        # In order, so that it is no matter of chance which of several failures is told.
+        missing = sorted(path for path in locations if path not in self._walked_definitions)
         if not self._executor.is_local:
             self._add_elsewhere(missing, progress)
             return
@@ -90,21 +91,24 @@ class TableReach:
     def _add_elsewhere(self, locations: Sequence[str], progress: Progress) -> None:
         """Add tables by an executor: first all definitions, then by table those that have files."""
         tables: dict[str, list[TableDef]] = {}
-        seen = set(self._walked_metadata)
+        ordered: dict[str, _TableOutline] = {}
         outlines = self._executor.map(OutlineWalk(self._files), locations, _BATCH)
         for done, outline in enumerate(outlines, 1):
             self._note(outline)
-            if outline.definition is not None and outline.metadata not in seen:
-                seen.add(outline.metadata)
+            is_new = outline.metadata not in ordered and outline.metadata not in self._walked_metadata
+            if outline.definition is not None and is_new:
+                ordered[outline.metadata] = outline
                 tables.setdefault(outline.id, []).append(outline.definition)
             if done % _BATCH == 0 or done == len(locations):
                 progress("tables", done, len(locations))
         groups = [tables[table_id] for table_id in sorted(tables)]
         walked = self._executor.map(TableFilesWalk(self._io), groups, _TABLES_AT_ONCE)
+        files: dict[str, set[str] | TrinityLakeError] = {}
         for done, (group, found) in enumerate(zip(groups, walked, strict=True), 1):
-            for definition, files in zip(group, found, strict=True):
-                self._take(_TableOutline.of(definition, self._io.root), files)
+            files.update(zip((iceberg_metadata(one) or "" for one in group), found, strict=True))
             progress("files of tables", done, len(groups))
+        for metadata, outline in ordered.items():
+            self._take(outline, files[metadata])
         self._walked_definitions.update(locations)
 
     def _add_table(self, outline: _TableOutline) -> None:

@@ -19,10 +19,13 @@ from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, root_n
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance import verify_state
 from trinitylake_ops.maintenance.deletion import NO_LIMITS, Budget
+from trinitylake_ops.maintenance.executors import LOCAL, Executor
 from trinitylake_ops.maintenance.hint import HintState, inspect_hint
+from trinitylake_ops.maintenance.listing import list_standing
 from trinitylake_ops.maintenance.report import MeteredLakehouse
 from trinitylake_ops.maintenance.survey import Survey, expired_versions
 from trinitylake_ops.maintenance.verified_files import read_records, write_record
+from trinitylake_ops.maintenance.verify_ahead import ReadAhead
 from trinitylake_ops.maintenance.verify_exports import ExportVerifier
 from trinitylake_ops.maintenance.verify_report import Finding, Findings, VerifyReport
 from trinitylake_ops.maintenance.verify_storage import BudgetSpentError, KnownFilesStorage, LimitedStorage
@@ -45,6 +48,7 @@ def verify(
     deep: bool = False,
     incremental: bool = False,
     budget: Budget = NO_LIMITS,
+    executor: Executor = LOCAL,
 ) -> VerifyReport:
     """Check all live versions of a lakehouse, the files they reach, and what operations record and leave.
 
@@ -52,24 +56,29 @@ def verify(
     are not read again while the listing shows them unchanged; all others are, and compared with what is recorded.
     With ``deep`` all are read, data files of tables too. A ``budget`` ends it early: the report says what was not
     looked at; with ``incremental`` the next run goes on there. The first requests (latest version, listing, records)
-    do not count. ``progress`` is told how many versions are done, and of how many. Raises LakehouseNotFoundError,
-    InvalidInputError for a budget with a rate, and StorageError where the storage refuses to list or read at all.
+    do not count. ``progress`` is told how many versions are done, and of how many. ``executor`` lists and reads;
+    one elsewhere reads all first, and takes no budget. Raises LakehouseNotFoundError, InvalidInputError for a budget
+    with a rate, or with such an executor, and StorageError where the storage refuses to list or read at all.
     """
     if budget.requests_per_second is not None:
         raise InvalidInputError("verify keeps no rate of requests; limit their number, or the time")
-    run = _Verification(lake, deep=deep, incremental=incremental)
+    if not executor.is_local and budget != NO_LIMITS:
+        raise InvalidInputError("limits of requests or seconds are for the local engine, whose runs go on by records")
+    run = _Verification(lake, executor, deep=deep, incremental=incremental)
     return run.run(progress or (lambda _done, _all: None), budget)
 
 
 class _Verification:
     """One run of verify, up to the version that is the latest when it begins; the listing comes after it."""
 
-    def __init__(self, lake: Lakehouse, *, deep: bool, incremental: bool):
+    def __init__(self, lake: Lakehouse, executor: Executor, *, deep: bool, incremental: bool):
         self._metered = MeteredLakehouse(lake)
         self._plain: Storage = self._metered.lake.storage
         self._incremental = incremental
+        self._executor = executor
+        self._is_deep = deep
         latest = find_latest(self._metered.lake.files.roots)[0]
-        self.listing: dict[str, FileInfo] = {info.path: info for info in self._plain.list()}
+        self.listing: dict[str, FileInfo] = {info.path: info for info in list_standing(self._plain, executor)}
         self._records = read_records(self._plain, self.listing.values())
         self._limited = LimitedStorage(self._plain)
         self._known = KnownFilesStorage(
@@ -201,8 +210,26 @@ class _Verification:
 
     def _check_versions(self, progress: Callable[[int, int], None]) -> None:
         purged = self._expired(ExpirationState.PURGED)
+        if not self._executor.is_local:
+            self._read_ahead(purged)
         batch = _BATCH if self._limited.is_unlimited else max(1, self.lake.storage.concurrency)
         self.versions.check(self.latest, purged, batch, progress)
+
+    def _read_ahead(self, purged: VersionRanges) -> None:
+        """Let the executor read what versions and exports under this root reach."""
+        ahead = ReadAhead(
+            self._executor,
+            self._plain,
+            self.lake.storage_options,
+            self._known,
+            self.listing,
+            keeps_bytes=self._incremental,
+        )
+        roots = [self.lake.files.roots.path(version) for version in range(self.latest + 1) if version not in purged]
+        exported = () if self._definition is None else self._definition.exported_snapshots.values()
+        ahead.walk([*roots, *(path for path in exported if path in self.listing)], is_deep=self._is_deep)
+        self.versions.objects.ahead = ahead.definitions
+        self.tables.ahead = ahead.contents
 
     def _expired(self, *states: ExpirationState) -> VersionRanges:
         try:
@@ -220,7 +247,8 @@ class _Verification:
         written_ms = {
             version: self.listing[path].last_modified_ms for version, path in paths.items() if path in self.listing
         }
-        return Survey(self.lake, Snapshot.of(self.lake.files, self.latest), roots, written_ms)
+        lake = self.lake if self._executor.is_local else self._metered.lake
+        return Survey(lake, Snapshot.of(self.lake.files, self.latest), roots, written_ms, self._executor)
 
     def _check_left_over(self) -> None:
         """Look at pins, at what other programs did to the settings, and at files that operations left."""

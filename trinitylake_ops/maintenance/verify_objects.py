@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Literal
 
 from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
@@ -17,11 +18,17 @@ from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
 from trinitylake_ops.tree.search import scan
 
-_Kind = Literal["lakehouse", "namespace", "table"]
+#: What a key takes a definition for.
+Kind = Literal["namespace", "table"]
 
 
-def _kind_of(name: ObjectName) -> _Kind:
+def _kind_of(name: ObjectName) -> Kind:
     return "namespace" if name.table is None else "table"
+
+
+def is_empty(definition: NamespaceDef | TableDef) -> bool:
+    """Whether a definition says nothing: a file of no bytes is one."""
+    return definition in (NamespaceDef(id=""), TableDef(table_type="", table_format=""))
 
 
 class ObjectVerifier:
@@ -40,7 +47,9 @@ class ObjectVerifier:
         self._missing_namespaces: set[str] = set()
         self._tables_of: Counter[str] = Counter()
         #: By location and what a key takes it for: whether all is well with a definition.
-        self._is_whole: dict[tuple[str, _Kind], bool] = {}
+        self._is_whole: dict[tuple[str, Kind | Literal["lakehouse"]], bool] = {}
+        #: Definitions that are known to be whole, with those of tables that have files.
+        self.ahead: Mapping[tuple[str, Kind], TableDef | None] = {}
         self.damaged: set[str] = set()
 
     @property
@@ -103,13 +112,17 @@ class ObjectVerifier:
             for name, change in changes
             if change.after is not None and (change.after, _kind_of(name)) not in self._is_whole
         }
-        definitions = run_parallel(
+        ahead = {place for place in fresh if place in self.ahead and named_kind(place[0]) in (None, place[1])}
+        unread = {place: name for place, name in fresh.items() if place not in ahead}
+        read = run_parallel(
             lambda item: self._read_definition(item[0][0], item[1], snapshot.version),
-            list(fresh.items()),
+            list(unread.items()),
             self._lake.storage.concurrency,
         )
-        for (place, name), definition in zip(fresh.items(), definitions, strict=True):
-            is_whole = definition is not None
+        definitions = dict(zip(unread, read, strict=True))
+        for place, name in fresh.items():
+            definition = self.ahead[place] if place in ahead else definitions[place]
+            is_whole = place in ahead or definition is not None
             if isinstance(definition, TableDef):
                 is_whole = self._tables.check(name, definition, snapshot.version)
             self._is_whole[place] = is_whole
@@ -129,7 +142,7 @@ class ObjectVerifier:
             message = f"the definition of {kind} {name} cannot be read: {error.message}"
             self._report("definition-unreadable", message, error.path or location, version)
             return None
-        if definition in (NamespaceDef(id=""), TableDef(table_type="", table_format="")):
+        if is_empty(definition):
             self._report("definition-unreadable", f"the definition of {kind} {name} is empty", location, version)
             return None
         return definition

@@ -186,6 +186,25 @@ class KnownFilesStorage(StorageWrapper):
                 self.n_known += 1
         return found
 
+    @property
+    def checksums(self) -> Mapping[str, bytes]:
+        """The SHA-256 of the files that were read whole, by path."""
+        return self._sha256
+
+    def take(self, path: str, sha256: bytes, content: PackedBytes | None) -> None:
+        """Know a file that somebody else read whole, with its bytes where these are to be known, too."""
+        self._note(path, sha256)
+        if content is not None:
+            with self._lock:
+                self._contents[path] = content
+
+    def take_content(self, path: str, sha256: bytes | None, error: TrinityLakeError | None) -> None:
+        """Know what came of reading a file of data elsewhere."""
+        if sha256 is not None:
+            self._note(path, sha256)
+        if error is not None:
+            self.note_error(path, error)
+
     def add_names(self, path: str, files: Sequence[TableFile]) -> Sequence[TableFile]:
         """Keep what a file of a table names; returns that."""
         self._names[path] = list(files)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,7 +22,8 @@ from trinitylake_ops.tables.reach import FileKind, TableFile, files_of
 from trinitylake_ops.tables.whole_files import TableFiles, WholeFileIO
 
 _PARQUET = ".parquet"
-_CONTENT = (FileKind.DATA, FileKind.DELETES, FileKind.STATISTICS)
+#: What is read only when all is.
+CONTENT_KINDS = (FileKind.DATA, FileKind.DELETES, FileKind.STATISTICS)
 
 
 class TableVerifier:
@@ -47,6 +49,9 @@ class TableVerifier:
         self._io = WholeFileIO.on(storage, storage_options, read_only=True)
         #: Whether all is well with a file and what it names.
         self._is_whole: dict[str, bool] = {}
+        self._reader = ContentReader(storage, storage_options)
+        #: What was read of files of data elsewhere.
+        self.ahead: Mapping[str, ReadContent] = {}
 
     @property
     def files(self) -> int:
@@ -121,8 +126,13 @@ class TableVerifier:
         for location, file in fresh.items():
             self._is_whole[location] = self._has_size(name, file, sizes[location], version)
         if self._is_deep:
-            deep = [file for file in fresh.values() if file.kind in _CONTENT and self._is_whole[file.location]]
-            messages = run_parallel(self._read, deep, self._storage.concurrency)
+            deep = [file for file in fresh.values() if file.kind in CONTENT_KINDS and self._is_whole[file.location]]
+            for file in deep:
+                if (ahead := self.ahead.get(file.location)) is not None:
+                    self._storage.take_content(file.location, ahead.sha256, ahead.error)
+            unread = [file for file in deep if file.location not in self.ahead]
+            read = dict(zip(unread, run_parallel(self._reader.read, unread, self._storage.concurrency), strict=True))
+            messages = [(self.ahead.get(file.location) or read[file]).message for file in deep]
             for file, message in zip(deep, messages, strict=True):
                 if message is not None:
                     self._is_whole[file.location] = False
@@ -138,28 +148,6 @@ class TableVerifier:
         else:
             return True
         return False
-
-    def _read(self, file: TableFile) -> str | None:
-        """Read a file of data; what is wrong with it, if anything."""
-        try:
-            data = None if is_uri(file.location) else self._storage.read_data(file.location)
-            if file.location.endswith(_PARQUET) and file.kind != FileKind.STATISTICS:
-                self._read_footer(file, data)
-        except TrinityLakeError as error:
-            self._storage.note_error(file.location, error)
-            return error.message
-        except (pa.ArrowException, OSError, ValueError) as error:
-            return f"it is no Parquet file: {str(error).splitlines()[0]}"
-        return None
-
-    def _read_footer(self, file: TableFile, data: bytes | None) -> None:
-        """Read the footer of a Parquet file. Raises StorageError, ArrowException, OSError."""
-        if data is not None:
-            pq.read_metadata(pa.BufferReader(data))
-            return
-        io = StorageFileIO.on(self._storage, self._io.storage_options, read_only=True)
-        with io.new_input(to_uri(io.root, file.location)).open() as stream:
-            pq.read_metadata(pa.PythonFile(stream, mode="r"))
 
     def walk(
         self, definition: TableDef, io: StorageFileIO, known: set[str], *, skips_missing: bool
@@ -178,3 +166,46 @@ class TableVerifier:
             fresh = [path for path in dict.fromkeys(fresh) if path not in known]
             known.update(fresh)
             below = [file for path in fresh for file in self._storage.names(path) or ()]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadContent:
+    """What came of reading a file of data: what is wrong with it, if anything, its checksum, and why it was not given.
+
+    The checksum is None of a file that could not be read whole, or lies beyond the root.
+    """
+
+    message: str | None
+    sha256: bytes | None
+    error: TrinityLakeError | None
+
+
+class ContentReader:
+    """Reads files of data whole, and looks at the footers of Parquet files."""
+
+    def __init__(self, storage: KnownFilesStorage, storage_options: StorageOptions):
+        self._storage = storage
+        self._storage_options = storage_options
+
+    def read(self, file: TableFile) -> ReadContent:
+        """Read a file of data."""
+        message, error = None, None
+        try:
+            data = None if is_uri(file.location) else self._storage.read_data(file.location)
+            if file.location.endswith(_PARQUET) and file.kind != FileKind.STATISTICS:
+                self._read_footer(file, data)
+        except TrinityLakeError as raised:
+            self._storage.note_error(file.location, raised)
+            message, error = raised.message, raised
+        except (pa.ArrowException, OSError, ValueError) as raised:
+            message = f"it is no Parquet file: {str(raised).splitlines()[0]}"
+        return ReadContent(message, self._storage.checksums.get(file.location), error)
+
+    def _read_footer(self, file: TableFile, data: bytes | None) -> None:
+        """Read the footer of a Parquet file. Raises StorageError, ArrowException, OSError."""
+        if data is not None:
+            pq.read_metadata(pa.BufferReader(data))
+            return
+        io = StorageFileIO.on(self._storage, self._storage_options, read_only=True)
+        with io.new_input(to_uri(io.root, file.location)).open() as stream:
+            pq.read_metadata(pa.PythonFile(stream, mode="r"))

@@ -1,0 +1,242 @@
+"""The same plans, deletions, copies and reports, whoever carries out the requests: threads here, or Spark's tasks."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.maintenance.aging import Aging, grow, keeping
+from tests.maintenance.changes import append_rows, overwrite_rows
+from tests.servers.s3_server import S3Server
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.format.file_names import is_immutable_path, new_node_path
+from trinitylake_ops.maintenance.executors import LOCAL, Executor
+from trinitylake_ops.spark_jobs import executor as spark_executor_module
+from trinitylake_ops.spark_jobs.executor import SparkExecutor
+from trinitylake_ops.storage import open_storage
+from trinitylake_ops.tree.walk import walk
+
+pytestmark = pytest.mark.debian_packages
+
+
+@dataclass(frozen=True)
+class Place:
+    """A root that is looked at, and changed, without the code under test."""
+
+    root: str
+    options: dict[str, str]
+    server: S3Server | None
+
+    def content(self) -> dict[str, bytes]:
+        """Return all files by path."""
+        if self.server is None:
+            folder = Path(self.root.removeprefix("file://"))
+            paths = [path for path in folder.rglob("*") if path.is_file()]
+            return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+        bucket, prefix = self._bucket_and_prefix()
+        pages = self.server.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        keys = [entry["Key"] for page in pages for entry in page.get("Contents", ())]
+        return {key.removeprefix(prefix): self._object(bucket, key) for key in keys}
+
+    def put_back(self, content: dict[str, bytes]) -> None:
+        """Let exactly these files stand."""
+        now = self.content()
+        for path in now.keys() - content.keys():
+            if self.server is None:
+                Path(self.root.removeprefix("file://"), path).unlink()
+            else:
+                bucket, prefix = self._bucket_and_prefix()
+                self.server.client.delete_object(Bucket=bucket, Key=prefix + path)
+        for path, data in content.items():
+            if now.get(path) == data:
+                continue
+            if self.server is None:
+                Path(self.root.removeprefix("file://"), path).write_bytes(data)
+            else:
+                bucket, prefix = self._bucket_and_prefix()
+                self.server.client.put_object(Bucket=bucket, Key=prefix + path, Body=data)
+
+    def _bucket_and_prefix(self) -> tuple[str, str]:
+        bucket, _, prefix = self.root.removeprefix("s3://").partition("/")
+        return bucket, prefix
+
+    def _object(self, bucket: str, key: str) -> bytes:
+        assert self.server is not None
+        data: bytes = self.server.client.get_object(Bucket=bucket, Key=key)["Body"].read()
+        return data
+
+
+@pytest.fixture(params=["local", "radosgw"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    if request.param == "local":
+        yield Place(f"file://{tmp_path}/lake/", {"fsync": "false"}, None)
+        return
+    server: S3Server = request.getfixturevalue("radosgw")
+    made = Place(server.fresh_root(), server.storage_options, server)
+    yield made
+    server.delete_all(made.root)
+
+
+@pytest.fixture
+def spark_tasks(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkExecutor:
+    """Spark for everything, however little it is."""
+    monkeypatch.setattr(spark_executor_module, "FEW", 0)
+    return SparkExecutor(spark)
+
+
+@pytest.fixture
+def aging(place: Place) -> Aging:
+    """A lakehouse with tables of several ages, whose files change hands."""
+    aging = Aging.on(open_storage(place.root, place.options))
+    grow(aging, 7)
+    append_rows(aging.lake, "n0.rows")
+    overwrite_rows(aging.lake, "n0.rows", "n1.rows")
+    aging.lake.storage.create(new_node_path(), b"left behind")
+    return aging
+
+
+class Engines:
+    """Does something on one lakehouse by each engine, from the same files and at the same time."""
+
+    def __init__(self, aging: Aging, place: Place, spark: SparkExecutor):
+        self._aging = aging
+        self._place = place
+        self._spark = spark
+
+    def outcomes(self, act: Callable[[Executor], Any]) -> tuple[Outcome, Outcome]:
+        """Return what came of it by threads, and then by Spark, whose outcome stays."""
+        before, clock = self._place.content(), self._aging.clock
+        written_ms, time_ms = dict(clock.written_ms), clock.time_ms
+        local = Outcome.of(act(LOCAL), before, self._place.content())
+        self._place.put_back(before)
+        clock.written_ms, clock.time_ms = written_ms, time_ms
+        return local, Outcome.of(act(self._spark), before, self._place.content())
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an operation returned, which files it deleted, and how many of which kinds it created."""
+
+    returned: Any
+    deleted: frozenset[str]
+    created: Counter[str]
+
+    @classmethod
+    def of(cls, returned: Any, before: dict[str, bytes], after: dict[str, bytes]) -> Outcome:
+        fresh = after.keys() - before.keys()
+        created = Counter("immutable" if is_immutable_path(path) else path[:8] for path in fresh)
+        return cls(returned, frozenset(before.keys() - after.keys()), created)
+
+
+def without_cost(report: Any) -> dict[str, Any]:
+    """Return a report but for what depends on time and chance."""
+    shown: dict[str, Any] = report.to_dict()
+    for name in ("cost", "batch", "plan_path", "record_path", "manifest_path", "location"):
+        shown.pop(name, None)
+    return shown
+
+
+def test_expiry_purge_and_orphans(aging: Aging, place: Place, spark_tasks: SparkExecutor) -> None:
+    engines = Engines(aging, place, spark_tasks)
+    aging.later()
+    plans = {
+        "expire": lambda executor: maintenance.plan_expiration(aging.lake, keeping(2), executor=executor),
+        "purge": lambda executor: maintenance.plan_purge(aging.lake, executor=executor),
+        "orphans": lambda executor: maintenance.plan_orphan_removal(aging.lake, executor=executor),
+    }
+    deleted: dict[str, int] = {}
+    for name, plan in plans.items():
+
+        def act(executor: Executor, plan: Callable[[Executor], Any] = plan) -> tuple[str, str, dict[str, Any], int]:
+            made = plan(executor)
+            assert not made.is_empty
+            report = made.execute(made.digest)
+            return made.digest, made.to_json(), without_cost(report), report.cost.requests.get("delete", 0)
+
+        local, spark = engines.outcomes(act)
+        assert spark == local, name
+        deleted[name] = len(spark.deleted)
+        aging.later()
+    assert deleted["expire"] == 0
+    assert deleted["purge"] > 20
+    assert deleted["orphans"] >= 1
+    assert maintenance.verify(aging.lake).findings == ()
+
+
+def test_a_full_export(aging: Aging, place: Place, spark_tasks: SparkExecutor) -> None:
+    copies = {}
+    for name, executor in (("local", LOCAL), ("spark", spark_tasks)):
+        target = replace(place, root=f"{place.root.removesuffix('lake/')}{name}/")
+        plan = maintenance.plan_export(
+            aging.lake, name, "full", target=target.root, target_options=place.options, executor=executor
+        )
+        told: list[int] = []
+        report = plan.execute(progress=lambda _what, done, _all, told=told: told.append(done))  # type: ignore[misc]
+        assert told == list(range(1, report.files))
+        content = target.content()
+        assert maintenance.verify(Lakehouse.open(target.root, place.options)).findings == ()
+        copies[name] = (
+            {path: data for path, data in content.items() if re.search(r"-namespace-|-table-|\.parquet$", path)},
+            {
+                path: data.replace(target.root.encode(), b"")
+                for path, data in content.items()
+                if path.endswith("data.json")
+            },
+            sorted(path for path in content if path.startswith("tables/")),
+            (len(content), plan.files, plan.bytes, report.copied_files, report.files),
+        )
+    assert copies["spark"] == copies["local"]
+    assert len(copies["spark"][2]) > 10
+
+
+def damage(aging: Aging) -> None:
+    """Let there be something of each kind to find."""
+    snapshot, storage = aging.lake.snapshot(), aging.clock.inner
+    latest = {visited.location for visited in walk(snapshot.files.nodes, snapshot.root, snapshot.location)}
+    files = [info.path for info in storage.list()]
+    data = sorted(path for path in files if path.endswith(".parquet"))
+    storage.write(data[0], b"no Parquet file")
+    storage.delete(data[1])
+    storage.write(min(path for path in files if path.endswith("-m0.avro")), b"no manifest")
+    older = sorted(path for path in files if "-node-" in path and path not in latest)
+    storage.delete(older[0])
+    storage.write(older[1], b"no node")
+    namespaces = sorted(path for path in files if "-namespace-" in path)
+    storage.write(namespaces[0], b"")
+    storage.delete(namespaces[1])
+
+
+@pytest.mark.parametrize("is_damaged", [False, True], ids=["whole", "damaged"])
+def test_verify(aging: Aging, place: Place, spark_tasks: SparkExecutor, is_damaged: bool) -> None:
+    if is_damaged:
+        damage(aging)
+    aging.later()
+
+    def act(executor: Executor) -> list[dict[str, Any]]:
+        deep = maintenance.verify(aging.lake, deep=True, executor=executor)
+        recording = maintenance.verify(aging.lake, incremental=True, executor=executor)
+        again = maintenance.verify(aging.lake, incremental=True, executor=executor)
+        return [without_cost(report) for report in (deep, recording, again)]
+
+    local, spark = Engines(aging, place, spark_tasks).outcomes(act)
+    for one, other in zip(spark.returned, local.returned, strict=True):
+        assert one == other
+    assert spark == local
+    deep, _, again = spark.returned
+    assert again["known_files"] > 50
+    codes = {finding["code"] for finding in deep["findings"]}
+    assert codes >= ({"node-missing", "node-corrupt", "definition-unreadable"} if is_damaged else {"orphans"})
+    assert any(code.startswith("table-") for code in codes) == is_damaged
+
+
+def test_each_file_is_read_once_and_counted(aging: Aging, spark_tasks: SparkExecutor) -> None:
+    reports = [maintenance.verify(aging.lake, deep=True, executor=executor).cost for executor in (LOCAL, spark_tasks)]
+    read = [cost.requests["read"] for cost in reports]
+    assert abs(read[1] - read[0]) <= 0.1 * read[0], reports
