@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import dagster as dg
 
@@ -67,11 +67,18 @@ def old_lake(folder: Path, clock: LocalClock) -> Lakehouse:
 class Jobs:
     """The operations on one local lakehouse, on which an hour passed since its last commit."""
 
-    def __init__(self, folder: Path, clock: LocalClock, instance: dg.DagsterInstance | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        clock: LocalClock,
+        instance: dg.DagsterInstance | None = None,
+        engine: Literal["local", "spark"] = "local",
+    ):
         self.clock = clock
         self.instance = instance
         self.lake = old_lake(folder, clock)
-        resource = TrinityLakeResource(root=self.lake.root, storage_options=StorageSettings(fsync="false"))
+        settings = StorageSettings(fsync="false")
+        resource = TrinityLakeResource(root=self.lake.root, storage_options=settings, engine=engine)
         self._definitions = dg.Definitions(
             jobs=build_jobs(), resources={"lakehouse": resource}, executor=dg.in_process_executor
         )

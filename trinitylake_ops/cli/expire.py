@@ -24,6 +24,7 @@ from trinitylake_ops.cli.context import (
     print_outcome,
     shown_progress,
 )
+from trinitylake_ops.cli.engines import Engine, engine_options
 from trinitylake_ops.maintenance import RetentionPolicy
 from trinitylake_ops.maintenance.page import expiration_page
 from trinitylake_ops.maintenance.report import visible
@@ -59,11 +60,21 @@ def _policy(lake: Lakehouse, max_age: timedelta | None, **given: int | None) -> 
 
 @click.command(short_help="Plan or do the expiry of old versions.", epilog=FREEING_SPACE)
 @policy_options
+@engine_options
 @approval_options
 @html_option
 @json_option
 @pass_session
-def expire(session: Session, /, digest: str | None, yes: bool, html: Path | None, as_json: bool, **rules: Any) -> None:
+def expire(
+    session: Session,
+    /,
+    engine: Engine,
+    digest: str | None,
+    yes: bool,
+    html: Path | None,
+    as_json: bool,
+    **rules: Any,
+) -> None:
     """Let old versions expire; without --apply or --yes, print which ones and why.
 
     Nothing is deleted yet: from then on nobody opens these versions, and a later purge frees what only
@@ -76,8 +87,8 @@ def expire(session: Session, /, digest: str | None, yes: bool, html: Path | None
     Example: trinitylake expire --max-age 30d --keep-monthly 12
     """
     lake = session.lake()
-    with shown_progress() as progress:
-        plan = maintenance.plan_expiration(lake, _policy(lake, **rules), progress=progress)
+    with engine.executor() as executor, shown_progress() as progress:
+        plan = maintenance.plan_expiration(lake, _policy(lake, **rules), progress=progress, executor=executor)
         report = None if digest is None and not yes else plan.execute(digest, progress=progress)
     try:
         print_outcome(plan, report, as_json, is_empty=plan.is_empty)

@@ -22,6 +22,7 @@ from trinitylake_ops.cli.context import (
     shown_progress,
     target_options_of,
 )
+from trinitylake_ops.cli.engines import Engine, engine_options
 from trinitylake_ops.cli.expire import policy_options
 from trinitylake_ops.maintenance import RetentionPolicy
 from trinitylake_ops.maintenance.export import LEVELS
@@ -49,6 +50,7 @@ def _target_options(command: Any) -> Any:
 @click.option("--namespace", "namespaces", multiple=True, help="Only this namespace; may be repeated.")
 @click.option("--definitions", is_flag=True, help="Let a partial export copy definitions, too.")
 @click.option("--retain-for", type=Duration(), help="Keeps its version so long, such as 30d; default: until dropped.")
+@engine_options
 @json_option
 @pass_session
 def export(
@@ -62,6 +64,7 @@ def export(
     namespaces: tuple[str, ...],
     definitions: bool,
     retain_for: timedelta | None,
+    engine: Engine,
     as_json: bool,
 ) -> None:
     """Keep a version under a name, or finish an export that was cut off.
@@ -75,18 +78,19 @@ def export(
 
     Example: trinitylake export nightly-0412 --level full --target s3://backup/lake --retain-for 30d
     """
-    plan = maintenance.plan_export(
-        session.lake(),
-        name,
-        level,
-        version,
-        target,
-        retain_for,
-        namespaces=namespaces,
-        definitions=definitions,
-        target_options=target_options,
-    )
-    with shown_progress() as progress:
+    with engine.executor() as executor, shown_progress() as progress:
+        plan = maintenance.plan_export(
+            session.lake(),
+            name,
+            level,
+            version,
+            target,
+            retain_for,
+            namespaces=namespaces,
+            definitions=definitions,
+            target_options=target_options,
+            executor=executor,
+        )
         report = plan.execute(progress=progress)
     print_shown(report, as_json)
 

@@ -32,6 +32,7 @@ from trinitylake_ops.cli.context import (
     print_shown,
     shown_progress,
 )
+from trinitylake_ops.cli.engines import Engine, engine_options
 from trinitylake_ops.maintenance.page import verification_page
 from trinitylake_ops.tables.rewriting import GroupWriter, rewrite_here
 from trinitylake_ops.transaction.resolve import CommitResolution
@@ -239,26 +240,37 @@ def group_writer(master: str | None) -> Iterator[GroupWriter]:
 @click.option("--deep", is_flag=True, help="Read all again, data files of tables too, and compare it with the record.")
 @click.option("--incremental", is_flag=True, help="Keep a record, and do not read again what it knows.")
 @limit_options("Stop after so many requests", "Stop after so many seconds")
+@engine_options
 @html_option
 @json_option
 @pass_session
-def verify(session: Session, /, deep: bool, incremental: bool, html: Path | None, as_json: bool, **limits: Any) -> None:
+def verify(
+    session: Session,
+    /,
+    deep: bool,
+    incremental: bool,
+    engine: Engine,
+    html: Path | None,
+    as_json: bool,
+    **limits: Any,
+) -> None:
     """Check all versions and every file they reach; exit code 1 when an error is found, or a limit ended it early.
 
     Warnings, such as a stale hint, are printed and do not count. With --incremental the next run goes on where a
     limit ended this one: what was read once and is shown unchanged by the listing is not read again, while that
-    all files are there, with their sizes, is looked at each time.
+    all files are there, with their sizes, is looked at each time. Spark reads all first and takes no limits.
 
     Example: trinitylake verify --incremental --max-seconds 600 --html verify.html
     """
     lake = session.lake()
-    with shown_progress("versions") as progress:
+    with engine.executor() as executor, shown_progress("versions") as progress:
         report = maintenance.verify(
             lake,
             partial(progress, "versions"),
             deep=deep,
             incremental=incremental,
             budget=maintenance.Budget(**limits),
+            executor=executor,
         )
     try:
         print_shown(report, as_json)

@@ -21,6 +21,7 @@ from trinitylake_ops.cli.context import (
     print_shown,
     shown_progress,
 )
+from trinitylake_ops.cli.engines import Engine, engine_options
 from trinitylake_ops.maintenance import Budget
 
 _POSITIVE = click.FloatRange(0, 1_000_000, min_open=True)
@@ -44,11 +45,19 @@ def _budget_options(command: C) -> C:
     " minutes, which is the default.",
 )
 @_budget_options
+@engine_options
 @approval_options
 @json_option
 @pass_session
 def purge(
-    session: Session, /, grace: timedelta | None, digest: str | None, yes: bool, as_json: bool, **limits: Any
+    session: Session,
+    /,
+    grace: timedelta | None,
+    engine: Engine,
+    digest: str | None,
+    yes: bool,
+    as_json: bool,
+    **limits: Any,
 ) -> None:
     """Delete the files that only expired versions need; without --apply or --yes, print how many and when.
 
@@ -64,8 +73,8 @@ def purge(
     """
     budget = Budget(**limits)
     lake = session.lake()
-    with shown_progress() as progress:
-        plan = maintenance.plan_purge(lake, grace, progress=progress)
+    with engine.executor() as executor, shown_progress() as progress:
+        plan = maintenance.plan_purge(lake, grace, progress=progress, executor=executor)
         report = None if digest is None and not yes else plan.execute(digest, budget=budget, progress=progress)
     is_complete = report is None or report.is_complete
     print_outcome(plan, report, as_json, is_empty=plan.is_empty, is_complete=is_complete)
@@ -79,11 +88,19 @@ def purge(
     " minutes, which is the default.",
 )
 @_budget_options
+@engine_options
 @approval_options
 @json_option
 @pass_session
 def orphans(
-    session: Session, /, older_than: timedelta | None, digest: str | None, yes: bool, as_json: bool, **limits: Any
+    session: Session,
+    /,
+    older_than: timedelta | None,
+    engine: Engine,
+    digest: str | None,
+    yes: bool,
+    as_json: bool,
+    **limits: Any,
 ) -> None:
     """Delete what failed commits and aborted writes left behind; without --apply or --yes, print these files.
 
@@ -98,8 +115,8 @@ def orphans(
     """
     budget = Budget(**limits)
     lake = session.lake()
-    with shown_progress() as progress:
-        plan = maintenance.plan_orphan_removal(lake, older_than, progress=progress)
+    with engine.executor() as executor, shown_progress() as progress:
+        plan = maintenance.plan_orphan_removal(lake, older_than, progress=progress, executor=executor)
         report = None if digest is None and not yes else plan.execute(digest, budget=budget, progress=progress)
     is_complete = report is None or report.is_complete
     print_outcome(plan, report, as_json, is_empty=plan.is_empty, is_complete=is_complete)

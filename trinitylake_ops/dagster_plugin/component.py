@@ -139,8 +139,8 @@ class TrinityLakeMaintenanceComponent(dg.Component, dg.Model, dg.Resolvable):
     isolation: Literal["snapshot", "serializable"] = Field(
         default="snapshot", description="Isolation of the transactions that publish tables."
     )
-    engine: Literal["local"] = Field(
-        default="local", description="What carries out operations: the process of the run."
+    engine: Literal["local", "spark"] = Field(
+        default="local", description="What carries out operations: the process of the run, or Spark's tasks."
     )
     tables: list[str] = Field(default=[], description="Tables that become assets, each as namespace.table.")
     published_by: list[str] = Field(default=[], description="Assets that publish into it, such as publish/sales.")

@@ -17,6 +17,7 @@ from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.options import NO_OPTIONS, Options
 from trinitylake_ops.dagster_plugin.resources import SparkResource, lakehouse_of
 from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.maintenance.executors import Executor
 from trinitylake_ops.transaction.commit_info import acting_for_run
 
 _PROGRESS_SECONDS = 10.0
@@ -31,8 +32,8 @@ OptionsT = TypeVar("OptionsT", bound=Options | None)
 class Running(Generic[OptionsT]):
     """An operation while it runs, on an open lakehouse.
 
-    ``spark`` is a resource that nobody has set up yet: few operations need a session. ``details`` are metadata of all
-    that it reports.
+    ``spark`` is a resource that nobody has set up yet: few operations need a session. ``executor`` returns what carries
+    out the bulk of it. ``details`` are metadata of all that it reports.
     """
 
     context: dg.OpExecutionContext
@@ -40,6 +41,7 @@ class Running(Generic[OptionsT]):
     names: LakehouseNames
     options: OptionsT
     spark: SparkResource
+    executor: Callable[[], Executor]
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def progress(self) -> Callable[[str, int, int], None]:
@@ -126,10 +128,16 @@ def _build_op(operation: Operation[Any], names: LakehouseNames, spark: SparkReso
         approved_by = getattr(options, "approved_by", operation.approved_by)
         details = {} if approved_by is None else {"approved_by": approved_by}
         try:
-            with acting_for_run(context.run.run_id, approved_by):
+            with acting_for_run(context.run.run_id, approved_by), resource.executors(spark) as executor:
                 lake = resource.open()
                 running = Running(
-                    context=context, lake=lake, names=names, options=options, spark=spark, details=details
+                    context=context,
+                    lake=lake,
+                    names=names,
+                    options=options,
+                    spark=spark,
+                    executor=executor,
+                    details=details,
                 )
                 operation.step(running)
                 if operation.changes_exports:

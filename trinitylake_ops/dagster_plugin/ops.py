@@ -131,6 +131,7 @@ def _export(level: str, run: Running[ExportOptions]) -> None:
         timedelta(days=options.retain_days) if options.retain_days else None,
         namespaces=options.namespaces if isinstance(options, ExportPartOptions) else (),
         definitions=isinstance(options, ExportPartialOptions) and options.definitions,
+        executor=run.executor(),
     )
     report = plan.execute(progress=run.progress())
     said = f"export {report.name} holds version {report.version}"

@@ -34,7 +34,9 @@ class OrphansApproval(OrphansOptions, BudgetOptions, Approval):
 
 
 def _plan_purge(run: Running[PurgeOptions]) -> PurgePlan:
-    return maintenance.plan_purge(run.lake, timedelta(days=run.options.grace_days), progress=run.progress())
+    return maintenance.plan_purge(
+        run.lake, timedelta(days=run.options.grace_days), progress=run.progress(), executor=run.executor()
+    )
 
 
 def _purge_shown(plan: PurgePlan) -> dict[str, Any]:
@@ -69,7 +71,7 @@ PURGE = Planned(
 
 def _plan_orphans(run: Running[OrphansOptions]) -> OrphanPlan:
     older_than = timedelta(days=run.options.older_than_days)
-    return maintenance.plan_orphan_removal(run.lake, older_than, progress=run.progress())
+    return maintenance.plan_orphan_removal(run.lake, older_than, progress=run.progress(), executor=run.executor())
 
 
 def _orphans_shown(plan: OrphanPlan) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeGuard
 
 import dagster as dg
@@ -16,6 +17,8 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError, LakehouseExistsError, LakehouseNotFoundError
 from trinitylake_ops.format.locations import normalize_root_uri
+from trinitylake_ops.maintenance.executors import LOCAL, Executor
+from trinitylake_ops.spark_jobs.executor import SparkExecutor
 from trinitylake_ops.spark_jobs.session import DEFAULT_MASTER, session_scope
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE, SECRET_OPTIONS, StorageOptions
 from trinitylake_ops.storage.s3_settings import S3Location, check_endpoint
@@ -149,9 +152,10 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
     isolation: Literal["snapshot", "serializable"] = Field(
         default="snapshot", description="Isolation of the transactions that publish tables."
     )
-    engine: Literal["local"] = Field(
+    engine: Literal["local", "spark"] = Field(
         default="local",
-        description="What carries out operations on the lakehouse: 'local', the process of the run. There is no other.",
+        description="What carries out the bulk of expire, purge, orphans, export and verify: 'local', threads of the"
+        " process of the run, or 'spark', tasks of the Spark that the code location has.",
     )
 
     @field_validator("root", mode="before")
@@ -176,6 +180,20 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
         with contextlib.suppress(LakehouseExistsError):  # another run was first
             return Lakehouse.create(self.root, self._options())
         return self.open()
+
+    @contextlib.contextmanager
+    def executors(self, spark: SparkResource) -> Iterator[Callable[[], Executor]]:
+        """Give a function that returns the engine's executor; a session starts when it is asked, and ends with this."""
+        with contextlib.ExitStack() as scope:
+
+            @functools.cache
+            def executor() -> Executor:
+                if self.engine == "local":
+                    return LOCAL
+                resources = scope.enter_context(dg.build_resources({"spark": spark}))
+                return SparkExecutor(resources.spark.session())
+
+            yield executor
 
     def _options(self) -> StorageOptions:
         return StorageOptions({**self.storage_options.given(), **self.secret_options_from_env.credentials()})

@@ -40,7 +40,9 @@ class UndeleteOptions(Options):
 
 
 def _plan_expiration(run: Running[RulesOptions]) -> ExpirationPlan:
-    return maintenance.plan_expiration(run.lake, run.options.policy(run.lake), progress=run.progress())
+    return maintenance.plan_expiration(
+        run.lake, run.options.policy(run.lake), progress=run.progress(), executor=run.executor()
+    )
 
 
 def _expire_shown(plan: ExpirationPlan) -> dict[str, Any]:

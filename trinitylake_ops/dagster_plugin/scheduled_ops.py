@@ -60,19 +60,25 @@ def scheduled_operations(limits: ApplyLimits, budget: Budget) -> dict[str, Opera
         ),
         "expire": within.operation(
             EXPIRE,
-            lambda run: maintenance.plan_expiration(run.lake, limits.policy(run.lake), progress=run.progress()),
+            lambda run: maintenance.plan_expiration(
+                run.lake, limits.policy(run.lake), progress=run.progress(), executor=run.executor()
+            ),
             "lets go of",
             "Lets versions expire by the lakehouse's settings. Until purged, undelete brings them back.",
         ),
         "purge": within.operation(
             PURGE,
-            lambda run: maintenance.plan_purge(run.lake, limits.min_age, progress=run.progress()),
+            lambda run: maintenance.plan_purge(
+                run.lake, limits.min_age, progress=run.progress(), executor=run.executor()
+            ),
             "deletes",
             "Deletes the files that only expired versions need. They cannot come back.",
         ),
         "orphans": within.operation(
             ORPHANS,
-            lambda run: maintenance.plan_orphan_removal(run.lake, limits.min_age, progress=run.progress()),
+            lambda run: maintenance.plan_orphan_removal(
+                run.lake, limits.min_age, progress=run.progress(), executor=run.executor()
+            ),
             "deletes",
             "Deletes what failed commits and aborted writes left behind.",
         ),

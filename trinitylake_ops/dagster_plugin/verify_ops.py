@@ -56,6 +56,7 @@ def _verify(run: Running[VerifyOptions]) -> None:
         deep=options.deep,
         incremental=options.incremental,
         budget=Budget(max_requests=options.max_requests or None, max_seconds=options.max_seconds or None),
+        executor=run.executor(),
     )
     metadata = {
         **report_figures(report.to_dict()),
