@@ -17,6 +17,7 @@ from trinitylake_ops.storage import (
     open_storage,
 )
 from trinitylake_ops.storage.cache import private_cache_view, shared_cache_view
+from trinitylake_ops.storage.pace import PacedStorage
 
 
 def memory(folder: Path) -> Storage:
@@ -64,6 +65,11 @@ class TestRetryStorage(StorageContract):
 class TestMeteredStorage(StorageContract):
     def make_storage(self, folder: Path) -> Storage:
         return MeteredStorage(memory(folder))
+
+
+class TestPacedStorage(StorageContract):
+    def make_storage(self, folder: Path) -> Storage:
+        return PacedStorage(memory(folder), 100_000)
 
 
 class TestFaultyStorageWithoutFaults(StorageContract):

@@ -1,0 +1,284 @@
+"""Walking, verifying and searching large lakehouses for orphans by Spark, and by threads: time, memory, workers.
+
+Run from the project's root: ``.venv/bin/python -m benchmarks.spark_scale``; it writes
+``benchmarks/results/spark_scale.md``. Trees, roots and commits are real, on local disk; the definitions of the first
+version are made up when they are read or listed, and so is a hundredth of orphans. Each piece of work runs in a
+process of its own, whose peak memory is read when it ends: that is the driver's, beside its JVM of 1 GB at most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from benchmarks.lakes import REQUEST_SECONDS, change_tables, loaded
+from benchmarks.report import plot, table, write_result
+from benchmarks.scale import run
+from tests.spark_jobs.cluster import Cluster
+from trinitylake_ops import Lakehouse, TableDef
+from trinitylake_ops.errors import FileMissingError
+from trinitylake_ops.format.file_names import new_table_path
+from trinitylake_ops.storage import FileInfo, LocalStorage, Storage, StorageWrapper
+from trinitylake_ops.tree.search import scan
+
+SIZES = (100_000, 1_000_000)
+N_VERSIONS = 1_000
+SLOW_SIZE = 30_000
+SLOW_VERSIONS = 100
+WORKS = ("walk", "verify", "orphans")
+
+_DEFINITION = TableDef(id="00000000-0000-4000-8000-000000000000").to_bytes()
+_RECORD_BYTES = 160
+_PAGE_FILES = 1_000
+_YEAR_MS = 365 * 24 * 3_600_000
+
+_WORK = """
+import json, time
+from benchmarks.spark_scale import work
+print(json.dumps(work(root)))
+"""
+
+
+class MadeUpFiles(StorageWrapper):
+    """Gives and lists definitions that are named in an index, as if they stood there, a year after they were written.
+
+    With ``is_slow`` each request, and each page of a listing, takes 20 ms.
+    """
+
+    def __init__(self, inner: Storage, index: str, *, is_slow: bool = False):
+        super().__init__(inner)
+        self.concurrency = 16
+        self._index = index
+        self._is_slow = is_slow
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_made_up, (self.inner, self._index, self._is_slow))
+
+    def now_ms(self) -> int:
+        return self.inner.now_ms() + _YEAR_MS
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        self._take_time()
+        try:
+            return self.inner.read(path, offset=offset, length=length)
+        except FileMissingError:
+            if "-table-" in path:
+                return _DEFINITION
+            raise
+
+    def stat(self, path: str) -> FileInfo:
+        self._take_time()
+        return self.inner.stat(path)
+
+    def list(self, prefix: str = "") -> Iterator[FileInfo]:
+        for number, info in enumerate(self._all(prefix)):
+            if number % _PAGE_FILES == 0:
+                self._take_time()
+            yield info
+
+    def _all(self, prefix: str) -> Iterator[FileInfo]:
+        yield from self.inner.list(prefix)
+        with open(self._index, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as records:
+            wanted = prefix.encode()
+            low, high = 0, len(records) // _RECORD_BYTES
+            while low < high:
+                middle = (low + high) // 2
+                if records[middle * _RECORD_BYTES : (middle + 1) * _RECORD_BYTES] < wanted:
+                    low = middle + 1
+                else:
+                    high = middle
+            for start in range(low * _RECORD_BYTES, len(records), _RECORD_BYTES):
+                record = records[start : start + _RECORD_BYTES]
+                if not record.startswith(wanted):
+                    return
+                yield FileInfo(record.rstrip().decode(), len(_DEFINITION), 1)
+
+    def _take_time(self) -> None:
+        if self._is_slow:
+            time.sleep(REQUEST_SECONDS)
+
+
+def _made_up(inner: Storage, index: str, is_slow: bool) -> MadeUpFiles:
+    return MadeUpFiles(inner, index, is_slow=is_slow)
+
+
+def generate(folder: Path, n_tables: int, n_versions: int) -> None:
+    """Make a lakehouse: one commit of all tables, then commits of one to five random ones; and the index."""
+    index = folder / "index"
+    index.write_bytes(b" " * _RECORD_BYTES)
+    storage = MadeUpFiles(LocalStorage(f"file://{folder}/lake/", fsync=False), str(index))
+    lake = loaded(storage, n_tables)
+    snapshot = lake.snapshot()
+    paths = [location for _, location in scan(snapshot.files.nodes, snapshot.root) if "-table-" in location]
+    paths += [new_table_path("ns", f"orphan{number}", 1024) for number in range(n_tables // 100)]
+    index.write_bytes(b"".join(path.encode().ljust(_RECORD_BYTES) for path in sorted(paths)))
+    generator = random.Random(0)
+    while lake.latest_version() < n_versions - 1:
+        change_tables(lake, {generator.randrange(n_tables) for _ in range(generator.randint(1, 5))})
+
+
+def work(given: str) -> dict[str, Any]:
+    """Do a piece of work, given as JSON: the folder, what, by which engine, and how slow the storage is."""
+    from trinitylake_ops import maintenance
+    from trinitylake_ops.maintenance.executors import LOCAL
+    from trinitylake_ops.maintenance.reachability import Mark
+    from trinitylake_ops.maintenance.survey import survey_versions, uncached
+    from trinitylake_ops.spark_jobs.executor import spark_executor
+
+    asked = json.loads(given)
+    folder = asked["folder"]
+    inner = LocalStorage(f"file://{folder}/lake/", fsync=False)
+    lake = Lakehouse(MadeUpFiles(inner, f"{folder}/index", is_slow=asked["is_slow"]))
+
+    def done(executor: Any) -> dict[str, Any]:
+        begun = time.perf_counter()
+        if asked["work"] == "walk":
+            mark = Mark(survey_versions(uncached(lake), executor=executor))
+            found: Any = len(mark.catalog.nodes) + len(mark.catalog.tables) + len(mark.catalog.others)
+        elif asked["work"] == "orphans":
+            plan = maintenance.plan_orphan_removal(lake, executor=executor)
+            found = sum(plan.files.values())
+        else:
+            report = maintenance.verify(lake, executor=executor)
+            found = [report.nodes, report.definitions, report.orphan_files, len(report.findings)]
+        return {"seconds": time.perf_counter() - begun, "found": found}
+
+    if asked["master"] is None:
+        return done(LOCAL)
+    conf = {
+        "spark.driver.memory": "1g",
+        "spark.executor.memory": "512m",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+    }
+    with spark_executor(asked["master"], **conf) as executor:
+        while executor.slots < asked["slots"]:
+            time.sleep(0.1)
+        list(executor._run("start", _started, b"", [b""] * 4 * asked["slots"], asked["slots"]))  # Python is up
+        return done(executor)
+
+
+def _started(_pickled: bytes, elements: Iterator[bytes]) -> Iterator[bytes]:
+    time.sleep(0.2)
+    return elements
+
+
+def measured(folder: Path, what: str, master: str | None, slots: int = 0, *, is_slow: bool = False) -> dict[str, Any]:
+    """Do a piece of work in a process of its own; returns seconds, peak memory in MB, and what was found."""
+    asked = {"folder": str(folder), "work": what, "master": master, "slots": slots, "is_slow": is_slow}
+    said, _, memory_mb = run(_WORK, json.dumps(asked))
+    found = {**json.loads(said.splitlines()[-1]), "memory_mb": memory_mb}
+    print(what, master, is_slow, found, flush=True)
+    return found
+
+
+def sizes(folder: Path, counts: Sequence[int]) -> list[str]:
+    """Measure all works by both engines on lakehouses of several sizes."""
+    rows, seconds = [], {}
+    for n_tables in counts:
+        own = folder / str(n_tables)
+        own.mkdir()
+        begun = time.perf_counter()
+        generate(own, n_tables, N_VERSIONS)
+        print(f"{n_tables:,} made in {time.perf_counter() - begun:.0f} s", flush=True)
+        for what in WORKS:
+            local = measured(own, what, None)
+            spark = measured(own, what, "local[2]", 2)
+            assert spark["found"] == local["found"], (spark, local)
+            seconds[what, n_tables] = (local["seconds"], spark["seconds"])
+            cells = [f"{one['seconds']:.1f}" for one in (local, spark)]
+            rows.append([what, f"{n_tables:,}", *cells, *(f"{one['memory_mb']:.0f}" for one in (local, spark))])
+    small, large = min(counts), max(counts)
+    ratios = [
+        (what, *(f"{seconds[what, large][engine] / seconds[what, small][engine]:.1f}" for engine in (0, 1)))
+        for what in WORKS
+    ]
+
+    def draw(axes: Sequence[Axes]) -> None:
+        for axis, what in zip(axes, WORKS, strict=True):
+            for engine, label in enumerate(("threads", "Spark, 2 tasks")):
+                axis.plot(counts, [seconds[what, count][engine] for count in counts], "o-", label=label)
+            axis.set(title=what, xlabel="objects", ylabel="seconds", xscale="log", yscale="log")
+            axis.legend()
+
+    return [
+        f"## {', '.join(f'{count:,}' for count in counts)} objects with {N_VERSIONS:,} versions, local disk",
+        "",
+        *table(
+            ["work", "objects", "threads, s", "Spark, s", "threads, peak MB", "Spark's driver, peak MB"],
+            rows,
+        ),
+        "",
+        f"Seconds for {large:,} objects as a multiple of those for {small:,}:",
+        "",
+        *table(["work", "threads", "Spark"], ratios),
+        "",
+        plot("spark_scale_sizes", draw, len(WORKS), 4.0),
+    ]
+
+
+def workers(folder: Path, numbers: Sequence[int]) -> list[str]:
+    """Measure verify on a storage far away, by standalone workers of one task each."""
+    own = folder / "slow"
+    own.mkdir()
+    generate(own, SLOW_SIZE, SLOW_VERSIONS)
+    local = measured(own, "verify", None, is_slow=True)
+    seconds = []
+    for number in numbers:
+        logs = folder / f"cluster-{number}"
+        logs.mkdir()
+        cluster = Cluster(logs)
+        try:
+            cluster.start(number)
+            found = measured(own, "verify", cluster.url, number, is_slow=True)
+        finally:
+            cluster.stop()
+        assert found["found"] == local["found"], (found, local)
+        seconds.append(found["seconds"])
+    rows = [("threads of one process", f"{local['seconds']:.1f}", "")]
+    rows += [
+        (f"Spark, {number} workers", f"{spent:.1f}", f"{seconds[0] / spent:.1f}")
+        for number, spent in zip(numbers, seconds, strict=True)
+    ]
+
+    def draw(axes: Sequence[Axes]) -> None:
+        axes[0].plot(numbers, [seconds[0] / spent for spent in seconds], "o-", label="measured")
+        axes[0].plot(numbers, numbers, ":", label="ideal")
+        axes[0].set(title="verify, 20 ms a request", xlabel="workers of one task", ylabel="times faster than one")
+        axes[0].legend()
+
+    return [
+        f"## Verify of {SLOW_SIZE:,} objects with {SLOW_VERSIONS} versions, 20 ms a request",
+        "",
+        "A standalone master; each worker has one task with 16 threads.",
+        "",
+        *table(["engine", "seconds", "times faster than one worker"], rows),
+        "",
+        plot("spark_scale_workers", draw),
+    ]
+
+
+def main() -> None:
+    """Generate, measure, print and write the results."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--workers", type=int, nargs="+", default=(1, 2, 4))
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as name:
+        folder = Path(name)
+        lines = ["# Operations by Spark", "", "Made by `benchmarks/spark_scale.py` on 2 cores.", ""]
+        lines += [*workers(folder, given.workers), "", *sizes(folder, given.sizes)]
+    write_result("spark_scale", lines)
+
+
+if __name__ == "__main__":
+    main()

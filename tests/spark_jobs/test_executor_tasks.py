@@ -1,0 +1,109 @@
+"""What tasks do by themselves: they stop where a fence no longer holds, and send each delete once."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.clock import ClockStorage
+from tests.lakes import listed, local_storage
+from trinitylake_ops.errors import StorageError, TransientError
+from trinitylake_ops.format.file_names import lease_path, root_path
+from trinitylake_ops.maintenance.executors import Fence
+from trinitylake_ops.spark_jobs.executor_tasks import FRESH_MS, DeletesDone, FencedDeletes, delete_parts
+from trinitylake_ops.storage import FileInfo, RetryStorage, Storage, StorageWrapper
+
+NOW_MS = 1_000_000
+FENCE = Fence(lease=3, until_ms=NOW_MS + 60_000, next_root=root_path(8))
+
+
+@pytest.fixture
+def clock(tmp_path: Path) -> ClockStorage:
+    storage = ClockStorage(local_storage(tmp_path), NOW_MS)
+    storage.create(lease_path(3), b"")
+    storage.create(root_path(7), b"")
+    return storage
+
+
+def fenced(storage: Storage) -> FencedDeletes:
+    return FencedDeletes(storage, FENCE, looked_ms=NOW_MS, until_ms=NOW_MS + 30_000)
+
+
+def test_a_fence_holds_until_its_time_is_over(clock: ClockStorage) -> None:
+    assert fenced(clock).holds()
+    clock.time_ms = NOW_MS + 29_999
+    assert fenced(clock).holds()
+    clock.time_ms = NOW_MS + 30_000
+    assert not fenced(clock).holds()
+
+
+def test_a_fence_ends_with_a_larger_lease(clock: ClockStorage) -> None:
+    clock.create(lease_path(4), b"")
+    assert not fenced(clock).holds()
+
+
+def test_a_fence_ends_with_a_version_that_nobody_looked_at(clock: ClockStorage) -> None:
+    clock.create(root_path(8), b"")
+    clock.time_ms = NOW_MS + FRESH_MS
+    assert fenced(clock).holds(), "the driver has just looked: each round gets on"
+    clock.time_ms += 1
+    assert not fenced(clock).holds()
+
+
+class Fails(StorageWrapper):
+    """Fails what it is told to in passing."""
+
+    def __init__(self, inner: Storage, what: str):
+        super().__init__(inner)
+        self.what = what
+
+    def list(self, prefix: str = "") -> Iterator[FileInfo]:
+        if self.what == "list":
+            raise TransientError("not now")
+        return self.inner.list(prefix)
+
+    def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
+        with open(Path(self.root.removeprefix("file://"), "sent"), "a") as sent:
+            sent.write("x")
+        if self.what == "delete":
+            raise TransientError("not now")
+        return self.inner.delete_batch(paths)
+
+
+def test_a_fence_that_cannot_be_seen_does_not_hold(clock: ClockStorage) -> None:
+    assert not fenced(Fails(clock, "list")).holds()
+
+
+class Late(ClockStorage):
+    """Takes ten seconds for each delete."""
+
+    def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
+        self.time_ms += 10_000
+        return super().delete_batch(paths)
+
+
+def deleted(storage: Storage, paths: Sequence[str]) -> DeletesDone:
+    (row,) = delete_parts(pickle.dumps(fenced(storage)), iter([pickle.dumps(list(paths))]))
+    done: DeletesDone = pickle.loads(row)
+    return done
+
+
+def test_a_task_stops_in_the_middle(clock: ClockStorage) -> None:
+    storage = Late(clock.inner, NOW_MS)
+    storage.concurrency, storage.delete_batch_size = 1, 2
+    paths = [f"{number}" for number in range(10)]
+    for path in paths:
+        storage.create(path, b"")
+    done = deleted(storage, paths)
+    assert (done.failures, done.held_back, done.is_repeated) == ({}, tuple(paths[6:]), False)
+    assert listed(clock) & set(paths) == set(paths[6:])
+
+
+def test_a_task_sends_each_request_once(clock: ClockStorage, tmp_path: Path) -> None:
+    clock.create("a", b"")
+    done = deleted(RetryStorage(Fails(clock, "delete"), base_delay_seconds=0), ["a"])
+    assert isinstance(done.failures["a"], TransientError)
+    assert (tmp_path / "sent").read_text() == "x"

@@ -1,0 +1,47 @@
+"""Requests at a rate."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.lakes import local_storage
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.storage.pace import PacedStorage
+
+
+def test_threads_together_keep_the_rate(tmp_path: Path) -> None:
+    storage = local_storage(tmp_path)
+    storage.create("a", b"x")
+    paced = PacedStorage(storage, 50)
+    begun_s = time.monotonic()
+    threads = [threading.Thread(target=lambda: [paced.read("a") for _ in range(5)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert time.monotonic() - begun_s >= 19 / 50
+
+
+def test_who_comes_late_owes_nothing(tmp_path: Path) -> None:
+    paced = PacedStorage(local_storage(tmp_path), 20)
+    paced.exists("a")
+    time.sleep(0.1)
+    begun_s = time.monotonic()
+    paced.exists("a")
+    assert time.monotonic() - begun_s < 0.04
+    assert list(paced.list()) == []
+
+
+def test_a_copy_keeps_the_rate(tmp_path: Path) -> None:
+    copy = pickle.loads(pickle.dumps(PacedStorage(local_storage(tmp_path), 3)))
+    assert (copy.requests_per_second, copy.inner.root) == (3, copy.root)
+
+
+def test_a_rate_is_above_zero(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="above 0"):
+        PacedStorage(local_storage(tmp_path), 0)
