@@ -55,15 +55,15 @@ class Listing:
         return [info for info in infos if (_digest(info.path) in known) == part.tells_only_these]
 
 
-def list_standing(storage: Storage, executor: Executor) -> Iterator[FileInfo]:
+def list_standing(storage: Storage, executor: Executor, *, with_catalog: bool) -> Iterator[FileInfo]:
     """Yield all files but those being written, in no set order.
 
-    Executors elsewhere leave out what bears no name that we give.
+    Executors elsewhere leave out what bears no name that we give, and nodes and definitions but ``with_catalog``.
     """
     if executor.is_local:
         yield from storage.list()
         return
-    prefixes = (*_FOLDERS, ROOT_PREFIX, TABLES_PREFIX)
+    prefixes = (*(_FOLDERS if with_catalog else ()), ROOT_PREFIX, TABLES_PREFIX)
     yield from _listed(storage, executor, [Part(prefix, b"", False) for prefix in prefixes])
 
 

@@ -208,7 +208,7 @@ def _plan(
     _check_no_purge(base.definition)
     age_ms = max(older_than_ms or 0, protected_ms(base.definition))
     mark = Mark(survey_versions(lake, base, progress, executor=executor), progress=progress)
-    listed = list_without(lake.storage, executor, (mark.catalog.nodes, mark.catalog.tables, mark.catalog.others))
+    listed = list_without(lake.storage, executor, mark.catalog.paths)
     found = find_orphans(lake, mark, listed, now_ms - age_ms)
     sizes_bytes = {**found.sizes_bytes, **found.owners}
     return OrphanPlan(

@@ -29,6 +29,7 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
 
 _BATCH = 256
+_NODES_AT_ONCE = 32
 _TABLES_AT_ONCE = 16
 
 
@@ -63,6 +64,11 @@ class CatalogReach:
     def __contains__(self, path: object) -> bool:
         return path in self.nodes or path in self.tables or path in self.others
 
+    @property
+    def paths(self) -> tuple[set[str], set[str], set[str]]:
+        """All that is reached: nodes, definitions of tables, and others."""
+        return self.nodes, self.tables, self.others
+
     def add(self, roots: Iterable[SurveyedRoot], progress: Progress = no_progress) -> None:
         """Add what roots reach, reading nodes level by level, many at once.
 
@@ -78,7 +84,7 @@ class CatalogReach:
         walked: set[str] = set()
         while frontier := [path for path in self._unknown(frontier) if path not in walked]:
             below: list[str] = []
-            found = self._executor.map(self._walk, frontier, _BATCH)
+            found = self._executor.map(self._walk, frontier, _BATCH if self._executor.is_local else _NODES_AT_ONCE)
             for done, (path, pointers) in enumerate(zip(frontier, found, strict=True), 1):
                 if isinstance(pointers, Pointers):
                     self._add_definitions(pointers)

@@ -78,7 +78,9 @@ class _Verification:
         self._executor = executor
         self._is_deep = deep
         latest = find_latest(self._metered.lake.files.roots)[0]
-        self.listing: dict[str, FileInfo] = {info.path: info for info in list_standing(self._plain, executor)}
+        self.listing: dict[str, FileInfo] = {
+            info.path: info for info in list_standing(self._plain, executor, with_catalog=incremental)
+        }
         self._records = read_records(self._plain, self.listing.values())
         self._limited = LimitedStorage(self._plain)
         self._known = KnownFilesStorage(

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 from trinitylake_ops.errors import StorageError, TrinityLakeError
 from trinitylake_ops.format.definitions import NamespaceDef, TableDef
+from trinitylake_ops.format.file_names import is_immutable_path
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.format.node_file import decode_node
 from trinitylake_ops.maintenance.executors import Executor
 from trinitylake_ops.maintenance.survey import Pointers
 from trinitylake_ops.maintenance.table_reach import iceberg_metadata
 from trinitylake_ops.maintenance.verified_files import PackedBytes
-from trinitylake_ops.maintenance.verify_objects import Kind, is_empty
+from trinitylake_ops.maintenance.verify_objects import Kind, WholeDefinitions, is_empty
 from trinitylake_ops.maintenance.verify_storage import KnownFilesStorage
 from trinitylake_ops.maintenance.verify_tables import CONTENT_KINDS, ContentReader, ReadContent
 from trinitylake_ops.storage import FileInfo, Storage
@@ -27,7 +28,7 @@ from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.reach import FileKind, TableFile
 from trinitylake_ops.tables.whole_files import TableFiles, WholeFileIO
 
-_NODES_AT_ONCE = 64
+_NODES_AT_ONCE = 32
 _DEFINITIONS_AT_ONCE = 512
 _TABLES_AT_ONCE = 16
 _FILES_AT_ONCE = 64
@@ -82,9 +83,10 @@ class CheckedDefinition:
 
 @dataclass(frozen=True, slots=True)
 class DefinitionCheck:
-    """Work: reads definitions, given by path and by what a key takes them for, and checks that they are whole."""
+    """Work: reads definitions of a kind, by their paths, and checks that they are whole."""
 
     storage: Storage
+    kind: Kind
     keeps_bytes: bool
 
     @property
@@ -92,15 +94,15 @@ class DefinitionCheck:
         """That of the lakehouse."""
         return (self.storage,)
 
-    def __call__(self, places: Sequence[tuple[str, Kind]]) -> list[CheckedDefinition | None]:
+    def __call__(self, paths: Sequence[str]) -> list[CheckedDefinition | None]:
         """Return definitions, None in the place of one that is not whole, or cannot be read."""
-        contents = self.storage.read_available([path for path, _ in places])
-        return [self._checked(path, kind, data) for (path, kind), data in zip(places, contents, strict=True)]
+        contents = self.storage.read_available(paths)
+        return [self._checked(path, data) for path, data in zip(paths, contents, strict=True)]
 
-    def _checked(self, path: str, kind: Kind, data: bytes | StorageError) -> CheckedDefinition | None:
+    def _checked(self, path: str, data: bytes | StorageError) -> CheckedDefinition | None:
         if isinstance(data, StorageError):
             return None
-        decode = NamespaceDef.from_bytes if kind == "namespace" else TableDef.from_bytes
+        decode = NamespaceDef.from_bytes if self.kind == "namespace" else TableDef.from_bytes
         try:
             definition = decode(data, path)
         except TrinityLakeError:
@@ -175,8 +177,8 @@ class ContentCheck:
 class ReadAhead:
     """Reads ahead through ``storage`` what is listed and not known, and tells ``known``.
 
-    ``definitions`` are those that are whole, by path and what a key takes them for, with the definition of a table
-    that has files; ``contents`` files of data that were read.
+    ``definitions`` are those that are whole, ``contents`` files of data that were read. With ``keeps_bytes`` all that
+    is read is kept for a record, and ``listing`` has all files; else it has none of the catalog's.
     """
 
     def __init__(
@@ -195,7 +197,7 @@ class ReadAhead:
         self._known = known
         self._listing = listing
         self._keeps_bytes = keeps_bytes
-        self.definitions: dict[tuple[str, Kind], TableDef | None] = {}
+        self.definitions = WholeDefinitions()
         self.contents: dict[str, ReadContent] = {}
 
     def walk(self, roots: Iterable[str], *, is_deep: bool) -> None:
@@ -212,7 +214,8 @@ class ReadAhead:
                 tables |= dict.fromkeys(node.pointers.tables)
                 others |= dict.fromkeys(node.pointers.others)
             frontier = [path for path in below if path not in walked and not is_uri(path)]
-        self._check_definitions([*((path, "namespace") for path in others), *((path, "table") for path in tables)])
+        self._check_definitions(list(others), "namespace")
+        self._check_definitions(list(tables), "table")
         named = self._walk_tables()
         if is_deep:
             self._read_contents(named)
@@ -235,20 +238,19 @@ class ReadAhead:
                 found.append(node)
         return found
 
-    def _check_definitions(self, places: Iterable[tuple[str, Kind]]) -> None:
-        missing = [place for place in places if self._is_listed(place[0]) and self._known.recorded(place[0]) is None]
-        work = DefinitionCheck(self._storage, self._keeps_bytes)
-        for (path, kind), found in zip(missing, self._executor.map(work, missing, _DEFINITIONS_AT_ONCE), strict=True):
+    def _check_definitions(self, paths: Sequence[str], kind: Kind) -> None:
+        missing = [path for path in paths if self._is_listed(path) and self._known.recorded(path) is None]
+        work = DefinitionCheck(self._storage, kind, self._keeps_bytes)
+        for path, found in zip(missing, self._executor.map(work, missing, _DEFINITIONS_AT_ONCE), strict=True):
             if found is not None:
-                own = self._listing[path].path  # one text for each path
-                self._known.take(own, found.sha256, found.packed)
-                self.definitions[own, kind] = found.table
+                self._known.take(path, found.sha256, found.packed)
+                self.definitions.add(path, kind, found.table)
 
     def _walk_tables(self) -> list[TableFile]:
         """Read what names the files of tables; returns all that is named."""
         tables: dict[str, list[TableDef]] = {}
-        for definition in self.definitions.values():
-            if definition is not None and self._known.names(self._metadata_path(definition)) is None:
+        for definition in self.definitions.tables.values():
+            if self._known.names(self._metadata_path(definition)) is None:
                 tables.setdefault(definition.id, []).append(definition)
         named: list[TableFile] = []
         work = TableNames(self._storage, self._storage_options)
@@ -269,4 +271,5 @@ class ReadAhead:
             self.contents[path] = read
 
     def _is_listed(self, path: str) -> bool:
-        return path in self._listing
+        """Whether a file seems to stand: of the catalog's that is seen when it is read, where they are not listed."""
+        return path in self._listing or (is_immutable_path(path) and not self._keeps_bytes)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from types import MappingProxyType
 from typing import Literal
 
 from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
@@ -31,6 +33,41 @@ def is_empty(definition: NamespaceDef | TableDef) -> bool:
     return definition in (NamespaceDef(id=""), TableDef(table_type="", table_format=""))
 
 
+class WholeDefinitions:
+    """The locations of definitions that were read ahead and are whole; ``tables`` are those of tables with files.
+
+    There may be a million of them, so each has a text and a few bits.
+    """
+
+    _BITS: Mapping[Kind, int] = MappingProxyType({"namespace": 1, "table": 2})
+    _SEEN = 4
+
+    def __init__(self) -> None:
+        self._bits: dict[str, int] = {}
+        self.tables: dict[str, TableDef] = {}
+        self.n_seen = 0
+
+    def add(self, location: str, kind: Kind, table: TableDef | None) -> None:
+        """Know a definition to be whole."""
+        self._bits[location] = self._bits.get(location, 0) | self._BITS[kind]
+        if table is not None:
+            self.tables[location] = table
+
+    def see(self, location: str, kind: Kind) -> bool:
+        """Whether the definition of this kind at a location is known to be whole; if so, it is seen."""
+        bits = self._bits.get(location, 0)
+        if not bits & self._BITS[kind]:
+            return False
+        if not bits & self._SEEN:
+            self._bits[location] = bits | self._SEEN
+            self.n_seen += 1
+        return True
+
+    def is_seen(self, location: str) -> bool:
+        """Whether it was asked for."""
+        return bool(self._bits.get(location, 0) & self._SEEN)
+
+
 class ObjectVerifier:
     """Checks the objects of one version after the other; only what changed since the last one is looked at.
 
@@ -48,14 +85,16 @@ class ObjectVerifier:
         self._tables_of: Counter[str] = Counter()
         #: By location and what a key takes it for: whether all is well with a definition.
         self._is_whole: dict[tuple[str, Kind | Literal["lakehouse"]], bool] = {}
-        #: Definitions that are known to be whole, with those of tables that have files.
-        self.ahead: Mapping[tuple[str, Kind], TableDef | None] = {}
+        #: Definitions that are known to be whole.
+        self.ahead: WholeDefinitions | None = None
         self.damaged: set[str] = set()
 
     @property
     def definitions(self) -> int:
         """Definitions seen, those of the lakehouse included."""
-        return len({location for location, _ in self._is_whole})
+        own = {location for location, _ in self._is_whole}
+        ahead = self.ahead
+        return len(own) if ahead is None else ahead.n_seen + sum(not ahead.is_seen(location) for location in own)
 
     def count_lakehouse_def(self, location: str) -> None:
         """Note a lakehouse definition that was read."""
@@ -68,8 +107,14 @@ class ObjectVerifier:
 
     def check(self, snapshot: Snapshot) -> bool:
         """Check one version whose tree can be read; whether all of its objects are whole."""
+        for changes in self._changes(snapshot):
+            self._check_changes(changes, snapshot)
+        self._before = snapshot
+        return not self._missing_namespaces and not self.damaged
+
+    def _check_changes(self, changes: Iterable[KeyChange], snapshot: Snapshot) -> None:
         named: list[tuple[ObjectName, KeyChange]] = []
-        for change in self._changes(snapshot):
+        for change in changes:
             try:
                 name = snapshot.keys.decode(change.key)
             except CorruptFileError as error:
@@ -77,22 +122,33 @@ class ObjectVerifier:
                 continue
             if name is not None:
                 named.append((name, change))
-        has_namespaces = self._check_namespaces(named, snapshot)
+        self._check_namespaces(named, snapshot)
         self._check_definitions(named, snapshot)
         for name, change in named:
-            is_whole = change.after is None or self._is_whole[change.after, _kind_of(name)]
+            is_whole = change.after is None or self._is_known_whole(change.after, _kind_of(name))
             (self.damaged.discard if is_whole else self.damaged.add)(change.key)
-        self._before = snapshot
-        return has_namespaces and not self.damaged
 
-    def _changes(self, snapshot: Snapshot) -> list[KeyChange]:
+    def _is_known_whole(self, location: str, kind: Kind) -> bool:
+        return self._is_whole[location, kind] if (location, kind) in self._is_whole else self._sees(location, kind)
+
+    def _sees(self, location: str, kind: Kind) -> bool:
+        """Whether a definition is known to be whole, and its table has no files."""
+        if self.ahead is None or named_kind(location) not in (None, kind):
+            return False
+        return self.ahead.see(location, kind) and location not in self.ahead.tables
+
+    def _changes(self, snapshot: Snapshot) -> Iterator[Iterable[KeyChange]]:
+        """Yield what changed, in parts where it may be much; namespaces come before all tables."""
         nodes = snapshot.files.nodes
         if self._before is None:
-            return [KeyChange(key, None, location) for key, location in scan(nodes, snapshot.root)]
-        return diff_trees(nodes, self._before.root, snapshot.root)
+            bounds = [None, None] if self.ahead is None else [None, *snapshot.root.keys, None]
+            for lower, upper in pairwise(bounds):
+                yield [KeyChange(key, None, location) for key, location in scan(nodes, snapshot.root, lower, upper)]
+        else:
+            yield diff_trees(nodes, self._before.root, snapshot.root)
 
-    def _check_namespaces(self, changes: list[tuple[ObjectName, KeyChange]], snapshot: Snapshot) -> bool:
-        """Whether all namespaces of tables are there."""
+    def _check_namespaces(self, changes: list[tuple[ObjectName, KeyChange]], snapshot: Snapshot) -> None:
+        """See that all namespaces of tables are there."""
         touched = {name.namespace for name, _ in changes}
         for name, change in changes:
             if name.table is None:
@@ -104,25 +160,22 @@ class ObjectVerifier:
             message = f"namespace {namespace!r} has tables but no definition"
             self._report("namespace-missing", message, snapshot.location, snapshot.version)
         self._missing_namespaces = self._missing_namespaces - touched | missing
-        return not self._missing_namespaces
 
     def _check_definitions(self, changes: list[tuple[ObjectName, KeyChange]], snapshot: Snapshot) -> None:
         fresh = {
             (change.after, _kind_of(name)): name
             for name, change in changes
-            if change.after is not None and (change.after, _kind_of(name)) not in self._is_whole
+            if change.after is not None
+            and (change.after, _kind_of(name)) not in self._is_whole
+            and not self._sees(change.after, _kind_of(name))
         }
-        ahead = {place for place in fresh if place in self.ahead and named_kind(place[0]) in (None, place[1])}
-        unread = {place: name for place, name in fresh.items() if place not in ahead}
-        read = run_parallel(
+        definitions = run_parallel(
             lambda item: self._read_definition(item[0][0], item[1], snapshot.version),
-            list(unread.items()),
+            list(fresh.items()),
             self._lake.storage.concurrency,
         )
-        definitions = dict(zip(unread, read, strict=True))
-        for place, name in fresh.items():
-            definition = self.ahead[place] if place in ahead else definitions[place]
-            is_whole = place in ahead or definition is not None
+        for (place, name), definition in zip(fresh.items(), definitions, strict=True):
+            is_whole = definition is not None
             if isinstance(definition, TableDef):
                 is_whole = self._tables.check(name, definition, snapshot.version)
             self._is_whole[place] = is_whole
@@ -135,6 +188,8 @@ class ObjectVerifier:
             message = f"the key of {kind} {name} points to the definition of a {other}"
             self._report("definition-unreadable", message, location, version)
             return None
+        if kind == "table" and self.ahead is not None and self.ahead.see(location, kind):
+            return self.ahead.tables[location]
         definition: NamespaceDef | TableDef
         try:
             definition = store.namespace(location) if name.table is None else store.table(location)

@@ -13,6 +13,7 @@ from trinitylake_ops.format.file_names import (
     lease_path,
     parse_lease_path,
 )
+from trinitylake_ops.maintenance.listing import list_without
 from trinitylake_ops.maintenance.orphans import Orphans, find_orphans
 from trinitylake_ops.maintenance.reachability import Mark, kept_roots
 from trinitylake_ops.maintenance.report import utc_of
@@ -124,6 +125,9 @@ def orphans_of(survey: Survey, listing: Mapping[str, FileInfo], walk: TableWalk)
             raise MaintenanceBlockedError(f"the purge of versions {batch.versions} is unfinished")
     storage = survey.lake.storage
     before_ms = storage.now_ms() - protected_ms(survey.definition)
+    if not survey.executor.is_local:  # which has not brought all of the listing here
+        mark = Mark(survey)
+        return find_orphans(survey.lake, mark, list_without(storage, survey.executor, mark.catalog.paths), before_ms)
     listed: Iterable[FileInfo] = [*listing.values(), *storage.list(TEMPORARY_PREFIX)]
     if not any(info.last_modified_ms < before_ms for info in listed):
         return Orphans(sizes_bytes={}, owners={}, unowned_files=0, unowned_bytes=0)

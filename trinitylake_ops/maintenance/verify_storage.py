@@ -193,7 +193,8 @@ class KnownFilesStorage(StorageWrapper):
 
     def take(self, path: str, sha256: bytes, content: PackedBytes | None) -> None:
         """Know a file that somebody else read whole, with its bytes where these are to be known, too."""
-        self._note(path, sha256)
+        if content is not None or path in self._recorded or not is_immutable_path(path):
+            self._note(path, sha256)
         if content is not None:
             with self._lock:
                 self._contents[path] = content
