@@ -1,9 +1,10 @@
 """Walking, verifying and searching large lakehouses for orphans by Spark, and by threads: time, memory, workers.
 
 Run from the project's root: ``.venv/bin/python -m benchmarks.spark_scale``; it writes
-``benchmarks/results/spark_scale.md``. Trees, roots and commits are real, on local disk; the definitions of the first
-version are made up when they are read or listed, and so is a hundredth of orphans. Each piece of work runs in a
-process of its own, whose peak memory is read when it ends: that is the driver's, beside its JVM of 1 GB at most.
+``benchmarks/results/spark_scale.md`` and ``spark_workers.md``. Trees, roots and commits are real, on local disk; the
+definitions of the first version are made up when they are read or listed, and so is a hundredth of orphans. Each piece
+of work runs in a process of its own, whose peak memory is read when it ends: that is the driver's, beside its JVM of
+1 GB at most.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ from trinitylake_ops.tree.search import scan
 
 SIZES = (100_000, 1_000_000)
 N_VERSIONS = 1_000
-SLOW_SIZE = 30_000
+SLOW_SIZE = 10_000
 SLOW_VERSIONS = 100
+#: Requests at once of each worker on a storage far away: few, so that waits count, not the cores of this machine.
+SLOW_THREADS = 4
 WORKS = ("walk", "orphans", "verify")
 #: Beyond it threads take too long, and too much memory, to be waited for.
 VERIFIED_BY_THREADS = 100_000
@@ -53,12 +56,12 @@ print(json.dumps(work(root)))
 class MadeUpFiles(StorageWrapper):
     """Gives and lists definitions that are named in an index, as if they stood there, a year after they were written.
 
-    With ``is_slow`` each request, and each page of a listing, takes 20 ms.
+    With ``is_slow`` each request, and each page of a listing, takes 20 ms, and few are sent at once.
     """
 
     def __init__(self, inner: Storage, index: str, *, is_slow: bool = False):
         super().__init__(inner)
-        self.concurrency = 16
+        self.concurrency = SLOW_THREADS if is_slow else 16
         self._index = index
         self._is_slow = is_slow
 
@@ -224,7 +227,7 @@ def sizes(folder: Path, counts: Sequence[int]) -> list[str]:
         "",
         *table(["work", "times"], ratios),
         "",
-        plot("spark_scale_sizes", draw, len(WORKS), 4.0),
+        plot("spark_scale", draw, len(WORKS), 4.0),
     ]
 
 
@@ -261,25 +264,27 @@ def workers(folder: Path, numbers: Sequence[int]) -> list[str]:
     return [
         f"## Verify of {SLOW_SIZE:,} objects with {SLOW_VERSIONS} versions, 20 ms a request",
         "",
-        "A standalone master; each worker has one task with 16 threads.",
+        f"A standalone master; each worker has one task with {SLOW_THREADS} threads, as many as the local engine here.",
         "",
         *table(["engine", "seconds", "times faster than one worker"], rows),
         "",
-        plot("spark_scale_workers", draw),
+        plot("spark_workers", draw),
     ]
 
 
 def main() -> None:
     """Generate, measure, print and write the results."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("part", choices=["sizes", "workers"], nargs="*", default=["sizes", "workers"])
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--workers", type=int, nargs="+", default=(1, 2, 4))
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as name:
-        folder = Path(name)
-        lines = ["# Operations by Spark", "", "Made by `benchmarks/spark_scale.py` on 2 cores.", ""]
-        lines += [*workers(folder, given.workers), "", *sizes(folder, given.sizes)]
-    write_result("spark_scale", lines)
+    parts = {"sizes": (sizes, given.sizes, "spark_scale"), "workers": (workers, given.workers, "spark_workers")}
+    for part in given.part:
+        measure, counts, name = parts[part]
+        with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as folder:
+            lines = ["# Operations by Spark", "", "Made by `benchmarks/spark_scale.py` on 2 cores.", ""]
+            write_result(name, [*lines, *measure(Path(folder), counts)])
 
 
 if __name__ == "__main__":
