@@ -17,8 +17,11 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from tests.credentials.canaries import WRONG_SECRET_ACCESS_KEY
-from trinitylake_ops import Lakehouse
+from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import InvalidInputError, StoragePermissionError
+from trinitylake_ops.maintenance.survey import survey_versions
+from trinitylake_ops.spark_jobs import executor as executor_module
+from trinitylake_ops.spark_jobs.executor import SparkExecutor
 from trinitylake_ops.spark_jobs.session import session_scope
 from trinitylake_ops.spark_jobs.spark_errors import spark_failures
 from trinitylake_ops.spark_jobs.sql import create_views, register_table_functions
@@ -82,6 +85,20 @@ def use_streams(spark: SparkSession, root: str, checkpoint: str) -> None:
     )
 
 
+def use_executor(spark: SparkSession, lake: Lakehouse, wrong: Lakehouse) -> None:
+    """Let tasks read, list and delete; and let them fail to."""
+    executor_module.FEW = 0
+    executor = SparkExecutor(spark, requests_per_second=500)
+    print(maintenance.verify(lake, deep=True, executor=executor).to_json())
+    sent = executor.delete(lake.storage, ["nobody", "needs", "these"], None)
+    print("deleted", sent)
+    assert not sent.failures
+    try:
+        print(list(survey_versions(wrong, executor=executor).roots))
+    except StoragePermissionError as error:
+        print("refused:", error, repr(error), traceback.format_exc())
+
+
 def main(root: str, event_logs: str) -> None:
     options: dict[str, str] = json.load(sys.stdin)
     conf = {
@@ -113,6 +130,7 @@ def main(root: str, event_logs: str) -> None:
             publish(txn, [staged])
         use_data_source(spark, root, lake)
         use_streams(spark, root, f"{event_logs}/checkpoint")
+        use_executor(spark, lake, wrong)
         show_plans(spark)
         print(spark.sparkContext.getConf().getAll(), DONE)
 

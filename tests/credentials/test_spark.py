@@ -38,7 +38,7 @@ def test_spark_shows_no_credentials(canaries: CanaryServer, tmp_path: Path) -> N
     assert DONE in done.stdout
     assert "marker-of-the-test" in done.stdout, "plans are among it"
     assert "3 copied" in done.stdout, "by a stream"
-    assert done.stdout.count("refused:") == 3, done.stdout
+    assert done.stdout.count("refused:") == 4, done.stdout
     assert "Traceback" in done.stderr, "so are the failures of tasks"
     logged = b"".join(path.read_bytes() for path in folders["event-logs"].rglob("*") if path.is_file())
     assert b"SparkListenerTaskEnd" in logged

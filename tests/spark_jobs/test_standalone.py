@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from tests.spark_jobs.cluster import REPOSITORY, Cluster
 from tests.spark_jobs.cluster_program import ROUNDS, ROWS
 from trinitylake_ops import Lakehouse, maintenance
 
-pytestmark = [pytest.mark.debian_packages, pytest.mark.soak]
+pytestmark = [pytest.mark.debian_packages, pytest.mark.soak, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_a_worker_is_killed_in_each_step(cluster: Cluster, radosgw: S3Server, tm
             elif line.startswith("deleted") and "purge" not in killed:
                 kill(2, "purge")
     log = (tmp_path / "driver.log").read_text()
-    assert driver.returncode == 0, log[-3000:]
+    assert driver.returncode == 0, (said[-5:], re.findall(r".*Error.*", log)[:10], log[-1000:])
     assert killed == ["pipeline", "export", "purge"]
     figures = json.loads(said[-1])
     assert figures["rows"] == ROUNDS * ROWS
