@@ -60,6 +60,7 @@ def maintenance_jobs() -> dg.Definitions:
 def test_operations_are_jobs_that_nothing_repeats(maintenance_jobs: dg.Definitions) -> None:
     names = {job.name for job in maintenance_jobs.resolve_all_job_defs() if not job.name.startswith("__")}
     others = {"verify", "repair", "repair_hint", "reconcile", "compact", "rollback", "undelete"}
+    others |= {"compact_tables_plan", "compact_tables"}
     exports = {f"export_{level}" for level in LEVELS} | {"drop_export", "restore_export"}
     planned = {f"{name}_{step}" for name in PLANNED for step in ("plan", "apply")}
     assert names == planned | exports | others
