@@ -51,7 +51,7 @@ test: lint ## check everything: lint, all tests, and beside them transactions an
 	else true & fi; \
 	beside=$$!; trap 'kill $$beside 2>/dev/null || true; rm -f "$$again"' EXIT; \
 	echo "==> pytest"; \
-	$$pytest -n 5 --durations=25 --dist loadfile --no-loadscope-reorder -m "not soak$${selection:+ and $$selection}" $(ARGS) \
+	$$pytest -n 4 --durations=25 --dist loadfile --no-loadscope-reorder -m "not soak$${selection:+ and $$selection}" $(ARGS) \
 		&& main=0 || main=$$?; \
 	wait $$beside && other=0 || other=$$?; \
 	if [ -s "$$again" ]; then echo "==> pytest, lakehouses on radosgw"; cat "$$again"; fi; \

@@ -14,6 +14,7 @@ from pyiceberg.table import Table
 from tests.lakes import Lakes
 from tests.maintenance.aging import Aging
 from tests.maintenance.changes import append_rows
+from tests.own_time import give_own_time
 from trinitylake_ops import Lakehouse, TableDef, maintenance
 from trinitylake_ops.errors import FileMissingError, InvalidInputError, MaintenanceBlockedError, ThrottledError
 from trinitylake_ops.format.file_names import lease_path
@@ -27,7 +28,7 @@ ROWS = pa.table({"id": pa.array([1], pa.int64())})
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deletion.time, "sleep", lambda seconds: None)
+    give_own_time(monkeypatch, deletion, sleep=lambda seconds: None)
 
 
 class Meanwhile(StorageWrapper):

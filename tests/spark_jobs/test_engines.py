@@ -76,7 +76,7 @@ class Place:
         return data
 
 
-@pytest.fixture(params=["local", "radosgw"])
+@pytest.fixture(params=["local", pytest.param("radosgw", marks=pytest.mark.soak)])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "local":
         yield Place(f"file://{tmp_path}/lake/", {"fsync": "false"}, None)

@@ -10,11 +10,12 @@ import pytest
 from tests.clock import ClockStorage
 from tests.faults import FaultyStorage, fail
 from tests.lakes import Lakes, left_over_paths, listed, table
+from tests.own_time import give_own_time
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import StoragePermissionError
 from trinitylake_ops.format.file_names import TURN_PREFIX, new_turn_path, parse_turn_path
 from trinitylake_ops.storage import Storage
-from trinitylake_ops.transaction import commit
+from trinitylake_ops.transaction import commit, fairness
 from trinitylake_ops.transaction.fairness import (
     COMMITS_BETWEEN_LOOKS,
     LONGEST_WAIT_S,
@@ -28,7 +29,7 @@ from trinitylake_ops.transaction.fairness import (
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses of writers that give way, which take no time."""
     taken: list[float] = []
-    monkeypatch.setattr("trinitylake_ops.transaction.fairness.time.sleep", taken.append)
+    give_own_time(monkeypatch, fairness, sleep=taken.append)
     return taken
 
 
@@ -134,7 +135,7 @@ def test_who_waited_begins_on_what_was_committed_meanwhile(
         with Lakehouse(lake.storage).transaction() as other:
             other.create_namespace(f"other-{other.base.version}")
 
-    monkeypatch.setattr("trinitylake_ops.transaction.fairness.time.sleep", sleep)
+    give_own_time(monkeypatch, fairness, sleep=sleep)
     txn = lake.transaction()
     txn.alter_table("ns", "t", table(n="1"))
     if goes_alone:
@@ -157,7 +158,7 @@ def test_who_waited_and_finds_its_changes_made_is_told_a_version_that_has_them(
         Lakehouse(lake.storage).alter_definition(properties={"a": "b"})
         lake.storage.delete(turn)
 
-    monkeypatch.setattr("trinitylake_ops.transaction.fairness.time.sleep", sleep)
+    give_own_time(monkeypatch, fairness, sleep=sleep)
     txn = lake.transaction()
     txn.alter_definition(replace(txn.definition, properties={"a": "b"}))
     version = txn.commit()
@@ -189,7 +190,7 @@ def test_others_go_on_when_the_request_is_gone(lakes: Lakes, monkeypatch: pytest
         if len(pauses) == 2:
             storage.delete(path)
 
-    monkeypatch.setattr("trinitylake_ops.transaction.fairness.time.sleep", sleep)
+    give_own_time(monkeypatch, fairness, sleep=sleep)
     courtesy = Courtesy()
     courtesy.look(storage)
     courtesy.give_way(storage, 1_000)
@@ -232,8 +233,7 @@ def test_the_longest_wait_is_bounded(lakes: Lakes, monkeypatch: pytest.MonkeyPat
         nonlocal now_s
         now_s += seconds
 
-    monkeypatch.setattr("trinitylake_ops.transaction.fairness.time.sleep", sleep)
-    monkeypatch.setattr("trinitylake_ops.transaction.fairness.time.monotonic", lambda: now_s)
+    give_own_time(monkeypatch, fairness, sleep=sleep, monotonic=lambda: now_s)
     storage = _lake(lakes).storage
     storage.write(new_turn_path(600_000), b"")
     courtesy = Courtesy()
