@@ -10,14 +10,14 @@ from trinitylake_ops.storage import Storage, StorageWrapper
 
 
 class SlowStorage(StorageWrapper):
-    """A storage that is ahead of its time, and takes its time for what it creates and deletes, ten files a request."""
+    """A storage that is ahead of its time, and takes its time for what it creates and deletes, two files a request."""
 
-    delete_batch_size = 10
+    delete_batch_size = 2
 
     def __init__(self, inner: Storage, ahead_ms: int = 0):
         super().__init__(inner)
         self.concurrency = 2
-        self.delete_batch_size = 10
+        self.delete_batch_size = 2
         self.ahead_ms = ahead_ms
 
     def now_ms(self) -> int:
