@@ -25,8 +25,8 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.keys import ObjectName
+from trinitylake_ops.maintenance.defined_tables import defined, reading, tables_of
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, Plan, digest_of, new_table
-from trinitylake_ops.maintenance.trim_needs import in_batches, tables_of
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.data_files import delete_data_files
 from trinitylake_ops.tables.file_io import StorageFileIO
@@ -246,7 +246,7 @@ def plan_compact_tables(
 
 
 def _plan(lake: Lakehouse, base: Snapshot, rules: RewriteRules, only: tuple[str, ...] | None) -> CompactTablesPlan:
-    io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
+    io = reading(lake)
     found: list[TableCompaction] = []
     left: dict[str, str] = {}
     older: dict[str, int] = {}
@@ -259,12 +259,10 @@ def _plan(lake: Lakehouse, base: Snapshot, rules: RewriteRules, only: tuple[str,
         except (InvalidDefinitionError, FileMissingError, CorruptFileError) as error:
             return str(error)
 
-    for batch in in_batches(tables_of(base, only)):
-        definitions = base.files.definitions.tables([location for _, location in batch])
-        items = [(name, definition) for (name, _), definition in zip(batch, definitions, strict=True)]
-        for (table, _), seen in zip(
-            items, run_parallel(in_one_round(look), items, lake.storage.concurrency), strict=True
-        ):
+    for batch in defined(base, tables_of(base, only)):
+        items = [(name, definition) for name, _, definition in batch]
+        looked = run_parallel(in_one_round(look), items, lake.storage.concurrency)
+        for (table, _), seen in zip(items, looked, strict=True):
             if isinstance(seen, str):
                 left[str(table)] = seen
             if seen is None or isinstance(seen, str):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from trinitylake_ops.errors import CorruptFileError, FileMissingError
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.keys import ObjectName
-from trinitylake_ops.maintenance.trim_needs import in_batches, reading, tables_of
+from trinitylake_ops.maintenance.defined_tables import defined, reading, tables_of
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import metadata_uri, read_metadata
@@ -63,12 +63,9 @@ def survey_data_files(lake: Lakehouse, version: Snapshot, max_seconds: float) ->
     unreadable: list[str] = []
     tables = tables_of(version)
     n_seen = 0
-    for batch in in_batches(tables):
-        if n_seen and time.monotonic() > end_s:
-            break
+    for batch in defined(version, tables):
         n_seen += len(batch)
-        definitions = version.files.definitions.tables([location for _, location in batch])
-        ours = [(name, one) for (name, _), one in zip(batch, definitions, strict=True) if is_trimmable(one)]
+        ours = [(name, definition) for name, _, definition in batch if is_trimmable(definition)]
         counts = run_parallel(
             in_one_round(lambda definition: _counts(definition, io)),
             [definition for _, definition in ours],
@@ -79,6 +76,8 @@ def survey_data_files(lake: Lakehouse, version: Snapshot, max_seconds: float) ->
                 found.append(_table_files(name, *counted))
             else:
                 (uncounted if counted is None else unreadable).append(str(name))
+        if time.monotonic() > end_s:
+            break
     return DataFileSurvey(
         tables=tuple(found),
         uncounted=tuple(uncounted),

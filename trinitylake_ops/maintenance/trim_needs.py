@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.keys import ObjectName
+from trinitylake_ops.maintenance.defined_tables import defined, in_batches, reading, tables_of
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
-from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.trimming import ListedSnapshots, is_trimmable, listed_snapshots, referred_snapshots
 from trinitylake_ops.transaction.lakehouse import Lakehouse
-from trinitylake_ops.transaction.names import resolve_table
 from trinitylake_ops.transaction.snapshot import Snapshot
-from trinitylake_ops.tree.search import scan
-
-_BATCH = 256
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +56,7 @@ def candidates_of(lake: Lakehouse, base: Snapshot, only: Sequence[str] | None) -
     candidates: list[Candidate] = []
     unreadable: list[str] = []
     refused: list[str] = []
-    for batch in in_batches(tables_of(base, only)):
-        definitions = base.files.definitions.tables([location for _, location in batch])
-        entries = [(name, location, found) for (name, location), found in zip(batch, definitions, strict=True)]
+    for entries in defined(base, tables_of(base, only)):
         refused += [str(name) for name, _, definition in entries if not is_trimmable(definition)]
         ours = [entry for entry in entries if is_trimmable(entry[2])]
         found = run_parallel(in_one_round(listed), [definition for _, _, definition in ours], lake.storage.concurrency)
@@ -135,23 +127,3 @@ def _needed(lake: Lakehouse, candidates: Sequence[Candidate], kept_definitions: 
             needed[definition.id] |= ids & undecided[definition.id]
             undecided[definition.id] -= ids
     return needed
-
-
-def tables_of(base: Snapshot, only: Sequence[str] | None = None) -> list[tuple[ObjectName, str]]:
-    """Return all tables of a version, or those that are named, with the locations of their definitions."""
-    if only is None:
-        named = ((base.keys.decode(key), location) for key, location in scan(base.files.nodes, base.root))
-        return [(name, location) for name, location in named if name is not None and name.table is not None]
-    chosen = dict.fromkeys(ObjectName(*resolve_table(text, base)) for text in only)
-    return [(name, base.entry(base.keys.table_key(name.namespace, name.table or "")) or "") for name in chosen]
-
-
-def reading(lake: Lakehouse) -> StorageFileIO:
-    """Return what reads files of tables, and writes none."""
-    return StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
-
-
-def in_batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Yield items in order, as many at a time as are read together."""
-    for start in range(0, len(items), _BATCH):
-        yield items[start : start + _BATCH]
