@@ -15,6 +15,8 @@ from trinitylake_ops.maintenance.executors import LOCAL, Executor
 
 #: Set by ``spark-submit`` for the program that it starts.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
+# Where a command keeps options of Spark until the engine itself is looked at.
+_GIVEN = f"{__name__}.given"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +51,11 @@ def engine_options(command: C) -> C:
     """Add ``--engine`` and its options to a command, as the argument ``engine``."""
 
     def gather(context: click.Context, option: click.Parameter, name: str) -> Engine:
-        given: dict[str, Any] = context.meta.get(_SUBMITTED, {})
+        given: dict[str, Any] = context.meta.get(_GIVEN, {})
         return Engine(name, given.get("spark_master"), given.get("spark_requests_per_second"))
 
     def keep(context: click.Context, option: click.Parameter, value: Any) -> None:
-        context.meta.setdefault(_SUBMITTED, {})[option.name] = value
+        context.meta.setdefault(_GIVEN, {})[option.name] = value
 
     command = click.option(
         "--spark-requests-per-second",
