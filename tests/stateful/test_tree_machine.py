@@ -9,7 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from tests.tree.trees import Tree
 from trinitylake_ops.format.node_file import NodeFile, decode_node, encode_node
-from trinitylake_ops.tree.diff import diff_trees
+from trinitylake_ops.tree.diff import diff_in_parts, diff_trees
 from trinitylake_ops.tree.invariants import check_tree
 from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.search import get, prefix_keys, scan
@@ -99,6 +99,7 @@ class TreeMachine(RuleBasedStateMachine):
         ]
         found = diff_trees(self.tree.store(), root, self.tree.root)
         assert [(change.key, change.before, change.after) for change in found] == expected
+        assert [change for part in diff_in_parts(self.tree.store(), root, self.tree.root) for change in part] == found
 
     @rule(state=earlier)
     def go_back(self, state: State) -> None:

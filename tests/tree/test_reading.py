@@ -16,7 +16,7 @@ from trinitylake_ops.format.file_names import new_node_path
 from trinitylake_ops.format.node_file import NodeFile, encode_node
 from trinitylake_ops.storage import LocalStorage, MemoryStorage, drop_memory_root
 from trinitylake_ops.tree.compaction import compacted_tree
-from trinitylake_ops.tree.diff import diff_trees
+from trinitylake_ops.tree.diff import diff_in_parts, diff_trees
 from trinitylake_ops.tree.invariants import Violation, check_tree
 from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.node_store import NodeStore
@@ -112,7 +112,9 @@ def test_the_end_of_a_prefix_is_above_all_it_starts_and_below_all_else(prefix: s
 
 
 def changes(tree: Tree, before: NodeFile, after: NodeFile) -> dict[str, tuple[str | None, str | None]]:
-    return {change.key: (change.before, change.after) for change in diff_trees(tree.store(), before, after)}
+    whole = diff_trees(tree.store(), before, after)
+    assert [change for part in diff_in_parts(tree.store(), before, after) for change in part] == whole
+    return {change.key: (change.before, change.after) for change in whole}
 
 
 def test_equal_trees_are_compared_without_reading(tree: Tree) -> None:
@@ -159,6 +161,19 @@ def test_old_values_of_many_messages_are_looked_up_level_by_level() -> None:
     assert n_reads <= len(tree.nodes()) - 1
     assert changes(tree, before, tree.root) == dict.fromkeys(keys(*range(0, 300, 7)), ("v", "new"))
     tree.close()
+
+
+def test_a_diff_in_parts_reads_below_one_child_of_the_root_at_a_time() -> None:
+    tree, empty = filled(5, 300), filled(5, 0)
+    for before, after in ((empty.root, tree.root), (tree.root, empty.root)):
+        parts = diff_in_parts(tree.store(), before, after)
+        n_reads = [reads(tree, lambda _store, parts=parts: next(parts))[0] for _ in tree.root.children]
+        assert list(parts) == []
+        assert sum(n_reads) == len(_locations(tree))
+        assert max(n_reads) < sum(n_reads)
+    earlier = tree.root
+    tree.apply({"k0123": "new"})
+    assert len(list(diff_in_parts(tree.store(), earlier, tree.root))) == 1, "the rest is shared"
 
 
 def test_growth_of_the_root_does_not_make_all_nodes_new() -> None:

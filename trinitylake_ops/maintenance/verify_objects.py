@@ -17,8 +17,10 @@ from trinitylake_ops.maintenance.verify_tables import TableVerifier
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
-from trinitylake_ops.tree.diff import KeyChange, diff_trees
+from trinitylake_ops.tree.diff import KeyChange, diff_in_parts
 from trinitylake_ops.tree.search import scan
+
+_CHANGES_AT_ONCE = 8_192
 
 #: What a key takes a definition for.
 Kind = Literal["namespace", "table"]
@@ -26,6 +28,18 @@ Kind = Literal["namespace", "table"]
 
 def _kind_of(name: ObjectName) -> Kind:
     return "namespace" if name.table is None else "table"
+
+
+def _in_batches(parts: Iterable[Iterable[KeyChange]]) -> Iterator[list[KeyChange]]:
+    """Yield changes in batches large enough that what is read for them is read many at once."""
+    batch: list[KeyChange] = []
+    for part in parts:
+        batch += part
+        if len(batch) >= _CHANGES_AT_ONCE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 def is_empty(definition: NamespaceDef | TableDef) -> bool:
@@ -87,14 +101,24 @@ class ObjectVerifier:
         self._is_whole: dict[tuple[str, Kind | Literal["lakehouse"]], bool] = {}
         #: Definitions that are known to be whole.
         self.ahead: WholeDefinitions | None = None
+        self._n_seen_ahead = 0
         self.damaged: set[str] = set()
 
     @property
     def definitions(self) -> int:
         """Definitions seen, those of the lakehouse included."""
-        own = {location for location, _ in self._is_whole}
-        ahead = self.ahead
-        return len(own) if ahead is None else ahead.n_seen + sum(not ahead.is_seen(location) for location in own)
+        return len({location for location, _ in self._is_whole}) + self._n_seen_ahead + self._n_ahead()
+
+    def _n_ahead(self) -> int:
+        """How many definitions that were read ahead were seen, and not looked at here as well."""
+        if self.ahead is None:
+            return 0
+        return self.ahead.n_seen - sum(map(self.ahead.is_seen, {location for location, _ in self._is_whole}))
+
+    def forget_ahead(self) -> None:
+        """Let go of what was read ahead, once all is checked."""
+        self._n_seen_ahead += self._n_ahead()
+        self.ahead = None
 
     def count_lakehouse_def(self, location: str) -> None:
         """Note a lakehouse definition that was read."""
@@ -107,12 +131,15 @@ class ObjectVerifier:
 
     def check(self, snapshot: Snapshot) -> bool:
         """Check one version whose tree can be read; whether all of its objects are whole."""
-        for changes in self._changes(snapshot):
-            self._check_changes(changes, snapshot)
+        touched: set[str] = set()
+        for changes in _in_batches(self._changes(snapshot)):
+            touched |= self._check_changes(changes, snapshot)
+        self._check_namespaces(touched, snapshot)
         self._before = snapshot
         return not self._missing_namespaces and not self.damaged
 
-    def _check_changes(self, changes: Iterable[KeyChange], snapshot: Snapshot) -> None:
+    def _check_changes(self, changes: Iterable[KeyChange], snapshot: Snapshot) -> set[str]:
+        """Check the definitions of changed objects; returns the namespaces of these."""
         named: list[tuple[ObjectName, KeyChange]] = []
         for change in changes:
             try:
@@ -122,11 +149,12 @@ class ObjectVerifier:
                 continue
             if name is not None:
                 named.append((name, change))
-        self._check_namespaces(named, snapshot)
+        self._count_tables(named)
         self._check_definitions(named, snapshot)
         for name, change in named:
             is_whole = change.after is None or self._is_known_whole(change.after, _kind_of(name))
             (self.damaged.discard if is_whole else self.damaged.add)(change.key)
+        return {name.namespace for name, _ in named}
 
     def _is_known_whole(self, location: str, kind: Kind) -> bool:
         return self._is_whole[location, kind] if (location, kind) in self._is_whole else self._sees(location, kind)
@@ -138,23 +166,24 @@ class ObjectVerifier:
         return self.ahead.see(location, kind) and location not in self.ahead.tables
 
     def _changes(self, snapshot: Snapshot) -> Iterator[Iterable[KeyChange]]:
-        """Yield what changed, in parts where it may be much; namespaces come before all tables."""
+        """Yield what changed since the version before, in parts that are held one after the other."""
         nodes = snapshot.files.nodes
-        if self._before is None:
-            bounds = [None, None] if self.ahead is None else [None, *snapshot.root.keys, None]
-            for lower, upper in pairwise(bounds):
-                yield [KeyChange(key, None, location) for key, location in scan(nodes, snapshot.root, lower, upper)]
-        else:
-            yield diff_trees(nodes, self._before.root, snapshot.root)
+        if self._before is not None:
+            yield from diff_in_parts(nodes, self._before.root, snapshot.root)
+            return
+        for lower, upper in pairwise([None, *snapshot.root.keys, None]):
+            yield [KeyChange(key, None, location) for key, location in scan(nodes, snapshot.root, lower, upper)]
 
-    def _check_namespaces(self, changes: list[tuple[ObjectName, KeyChange]], snapshot: Snapshot) -> None:
-        """See that all namespaces of tables are there."""
-        touched = {name.namespace for name, _ in changes}
+    def _count_tables(self, changes: list[tuple[ObjectName, KeyChange]]) -> None:
+        """Note which namespaces there are now, and how many tables each has."""
         for name, change in changes:
             if name.table is None:
                 (self._namespaces.discard if change.after is None else self._namespaces.add)(name.namespace)
             else:
                 self._tables_of[name.namespace] += (change.after is not None) - (change.before is not None)
+
+    def _check_namespaces(self, touched: set[str], snapshot: Snapshot) -> None:
+        """See that all namespaces of tables are there, where something of them changed."""
         missing = {name for name in touched if self._tables_of[name] > 0 and name not in self._namespaces}
         for namespace in sorted(missing - self._missing_namespaces):
             message = f"namespace {namespace!r} has tables but no definition"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from trinitylake_ops.errors import CorruptFileError, StorageError
-from trinitylake_ops.format.node_file import NodeFile
 from trinitylake_ops.maintenance.verify_report import Report
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
 from trinitylake_ops.tree.invariants import check_node
@@ -13,6 +14,9 @@ from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.walk import VisitedNode
 
 _BATCH = 256
+
+#: A node's depth, and the keys between which the keys below it lie.
+_Place: TypeAlias = tuple[int, str | None, str | None]
 
 
 class TreeVerifier:
@@ -45,21 +49,23 @@ class TreeVerifier:
         later version has parts of it.
         """
         self._is_followable = True
-        visited: list[VisitedNode] = []
+        checked: list[_CheckedNode] = []
         met: set[str] = set()
-        level = [VisitedNode(snapshot.location, snapshot.root, 0, None, None)]
+        level: Iterable[VisitedNode] = [VisitedNode(snapshot.location, snapshot.root, 0, None, None)]
         while level:
-            for place in level:
-                for violation in check_node(place, limits):
+            places: dict[str, _Place] = {}
+            for visited in level:
+                for violation in check_node(visited, limits):
                     self._violation(violation.message, violation.location, snapshot.version)
-            visited += level
-            level = self._next_level(level, met, snapshot.version)
-        for place in reversed(visited):
-            self._known[place.location] = self._subtree(place, snapshot.version)
+                places |= self._unknown_below(visited, met, snapshot.version)
+                checked.append(_CheckedNode.of(visited))
+            level = self._read_level(places, snapshot.version) if places else ()
+        for node in reversed(checked):
+            self._known[node.location] = self._subtree(node, snapshot.version)
         tree = self._known.pop(snapshot.location)
         if not self._is_followable:
-            for place in visited:
-                self._known.pop(place.location, None)
+            for node in checked:
+                self._known.pop(node.location, None)
         self.is_sound = self._is_followable and tree is not None and tree.is_sound
         return self._is_followable and tree is not None
 
@@ -67,52 +73,64 @@ class TreeVerifier:
         self._report("tree-invariant", message, location, version)
         self._unsound.add(location)
 
-    def _next_level(self, level: list[VisitedNode], met: set[str], version: int) -> list[VisitedNode]:
-        places: dict[str, tuple[int, str | None, str | None]] = {}
-        for parent in level:
-            bounds = [parent.lower, *parent.node.keys, parent.upper]
-            for position, child in enumerate(parent.node.children):
-                if child in met:
-                    self._violation("the node is reached twice in one tree", child, version)
-                    self._is_followable = False
-                met.add(child)
-                if child not in self._known:
-                    places[child] = (parent.depth + 1, bounds[position], bounds[position + 1])
-                elif not _fits(self._known[child], bounds[position], bounds[position + 1]):
-                    message = f"its child {child!r} holds keys outside the range that it gives this child"
-                    self._violation(message, parent.location, version)
-        found = []
+    def _unknown_below(self, parent: VisitedNode, met: set[str], version: int) -> dict[str, _Place]:
+        """Return the places of the children of a node that were not met in any version."""
+        places: dict[str, _Place] = {}
+        bounds = [parent.lower, *parent.node.keys, parent.upper]
+        for position, child in enumerate(parent.node.children):
+            if child in met:
+                self._violation("the node is reached twice in one tree", child, version)
+                self._is_followable = False
+            met.add(child)
+            if child not in self._known:
+                places[child] = (parent.depth + 1, bounds[position], bounds[position + 1])
+            elif not _fits(self._known[child], bounds[position], bounds[position + 1]):
+                message = f"its child {child!r} holds keys outside the range that it gives this child"
+                self._violation(message, parent.location, version)
+        return places
+
+    def _read_level(self, places: Mapping[str, _Place], version: int) -> Iterator[VisitedNode]:
+        """Yield the nodes of a level that can be read; a batch of them is held at a time."""
+        self._known.update(dict.fromkeys(places))
         locations = list(places)
         for start in range(0, len(locations), _BATCH):
-            for location, node in self._read(locations[start : start + _BATCH], version):
-                found.append(VisitedNode(location, node, *places[location]))
-        return found
+            batch = locations[start : start + _BATCH]
+            for location, node in zip(batch, self._files.nodes.load_available(batch), strict=True):
+                if isinstance(node, CorruptFileError):
+                    self._report("node-corrupt", node.message, location, version)
+                elif isinstance(node, StorageError):
+                    self._report("node-missing", f"a node cannot be read: {node.message}", location, version)
+                else:
+                    self._counted.add(location)
+                    yield VisitedNode(location, node, *places[location])
 
-    def _read(self, locations: list[str], version: int) -> list[tuple[str, NodeFile]]:
-        nodes = []
-        for location, node in zip(locations, self._files.nodes.load_available(locations), strict=True):
-            self._known[location] = None
-            if isinstance(node, CorruptFileError):
-                self._report("node-corrupt", node.message, location, version)
-            elif isinstance(node, StorageError):
-                self._report("node-missing", f"a node cannot be read: {node.message}", location, version)
-            else:
-                nodes.append((location, node))
-                self._counted.add(location)
-        return nodes
-
-    def _subtree(self, place: VisitedNode, version: int) -> _Subtree | None:
-        below = [self._known.get(child) for child in place.node.children]
+    def _subtree(self, node: _CheckedNode, version: int) -> _Subtree | None:
+        below = [self._known.get(child) for child in node.children]
         known = [child for child in below if child is not None]
         if len(known) < len(below):
             return None
         if len({child.height for child in known}) > 1:
-            self._violation("leaves below the node are on several levels", place.location, version)
-        keys = [*place.node.keys, *place.node.buffer]
-        keys += [key for child in known for key in (child.lowest, child.highest) if key is not None]
+            self._violation("leaves below the node are on several levels", node.location, version)
+        keys = [node.lowest, node.highest, *(key for child in known for key in (child.lowest, child.highest))]
+        own = [key for key in keys if key is not None]
         height = 1 + max((child.height for child in known), default=0)
-        is_sound = place.location not in self._unsound and all(child.is_sound for child in known)
-        return _Subtree(height, min(keys, default=None), max(keys, default=None), is_sound)
+        is_sound = node.location not in self._unsound and all(child.is_sound for child in known)
+        return _Subtree(height, min(own, default=None), max(own, default=None), is_sound)
+
+
+@dataclass(frozen=True, slots=True)
+class _CheckedNode:
+    """What is kept of a node for the time after those below it: its children, its lowest and its highest key."""
+
+    location: str
+    children: tuple[str, ...]
+    lowest: str | None
+    highest: str | None
+
+    @classmethod
+    def of(cls, visited: VisitedNode) -> _CheckedNode:
+        keys = [*visited.node.keys, *visited.node.buffer]
+        return cls(visited.location, tuple(visited.node.children), min(keys, default=None), max(keys, default=None))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.file_names import root_of
 from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.format.locations import is_uri, to_location
-from trinitylake_ops.spark_jobs.key_ranges import KeyRange, NodesInRange
 from trinitylake_ops.spark_jobs.metadata_tables import Condition, Row
 from trinitylake_ops.spark_jobs.object_rows import shared_ranges
 from trinitylake_ops.spark_jobs.pinned_snapshot import PinnedSnapshot
@@ -18,6 +17,7 @@ from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.reach import FileKind, files_of
 from trinitylake_ops.transaction.snapshot import Snapshot
+from trinitylake_ops.tree.key_ranges import KeyRange, NodesInRange
 from trinitylake_ops.tree.walk import VisitedNode, walk
 
 NODE = "node"

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from trinitylake_ops.format.definitions import METADATA_LOCATION, NamespaceDef, TableDef
 from trinitylake_ops.format.keys import ObjectName
-from trinitylake_ops.spark_jobs.key_ranges import KeyRange, split
 from trinitylake_ops.spark_jobs.metadata_tables import Condition, Row
 from trinitylake_ops.spark_jobs.pinned_snapshot import PinnedSnapshot
 from trinitylake_ops.spark_jobs.wanted import WantedNames
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.transaction.snapshot import Snapshot
+from trinitylake_ops.tree.key_ranges import KeyRange, split
 from trinitylake_ops.tree.search import scan_columns
 
 #: A range of keys that is a task's share holds about so many objects.

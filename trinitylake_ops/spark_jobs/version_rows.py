@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from trinitylake_ops.spark_jobs.key_ranges import KeyRange, NodesInRange
 from trinitylake_ops.spark_jobs.metadata_tables import Condition, Row
 from trinitylake_ops.spark_jobs.pinned_snapshot import PinnedSnapshot
 from trinitylake_ops.spark_jobs.wanted import WantedNames, wanted_versions
@@ -13,6 +12,7 @@ from trinitylake_ops.transaction.history import VersionInfo, version_infos
 from trinitylake_ops.transaction.lakehouse import Change, change_of
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.diff import diff_trees
+from trinitylake_ops.tree.key_ranges import KeyRange, NodesInRange
 
 _FEWEST_VERSIONS = 32
 _MOST_VERSIONS = 500

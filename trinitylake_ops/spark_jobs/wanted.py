@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from trinitylake_ops.errors import InvalidNameError
 from trinitylake_ops.format.keys import NAMESPACE_KEY_PREFIX, TABLE_KEY_PREFIX, KeyCodec
-from trinitylake_ops.spark_jobs.key_ranges import KeyRange
 from trinitylake_ops.spark_jobs.metadata_tables import Condition
+from trinitylake_ops.tree.key_ranges import KeyRange
 
 _MOST_TABLE_KEYS = 1_000
 

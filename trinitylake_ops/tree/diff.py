@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from trinitylake_ops.format.node_file import NodeFile
 from trinitylake_ops.tree.descent import MetNodes
+from trinitylake_ops.tree.key_ranges import KeyRange, NodesInRange
 from trinitylake_ops.tree.node_store import NodeStore
 from trinitylake_ops.tree.search import Below, Found, get_many, look
 
@@ -38,6 +40,21 @@ def diff_trees(store: NodeStore, before: NodeFile, after: NodeFile) -> list[KeyC
         for key in differing
         if values_before[key] != values_after[key]
     ]
+
+
+def diff_in_parts(store: NodeStore, before: NodeFile, after: NodeFile) -> Iterator[list[KeyChange]]:
+    """Yield what :func:`diff_trees` returns in parts, ascending: each has what differs below one child of a root.
+
+    So many nodes are held at a time and no more. A node that is in two parts is read for each. Raises what
+    ``diff_trees`` raises.
+    """
+    wide, narrow = (after, before) if len(after.children) >= len(before.children) else (before, after)
+    shared = set(narrow.children)
+    own = [row for row, child in enumerate(wide.children) if child not in shared]
+    bounds = [None, *(wide.keys[row] for row in own[:-1]), None]
+    for lower, upper in pairwise(bounds):
+        keys = KeyRange(lower, upper)
+        yield diff_trees(NodesInRange(store, keys), keys.part_of(before), keys.part_of(after))
 
 
 def _values(store: NodeStore, ends: Mapping[str, Found | Below]) -> dict[str, str | None]:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tree.trees import Tree, filled
-from trinitylake_ops.spark_jobs.key_ranges import KeyRange, NodesInRange, split
 from trinitylake_ops.tree.diff import diff_trees
+from trinitylake_ops.tree.key_ranges import KeyRange, NodesInRange, split
 from trinitylake_ops.tree.search import scan
 from trinitylake_ops.tree.walk import walk
 
