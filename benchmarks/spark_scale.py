@@ -3,8 +3,8 @@
 Run from the project's root: ``.venv/bin/python -m benchmarks.spark_scale``; it writes
 ``benchmarks/results/spark_scale.md`` and ``spark_workers.md``. Trees, roots and commits are real, on local disk; the
 definitions of the first version are made up when they are read or listed, and so is a hundredth of orphans. Each piece
-of work runs in a process of its own, whose peak memory is read when it ends: that is the driver's, beside its JVM of
-1 GB at most.
+of work runs in a process of its own, whose peak memory is read when it ends: that is the driver's, and beside it that
+of its JVM, whose heap has 512 MB at most.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def work(given: str) -> dict[str, Any]:
     if asked["master"] is None:
         return done(LOCAL)
     conf = {
-        "spark.driver.memory": "1g",
+        "spark.driver.memory": "512m",
         "spark.executor.memory": "512m",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -169,7 +169,15 @@ def work(given: str) -> dict[str, Any]:
         while executor.slots < asked["slots"]:
             time.sleep(0.1)
         list(executor._run("start", _started, b"", [b""] * 4 * asked["slots"], asked["slots"]))  # Python is up
-        return done(executor)
+        return {**done(executor), "jvm_mb": _peak_mb(executor._context._gateway.proc.pid)}
+
+
+def _peak_mb(pid: int) -> float:
+    """Return the most memory that a process has had, or the Java process that it started in its place, in MB."""
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        return _peak_mb(int(child))
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def _started(_pickled: bytes, elements: Iterator[bytes]) -> Iterator[bytes]:
@@ -203,6 +211,7 @@ def sizes(folder: Path, counts: Sequence[int]) -> list[str]:
             seconds[what, n_tables] = (None if local is None else local["seconds"], spark["seconds"])
             cells = ["" if one is None else f"{one['seconds']:.1f}" for one in (local, spark)]
             cells += ["" if one is None else f"{one['memory_mb']:.0f}" for one in (local, spark)]
+            cells += [f"{spark['jvm_mb']:.0f}"]
             rows.append([what, f"{n_tables:,}", *cells])
     small, large = min(counts), max(counts)
     ratios = [(what, f"{seconds[what, large][1] / seconds[what, small][1]:.1f}") for what in WORKS]
@@ -219,7 +228,15 @@ def sizes(folder: Path, counts: Sequence[int]) -> list[str]:
         f"## {', '.join(f'{count:,}' for count in counts)} objects with {N_VERSIONS:,} versions, local disk",
         "",
         *table(
-            ["work", "objects", "threads, s", "Spark, s", "threads, peak MB", "Spark's driver, peak MB"],
+            [
+                "work",
+                "objects",
+                "threads, s",
+                "Spark, s",
+                "threads, peak MB",
+                "Spark's driver, peak MB",
+                "its JVM, peak MB",
+            ],
             rows,
         ),
         "",

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
+from tests.inventories import write_inventory
 from tests.maintenance.aging import Aging, grow, keeping
 from tests.maintenance.changes import append_rows, overwrite_rows
 from tests.servers.s3_server import S3Server
@@ -178,6 +179,22 @@ def test_verify_expiry_purge_and_orphans(aging: Aging, place: Place, spark_tasks
     assert deleted["purge"] > 20
     assert deleted["orphans"] >= 1
     assert maintenance.verify(aging.lake).findings == ()
+
+
+def test_orphans_by_an_inventory(aging: Aging, place: Place, spark_tasks: SparkExecutor, tmp_path: Path) -> None:
+    engines = Engines(aging, place, spark_tasks)
+    aging.later()
+    location = write_inventory(tmp_path / "inventory", aging.lake.root, sorted(place.content()), files=20)
+
+    def act(executor: Executor) -> tuple[str, dict[str, Any]]:
+        plan = maintenance.plan_orphan_removal(aging.lake, inventory=location, executor=executor)
+        return plan.digest, without_cost(plan.execute(plan.digest))
+
+    expected = maintenance.plan_orphan_removal(aging.lake).digest
+    local, spark = engines.outcomes(act)
+    assert spark == local
+    assert spark.returned[0] == expected
+    assert len(spark.deleted) == 1
 
 
 def test_a_full_export(aging: Aging, place: Place, spark_tasks: SparkExecutor) -> None:

@@ -87,6 +87,12 @@ def purge(
     help="Only files last written so long ago, such as 30d; never less than the txn_ttl_millis of the lakehouse and 5"
     " minutes, which is the default.",
 )
+@click.option(
+    "--inventory",
+    metavar="URI",
+    help="The manifest.json of an inventory of the storage (Amazon S3 Inventory) to take what stands from, instead of"
+    " listing it; what came since the inventory is not looked at.",
+)
 @_budget_options
 @engine_options
 @approval_options
@@ -96,6 +102,7 @@ def orphans(
     session: Session,
     /,
     older_than: timedelta | None,
+    inventory: str | None,
     engine: Engine,
     digest: str | None,
     yes: bool,
@@ -109,14 +116,14 @@ def orphans(
     can be. Never deleted are any other files beside them, nor those of external, federated or registered tables.
 
     Exit code 1 when files are left, because of a limit or as the storage refused: the report says which and
-    why. Give --older-than again with --apply.
+    why. Give --older-than and --inventory again with --apply.
 
     Example: trinitylake orphans --older-than 7d
     """
     budget = Budget(**limits)
     lake = session.lake()
     with engine.executor() as executor, shown_progress() as progress:
-        plan = maintenance.plan_orphan_removal(lake, older_than, progress=progress, executor=executor)
+        plan = maintenance.plan_orphan_removal(lake, older_than, inventory, progress=progress, executor=executor)
         report = None if digest is None and not yes else plan.execute(digest, budget=budget, progress=progress)
     is_complete = report is None or report.is_complete
     print_outcome(plan, report, as_json, is_empty=plan.is_empty, is_complete=is_complete)

@@ -99,11 +99,14 @@ def _check_namespace(text: str) -> None:
     validate_name(text, LONGEST_NAME_BYTES, "namespace")
 
 
-def _check_target(text: str) -> None:
-    if text and not is_root_uri(text):
-        raise InvalidInputError(
-            "target is not shown, as it may hold credentials: give an absolute path or a URI such as s3://BUCKET/PREFIX"
-        )
+def _place_or_none(option: str, example: str) -> AfterValidator:
+    def check(text: str) -> None:
+        if text and not is_root_uri(text):
+            raise InvalidInputError(
+                f"{option} is not shown, as it may hold credentials: give an absolute path or a URI such as {example}"
+            )
+
+    return _checked(check)
 
 
 def _check_person(text: str) -> None:
@@ -130,7 +133,9 @@ ExportText = Annotated[str, _required("name")]
 #: A version by its number, or an export.
 PlaceText = Annotated[str, _required("to")]
 #: Another root, empty for none.
-TargetText = Annotated[str, _checked(_check_target)]
+TargetText = Annotated[str, _place_or_none("target", "s3://BUCKET/PREFIX")]
+#: The manifest of an inventory, empty for none.
+InventoryText = Annotated[str, _place_or_none("inventory", "s3://BUCKET/PREFIX/manifest.json")]
 #: Who approved something.
 PersonText = Annotated[str, _required("approved_by"), _checked(_check_person)]
 #: The digest of a plan.

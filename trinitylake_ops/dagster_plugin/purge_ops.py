@@ -5,10 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from pydantic import Field
+
 from trinitylake_ops import maintenance
 from trinitylake_ops.dagster_plugin.metadata import markdown_table
 from trinitylake_ops.dagster_plugin.operation import Operation, Running, report_figures
-from trinitylake_ops.dagster_plugin.options import Options, age_field
+from trinitylake_ops.dagster_plugin.options import InventoryText, Options, age_field
 from trinitylake_ops.dagster_plugin.plans import Approval, BudgetOptions, Planned, end_deletion
 from trinitylake_ops.maintenance import Budget, OrphanPlan, PurgePlan
 
@@ -27,6 +29,11 @@ class OrphansOptions(Options):
     """What counts as left behind."""
 
     older_than_days: float = age_field("Only files last written")
+    inventory: InventoryText = Field(
+        default="",
+        description="The manifest.json of an inventory of the storage (Amazon S3 Inventory) to take what stands from,"
+        " instead of listing it; what came since the inventory is not looked at. Empty: list.",
+    )
 
 
 class OrphansApproval(OrphansOptions, BudgetOptions, Approval):
@@ -70,8 +77,14 @@ PURGE = Planned(
 
 
 def _plan_orphans(run: Running[OrphansOptions]) -> OrphanPlan:
-    older_than = timedelta(days=run.options.older_than_days)
-    return maintenance.plan_orphan_removal(run.lake, older_than, progress=run.progress(), executor=run.executor())
+    options = run.options
+    return maintenance.plan_orphan_removal(
+        run.lake,
+        timedelta(days=options.older_than_days),
+        options.inventory or None,
+        progress=run.progress(),
+        executor=run.executor(),
+    )
 
 
 def _orphans_shown(plan: OrphanPlan) -> dict[str, Any]:

@@ -105,6 +105,11 @@ def list_named(storage: Storage, executor: Executor, paths: Iterable[str]) -> It
     yield from _listed(storage, executor, [Part(prefix, bytes(known), True) for prefix, known in digests.items()])
 
 
+def list_folders(storage: Storage, executor: Executor, folders: Sequence[str]) -> Iterator[FileInfo]:
+    """Yield the files under prefixes, by any executor."""
+    yield from _listed(storage, executor, [Part(folder, b"", False) for folder in folders])
+
+
 def _listed(storage: Storage, executor: Executor, parts: Sequence[Part]) -> Iterator[FileInfo]:
     for infos in executor.map(Listing(storage), parts, _PARTS_AT_ONCE):
         yield from infos

@@ -26,10 +26,11 @@ from trinitylake_ops.format.file_names import (
 )
 from trinitylake_ops.maintenance.deletion import NO_LIMITS, Budget, Deletion, DeletionReport, delete_unreached
 from trinitylake_ops.maintenance.executors import LOCAL, Executor
+from trinitylake_ops.maintenance.inventory import list_by_inventory, read_inventory
 from trinitylake_ops.maintenance.lease import lease
 from trinitylake_ops.maintenance.listing import list_without
 from trinitylake_ops.maintenance.reachability import Mark, is_deletable, owned_tables
-from trinitylake_ops.maintenance.report import MeteredLakehouse, new_table
+from trinitylake_ops.maintenance.report import MeteredLakehouse, new_table, utc_of
 from trinitylake_ops.maintenance.retention import barred_before_ms, duration_ms, protected_ms
 from trinitylake_ops.maintenance.state_change import StateChange
 from trinitylake_ops.maintenance.survey import Progress, no_progress, on_latest, survey_versions, uncached
@@ -64,7 +65,8 @@ class OrphanPlan(TimedPlan):
     """The orphans at a version and time: how many by kind, and their bytes.
 
     ``unowned`` are files under ``tables/`` that no version defines and no owner file claims for this
-    lakehouse: they are left alone.
+    lakehouse: they are left alone. With an ``inventory``, the URI of its manifest, what came after it was begun,
+    at ``inventory_created_at_ms``, was not looked at.
     """
 
     base_version: int
@@ -74,6 +76,8 @@ class OrphanPlan(TimedPlan):
     bytes: int
     unowned_files: int
     unowned_bytes: int
+    inventory: str | None
+    inventory_created_at_ms: int | None
     _sizes_bytes: Mapping[str, int] = field(repr=False, compare=False)
     _owners: Mapping[str, int] = field(repr=False, compare=False)
     _older_than_ms: int | None = field(repr=False, compare=False)
@@ -104,14 +108,18 @@ class OrphanPlan(TimedPlan):
             f"; {self.unowned_files} files under tables/ are of nobody we know and stay" if self.unowned_files else ""
         )
         more = f", the first {_LISTED}" if len(self.paths) > _LISTED else ""
-        title = f"At version {self.base_version}: {len(self.paths)} orphans of {self.bytes} bytes{more}{unowned}"
+        known = self.inventory_created_at_ms
+        by = "" if known is None else f", of what the inventory of {utc_of(known):%Y-%m-%d %H:%M} UTC has"
+        title = f"At version {self.base_version}: {len(self.paths)} orphans of {self.bytes} bytes{by}{more}{unowned}"
         sizes_bytes = self._all()
         rows = [(path, _kind(path), sizes_bytes[path]) for path in self.paths[:_LISTED]]
         return new_table(title, "path", "kind", "bytes", rows=rows)
 
     def made_at(self, lake: Lakehouse, base: Snapshot, now_ms: int) -> Self:
         """Return the plan with the same age for another version and time."""
-        return type(self)(**vars(_plan(lake, base, now_ms, self._older_than_ms, executor=self._executor)))
+        return type(self)(
+            **vars(_plan(lake, base, now_ms, self._older_than_ms, self.inventory, executor=self._executor))
+        )
 
     def execute(
         self, approved_digest: str | None = None, *, budget: Budget = NO_LIMITS, progress: Progress = no_progress
@@ -178,6 +186,7 @@ class OrphanPlan(TimedPlan):
 def plan_orphan_removal(
     lake: Lakehouse,
     older_than: timedelta | int | None = None,
+    inventory: str | None = None,
     *,
     progress: Progress = no_progress,
     executor: Executor = LOCAL,
@@ -185,14 +194,16 @@ def plan_orphan_removal(
     """Find the orphans that were last modified more than ``older_than`` (milliseconds or a timedelta) ago; reads only.
 
     It is never less than the lakehouse's ``txn_ttl_millis`` and 5 minutes, which is also what it is without
-    one. Lists the root once and reads all nodes, definitions and tables that kept roots reach, by an executor. Raises
-    InvalidInputError for a negative age, MaintenanceBlockedError for an unfinished purge or before a reconcile,
-    and what marking raises.
+    one. Lists the root once and reads all nodes, definitions and tables that kept roots reach, by an executor. With the
+    URI of an ``inventory``'s manifest that takes the place of the listing. Raises InvalidInputError for a negative age
+    and for an inventory of something else, MaintenanceBlockedError for an unfinished purge or before a reconcile,
+    what reading an inventory and what marking raises.
     """
     older_than_ms = None if older_than is None else duration_ms(older_than, "older_than")
     lake = uncached(lake)
     return on_latest(
-        lake, lambda base: _plan(lake, base, lake.storage.now_ms(), older_than_ms, progress, executor=executor)
+        lake,
+        lambda base: _plan(lake, base, lake.storage.now_ms(), older_than_ms, inventory, progress, executor=executor),
     )
 
 
@@ -201,14 +212,19 @@ def _plan(
     base: Snapshot,
     now_ms: int,
     older_than_ms: int | None,
+    inventory: str | None,
     progress: Progress = no_progress,
     *,
     executor: Executor,
 ) -> OrphanPlan:
     _check_no_purge(base.definition)
+    known = None if inventory is None else read_inventory(lake, inventory)
     age_ms = max(older_than_ms or 0, protected_ms(base.definition))
     mark = Mark(survey_versions(lake, base, progress, executor=executor), progress=progress)
-    listed = list_without(lake.storage, executor, mark.catalog.paths)
+    if known is None:
+        listed = list_without(lake.storage, executor, mark.catalog.paths)
+    else:
+        listed = list_by_inventory(lake, executor, known, mark, progress)
     found = find_orphans(lake, mark, listed, now_ms - age_ms)
     sizes_bytes = {**found.sizes_bytes, **found.owners}
     return OrphanPlan(
@@ -219,6 +235,8 @@ def _plan(
         bytes=sum(sizes_bytes.values()),
         unowned_files=found.unowned_files,
         unowned_bytes=found.unowned_bytes,
+        inventory=None if known is None else known.location,
+        inventory_created_at_ms=None if known is None else known.created_at_ms,
         _sizes_bytes=found.sizes_bytes,
         _owners=found.owners,
         _older_than_ms=older_than_ms,

@@ -1,0 +1,56 @@
+"""Inventories as Amazon S3 writes them, made by a listing of their own."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote_plus
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import orc
+
+COLUMNS = "Bucket, Key, VersionId, IsLatest, IsDeleteMarker, Size, LastModifiedDate"
+
+
+def inventory_file(keys: Sequence[str], file_format: str = "CSV") -> bytes:
+    """Return a file of an inventory with these keys; size and time are such as nobody should believe."""
+    if file_format == "CSV":
+        text = io.StringIO()
+        rows = [("bucket", quote_plus(key), "", "true", "false", 1, "1970-01-01T00:00:00.000Z") for key in keys]
+        csv.writer(text, quoting=csv.QUOTE_ALL).writerows(rows)
+        return gzip.compress(text.getvalue().encode())
+    table = pa.table({"bucket": ["bucket"] * len(keys), "key": pa.array(keys, pa.utf8()), "size": [1] * len(keys)})
+    sink = pa.BufferOutputStream()
+    (pq.write_table if file_format == "Parquet" else orc.write_table)(table, sink)
+    return bytes(sink.getvalue())
+
+
+def manifest(source: str, keys: Sequence[str], file_format: str = "CSV", created_at_ms: int = 0) -> bytes:
+    """Return the manifest of an inventory of a bucket, in files with these keys."""
+    content = {
+        "sourceBucket": source,
+        "destinationBucket": "arn:aws:s3:::inventories",
+        "version": "2016-11-30",
+        "creationTimestamp": str(created_at_ms),
+        "fileFormat": file_format,
+        "fileSchema": COLUMNS if file_format == "CSV" else "message s3.inventory { required binary key (STRING); }",
+        "files": [{"key": key, "size": 1, "MD5checksum": "0"} for key in keys],
+    }
+    return json.dumps(content).encode()
+
+
+def write_inventory(
+    folder: Path, source: str, keys: Sequence[str], file_format: str = "CSV", files: int = 2, created_at_ms: int = 0
+) -> str:
+    """Write an inventory of several files into a folder; returns the path of its manifest."""
+    (folder / "data").mkdir(parents=True)
+    names = [f"data/{number}" for number in range(files)]
+    for number, name in enumerate(names):
+        (folder / name).write_bytes(inventory_file(keys[number::files], file_format))
+    (folder / "manifest.json").write_bytes(manifest(source, names, file_format, created_at_ms))
+    return str(folder / "manifest.json")
