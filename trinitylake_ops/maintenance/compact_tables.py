@@ -25,11 +25,11 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.keys import ObjectName
-from trinitylake_ops.maintenance.defined_tables import defined, reading, tables_of
+from trinitylake_ops.maintenance.defined_tables import defined, tables_of
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, Plan, digest_of, new_table
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.data_files import delete_data_files
-from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.managed import metadata_uri, read_metadata
 from trinitylake_ops.tables.publication import Publication, publication_id, publish_once, published_version
 from trinitylake_ops.tables.rewriting import (
@@ -246,7 +246,7 @@ def plan_compact_tables(
 
 
 def _plan(lake: Lakehouse, base: Snapshot, rules: RewriteRules, only: tuple[str, ...] | None) -> CompactTablesPlan:
-    io = reading(lake)
+    io = reading_io(lake)
     found: list[TableCompaction] = []
     left: dict[str, str] = {}
     older: dict[str, int] = {}

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from trinitylake_ops.errors import CorruptFileError, FileMissingError
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.keys import ObjectName
-from trinitylake_ops.maintenance.defined_tables import defined, reading, tables_of
+from trinitylake_ops.maintenance.defined_tables import defined, tables_of
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
-from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.managed import metadata_uri, read_metadata
 from trinitylake_ops.tables.trimming import is_trimmable
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -57,7 +57,7 @@ def survey_data_files(lake: Lakehouse, version: Snapshot, max_seconds: float) ->
     A table without a snapshot has no files. Raises StorageError.
     """
     end_s = time.monotonic() + max_seconds
-    io = reading(lake)
+    io = reading_io(lake)
     found: list[TableFiles] = []
     uncounted: list[str] = []
     unreadable: list[str] = []

@@ -7,8 +7,6 @@ from typing import TypeVar
 
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.keys import ObjectName
-from trinitylake_ops.tables.file_io import StorageFileIO
-from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.names import resolve_table
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.search import scan
@@ -42,8 +40,3 @@ def in_batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
     """Yield items in order, as many at a time as are read together."""
     for start in range(0, len(items), _BATCH):
         yield items[start : start + _BATCH]
-
-
-def reading(lake: Lakehouse) -> StorageFileIO:
-    """Return what reads files of tables, and writes none."""
-    return StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)

@@ -46,7 +46,7 @@ from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse,
 from trinitylake_ops.maintenance.retention import duration_ms
 from trinitylake_ops.maintenance.survey import Progress, no_progress
 from trinitylake_ops.storage import FileInfo, open_storage
-from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.ownership import claim_location
 from trinitylake_ops.tables.reach import files_of
 from trinitylake_ops.transaction.commit import discard
@@ -278,7 +278,7 @@ class _Work:
         executor: Executor,
     ) -> _Work:
         """Find out what to copy. Raises what :func:`plan_export` raises."""
-        io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
+        io = reading_io(lake)
         target = None
         destination = Destination.same_root(lake.root, export_id(record))
         if record.target_uri:
@@ -464,7 +464,7 @@ class _Work:
         if self.target is None or self.target.base is None or not ids:
             return frozenset()
         base, lake = self.target.base, self.target.lake
-        io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
+        io = reading_io(lake)
         found: set[str] = set()
         for key, location in self.target.entries().items():
             name = base.keys.decode(key)

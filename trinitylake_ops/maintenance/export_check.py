@@ -22,7 +22,7 @@ from trinitylake_ops.maintenance.table_reach import iceberg_metadata
 from trinitylake_ops.storage import Storage, open_storage
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
-from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.file_io import reading_io
 from trinitylake_ops.tables.reach import files_of
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 
@@ -132,7 +132,7 @@ def _needed_elsewhere(
     reach = CatalogReach(other.files, skips_damaged=True)
     reach.add([SurveyedRoot.of(version, exported.root, path, other.root)])
     needed.update(dict.fromkeys(one for one in (*reach.nodes, *reach.tables, *reach.others) if not is_uri(one)))
-    io = StorageFileIO.on(other.storage, other.storage_options, read_only=True)
+    io = reading_io(other)
     damaged: set[str] = set()
 
     def add_files(location: str) -> None:

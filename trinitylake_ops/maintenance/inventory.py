@@ -43,7 +43,7 @@ from trinitylake_ops.maintenance.table_reach import is_table_path, table_id_in
 from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, Storage
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.storage.paths import check_path
-from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.ownership import owner_path
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
@@ -82,7 +82,7 @@ def read_inventory(lake: Lakehouse, location: str) -> Inventory:
             f"inventory {location!r} is neither a URI nor an absolute path of its manifest.json", path=location
         )
     try:
-        data = _io(lake).read_whole(uri)
+        data = reading_io(lake).read_whole(uri)
     except FileMissingError as error:
         raise FileMissingError(f"there is no inventory {uri!r}: give the URI of its manifest.json", path=uri) from error
     try:
@@ -120,7 +120,7 @@ def list_by_inventory(
     for prefix in (ROOT_PREFIX, TEMPORARY_PREFIX):
         yield from lake.storage.list(prefix)
     reached = array("Q", sorted(map(_digest, chain(*mark.catalog.paths, mark.tables.files))))
-    search = InventorySearch(_io(lake), inventory, reached.tobytes())
+    search = InventorySearch(reading_io(lake), inventory, reached.tobytes())
     unreached: dict[str, None] = {}
     n_reached = 0
     for done, found in enumerate(executor.map(search, inventory.files, 1), 1):
@@ -219,10 +219,6 @@ class Standing:
             return self.storage.stat(path)
         except FileMissingError:
             return None
-
-
-def _io(lake: Lakehouse) -> StorageFileIO:
-    return StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
 
 
 def _is_name_of_ours(path: str) -> bool:

@@ -30,7 +30,7 @@ from trinitylake_ops.maintenance.survey import survey_versions, uncached
 from trinitylake_ops.maintenance.table_reach import iceberg_metadata, is_table_path
 from trinitylake_ops.storage.options import redact_assignments
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
-from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.file_io import reading_io
 from trinitylake_ops.tables.managed import EXTERNAL
 from trinitylake_ops.tables.registration import registered_table, registered_uri
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -63,7 +63,7 @@ def register_table(
     something else deletes files, and what a commit raises.
     """
     uri = registered_uri(lake.root, metadata_location)
-    io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
+    io = reading_io(lake)
     message = f"{namespace}.{table}"[:_LONGEST_MESSAGE_CHARS]
     with (
         _undisturbed(lake, [uri]) as still_undisturbed,
@@ -315,7 +315,7 @@ def _metadata_location(txn: Transaction, name: _Name) -> str | None:
 
 
 def _definitions(lake: Lakehouse, txn: Transaction, fresh: Mapping[_Name, str]) -> dict[_Name, TableDef]:
-    io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
+    io = reading_io(lake)
     lakehouse = txn.base.definition
 
     def definition(name: _Name) -> TableDef:

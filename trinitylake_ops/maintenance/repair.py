@@ -36,7 +36,7 @@ from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse,
 from trinitylake_ops.maintenance.survey import uncached
 from trinitylake_ops.maintenance.verify import verify
 from trinitylake_ops.maintenance.verify_report import Finding, VerifyReport
-from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.reach import TableFile, files_of
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
@@ -379,7 +379,7 @@ class _Planner:
             or METADATA_LOCATION not in definition.format_properties
         ):
             return True
-        io = StorageFileIO.on(self._lake.storage, self._lake.storage_options, read_only=True)
+        io = reading_io(self._lake)
         return all(self._stands(io, file) for file in files_of(definition, io) if file.live)
 
     def _stands(self, io: StorageFileIO, file: TableFile) -> bool:

@@ -28,7 +28,7 @@ from trinitylake_ops.maintenance.rollback import (
     plan_rollback,
 )
 from trinitylake_ops.maintenance.survey import Progress, no_progress, uncached
-from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.ownership import claim_location
 from trinitylake_ops.transaction.lakehouse import Change, Lakehouse, change_of, options_for
 from trinitylake_ops.transaction.snapshot import Snapshot
@@ -167,7 +167,7 @@ class _Restoring:
         options = self.target_options if self.target_options is not None else options_for(self.lake, other.root)
         io = StorageFileIO.on(other, options, read_only=True, others=[self.lake.storage])
         content = gather(export, Choice(ExportLevel.FULL), fresh, io, entries=different)
-        own_io = StorageFileIO.on(self.lake.storage, self.lake.storage_options, read_only=True)
+        own_io = reading_io(self.lake)
         for definition in content.uncopied:
             check_table_files(export.version, own_io, definition)
         removed = tuple(sorted(here.keys() - there.keys()))

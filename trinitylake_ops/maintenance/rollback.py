@@ -25,7 +25,7 @@ from trinitylake_ops.maintenance.report import Plan, change_rows, digest_of, new
 from trinitylake_ops.maintenance.survey import uncached
 from trinitylake_ops.maintenance.version_record import ROLLED_BACK_TO
 from trinitylake_ops.storage.parallel import run_parallel
-from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.reach import files_of
 from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS, latest_snapshot
 from trinitylake_ops.transaction.commit_info import CommitInfo
@@ -242,7 +242,7 @@ def _target(lake: Lakehouse, base: Snapshot, to: int | str | None, timestamp: da
     if snapshot.root.is_sealed:
         raise VersionExpiredError(f"version {snapshot.version} was expired and purged", path=snapshot.location)
     is_name = isinstance(to, str) and not (to.isascii() and to.isdecimal())
-    io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
+    io = reading_io(lake)
     return _Target(str(to) if is_name else snapshot.version, snapshot, io)
 
 

@@ -25,7 +25,7 @@ from trinitylake_ops.maintenance.executors import LOCAL, Executor
 from trinitylake_ops.maintenance.survey import Progress, no_progress
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.parallel import run_parallel
-from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.reach import TableFile, files_of
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import LakehouseFiles
@@ -58,7 +58,7 @@ class TableReach:
     """
 
     def __init__(self, lake: Lakehouse, walk: TableWalk = files_of, executor: Executor = LOCAL):
-        self._io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
+        self._io = reading_io(lake)
         self._walk = walk
         self._executor = executor
         self._files = lake.files
@@ -254,7 +254,7 @@ def freed_table_files(lake: Lakehouse, locations: Sequence[str], executor: Execu
     for definition in executor.map(DefinitionRead(lake.files), paths, max(1, len(paths))):
         if definition is not None and definition.is_managed and iceberg_metadata(definition):
             by_table.setdefault(definition.id, []).append(definition)
-    walk = OwnFilesWalk(StorageFileIO.on(lake.storage, lake.storage_options, read_only=True))
+    walk = OwnFilesWalk(reading_io(lake))
     found: dict[str, TableFile] = {}
     for files in executor.map(walk, list(by_table.values()), 1 if executor.is_local else _TABLES_AT_ONCE):
         found |= files

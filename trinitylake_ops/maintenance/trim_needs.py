@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.keys import ObjectName
-from trinitylake_ops.maintenance.defined_tables import defined, in_batches, reading, tables_of
+from trinitylake_ops.maintenance.defined_tables import defined, in_batches, tables_of
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.tables.file_io import reading_io
 from trinitylake_ops.tables.trimming import ListedSnapshots, is_trimmable, listed_snapshots, referred_snapshots
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
@@ -45,7 +46,7 @@ def candidates_of(lake: Lakehouse, base: Snapshot, only: Sequence[str] | None) -
     ``only`` names tables as ``namespace.table``. Raises TableNotFoundError, InvalidInputError for a named
     table that cannot be trimmed, StorageError.
     """
-    io = reading(lake)
+    io = reading_io(lake)
 
     def listed(definition: TableDef) -> ListedSnapshots | None:
         try:
@@ -107,7 +108,7 @@ def _needed(lake: Lakehouse, candidates: Sequence[Candidate], kept_definitions: 
         undecided[candidate.table_id] |= candidate.snapshots.others
     seen = {candidate.metadata_location for candidate in candidates}
     own = {candidate.definition_location for candidate in candidates}
-    io = reading(lake)
+    io = reading_io(lake)
 
     def referred(definition: TableDef) -> frozenset[int]:
         return referred_snapshots(definition, io)

@@ -21,7 +21,7 @@ from trinitylake_ops.spark_jobs.stream_options import StreamOptions
 from trinitylake_ops.spark_jobs.stream_reader import Offset, expired_between, gap_error
 from trinitylake_ops.spark_jobs.table_reader import check_reachable, found_table, group_files
 from trinitylake_ops.spark_jobs.table_tasks import ReadJob, read_tasks
-from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.file_io import reading_io
 from trinitylake_ops.tables.managed import metadata_uri, read_metadata, without_history
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
@@ -88,7 +88,7 @@ class _Batch:
         self._lake = lake
         self._start, self._end = start, end
         self._options = options
-        self.io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
+        self.io = reading_io(lake)
         self._histories: list[TableMetadata] = []
         self._versions = self._readable_versions()
 

@@ -24,7 +24,7 @@ from trinitylake_ops.spark_jobs.handover import HANDOVER, handed_over
 from trinitylake_ops.spark_jobs.row_filters import parsed
 from trinitylake_ops.spark_jobs.spark_schema import to_spark_schema
 from trinitylake_ops.spark_jobs.table_tasks import ReadJob, Scan, TableScan
-from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.managed import ICEBERG, metadata_uri, read_metadata
 from trinitylake_ops.tables.staged_table import StagedTable
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -94,7 +94,7 @@ def read_files(
     comes as Spark's PythonException.
     """
     check_reachable(lake)
-    io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
+    io = reading_io(lake)
     metadata = read_metadata(io, to_uri(lake.root, table)) if isinstance(table, str) else table.metadata
     found, wanted = FoundTable(io, metadata), parsed(row_filter)
     return found.scanned_frame(spark, found.tasks(wanted), wanted, columns)
@@ -152,7 +152,7 @@ def found_table(lake: Lakehouse, snapshot: Snapshot, namespace: str, table: str)
         raise InvalidInputError(
             f"table {namespace}.{table} has the format {definition.table_format!r}; only {ICEBERG} can be read"
         )
-    io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
+    io = reading_io(lake)
     # An export may stand in another lakehouse, whose definitions give paths below its own root.
     return FoundTable(io, read_metadata(io, metadata_uri(definition, snapshot.files.storage.root)))
 

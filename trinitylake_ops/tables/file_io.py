@@ -35,6 +35,7 @@ from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.options import SECRET_OPTIONS, StorageOptions
 from trinitylake_ops.storage.write_outcome import create_fresh_file
+from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 ROOT = "root"
 STORAGE_OPTION_PREFIX = "storage."
@@ -229,6 +230,11 @@ class StorageFileIO(FileIO):
                 is_alike = self.root.startswith(f"{scheme}://")
                 self._foreign[root] = open_storage(root, self.storage_options if is_alike else None)
             return self._foreign[root], uri.removeprefix(root)
+
+
+def reading_io(lake: Lakehouse) -> StorageFileIO:
+    """Return what reads files of a lakehouse's tables, and writes none."""
+    return StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
 
 
 class StorageInputFile(InputFile):
