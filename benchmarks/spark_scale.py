@@ -1,8 +1,8 @@
 """Walking, verifying and searching large lakehouses for orphans by Spark, and by threads: time, memory, workers.
 
 Run from the project's root: ``.venv/bin/python -m benchmarks.spark_scale``; it writes
-``benchmarks/results/spark_scale.md`` and ``spark_workers.md``. Trees, roots and commits are real, on local disk; the
-definitions of the first version are made up when they are read or listed, and so is a hundredth of orphans. Each piece
+``benchmarks/results/spark_scale.md`` and ``spark_workers.md``. The lakehouses are on local disk; the definitions of the
+first version all say the same, and beside a hundred of them lies one that nothing reaches. Each piece
 of work runs in a process of its own, whose peak memory is read when it ends: that is the driver's, and beside it that
 of its JVM, whose heap has 512 MB at most.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import mmap
 import random
 import tempfile
 import time
@@ -26,7 +25,6 @@ from benchmarks.report import plot, table, write_result
 from benchmarks.scale import run
 from tests.spark_jobs.cluster import Cluster
 from trinitylake_ops import Lakehouse, TableDef
-from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.format.file_names import new_table_path
 from trinitylake_ops.storage import FileInfo, LocalStorage, Storage, StorageWrapper
 from trinitylake_ops.tree.search import scan
@@ -38,11 +36,8 @@ SLOW_VERSIONS = 100
 #: Requests at once of each worker on a storage far away: few, so that waits count, not the cores of this machine.
 SLOW_THREADS = 4
 WORKS = ("walk", "orphans", "verify")
-#: Beyond it threads take too long, and too much memory, to be waited for.
-VERIFIED_BY_THREADS = 100_000
 
 _DEFINITION = TableDef(id="00000000-0000-4000-8000-000000000000").to_bytes()
-_RECORD_BYTES = 160
 _PAGE_FILES = 1_000
 _YEAR_MS = 365 * 24 * 3_600_000
 
@@ -53,79 +48,57 @@ print(json.dumps(work(root)))
 """
 
 
-class MadeUpFiles(StorageWrapper):
-    """Gives and lists definitions that are named in an index, as if they stood there, a year after they were written.
+class LaterStorage(StorageWrapper):
+    """Another storage, as it will be in a year: what nothing reaches is old enough to be an orphan.
 
     With ``is_slow`` each request, and each page of a listing, takes 20 ms, and few are sent at once.
     """
 
-    def __init__(self, inner: Storage, index: str, *, is_slow: bool = False):
+    def __init__(self, inner: Storage, *, is_slow: bool = False):
         super().__init__(inner)
-        self.concurrency = SLOW_THREADS if is_slow else 16
-        self._index = index
+        self.concurrency = SLOW_THREADS if is_slow else inner.concurrency
         self._is_slow = is_slow
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_made_up, (self.inner, self._index, self._is_slow))
+        return (_later, (self.inner, self._is_slow))
 
     def now_ms(self) -> int:
         return self.inner.now_ms() + _YEAR_MS
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
         self._take_time()
-        try:
-            return self.inner.read(path, offset=offset, length=length)
-        except FileMissingError:
-            if "-table-" in path:
-                return _DEFINITION
-            raise
+        return self.inner.read(path, offset=offset, length=length)
 
     def stat(self, path: str) -> FileInfo:
         self._take_time()
         return self.inner.stat(path)
 
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
-        for number, info in enumerate(self._all(prefix)):
+        for number, info in enumerate(self.inner.list(prefix)):
             if number % _PAGE_FILES == 0:
                 self._take_time()
             yield info
-
-    def _all(self, prefix: str) -> Iterator[FileInfo]:
-        yield from self.inner.list(prefix)
-        with open(self._index, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as records:
-            wanted = prefix.encode()
-            low, high = 0, len(records) // _RECORD_BYTES
-            while low < high:
-                middle = (low + high) // 2
-                if records[middle * _RECORD_BYTES : (middle + 1) * _RECORD_BYTES] < wanted:
-                    low = middle + 1
-                else:
-                    high = middle
-            for start in range(low * _RECORD_BYTES, len(records), _RECORD_BYTES):
-                record = records[start : start + _RECORD_BYTES]
-                if not record.startswith(wanted):
-                    return
-                yield FileInfo(record.rstrip().decode(), len(_DEFINITION), 1)
 
     def _take_time(self) -> None:
         if self._is_slow:
             time.sleep(REQUEST_SECONDS)
 
 
-def _made_up(inner: Storage, index: str, is_slow: bool) -> MadeUpFiles:
-    return MadeUpFiles(inner, index, is_slow=is_slow)
+def _later(inner: Storage, is_slow: bool) -> LaterStorage:
+    return LaterStorage(inner, is_slow=is_slow)
 
 
 def generate(folder: Path, n_tables: int, n_versions: int) -> None:
-    """Make a lakehouse: one commit of all tables, then commits of one to five random ones; and the index."""
-    index = folder / "index"
-    index.write_bytes(b" " * _RECORD_BYTES)
-    storage = MadeUpFiles(LocalStorage(f"file://{folder}/lake/", fsync=False), str(index))
+    """Make a lakehouse: one commit of all tables, then commits of one to five random ones; and orphans."""
+    storage = LocalStorage(f"file://{folder}/lake/", fsync=False)
     lake = loaded(storage, n_tables)
     snapshot = lake.snapshot()
     paths = [location for _, location in scan(snapshot.files.nodes, snapshot.root) if "-table-" in location]
     paths += [new_table_path("ns", f"orphan{number}", 1024) for number in range(n_tables // 100)]
-    index.write_bytes(b"".join(path.encode().ljust(_RECORD_BYTES) for path in sorted(paths)))
+    for place in {path.rpartition("/")[0] for path in paths}:
+        (folder / "lake" / place).mkdir(parents=True, exist_ok=True)
+    for path in paths:
+        (folder / "lake" / path).write_bytes(_DEFINITION)
     generator = random.Random(0)
     while lake.latest_version() < n_versions - 1:
         change_tables(lake, {generator.randrange(n_tables) for _ in range(generator.randint(1, 5))})
@@ -142,7 +115,7 @@ def work(given: str) -> dict[str, Any]:
     asked = json.loads(given)
     folder = asked["folder"]
     inner = LocalStorage(f"file://{folder}/lake/", fsync=False)
-    lake = Lakehouse(MadeUpFiles(inner, f"{folder}/index", is_slow=asked["is_slow"]))
+    lake = Lakehouse(LaterStorage(inner, is_slow=asked["is_slow"]))
 
     def done(executor: Any) -> dict[str, Any]:
         begun = time.perf_counter()
@@ -173,11 +146,9 @@ def work(given: str) -> dict[str, Any]:
 
 
 def _peak_mb(pid: int) -> float:
-    """Return the most memory that a process has had, or the Java process that it started in its place, in MB."""
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        return _peak_mb(int(child))
+    """Return the most memory that a process has had, in MB."""
     status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1_024 / 1e6
 
 
 def _started(_pickled: bytes, elements: Iterator[bytes]) -> Iterator[bytes]:
@@ -197,7 +168,7 @@ def measured(folder: Path, what: str, master: str | None, slots: int = 0, *, is_
 def sizes(folder: Path, counts: Sequence[int]) -> list[str]:
     """Measure all works by both engines on lakehouses of several sizes."""
     rows: list[list[str]] = []
-    seconds: dict[tuple[str, int], tuple[float | None, float]] = {}
+    seconds: dict[tuple[str, int], tuple[float, float]] = {}
     for n_tables in counts:
         own = folder / str(n_tables)
         own.mkdir()
@@ -206,21 +177,23 @@ def sizes(folder: Path, counts: Sequence[int]) -> list[str]:
         print(f"{n_tables:,} made in {time.perf_counter() - begun:.0f} s", flush=True)
         for what in WORKS:
             spark = measured(own, what, "local[2]", 2)
-            local = measured(own, what, None) if what != "verify" or n_tables <= VERIFIED_BY_THREADS else None
-            assert local is None or spark["found"] == local["found"], (spark, local)
-            seconds[what, n_tables] = (None if local is None else local["seconds"], spark["seconds"])
-            cells = ["" if one is None else f"{one['seconds']:.1f}" for one in (local, spark)]
-            cells += ["" if one is None else f"{one['memory_mb']:.0f}" for one in (local, spark)]
+            local = measured(own, what, None)
+            assert spark["found"] == local["found"], (spark, local)
+            seconds[what, n_tables] = (local["seconds"], spark["seconds"])
+            cells = [f"{one['seconds']:.1f}" for one in (local, spark)]
+            cells += [f"{one['memory_mb']:.0f}" for one in (local, spark)]
             cells += [f"{spark['jvm_mb']:.0f}"]
             rows.append([what, f"{n_tables:,}", *cells])
     small, large = min(counts), max(counts)
-    ratios = [(what, f"{seconds[what, large][1] / seconds[what, small][1]:.1f}") for what in WORKS]
+    ratios = [
+        (what, *(f"{seconds[what, large][engine] / seconds[what, small][engine]:.1f}" for engine in (0, 1)))
+        for what in WORKS
+    ]
 
     def draw(axes: Sequence[Axes]) -> None:
         for axis, what in zip(axes, WORKS, strict=True):
             for engine, label in enumerate(("threads", "Spark, 2 tasks")):
-                known = [(count, spent) for count in counts if (spent := seconds[what, count][engine]) is not None]
-                axis.plot(*zip(*known, strict=True), "o-", label=label)
+                axis.plot(counts, [seconds[what, count][engine] for count in counts], "o-", label=label)
             axis.set(title=what, xlabel="objects", ylabel="seconds", xscale="log", yscale="log")
             axis.legend()
 
@@ -240,9 +213,9 @@ def sizes(folder: Path, counts: Sequence[int]) -> list[str]:
             rows,
         ),
         "",
-        f"Spark's seconds for {large:,} objects as a multiple of those for {small:,}:",
+        f"Seconds for {large:,} objects as a multiple of those for {small:,}:",
         "",
-        *table(["work", "times"], ratios),
+        *table(["work", "threads", "Spark"], ratios),
         "",
         plot("spark_scale", draw, len(WORKS), 4.0),
     ]
