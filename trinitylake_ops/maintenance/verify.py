@@ -266,11 +266,14 @@ class _Verification:
             self._unchecked.append(f"leftovers of operations: {error.message}")
 
     def _check_orphans(self) -> None:
-        self.versions.objects.forget_ahead()  # executors mark once more, which takes its place in memory
         survey = self._survey()
         if survey is None:
             self._unchecked.append("orphans, since not all roots can be read")
             return
+        if not self._executor.is_local:  # which mark once more: that takes the place in memory of what was read ahead
+            self.versions.objects.forget_ahead()
+            if not self._incremental:
+                self._known.forget_contents()
         try:
             orphans = verify_state.orphans_of(survey, self.listing, self.tables.walk)
         except TrinityLakeError as error:

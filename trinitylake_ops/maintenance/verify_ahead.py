@@ -6,8 +6,9 @@ passed over, so that verify reads it itself and says what is wrong: the report i
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import StorageError, TrinityLakeError
@@ -30,6 +31,8 @@ from trinitylake_ops.tables.whole_files import TableFiles, WholeFileIO
 
 _NODES_AT_ONCE = 32
 _DEFINITIONS_AT_ONCE = 512
+#: So many definitions are waited for before they are read: enough for every task, few enough to be held.
+_DEFINITIONS_HELD = 65_536
 _TABLES_AT_ONCE = 16
 _FILES_AT_ONCE = 64
 
@@ -202,41 +205,40 @@ class ReadAhead:
 
     def walk(self, roots: Iterable[str], *, is_deep: bool) -> None:
         """Read roots, by their paths, and all that they reach, data files only with ``is_deep``."""
-        tables: dict[str, None] = {}
-        others: dict[str, None] = {}
         walked: set[str] = set()
         frontier = list(dict.fromkeys(roots))
         while frontier:
             walked.update(frontier)
             below: dict[str, None] = {}
+            definitions: dict[Kind, list[str]] = {"namespace": [], "table": []}
             for node in self._nodes(frontier):
                 below |= dict.fromkeys(node.pointers.nodes)
-                tables |= dict.fromkeys(node.pointers.tables)
-                others |= dict.fromkeys(node.pointers.others)
+                named: dict[Kind, Sequence[str]] = {"namespace": node.pointers.others, "table": node.pointers.tables}
+                for kind, paths in named.items():
+                    definitions[kind] += (path for path in paths if self.definitions.is_new(path, kind))
+                    if len(definitions[kind]) >= _DEFINITIONS_HELD:
+                        self._check_definitions(definitions[kind], kind)
+                        definitions[kind] = []
+            for kind, rest in definitions.items():
+                self._check_definitions(rest, kind)
             frontier = [path for path in below if path not in walked and not is_uri(path)]
-        self._check_definitions(list(others), "namespace")
-        self._check_definitions(list(tables), "table")
-        named = self._walk_tables()
+        files = self._walk_tables()
         if is_deep:
-            self._read_contents(named)
+            self._read_contents(files)
 
-    def _nodes(self, paths: Sequence[str]) -> list[ReadNode]:
-        """Return the nodes that can be read, those from a record, too."""
-        recorded = [path for path in paths if self._known.recorded(path) is not None]
+    def _nodes(self, paths: Sequence[str]) -> Iterator[ReadNode]:
+        """Yield the nodes that can be read, those from a record, too."""
+        for path in paths:
+            if self._known.recorded(path) is not None:
+                with contextlib.suppress(TrinityLakeError):
+                    yield ReadNode.of(path, self._known.read(path), self._storage.root)
         missing = [path for path in paths if self._is_listed(path) and self._known.recorded(path) is None]
-        found = []
-        for path in recorded:
-            try:
-                found.append(ReadNode.of(path, self._known.read(path), self._storage.root))
-            except TrinityLakeError:
-                continue
         for path, node in zip(
             missing, self._executor.map(NodeRead(self._storage), missing, _NODES_AT_ONCE), strict=True
         ):
             if node is not None:
                 self._known.take(path, node.sha256, node.packed)
-                found.append(node)
-        return found
+                yield node
 
     def _check_definitions(self, paths: Sequence[str], kind: Kind) -> None:
         missing = [path for path in paths if self._is_listed(path) and self._known.recorded(path) is None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
@@ -50,36 +51,50 @@ def is_empty(definition: NamespaceDef | TableDef) -> bool:
 class WholeDefinitions:
     """The locations of definitions that were read ahead and are whole; ``tables`` are those of tables with files.
 
-    There may be a million of them, so each has a text and a few bits.
+    There may be a million of them, so each has a digest and a few bits.
     """
 
-    _BITS: Mapping[Kind, int] = MappingProxyType({"namespace": 1, "table": 2})
-    _SEEN = 4
+    _ASKED: Mapping[Kind, int] = MappingProxyType({"namespace": 1, "table": 2})
+    _WHOLE: Mapping[Kind, int] = MappingProxyType({"namespace": 4, "table": 8})
+    _SEEN = 16
 
     def __init__(self) -> None:
-        self._bits: dict[str, int] = {}
+        self._bits: dict[bytes, int] = {}
         self.tables: dict[str, TableDef] = {}
         self.n_seen = 0
 
+    def is_new(self, location: str, kind: Kind) -> bool:
+        """Whether nobody asked so about the definition of this kind at a location before."""
+        digest = _digest(location)
+        bits = self._bits.get(digest, 0)
+        self._bits[digest] = bits | self._ASKED[kind]
+        return not bits & self._ASKED[kind]
+
     def add(self, location: str, kind: Kind, table: TableDef | None) -> None:
         """Know a definition to be whole."""
-        self._bits[location] = self._bits.get(location, 0) | self._BITS[kind]
+        digest = _digest(location)
+        self._bits[digest] = self._bits.get(digest, 0) | self._WHOLE[kind]
         if table is not None:
             self.tables[location] = table
 
     def see(self, location: str, kind: Kind) -> bool:
         """Whether the definition of this kind at a location is known to be whole; if so, it is seen."""
-        bits = self._bits.get(location, 0)
-        if not bits & self._BITS[kind]:
+        digest = _digest(location)
+        bits = self._bits.get(digest, 0)
+        if not bits & self._WHOLE[kind]:
             return False
         if not bits & self._SEEN:
-            self._bits[location] = bits | self._SEEN
+            self._bits[digest] = bits | self._SEEN
             self.n_seen += 1
         return True
 
     def is_seen(self, location: str) -> bool:
-        """Whether it was asked for."""
-        return bool(self._bits.get(location, 0) & self._SEEN)
+        """Whether it was asked for and is whole."""
+        return bool(self._bits.get(_digest(location), 0) & self._SEEN)
+
+
+def _digest(location: str) -> bytes:
+    return hashlib.blake2b(location.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 class ObjectVerifier:

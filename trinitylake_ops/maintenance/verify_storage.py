@@ -141,6 +141,11 @@ class KnownFilesStorage(StorageWrapper):
             self._contents.pop(path, None)
         return False
 
+    def forget_contents(self) -> None:
+        """Let go of all bytes: whoever asks for them again asks the storage."""
+        with self._lock:
+            self._contents.clear()
+
     def _known(self, path: str) -> bytes | None:
         content = self._contents.get(path)
         if content is None:
