@@ -25,25 +25,30 @@ class Engine:
 
     name: str
     master: str | None
+    remote: str | None
     requests_per_second: float | None
 
     @contextmanager
     def executor(self) -> Iterator[Executor]:
         """Give the executor for a block; a Spark session starts with it and stops at its end, however that comes.
 
-        Raises UsageError for options of Spark with another engine, JavaNotFoundError.
+        Raises UsageError for options of Spark with another engine, JavaNotFoundError, JobFailedError.
         """
         if self.name == "local":
-            if self.master is not None or self.requests_per_second is not None:
-                raise click.UsageError("--spark-master and --spark-requests-per-second go with --engine spark")
+            if any(given is not None for given in (self.master, self.remote, self.requests_per_second)):
+                raise click.UsageError(
+                    "--spark-master, --spark-remote and --spark-requests-per-second go with --engine spark"
+                )
             yield LOCAL
             return
+        if self.master is not None and self.remote is not None:
+            raise click.UsageError("--spark-master and --spark-remote exclude each other")
         # Spark takes a second to load, which no other command should cost.
         from trinitylake_ops.spark_jobs.executor import spark_executor
         from trinitylake_ops.spark_jobs.session import DEFAULT_MASTER
 
         master = self.master if self.master is not None or _SUBMITTED in os.environ else DEFAULT_MASTER
-        with spark_executor(master, requests_per_second=self.requests_per_second) as executor:
+        with spark_executor(master, remote=self.remote, requests_per_second=self.requests_per_second) as executor:
             yield executor
 
 
@@ -52,7 +57,9 @@ def engine_options(command: C) -> C:
 
     def gather(context: click.Context, option: click.Parameter, name: str) -> Engine:
         given: dict[str, Any] = context.meta.get(_GIVEN, {})
-        return Engine(name, given.get("spark_master"), given.get("spark_requests_per_second"))
+        return Engine(
+            name, given.get("spark_master"), given.get("spark_remote"), given.get("spark_requests_per_second")
+        )
 
     def keep(context: click.Context, option: click.Parameter, value: Any) -> None:
         context.meta.setdefault(_GIVEN, {})[option.name] = value
@@ -65,6 +72,14 @@ def engine_options(command: C) -> C:
         expose_value=False,
         callback=keep,
         help="All tasks of Spark together send no more requests than that.",
+    )(command)
+    command = click.option(
+        "--spark-remote",
+        metavar="URL",
+        is_eager=True,
+        expose_value=False,
+        callback=keep,
+        help="A server of Spark Connect that runs the tasks instead, such as sc://host:15002.",
     )(command)
     command = click.option(
         "--spark-master",

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import (
@@ -25,9 +26,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructField, StructType
 
 from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.spark_jobs.connect import default_parallelism, is_remote
 from trinitylake_ops.spark_jobs.handover import HANDOVER, handed_over, take_given
 from trinitylake_ops.spark_jobs.metadata_tables import METADATA_TABLES, Row
 from trinitylake_ops.spark_jobs.stream_options import STREAM_OPTIONS
+from trinitylake_ops.spark_jobs.task_frames import frame_by_tasks
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,17 +77,25 @@ def read_metadata(
         columns=None if columns is None else tuple(columns),
         first_version=first_version,
         last_version=last_version,
-        parallelism=spark.sparkContext.defaultParallelism,
+        parallelism=default_parallelism(spark),
     )
     return frame_of(spark, open_metadata(lake, request))
 
 
 def frame_of(spark: SparkSession, opened: OpenedTable) -> DataFrame:
     """Return the DataFrame of a table that this process has opened."""
+    if is_remote(spark):
+        reader = opened.reader(opened.schema)
+        parts = [pickle.dumps(partition) for partition in reader.partitions()]
+        return frame_by_tasks(spark, opened.schema, partial(_read_part, reader), parts)
     register_data_source(spark)
     with handed_over(opened) as folder:
         # Spark makes the data source now and keeps it with the DataFrame; the folder has served its purpose then.
         return spark.read.format(FORMAT).option(HANDOVER, folder).load()
+
+
+def _read_part(reader: DataSourceReader, part: bytes) -> Iterator[pa.RecordBatch]:
+    return cast("Iterator[pa.RecordBatch]", reader.read(pickle.loads(part)))
 
 
 class TrinityLakeSource(DataSource):

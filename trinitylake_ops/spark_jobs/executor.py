@@ -9,15 +9,16 @@ import io
 import logging
 import pickle
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from pyspark.sql import SparkSession
 
 from trinitylake_ops.errors import InvalidInputError, StorageError
 from trinitylake_ops.maintenance.executors import Fence, Sent, Work
+from trinitylake_ops.spark_jobs.connect import Slots
 from trinitylake_ops.spark_jobs.executor_tasks import (
     BatchDone,
     DeletesDone,
@@ -26,7 +27,7 @@ from trinitylake_ops.spark_jobs.executor_tasks import (
     run_batches,
 )
 from trinitylake_ops.spark_jobs.session import DEFAULT_MASTER, session_scope
-from trinitylake_ops.spark_jobs.spark_errors import spark_failures
+from trinitylake_ops.spark_jobs.task_jobs import run_in_tasks
 from trinitylake_ops.storage import MeteredStorage, RequestCounts, Storage, StorageWrapper
 from trinitylake_ops.storage.pace import PacedStorage
 
@@ -48,7 +49,7 @@ T = TypeVar("T")
 
 
 class SparkExecutor:
-    """Runs work in the tasks of a Spark session.
+    """Runs work in the tasks of a Spark session, of this process or of Spark Connect.
 
     ``requests_per_second`` bounds what all tasks together ask of storages, attempts counted: each of them gets its
     share, and never more run at a time. A listing counts once. Raises InvalidInputError for a rate that is not
@@ -60,13 +61,14 @@ class SparkExecutor:
     def __init__(self, spark: SparkSession, *, requests_per_second: float | None = None):
         if requests_per_second is not None and not requests_per_second > 0:
             raise InvalidInputError(f"requests_per_second is {requests_per_second!r}, it must be above 0")
-        self._context = spark.sparkContext
+        self._spark = spark
+        self._slots = Slots(spark)
         self._rate = requests_per_second
 
     @property
     def slots(self) -> int:
         """How many tasks run at a time."""
-        return max(1, int(self._context.defaultParallelism))
+        return self._slots.count()
 
     def map(self, work: Work[A, T], things: Sequence[A], batch: int) -> Iterator[T]:
         """Yield what becomes of each thing, in order. Raises what work raises, JobFailedError."""
@@ -77,9 +79,11 @@ class SparkExecutor:
         size = max(1, min(batch, _MOST_PER_BATCH, -(-len(things) // slots)))
         batches = [things[start : start + size] for start in range(0, len(things), size)]
         pickled = self._pickled(work, work.storages, None if self._rate is None else self._rate / slots)
+        # With a rate no more tasks than have a share of it may run, though more slots come.
+        most_tasks = None if self._rate is None else slots
         for start in range(0, len(batches), slots * _BATCHES_PER_SLOT):
             wave = [pickle.dumps(list(things)) for things in batches[start : start + slots * _BATCHES_PER_SLOT]]
-            for row in self._run(type(work).__name__, run_batches, pickled, wave, slots):
+            for row in self._run(type(work).__name__, run_batches, pickled, wave, most_tasks):
                 done: BatchDone = pickle.loads(row)
                 _count(work.storages, done.requests)
                 if done.error is not None:
@@ -108,9 +112,7 @@ class SparkExecutor:
         parts = [pickle.dumps(list(paths[start : start + size])) for start in range(0, len(paths), size)]
         is_over = False
         try:
-            rows: list[DeletesDone] = [
-                pickle.loads(row) for row in self._run("deletes", delete_parts, pickled, parts, slots)
-            ]
+            rows: list[DeletesDone] = [pickle.loads(row) for row in self._run("deletes", delete_parts, pickled, parts)]
             is_over = not any(row.is_repeated for row in rows)
         finally:
             if not is_over:
@@ -130,16 +132,10 @@ class SparkExecutor:
         task: Callable[[bytes, Iterator[bytes]], Iterator[bytes]],
         pickled: bytes,
         elements: Sequence[bytes],
-        slots: int,
+        most_tasks: int | None = None,
     ) -> list[bytes]:
-        """Run one job over elements; returns the rows of its tasks in order. Cancels it where that is interrupted."""
-        context, group = self._context, f"trinitylake-{uuid.uuid4()}"
-        # With a rate no more tasks than have a share of it may run, though more slots come.
-        n_tasks = min(len(elements), slots if self._rate is not None else slots * 4)
-        with spark_failures(f"run {what} in Spark"), _job_group(context, group, f"TrinityLake: {what}"):
-            rdd = context.parallelize(elements, n_tasks)
-            rows: list[bytes] = rdd.mapPartitions(lambda elements: task(pickled, iter(elements))).collect()
-        return rows
+        """Run one job over elements; returns what became of each, in order."""
+        return run_in_tasks(self._spark, what, partial(task, pickled), elements, most_tasks)
 
     def _pickled(self, work: object, storages: Sequence[Storage], rate: float | None) -> bytes:
         for storage in storages:
@@ -173,22 +169,6 @@ def _paced(rate: float, rebuild: Callable[..., Storage], arguments: tuple[Any, .
     return PacedStorage(storage, rate)
 
 
-@contextmanager
-def _job_group(context: Any, group: str, description: str) -> Iterator[None]:
-    """Name the jobs of a block, and cancel them where it is left by an exception, such as an interrupt."""
-    names = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
-    before = {name: context.getLocalProperty(name) for name in names}
-    context.setJobGroup(group, description, interruptOnCancel=True)
-    try:
-        yield
-    except BaseException:
-        context.cancelJobGroup(group)
-        raise
-    finally:
-        for name, value in before.items():
-            context.setLocalProperty(name, value)
-
-
 def _count(storages: Sequence[Storage], requests: Sequence[RequestCounts]) -> None:
     """Add what tasks asked of storages to what was asked here; repeated deletes have nothing to add."""
     for storage, counts in zip(storages, requests, strict=False):
@@ -198,11 +178,15 @@ def _count(storages: Sequence[Storage], requests: Sequence[RequestCounts]) -> No
 
 @contextmanager
 def spark_executor(
-    master: str | None = DEFAULT_MASTER, *, requests_per_second: float | None = None, **conf: str | float | bool
+    master: str | None = DEFAULT_MASTER,
+    *,
+    remote: str | None = None,
+    requests_per_second: float | None = None,
+    **conf: str | float | bool,
 ) -> Iterator[SparkExecutor]:
     """Give an executor for a block, on a session that is there or on one that stops with the block.
 
-    ``master=None`` leaves the choice to ``spark-submit``; ``conf`` are Spark settings. Raises JavaNotFoundError.
+    Arguments and errors as in :func:`~trinitylake_ops.spark_jobs.session.build_session`.
     """
-    with session_scope("trinitylake-ops", master, **conf) as spark:
+    with session_scope("trinitylake-ops", master, remote=remote, **conf) as spark:
         yield SparkExecutor(spark, requests_per_second=requests_per_second)

@@ -1,4 +1,4 @@
-"""Writing groups of small data files anew by Spark's tasks, a task each: ``CompactTablesPlan.execute`` takes it.
+"""Writing groups of small data files anew by Spark's tasks: ``CompactTablesPlan.execute`` takes it.
 
 ::
 
@@ -9,14 +9,14 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from pyiceberg.manifest import DataFile
-from pyspark import Broadcast
 from pyspark.sql import SparkSession
 
-from trinitylake_ops.spark_jobs.spark_errors import spark_failures
 from trinitylake_ops.spark_jobs.table_reader import check_reachable
+from trinitylake_ops.spark_jobs.task_jobs import run_in_tasks
 from trinitylake_ops.tables.rewriting import FileGroup, GroupWriter, Rewriting
 
 
@@ -28,24 +28,18 @@ def write_groups_on(spark: SparkSession) -> GroupWriter:
     """
 
     def write(groups: Sequence[tuple[Rewriting, FileGroup]]) -> list[list[DataFile]]:
-        context = spark.sparkContext
         for rewriting, _ in groups:
             check_reachable(rewriting.io)
-        # A table's metadata may be large: each goes to an executor once, not with every group.
-        rewritings = {id(rewriting): rewriting for rewriting, _ in groups}
-        sent = {key: context.broadcast(pickle.dumps(rewriting)) for key, rewriting in rewritings.items()}
-        tasks = [(sent[id(rewriting)], pickle.dumps(group)) for rewriting, group in groups]
-        try:
-            with spark_failures("write data files anew"):
-                written = context.parallelize(tasks, len(tasks)).map(_write).collect()
-        finally:
-            for broadcast in sent.values():
-                broadcast.destroy()
+        rewritings = {id(rewriting): pickle.dumps(rewriting) for rewriting, _ in groups}
+        elements = [pickle.dumps((id(rewriting), group)) for rewriting, group in groups]
+        written = run_in_tasks(spark, "the writing of data files anew", partial(_write, rewritings), elements)
         return [pickle.loads(files) for files in written]
 
     return write
 
 
-def _write(task: tuple[Broadcast[bytes], bytes]) -> bytes:
-    rewriting: Rewriting = pickle.loads(task[0].value)
-    return pickle.dumps(rewriting.rewrite(pickle.loads(task[1])))
+def _write(rewritings: Mapping[int, bytes], elements: Iterator[bytes]) -> Iterator[bytes]:
+    for element in elements:
+        number, group = pickle.loads(element)
+        rewriting: Rewriting = pickle.loads(rewritings[number])
+        yield pickle.dumps(rewriting.rewrite(group))

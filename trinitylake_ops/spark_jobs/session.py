@@ -12,6 +12,7 @@ from pathlib import Path
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
+from trinitylake_ops.spark_jobs.connect import check_remote, close_remote, is_remote, open_remote, running_remote
 from trinitylake_ops.spark_jobs.data_source import register_data_source
 from trinitylake_ops.spark_jobs.java import find_java, java_home_for_spark
 from trinitylake_ops.spark_jobs.local_cache import temporary_folder
@@ -37,7 +38,11 @@ _SETTINGS = {
 
 
 def build_session(
-    app_name: str = DEFAULT_APP_NAME, master: str | None = DEFAULT_MASTER, **conf: str | float | bool
+    app_name: str = DEFAULT_APP_NAME,
+    master: str | None = DEFAULT_MASTER,
+    *,
+    remote: str | None = None,
+    **conf: str | float | bool,
 ) -> SparkSession:
     """Return a running Spark session with the settings this package relies on, and its data source.
 
@@ -45,9 +50,15 @@ def build_session(
     ours; their ``spark.driver.extraJavaOptions`` come after ours. ``master=None`` leaves the choice to
     ``spark-submit``. If this process has a session already, that one is returned with the SQL settings
     applied to it. Raises JavaNotFoundError when there is no Java to run on.
+
+    With ``remote``, ``sc://host:port``, it is a session of Spark Connect at a server, whatever ``master`` says; one
+    that this process has already is returned, wherever it is. Raises InvalidInputError and JobFailedError as
+    :func:`~trinitylake_ops.spark_jobs.connect.open_remote`.
     """
     # Said once for a pandas that another package installed; nothing here goes through pandas.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
+    if remote is not None:
+        return _remote_session(app_name, remote, _given(conf))
     builder = SparkSession.builder.appName(app_name)
     if master is not None:
         builder = builder.master(master)
@@ -59,26 +70,39 @@ def build_session(
     return session
 
 
+def _remote_session(app_name: str, remote: str, asked: Mapping[str, str]) -> SparkSession:
+    check_remote(remote)
+    session = running_remote() or open_remote(remote, app_name, _SETTINGS, asked)
+    register_data_source(session)
+    return session
+
+
 @contextlib.contextmanager
 def session_scope(
-    app_name: str = DEFAULT_APP_NAME, master: str | None = DEFAULT_MASTER, **conf: str | float | bool
+    app_name: str = DEFAULT_APP_NAME,
+    master: str | None = DEFAULT_MASTER,
+    *,
+    remote: str | None = None,
+    **conf: str | float | bool,
 ) -> Iterator[SparkSession]:
     """Give a session for a ``with`` block and stop it at its end, also after an exception.
+
+    Of Spark Connect it is the session that ends, with all that still runs in it; the server stays.
 
     A session that was there before is given to the block, with our SQL settings and those of ``conf``
     until its end, and goes on running afterwards. Arguments and errors as in build_session.
     """
-    running = _running_session()
+    running = running_remote() if remote is not None else _running_session()
     if running is not None:
-        with _lent(running, _settings(master, conf)):
+        with _lent(running, {**_SETTINGS, **_given(conf)} if remote is not None else _settings(master, conf)):
             register_data_source(running)
             yield running
         return
-    spark = build_session(app_name, master, **conf)
+    spark = build_session(app_name, master, remote=remote, **conf)
     try:
         yield spark
     finally:
-        spark.stop()
+        close_remote(spark) if is_remote(spark) else spark.stop()
 
 
 @contextlib.contextmanager
@@ -107,8 +131,12 @@ def _running_session() -> SparkSession | None:
     return session if session.sparkContext._jsc is not None else None
 
 
+def _given(conf: Mapping[str, str | float | bool]) -> dict[str, str]:
+    return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in conf.items()}
+
+
 def _settings(master: str | None, conf: Mapping[str, str | float | bool]) -> dict[str, str]:
-    given = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in conf.items()}
+    given = _given(conf)
     java_options = f"{_JAVA_SWITCHES} -Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}"
     if _JAVA_OPTIONS in given:
         java_options += f" {given.pop(_JAVA_OPTIONS)}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.schema import Schema
@@ -20,10 +21,12 @@ from pyspark.sql import DataFrame, SparkSession
 from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError
 from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.spark_jobs import native_parquet
+from trinitylake_ops.spark_jobs.connect import default_parallelism, is_remote
 from trinitylake_ops.spark_jobs.handover import HANDOVER, handed_over
 from trinitylake_ops.spark_jobs.row_filters import parsed
 from trinitylake_ops.spark_jobs.spark_schema import to_spark_schema
-from trinitylake_ops.spark_jobs.table_tasks import ReadJob, Scan, TableScan
+from trinitylake_ops.spark_jobs.table_tasks import ReadJob, Scan, TableScan, read_group
+from trinitylake_ops.spark_jobs.task_frames import frame_by_tasks
 from trinitylake_ops.tables.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.managed import ICEBERG, metadata_uri, read_metadata
 from trinitylake_ops.tables.staged_table import StagedTable
@@ -128,10 +131,13 @@ class FoundTable:
     ) -> DataFrame:
         """Return the rows of files as our own reader gives them. Raises what :func:`read_files` raises."""
         schema = projected(self.metadata.schema(), columns)
-        groups = group_files(tasks, spark.sparkContext.defaultParallelism)
-        job = ReadJob(self.io, self.metadata, schema, row_filter)
+        groups = list(map(pickle.dumps, group_files(tasks, default_parallelism(spark))))
+        job = pickle.dumps(ReadJob(self.io, self.metadata, schema, row_filter))
+        if is_remote(spark):
+            rows = to_spark_schema(schema)
+            return frame_by_tasks(spark, rows, partial(read_group, job, rows), groups)
         spark.dataSource.register(TableScan)
-        with handed_over(Scan(to_spark_schema(schema), pickle.dumps(job), tuple(map(pickle.dumps, groups)))) as folder:
+        with handed_over(Scan(to_spark_schema(schema), job, tuple(groups))) as folder:
             # Spark makes the data source now and keeps it with the DataFrame; the folder has served its purpose then.
             return spark.read.format(TableScan.name()).option(HANDOVER, folder).load()
 

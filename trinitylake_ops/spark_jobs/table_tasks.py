@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from trinitylake_ops.tables.staging import TableWrite
 
 
+#: The column of what :func:`write_rows` gives.
+WRITTEN_FILE = "data_file"
+
+
 @dataclass(frozen=True)
 class WriteJob:
     """What each task of a write needs."""
@@ -152,6 +156,20 @@ class TableScanReader(DataSourceReader):
         # Without files Spark asks for one partition without a value.
         tasks: tuple[FileScanTask, ...] = pickle.loads(partition.value) if partition.value is not None else ()
         return read_tasks(pickle.loads(self._pickled_job), tasks, self._schema)
+
+
+def read_group(pickled_job: bytes, schema: StructType, pickled_tasks: bytes) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a pickled tuple of FileScanTasks as Spark wants them."""
+    return read_tasks(pickle.loads(pickled_job), pickle.loads(pickled_tasks), schema)
+
+
+def write_rows(pickled_job: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Write the rows of a task as data files; yields a row for each, pickled."""
+    import pyarrow as pa
+
+    job: WriteJob = pickle.loads(pickled_job)
+    for data_file in job.plan.write(batches, target_file_size_bytes=job.target_file_size_bytes):
+        yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps([data_file])], pa.binary())], names=[WRITTEN_FILE])
 
 
 def read_tasks(job: ReadJob, tasks: Sequence[FileScanTask], schema: StructType) -> Iterator[pa.RecordBatch]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from pyiceberg.exceptions import ValidationError
 from pyiceberg.manifest import DataFile
@@ -19,11 +20,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError
+from trinitylake_ops.spark_jobs.connect import is_remote
 from trinitylake_ops.spark_jobs.handover import HANDOVER, handed_over, take_returned
 from trinitylake_ops.spark_jobs.spark_errors import spark_failures
 from trinitylake_ops.spark_jobs.spark_schema import to_iceberg_schema
 from trinitylake_ops.spark_jobs.table_reader import check_reachable
-from trinitylake_ops.spark_jobs.table_tasks import TableSink, WriteJob, unpickled_data_files
+from trinitylake_ops.spark_jobs.table_tasks import WRITTEN_FILE, TableSink, WriteJob, unpickled_data_files, write_rows
 from trinitylake_ops.tables.data_files import TARGET_FILE_SIZE_BYTES, delete_data_files
 from trinitylake_ops.tables.partition_key import PartitionValue, check_partitions
 from trinitylake_ops.tables.staged_table import StagedTable
@@ -140,7 +142,12 @@ def _clustered(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
 
 
 def _write(frame: DataFrame, plan: TableWrite, target_file_size_bytes: int) -> list[DataFile]:
+    job = pickle.dumps(WriteJob(plan, target_file_size_bytes))
+    if is_remote(frame.sparkSession):
+        # The server has another disk, so no folder takes answers: they come as rows.
+        written = frame.mapInArrow(partial(write_rows, job), f"{WRITTEN_FILE} binary").toArrow()
+        return unpickled_data_files(written.column(WRITTEN_FILE).to_pylist())
     frame.sparkSession.dataSource.register(TableSink)
-    with handed_over(pickle.dumps(WriteJob(plan, target_file_size_bytes))) as folder:
+    with handed_over(job) as folder:
         frame.write.format(TableSink.name()).mode("append").option(HANDOVER, folder).save()
         return unpickled_data_files(take_returned(folder))
