@@ -21,7 +21,7 @@ LONG_ON_RADOSGW := tests/transaction/test_find_latest.py tests/transaction/test_
 	tests/maintenance tests/tables
 LONG_ON_MOTO := tests/transaction/test_transaction.py tests/maintenance/test_rollback.py
 
-.PHONY: help setup demo ui test lint bench proto constraints soak clean
+.PHONY: help setup demo ui test lint bench proto package constraints soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -81,6 +81,9 @@ bench: setup ## measure requests, rounds, bytes and ratios of times: tables and 
 
 proto: setup ## generate trinitylake_ops/format/generated from proto/definitions.proto
 	@$(BIN)/python scripts/generate_protobuf.py .
+
+package: setup ## make what spark-submit needs on bare workers, in dist/: docs/engines.md
+	@scripts/package.sh
 
 constraints: setup ## rewrite constraints.txt with the newest versions that pyproject.toml allows
 	@scripts/update_constraints.sh

@@ -11,7 +11,12 @@ from pydantic import ValidationError
 from tests.credentials.canaries import ACCESS_KEY_ID, RIGHT, SECRET_ACCESS_KEY, SESSION_TOKEN, leaks
 from tests.dagster_plugin.quiet import QUIET
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.resources import SecretVariables, StorageSettings, TrinityLakeResource
+from trinitylake_ops.dagster_plugin.resources import (
+    SecretVariables,
+    SparkResource,
+    StorageSettings,
+    TrinityLakeResource,
+)
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.storage.cache_options import CACHE_OPTIONS
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE, SECRET_OPTIONS, StorageOptions
@@ -245,3 +250,11 @@ def test_options_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidInputError, match="is a credential") as caught:
         StorageSettings.from_environment()
     assert leaks(str(caught.value)) == []
+
+
+@pytest.mark.parametrize("remote", ["spark://h:7077", f"sc://h:15002/;token={SECRET_ACCESS_KEY}"])
+def test_a_remote_spark_is_checked_when_definitions_load(remote: str) -> None:
+    with pytest.raises(InvalidInputError) as refused:
+        SparkResource(remote=remote)
+    assert not leaks(str(refused.value))
+    assert SparkResource(remote="sc://h:15002").remote == "sc://h:15002"

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +29,8 @@ class Cluster:
     """A master and its workers, by the process groups that they lead; ``folder`` holds their logs."""
 
     folder: Path
+    #: A virtual environment without packages: workers have nothing else then.
+    bare: Path | None = None
     url: str = ""
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -69,6 +72,8 @@ class Cluster:
             "TMPDIR": private if name != "master" else str(self.folder),
             "SPARK_DAEMON_MEMORY": "256m",
         }
+        if self.bare is not None:
+            environment = bare_environment(self.bare, environment)
         with open(self.folder / f"{name}.log", "wb") as log:
             process = subprocess.Popen(words, stdout=log, stderr=log, env=environment, start_new_session=True)
         self._processes.append(process)
@@ -81,6 +86,13 @@ class Cluster:
                 return match[1]
             time.sleep(0.1)
         raise AssertionError(f"{name} did not start: {log.read_text()[-2000:]}")
+
+
+def bare_environment(bare: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment whose Python is that of a virtual environment without packages."""
+    hidden = ("PYTHONPATH", "PYSPARK_PYTHON", "VIRTUAL_ENV", "PATH")
+    kept = {name: value for name, value in environment.items() if name not in hidden}
+    return {**kept, "PATH": f"{bare}/bin:/usr/bin:/bin"}
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -18,6 +18,7 @@ from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError, LakehouseExistsError, LakehouseNotFoundError
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.maintenance.executors import LOCAL, Executor
+from trinitylake_ops.spark_jobs.connect import check_remote
 from trinitylake_ops.spark_jobs.executor import SparkExecutor
 from trinitylake_ops.spark_jobs.session import DEFAULT_MASTER, session_scope
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE, SECRET_OPTIONS, StorageOptions
@@ -210,7 +211,19 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
     """One Spark session for the steps of a run, started when the first of them asks and stopped with the run."""
 
     master: str = Field(default=DEFAULT_MASTER, description="Spark master URL.")
+    remote: str | None = Field(
+        default=None,
+        description="Server of Spark Connect instead, such as sc://host:15002; its token comes from the variable"
+        " SPARK_CONNECT_AUTHENTICATE_TOKEN.",
+    )
     conf: dict[str, str] = Field(default={}, description="Further Spark settings by name.")
+
+    @field_validator("remote", mode="before")
+    @classmethod
+    def _check_remote(cls, given: Any) -> Any:
+        if _is_plain_text(given):
+            check_remote(given)
+        return given
 
     _session: SparkSession | None = PrivateAttr(default=None)
     _scope: contextlib.ExitStack = PrivateAttr(default_factory=contextlib.ExitStack)
@@ -223,7 +236,8 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
         self._session = None
 
     def session(self) -> SparkSession:
-        """Return the session. Raises JavaNotFoundError."""
+        """Return the session. Raises JavaNotFoundError; with a remote InvalidInputError, JobFailedError."""
         if self._session is None:
-            self._session = self._scope.enter_context(session_scope("trinitylake-ops", self.master, **self.conf))
+            scope = session_scope("trinitylake-ops", self.master, remote=self.remote, **self.conf)
+            self._session = self._scope.enter_context(scope)
         return self._session

@@ -7,6 +7,7 @@ package, for the same version of Python.
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -17,6 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from trinitylake_ops.errors import InvalidInputError, JobFailedError
+from trinitylake_ops.spark_jobs.connect_keeper import dismiss, start_keeper
 
 if TYPE_CHECKING:
     from pyspark.sql.connect.session import SparkSession as ConnectSession
@@ -32,6 +34,9 @@ _TOKEN = "token"
 _TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 #: Lets functions of ``pyspark.sql.functions`` make columns for a session of this kind.
 _MODE_VARIABLE = "SPARK_CONNECT_MODE_ENABLED"
+
+#: Of sessions that this process opened: each has a process that ends it where this one is killed.
+_keepers: dict[int, subprocess.Popen[bytes]] = {}
 
 
 def is_remote(spark: SparkSession) -> bool:
@@ -74,6 +79,7 @@ def open_remote(url: str, app_name: str, settings: Mapping[str, str], asked: Map
         os.environ.pop(_MODE_VARIABLE, None)
         raise
     session = cast("SparkSession", connected)
+    _keepers[id(session)] = start_keeper(url, connected.session_id, connected.client._user_id)
     try:
         for key in asked:
             if not session.conf.isModifiable(key):
@@ -114,8 +120,6 @@ def _connected(url: str, address: str, app_name: str) -> ConnectSession:
     except PySparkException as error:
         raise JobFailedError(f"cannot open a session at {address}: {_first_line(error)}") from error
     session.client.set_retry_policies([DefaultPolicy(max_retries=_MAX_RETRIES)])
-    # Else the server goes on with what a client that died began, for minutes, in case it comes back.
-    session.client.disable_reattachable_execute()
     return session
 
 
@@ -123,6 +127,8 @@ def close_remote(session: SparkSession) -> None:
     """Release a session with all that still runs in it; the server stays."""
     try:
         session.stop()
+        if (keeper := _keepers.pop(id(session), None)) is not None:
+            dismiss(keeper)
     finally:
         os.environ.pop(_MODE_VARIABLE, None)
 

@@ -135,7 +135,7 @@ class SparkExecutor:
         most_tasks: int | None = None,
     ) -> list[bytes]:
         """Run one job over elements; returns what became of each, in order."""
-        return run_in_tasks(self._spark, what, partial(task, pickled), elements, most_tasks)
+        return run_in_tasks(self._spark, f"run {what} in Spark", partial(task, pickled), elements, most_tasks)
 
     def _pickled(self, work: object, storages: Sequence[Storage], rate: float | None) -> bytes:
         for storage in storages:

@@ -32,7 +32,7 @@ def write_groups_on(spark: SparkSession) -> GroupWriter:
             check_reachable(rewriting.io)
         rewritings = {id(rewriting): pickle.dumps(rewriting) for rewriting, _ in groups}
         elements = [pickle.dumps((id(rewriting), group)) for rewriting, group in groups]
-        written = run_in_tasks(spark, "the writing of data files anew", partial(_write, rewritings), elements)
+        written = run_in_tasks(spark, "write data files anew", partial(_write, rewritings), elements)
         return [pickle.loads(files) for files in written]
 
     return write

@@ -21,6 +21,8 @@ DEFAULT_APP_NAME = "trinitylake-ops"
 DEFAULT_MASTER = "local[2]"
 
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+#: Set by ``spark-submit`` for the program that it starts.
+_GATEWAY = "PYSPARK_GATEWAY_PORT"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 # With one tier the code cache is small by default; a process of many jobs fills it, and is interpreted from then on.
 _JAVA_SWITCHES = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC"
@@ -57,7 +59,7 @@ def build_session(
     """
     # Said once for a pandas that another package installed; nothing here goes through pandas.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
-    if remote is not None:
+    if remote is not None or running_remote() is not None:
         return _remote_session(app_name, remote, _given(conf))
     builder = SparkSession.builder.appName(app_name)
     if master is not None:
@@ -70,9 +72,13 @@ def build_session(
     return session
 
 
-def _remote_session(app_name: str, remote: str, asked: Mapping[str, str]) -> SparkSession:
-    check_remote(remote)
-    session = running_remote() or open_remote(remote, app_name, _SETTINGS, asked)
+def _remote_session(app_name: str, remote: str | None, asked: Mapping[str, str]) -> SparkSession:
+    if remote is not None:
+        check_remote(remote)
+    session = running_remote()
+    if session is None:
+        assert remote is not None
+        session = open_remote(remote, app_name, _SETTINGS, asked)
     register_data_source(session)
     return session
 
@@ -92,9 +98,10 @@ def session_scope(
     A session that was there before is given to the block, with our SQL settings and those of ``conf``
     until its end, and goes on running afterwards. Arguments and errors as in build_session.
     """
-    running = running_remote() if remote is not None else _running_session()
+    running = running_remote() or (_running_session() if remote is None else None)
     if running is not None:
-        with _lent(running, {**_SETTINGS, **_given(conf)} if remote is not None else _settings(master, conf)):
+        settings = {**_SETTINGS, **_given(conf)} if is_remote(running) else _settings(master, conf)
+        with _lent(running, settings):
             register_data_source(running)
             yield running
         return
@@ -150,7 +157,12 @@ def _is_local(master: str | None) -> bool:
 
 
 def _launch_environment(master: str | None) -> dict[str, str]:
-    environment = {"JAVA_HOME": str(java_home_for_spark(find_java())), "PYSPARK_PYTHON": sys.executable}
+    # Workers elsewhere may have another Python, such as that of an archive: who knows it says so.
+    python = sys.executable if _is_local(master) else os.environ.get("PYSPARK_PYTHON", sys.executable)
+    environment = {"PYSPARK_PYTHON": python}
+    if master is None and _GATEWAY in os.environ:
+        return environment  # the JVM runs already
+    environment["JAVA_HOME"] = str(java_home_for_spark(find_java()))
     if _is_local(master):
         environment["SPARK_LOCAL_IP"] = "127.0.0.1"
     return environment

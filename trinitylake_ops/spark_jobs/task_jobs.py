@@ -54,13 +54,13 @@ def run_in_tasks(
     given = pa.Table.from_arrays(
         [pa.array(column, kind.type) for column, kind in zip((firsts, groups), _GIVEN, strict=True)], schema=_GIVEN
     )
-    with spark_failures(f"run {what} in Spark"), _interrupted_by_errors(spark, what):
+    with spark_failures(what), _interrupted_by_errors(spark, what):
         rows: pa.Table = spark.createDataFrame(given).mapInArrow(over_batches, _RETURNED_DDL).toArrow()
     pieces: list[list[bytes]] = [[] for _ in elements]
     for number, piece in _rows(rows.to_batches()):
         pieces[number].append(piece)
     if not all(pieces):
-        raise JobFailedError(f"cannot run {what} in Spark: it gave back less than there is")
+        raise JobFailedError(f"cannot {what}: Spark gave back less than there is")
     return [b"".join(one) for one in pieces]
 
 
@@ -87,7 +87,7 @@ def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Any]]:
 @contextmanager
 def _interrupted_by_errors(spark: SparkSession, what: str) -> Iterator[None]:
     """Tag the jobs of a block, and cancel them where it is left by an exception."""
-    tag = f"trinitylake-{what}-{uuid.uuid4()}"
+    tag = f"trinitylake: {what}: {uuid.uuid4()}"
     spark.addTag(tag)
     try:
         yield
@@ -95,7 +95,7 @@ def _interrupted_by_errors(spark: SparkSession, what: str) -> Iterator[None]:
         try:
             spark.interruptTag(tag)
         except (PySparkException, Py4JError) as error:  # what went wrong first is what is told
-            logger.warning("cannot interrupt %s in Spark: %s", what, str(error).partition("\n")[0])
+            logger.warning("cannot interrupt Spark, which was to %s: %s", what, str(error).partition("\n")[0])
         raise
     finally:
         spark.removeTag(tag)

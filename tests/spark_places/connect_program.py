@@ -1,0 +1,210 @@
+"""What works in a session of Spark Connect: ``python -m tests.spark_places.connect_program REMOTE FOLDER STEP``.
+
+Figures come as JSON in the last line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+from tests.clock import AgingStorage
+from tests.lakes import listed
+from tests.maintenance.aging import Aging, grow, keeping
+from tests.maintenance.changes import append_rows, overwrite_rows
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import FileMissingError, TrinityLakeError
+from trinitylake_ops.format.file_names import new_node_path
+from trinitylake_ops.maintenance.executors import LOCAL
+from trinitylake_ops.spark_jobs import executor as executor_module
+from trinitylake_ops.spark_jobs.data_source import read_metadata
+from trinitylake_ops.spark_jobs.executor import SparkExecutor
+from trinitylake_ops.spark_jobs.executor_tasks import DeletesDone, FencedDeletes, delete_parts
+from trinitylake_ops.spark_jobs.group_writer import write_groups_on
+from trinitylake_ops.spark_jobs.pipeline_run import PipelineRun
+from trinitylake_ops.spark_jobs.session import session_scope
+from trinitylake_ops.spark_jobs.sql import create_views, register_table_functions
+from trinitylake_ops.spark_jobs.table_reader import read_table
+from trinitylake_ops.spark_jobs.task_jobs import PIECE_BYTES, run_in_tasks
+from trinitylake_ops.storage import open_storage
+
+OPTIONS = {"fsync": "false"}
+
+
+def operations(spark: SparkSession, folder: Path) -> dict[str, Any]:
+    """Each operation planned by both engines, and carried out by Spark."""
+    executor_module.FEW = 0
+    aging = Aging.on(open_storage(f"file://{folder}/lake/", OPTIONS))
+    grow(aging, 5)
+    append_rows(aging.lake, "n0.rows")
+    overwrite_rows(aging.lake, "n0.rows", "n1.rows")
+    aging.lake.storage.create(new_node_path(), b"left behind")
+    aging.later()
+    lake, spark_tasks = aging.lake, SparkExecutor(spark, requests_per_second=5_000)
+    reports = [maintenance.verify(lake, deep=True, executor=executor).to_dict() for executor in (LOCAL, spark_tasks)]
+    for report in reports:
+        report.pop("cost")
+    figures: dict[str, Any] = {
+        "slots": spark_tasks.slots,
+        "verify": [reports[0] == reports[1], reports[1]["orphan_files"]],
+    }
+    target = f"file://{folder}/copy/"
+    exports = [
+        maintenance.plan_export(lake, "e", "full", target=target, target_options=OPTIONS, executor=executor)
+        for executor in (LOCAL, spark_tasks)
+    ]
+    copied = exports[1].execute(exports[0].digest).copied_files
+    figures["export"] = [copied, maintenance.verify(Lakehouse.open(target, OPTIONS), deep=True).is_clean]
+    maintenance.plan_expiration(lake, keeping(2), executor=spark_tasks).execute()
+    for name, plan in (("purge", maintenance.plan_purge), ("orphans", maintenance.plan_orphan_removal)):
+        aging.later()
+        local, remote = plan(lake), plan(lake, executor=spark_tasks)
+        report = remote.execute(local.digest)
+        figures[name] = [local.files, report.files, report.is_complete]
+    figures["findings"] = len(maintenance.verify(lake).findings)
+    return figures
+
+
+def frames(spark: SparkSession, folder: Path) -> dict[str, Any]:
+    """A pipeline, its tables read again, views, the source, compaction."""
+    lake = Lakehouse.create(f"file://{folder}/frames/", OPTIONS)
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+    for number in range(2):
+        run = PipelineRun(spark, lake, run_id=f"run {number}")
+        rows = spark.range(100).selectExpr(f"id + {100 * number} AS id", "id % 2 AS half")
+        run.write(rows, "ns", "t", mode="append", partition_by=("half",))
+        run.publish()
+    figures: dict[str, Any] = {
+        "by spark's reader": read_table(spark, lake, "ns.t").count(),
+        "by ours": read_table(spark, lake, "ns.t", row_filter="id >= 150", columns=["id"]).count(),
+        "at a version": read_table(spark, lake, "ns.t", 2, row_filter="id >= 0").count(),
+        "metadata": read_metadata(spark, lake, "versions").count(),
+        "source": spark.read.format("trinitylake").option("root", lake.root).load("ns.t").count(),
+    }
+    create_views(spark, lake, tables=["ns.t"])
+    figures["views"] = spark.sql(
+        "SELECT (SELECT count(*) FROM ns_t), (SELECT count(*) FROM trinitylake_files WHERE kind = 'data')"
+    ).collect()[0][0:2]
+    plan = maintenance.plan_compact_tables(lake, min_input_files=2)
+    figures["compacted"] = [table.files_after for table in plan.execute(write_groups_on(spark)).tables]
+    figures["after"] = read_table(spark, lake, "ns.t").count()
+    return figures
+
+
+def streams(spark: SparkSession, folder: Path) -> dict[str, Any]:
+    """What takes a server long: functions of SQL, writes of the source, streams."""
+    lake = Lakehouse.create(f"file://{folder}/streams/", OPTIONS)
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+    source = {"root": lake.root}
+    spark.range(50).write.format("trinitylake").options(**source).mode("append").save("ns.t")
+    register_table_functions(spark)
+    count = spark.sql(f"SELECT count(*) FROM trinitylake_table('{lake.root}', 'ns.t')").collect()[0][0]
+    rows = spark.readStream.format("trinitylake").options(**source).load("ns.t")
+    stream = rows.writeStream.format("trinitylake").options(**source).option("stream_id", "copy")
+    stream = stream.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True)
+    stream.start("ns.copy").awaitTermination(120)
+    return {"function": count, "stream": read_table(spark, lake, "ns.copy").count()}
+
+
+def jobs(spark: SparkSession, folder: Path) -> dict[str, Any]:
+    """Results of any size in order, errors with their class, and tasks that are repeated."""
+    lengths = [3 * PIECE_BYTES + 1, 0, PIECE_BYTES, 5]
+    done = run_in_tasks(spark, "make bytes", _bytes, [str(length).encode() for length in lengths])
+    figures: dict[str, Any] = {"lengths": [len(one) for one in done] == lengths, "told": []}
+    for task in (_missing, _broken):
+        try:
+            run_in_tasks(spark, "read", task, [b"", b""])
+        except TrinityLakeError as error:
+            figures["told"].append([type(error).__name__, str(error)])
+    crashed = run_in_tasks(spark, "crash once", _crashes_once, [str(folder / "crashed").encode()])
+    figures["attempts"] = [int(one) for one in crashed]
+    storage = open_storage(f"file://{folder}/deletes/", OPTIONS)
+    storage.create("a", b"")
+    now_ms = storage.now_ms()
+    deletes = pickle.dumps(FencedDeletes(AgingStorage(storage, now_ms), None, now_ms, now_ms + 60_000))
+    element = pickle.dumps([str(folder / "crashed again"), deletes])
+    (row,) = run_in_tasks(spark, "delete", _deletes_after_a_crash, [element])
+    repeated: DeletesDone = pickle.loads(row)
+    figures["deletes"] = [repeated.is_repeated, list(repeated.held_back), sorted(listed(storage))]
+    return figures
+
+
+def works_on(spark: SparkSession, folder: Path) -> dict[str, Any]:
+    """Write to a file for a minute, from a task."""
+    run_in_tasks(spark, "write for long", _writes_for_long, [str(folder / "written").encode()])
+    return {}
+
+
+def _bytes(elements: Iterator[bytes]) -> Iterator[bytes]:
+    for element in elements:
+        yield b"x" * int(element)
+
+
+def _missing(elements: Iterator[bytes]) -> Iterator[bytes]:
+    for _ in elements:
+        raise FileMissingError("it is gone", path="a/b")
+    yield b""
+
+
+def _broken(elements: Iterator[bytes]) -> Iterator[bytes]:
+    for _ in elements:
+        raise LookupError("no such thing")
+    yield b""
+
+
+def _crash_once(marker: bytes | str) -> int:
+    context = TaskContext.get()
+    assert context is not None
+    if not os.path.exists(marker):
+        open(marker, "x").close()
+        os._exit(1)
+    return context.attemptNumber()
+
+
+def _crashes_once(elements: Iterator[bytes]) -> Iterator[bytes]:
+    for element in elements:
+        yield str(_crash_once(element)).encode()
+
+
+def _deletes_after_a_crash(elements: Iterator[bytes]) -> Iterator[bytes]:
+    for element in elements:
+        marker, deletes = pickle.loads(element)
+        _crash_once(marker)
+        yield from delete_parts(deletes, iter([pickle.dumps(["a"])]))
+
+
+def _writes_for_long(elements: Iterator[bytes]) -> Iterator[bytes]:
+    for element in elements:
+        with open(element, "wb", buffering=0) as written:
+            for _ in range(600):
+                written.write(b"x")
+                time.sleep(0.1)
+        yield b""
+
+
+STEPS = {step.__name__: step for step in (operations, frames, streams, jobs, works_on)}
+
+
+def main(remote: str, folder: str, *steps: str) -> None:
+    figures: dict[str, Any] = {}
+    with session_scope(remote=remote) as spark:
+        for step in steps:
+            begun_s = time.monotonic()
+            figures[step] = STEPS[step](spark, Path(folder))
+            figures[f"{step} seconds"] = round(time.monotonic() - begun_s, 1)
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,82 @@
+"""Programs of Spark as processes that a test starts, and that are gone when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+
+from trinitylake_ops.spark_jobs.java import find_java, java_home_for_spark
+
+REPOSITORY = Path(__file__).parents[2]
+SPARK_HOME = Path(pyspark.__file__).parent
+_START_SECONDS = 90
+
+
+def environment(**values: str) -> dict[str, str]:
+    """Return what a program with this package needs."""
+    spark = {
+        "JAVA_HOME": str(java_home_for_spark(find_java())),
+        "PYTHONPATH": str(REPOSITORY),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    return {**os.environ, **spark, **values}
+
+
+@contextlib.contextmanager
+def connect_server(folder: Path, master: str = "local[2]") -> Iterator[str]:
+    """Run a server of Spark Connect; gives its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    conf = {
+        "spark.ui.enabled": "false",
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    }
+    words = [str(SPARK_HOME / "bin/spark-submit"), "--master", master, "--driver-memory", "700m"]
+    words += [word for key, value in conf.items() for word in ("--conf", f"{key}={value}")]
+    words += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
+    log = folder / "server.log"
+    with open(log, "wb") as out:
+        server = subprocess.Popen(words, stdout=out, stderr=out, env=environment(), cwd=folder, start_new_session=True)
+    try:
+        for _ in range(_START_SECONDS * 10):
+            if re.search("Spark Connect server started at", log.read_text(errors="replace")):
+                break
+            assert server.poll() is None, log.read_text(errors="replace")[-2000:]
+            time.sleep(0.1)
+        else:
+            raise AssertionError(f"the server did not start: {log.read_text(errors='replace')[-2000:]}")
+        yield f"sc://127.0.0.1:{port}"
+        assert server.poll() is None, "the server stays, whatever its clients do"
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def grows(path: Path, seconds: float) -> bool:
+    """Whether a file is written within so many seconds."""
+    before = path.stat().st_size
+    time.sleep(seconds)
+    return path.stat().st_size > before
+
+
+def wait_for(path: Path, seconds: float = 60) -> None:
+    for _ in range(int(seconds * 20)):
+        if path.exists() and path.stat().st_size:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{path.name} did not come")

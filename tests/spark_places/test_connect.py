@@ -1,0 +1,199 @@
+"""Sessions of Spark Connect, on a server of their own: what works, what is refused, and that they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.maintenance.aging import Aging, grow
+from tests.spark_places.spark_processes import REPOSITORY, connect_server, environment, grows, wait_for
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.cli.app import trinitylake
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.spark_jobs.connect import check_remote
+from trinitylake_ops.spark_jobs.session import build_session
+from trinitylake_ops.storage import open_storage
+
+
+@pytest.fixture(scope="module")
+def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server that tries a task twice."""
+    with connect_server(tmp_path_factory.mktemp("server"), "local[2,2]") as address:
+        yield address
+
+
+def program(remote: str, folder: Path, *steps: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.spark_places.connect_program", remote, str(folder), *steps],
+        env=environment(),
+        cwd=REPOSITORY,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def done(remote: str, folder: Path, *steps: str) -> dict[str, Any]:
+    process = program(remote, folder, *steps)
+    out, errors = process.communicate(timeout=280)
+    assert process.returncode == 0, errors[-3000:]
+    figures: dict[str, Any] = json.loads(out)
+    return figures
+
+
+def test_operations_and_frames(remote: str, tmp_path: Path) -> None:
+    figures = done(remote, tmp_path, "jobs", "operations", "frames")
+    assert figures["jobs"] == {
+        "lengths": True,
+        "told": [
+            ["FileMissingError", "it is gone (path 'a/b')"],
+            ["JobFailedError", "cannot read: LookupError: no such thing"],
+        ],
+        "attempts": [1],
+        "deletes": [True, ["a"], ["a"]],
+    }
+    operations = figures["operations"]
+    assert operations["slots"] == 2
+    assert operations["verify"] == [True, {"node": 1}]
+    copied, is_clean = operations["export"]
+    assert is_clean and copied > 5
+    for command, least in (("purge", 6), ("orphans", 1)):
+        planned, deleted, is_complete = operations[command]
+        assert planned == deleted >= least
+        assert is_complete
+    assert operations["findings"] == 0
+    assert figures["frames"] == {
+        "by spark's reader": 200,
+        "by ours": 50,
+        "at a version": 100,
+        "metadata": 4,
+        "source": 200,
+        "views": [200, 4],
+        "compacted": [2],
+        "after": 200,
+    }
+
+
+@pytest.mark.soak
+def test_streams_writes_and_functions(remote: str, tmp_path: Path) -> None:
+    assert done(remote, tmp_path, "streams")["streams"] == {"function": 50, "stream": 50}
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_runs_on_for_a_client_that_is_gone(remote: str, tmp_path: Path, end: signal.Signals) -> None:
+    client = program(remote, tmp_path, "works_on")
+    wait_for(tmp_path / "written")
+    client.send_signal(end)
+    client.communicate(timeout=60)
+    assert client.returncode == -end
+    for _ in range(15):
+        if not grows(tmp_path / "written", 1.0):
+            break
+    assert not grows(tmp_path / "written", 1.0)
+    assert (tmp_path / "written").stat().st_size < 300
+
+
+def command(root: str, *words: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    code = f"{before}\nfrom trinitylake_ops.cli import main\nmain()"
+    return subprocess.run(
+        [sys.executable, "-c", code, "--root", root, "--storage-option", "fsync=false", *words],
+        env=environment(),
+        cwd=REPOSITORY,
+        text=True,
+        capture_output=True,
+        timeout=120,
+    )
+
+
+def test_the_command_line(remote: str, tmp_path: Path) -> None:
+    root = f"file://{tmp_path}/lake/"
+    grow(Aging.on(open_storage(root, {"fsync": "false"})), 3)
+    ran = [
+        command(root, "orphans", "--json", *words) for words in ((), ("--engine", "spark", "--spark-remote", remote))
+    ]
+    shown = [json.loads(one.stdout) for one in ran]
+    for one in shown:
+        del one["digest"], one["now_ms"]
+    assert shown[1] == shown[0]
+    assert (ran[1].returncode, ran[1].stderr) == (0, ran[0].stderr)
+
+
+WRONG = {
+    "with a master": (
+        ["--spark-remote", "sc://127.0.0.1:1", "--spark-master", "local[2]"],
+        "",
+        "--spark-master and --spark-remote exclude each other",
+    ),
+    "without spark": (["--engine", "local", "--spark-remote", "sc://h"], "", "go with --engine spark"),
+    "address": (["--spark-remote", "spark://h:1"], "", "a remote Spark is written sc://HOST:PORT"),
+    "token": (["--spark-remote", "sc://h:1/;token=secret"], "", "put it into SPARK_CONNECT_AUTHENTICATE_TOKEN"),
+    "no server": (
+        ["--spark-remote", "sc://127.0.0.1:1"],
+        "from trinitylake_ops.spark_jobs import connect; connect.ANSWER_SECONDS = 1.0",
+        "no Spark Connect server answers at 127.0.0.1:1 within 1 s",
+    ),
+    "no client": (
+        ["--spark-remote", "sc://127.0.0.1:1"],
+        "import sys; sys.modules['grpc'] = None",
+        "the client of Spark Connect is not installed, pip install 'trinitylake-ops[connect]'",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_wrong_is_told_in_a_line(tmp_path: Path, wrong: str) -> None:
+    root = f"file://{tmp_path}/lake/"
+    Lakehouse.create(root, {"fsync": "false"})
+    words, before, told = WRONG[wrong]
+    if before:
+        ran = command(root, "verify", "--engine", "spark", *words, before=before)
+        code, errors = ran.returncode, ran.stderr
+    else:
+        result = CliRunner().invoke(trinitylake, ["--root", root, "verify", "--engine", "spark", *words])
+        code, errors = result.exit_code, f"{result.stderr}{result.exception}"
+    assert code != 0
+    assert told in errors
+    assert "Traceback" not in errors and "secret" not in errors
+    assert len(ran.stderr.splitlines() if before else str(result.exception).splitlines()) == 1
+
+
+def test_settings_of_the_server_cannot_be_set(remote: str) -> None:
+    ran = command(
+        "memory://none",
+        before=(
+            "import sys\nfrom trinitylake_ops.errors import InvalidInputError\n"
+            "from trinitylake_ops.spark_jobs.session import session_scope\n"
+            "try:\n"
+            f"    with session_scope(remote={remote!r}, **{{'spark.executor.memory': '1g'}}): pass\n"
+            "except InvalidInputError as error:\n    print(error)\n"
+            f"with session_scope(remote={remote!r}, **{{'spark.sql.shuffle.partitions': 7}}) as spark:\n"
+            f"    with session_scope(remote={remote!r}, **{{'spark.sql.shuffle.partitions': 3}}) as lent:\n"
+            "        print(lent is spark, lent.conf.get('spark.sql.shuffle.partitions'))\n"
+            "    print(spark.conf.get('spark.sql.shuffle.partitions'), spark.conf.get('spark.sql.session.timeZone'))\n"
+            "sys.exit()"
+        ),
+    )
+    assert ran.stderr == ""
+    first, *others = ran.stdout.splitlines()
+    assert first.startswith("spark.executor.memory cannot be set for a session at 127.0.0.1:")
+    assert others == ["True 3", "7 UTC"]
+
+
+def test_addresses() -> None:
+    assert check_remote("sc://h") == "h:15002"
+    assert check_remote("sc://h:7/;use_ssl=true;user_id=u") == "h:7"
+    for wrong in ("", "h:1", "sc://", "sc://h:x", "sc://u:p@h:1", "sc://h/;x=1;Token=t"):
+        with pytest.raises(InvalidInputError):
+            check_remote(wrong)
+    with pytest.raises(InvalidInputError):
+        build_session(remote="http://h")
+    assert "SPARK_CONNECT_MODE_ENABLED" not in os.environ
