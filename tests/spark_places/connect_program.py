@@ -120,21 +120,21 @@ def streams(spark: SparkSession, folder: Path) -> dict[str, Any]:
 def jobs(spark: SparkSession, folder: Path) -> dict[str, Any]:
     """Results of any size in order, errors with their class, and tasks that are repeated."""
     lengths = [3 * PIECE_BYTES + 1, 0, PIECE_BYTES, 5]
-    done = run_in_tasks(spark, "make bytes", _bytes, [str(length).encode() for length in lengths])
+    done = run_in_tasks(spark, "make bytes", _bytes, [str(length).encode() for length in lengths], 4)
     figures: dict[str, Any] = {"lengths": [len(one) for one in done] == lengths, "told": []}
     for task in (_missing, _broken):
         try:
-            run_in_tasks(spark, "read", task, [b"", b""])
+            run_in_tasks(spark, "read", task, [b"", b""], 2)
         except TrinityLakeError as error:
             figures["told"].append([type(error).__name__, str(error)])
-    crashed = run_in_tasks(spark, "crash once", _crashes_once, [str(folder / "crashed").encode()])
+    crashed = run_in_tasks(spark, "crash once", _crashes_once, [str(folder / "crashed").encode()], 1)
     figures["attempts"] = [int(one) for one in crashed]
     storage = open_storage(f"file://{folder}/deletes/", OPTIONS)
     storage.create("a", b"")
     now_ms = storage.now_ms()
     deletes = pickle.dumps(FencedDeletes(AgingStorage(storage, now_ms), None, now_ms, now_ms + 60_000))
     element = pickle.dumps([str(folder / "crashed again"), deletes])
-    (row,) = run_in_tasks(spark, "delete", _deletes_after_a_crash, [element])
+    (row,) = run_in_tasks(spark, "delete", _deletes_after_a_crash, [element], 1)
     repeated: DeletesDone = pickle.loads(row)
     figures["deletes"] = [repeated.is_repeated, list(repeated.held_back), sorted(listed(storage))]
     return figures
@@ -142,7 +142,7 @@ def jobs(spark: SparkSession, folder: Path) -> dict[str, Any]:
 
 def works_on(spark: SparkSession, folder: Path) -> dict[str, Any]:
     """Write to a file for a minute, from a task."""
-    run_in_tasks(spark, "write for long", _writes_for_long, [str(folder / "written").encode()])
+    run_in_tasks(spark, "write for long", _writes_for_long, [str(folder / "written").encode()], 1)
     return {}
 
 

@@ -33,7 +33,7 @@ with session_scope("ends") as spark:
     if how == "fails":
         raise LookupError("no such thing")
     if how == "works":
-        run_in_tasks(spark, "write for long", slow, [str(folder / "written").encode()])
+        run_in_tasks(spark, "write for long", slow, [str(folder / "written").encode()], 1)
 """
 
 
@@ -58,7 +58,7 @@ def marked(folder: Path) -> dict[int, str]:
             try:
                 if mark in (entry / "environ").read_bytes().split(b"\0"):
                     found[int(entry.name)] = (entry / "comm").read_text().strip()
-            except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            except (FileNotFoundError, ProcessLookupError, PermissionError):  # it ended, or is another user's
                 continue
     return found
 

@@ -42,6 +42,7 @@ SETTLE_MS = 10_000
 FEW = 16
 _MOST_PER_BATCH = 1_024
 _BATCHES_PER_SLOT = 16
+_TASKS_PER_SLOT = 4
 _DELETE_ROUNDS_PER_SLOT = 4
 
 A = TypeVar("A")
@@ -80,10 +81,10 @@ class SparkExecutor:
         batches = [things[start : start + size] for start in range(0, len(things), size)]
         pickled = self._pickled(work, work.storages, None if self._rate is None else self._rate / slots)
         # With a rate no more tasks than have a share of it may run, though more slots come.
-        most_tasks = None if self._rate is None else slots
+        n_tasks = slots * _TASKS_PER_SLOT if self._rate is None else slots
         for start in range(0, len(batches), slots * _BATCHES_PER_SLOT):
             wave = [pickle.dumps(list(things)) for things in batches[start : start + slots * _BATCHES_PER_SLOT]]
-            for row in self._run(type(work).__name__, run_batches, pickled, wave, most_tasks):
+            for row in self._run(type(work).__name__, run_batches, pickled, wave, n_tasks):
                 done: BatchDone = pickle.loads(row)
                 _count(work.storages, done.requests)
                 if done.error is not None:
@@ -112,7 +113,9 @@ class SparkExecutor:
         parts = [pickle.dumps(list(paths[start : start + size])) for start in range(0, len(paths), size)]
         is_over = False
         try:
-            rows: list[DeletesDone] = [pickle.loads(row) for row in self._run("deletes", delete_parts, pickled, parts)]
+            rows: list[DeletesDone] = [
+                pickle.loads(row) for row in self._run("deletes", delete_parts, pickled, parts, slots)
+            ]
             is_over = not any(row.is_repeated for row in rows)
         finally:
             if not is_over:
@@ -132,10 +135,10 @@ class SparkExecutor:
         task: Callable[[bytes, Iterator[bytes]], Iterator[bytes]],
         pickled: bytes,
         elements: Sequence[bytes],
-        most_tasks: int | None = None,
+        n_tasks: int,
     ) -> list[bytes]:
         """Run one job over elements; returns what became of each, in order."""
-        return run_in_tasks(self._spark, f"run {what} in Spark", partial(task, pickled), elements, most_tasks)
+        return run_in_tasks(self._spark, f"run {what} in Spark", partial(task, pickled), elements, n_tasks)
 
     def _pickled(self, work: object, storages: Sequence[Storage], rate: float | None) -> bytes:
         for storage in storages:

@@ -1,4 +1,4 @@
-"""Writing groups of small data files anew by Spark's tasks: ``CompactTablesPlan.execute`` takes it.
+"""Writing groups of small data files anew by Spark's tasks, a task each: ``CompactTablesPlan.execute`` takes it.
 
 ::
 
@@ -32,7 +32,7 @@ def write_groups_on(spark: SparkSession) -> GroupWriter:
             check_reachable(rewriting.io)
         rewritings = {id(rewriting): pickle.dumps(rewriting) for rewriting, _ in groups}
         elements = [pickle.dumps((id(rewriting), group)) for rewriting, group in groups]
-        written = run_in_tasks(spark, "write data files anew", partial(_write, rewritings), elements)
+        written = run_in_tasks(spark, "write data files anew", partial(_write, rewritings), elements, len(elements))
         return [pickle.loads(files) for files in written]
 
     return write

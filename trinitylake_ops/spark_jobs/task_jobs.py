@@ -1,9 +1,10 @@
-"""Jobs whose tasks take and give bytes, on sessions of both kinds: with a JVM of their own, and of Spark Connect.
+"""Jobs whose tasks take and give bytes, in the Spark of this process or in a server of Spark Connect.
 
-The elements are rows of a frame and the function a plain one over Arrow batches (``mapInArrow``), which both kinds
-have. What must not be seen - storages with their credentials - goes inside the function: Spark shows neither it nor
-the rows in plans, in its UI, or in event logs. The plan has no shuffle and is evaluated once; a task that Spark
-repeats has an ``attemptNumber`` above 0 (decision 19).
+A Spark of this process has RDDs. A server has frames: there the elements are rows, and the function one over Arrow
+batches (``mapInArrow``), which needs pandas where it is called, as all of Spark Connect's client does. In both what
+must not be seen - storages with their credentials - goes inside the function: Spark shows it neither in plans nor in
+its UI nor in event logs. There is no shuffle, each task runs once, and one that Spark repeats has an
+``attemptNumber`` above 0 (decision 19).
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
-from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from trinitylake_ops.errors import JobFailedError
+from trinitylake_ops.spark_jobs.connect import is_remote
 from trinitylake_ops.spark_jobs.spark_errors import spark_failures
 
 logger = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 #: What a task does: bytes for each of its elements, in order.
 Task = Callable[[Iterator[bytes]], Iterator[bytes]]
 
-#: A result goes in rows of at most so many bytes: messages of Spark Connect, and batches of Arrow, have limits.
+#: In a server a result goes in rows of so many bytes at most: messages and batches of Arrow have limits.
 PIECE_BYTES = 1 << 20
 
 _GIVEN = pa.schema([("number", pa.int64()), ("elements", pa.list_(pa.binary()))])
@@ -35,33 +36,59 @@ _RETURNED = pa.schema([("number", pa.int64()), ("piece", pa.binary())])
 _RETURNED_DDL = "number long, piece binary"
 
 
-def run_in_tasks(
-    spark: SparkSession, what: str, task: Task, elements: Sequence[bytes], most_tasks: int | None = None
-) -> list[bytes]:
-    """Run one job over elements; returns what became of each, in order.
+def run_in_tasks(spark: SparkSession, what: str, task: Task, elements: Sequence[bytes], n_tasks: int) -> list[bytes]:
+    """Run one job over elements, in so many tasks or fewer; returns what became of each, in order.
 
-    Spark makes as many tasks as run at a time; ``most_tasks`` bounds them, however many could run by now. The job ends
-    where this is left by an exception, such as an interrupt. Raises what tasks raise where it is an error of this
-    package, JobFailedError for what else failed.
+    The job ends where this is left by an exception, such as an interrupt. Raises what tasks raise where it is an error
+    of this package, JobFailedError for what else failed.
     """
+    if not elements:
+        return []
+    n_tasks = max(1, min(n_tasks, len(elements)))
+    with spark_failures(what):
+        results = (_remote_job if is_remote(spark) else _own_job)(spark, what, task, elements, n_tasks)
+    if len(results) != len(elements):
+        raise JobFailedError(f"cannot {what}: Spark gave back {len(results)} results for {len(elements)}")
+    return results
+
+
+def _own_job(spark: SparkSession, what: str, task: Task, elements: Sequence[bytes], n_tasks: int) -> list[bytes]:
+    """Run a job in the Spark of this process."""
+    context: Any = spark.sparkContext
+    group = f"trinitylake-{uuid.uuid4()}"
+    names = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+    before = {name: context.getLocalProperty(name) for name in names}
+    context.setJobGroup(group, f"TrinityLake: {what}", interruptOnCancel=True)
+    try:
+        # A function of our own to Spark, so that what the task holds goes inside it.
+        rows: list[bytes] = (
+            context.parallelize(elements, n_tasks).mapPartitions(lambda part: task(iter(part))).collect()
+        )
+        return rows
+    except BaseException:
+        context.cancelJobGroup(group)
+        raise
+    finally:
+        for name, value in before.items():
+            context.setLocalProperty(name, value)
+
+
+def _remote_job(spark: SparkSession, what: str, task: Task, elements: Sequence[bytes], n_tasks: int) -> list[bytes]:
+    """Run a job in a server of Spark Connect, which makes as many tasks as run at a time, or fewer."""
 
     def over_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return _over_batches(task, batches)
 
-    size = 1 if most_tasks is None else -(-len(elements) // most_tasks)
+    size = -(-len(elements) // n_tasks)
     firsts = range(0, len(elements), size)
     groups = [list(elements[first : first + size]) for first in firsts]
-    given = pa.Table.from_arrays(
-        [pa.array(column, kind.type) for column, kind in zip((firsts, groups), _GIVEN, strict=True)], schema=_GIVEN
-    )
-    with spark_failures(what), _interrupted_by_errors(spark, what):
+    given = pa.Table.from_pydict({"number": list(firsts), "elements": groups}, schema=_GIVEN)
+    with _interrupted_by_errors(spark, what):
         rows: pa.Table = spark.createDataFrame(given).mapInArrow(over_batches, _RETURNED_DDL).toArrow()
-    pieces: list[list[bytes]] = [[] for _ in elements]
+    pieces: dict[int, list[bytes]] = {}
     for number, piece in _rows(rows.to_batches()):
-        pieces[number].append(piece)
-    if not all(pieces):
-        raise JobFailedError(f"cannot {what}: Spark gave back less than there is")
-    return [b"".join(one) for one in pieces]
+        pieces.setdefault(number, []).append(piece)
+    return [b"".join(pieces[number]) for number in sorted(pieces)]
 
 
 def _over_batches(task: Task, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -86,7 +113,7 @@ def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Any]]:
 
 @contextmanager
 def _interrupted_by_errors(spark: SparkSession, what: str) -> Iterator[None]:
-    """Tag the jobs of a block, and cancel them where it is left by an exception."""
+    """Tag what a session of Spark Connect does in a block, and cancel them where it is left by an exception."""
     tag = f"trinitylake: {what}: {uuid.uuid4()}"
     spark.addTag(tag)
     try:
@@ -94,7 +121,7 @@ def _interrupted_by_errors(spark: SparkSession, what: str) -> Iterator[None]:
     except BaseException:
         try:
             spark.interruptTag(tag)
-        except (PySparkException, Py4JError) as error:  # what went wrong first is what is told
+        except PySparkException as error:  # what went wrong first is what is told
             logger.warning("cannot interrupt Spark, which was to %s: %s", what, str(error).partition("\n")[0])
         raise
     finally:
