@@ -11,6 +11,7 @@ import pickle
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ from trinitylake_ops.spark_jobs.task_jobs import PIECE_BYTES, run_in_tasks
 from trinitylake_ops.storage import open_storage
 
 OPTIONS = {"fsync": "false"}
+#: Goes to tasks as credentials do, and is seen nowhere else.
+SECRET = b"a secret of a storage"
 
 
 def operations(spark: SparkSession, folder: Path) -> dict[str, Any]:
@@ -120,7 +123,7 @@ def streams(spark: SparkSession, folder: Path) -> dict[str, Any]:
 def jobs(spark: SparkSession, folder: Path) -> dict[str, Any]:
     """Results of any size in order, errors with their class, and tasks that are repeated."""
     lengths = [3 * PIECE_BYTES + 1, 0, PIECE_BYTES, 5]
-    done = run_in_tasks(spark, "make bytes", _bytes, [str(length).encode() for length in lengths], 4)
+    done = run_in_tasks(spark, "make bytes", partial(_bytes, SECRET), [str(length).encode() for length in lengths], 4)
     figures: dict[str, Any] = {"lengths": [len(one) for one in done] == lengths, "told": []}
     for task in (_missing, _broken):
         try:
@@ -146,7 +149,8 @@ def works_on(spark: SparkSession, folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _bytes(elements: Iterator[bytes]) -> Iterator[bytes]:
+def _bytes(secret: bytes, elements: Iterator[bytes]) -> Iterator[bytes]:
+    assert len(secret) > 20
     for element in elements:
         yield b"x" * int(element)
 

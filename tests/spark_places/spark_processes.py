@@ -35,12 +35,16 @@ def environment(**values: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def connect_server(folder: Path, master: str = "local[2]") -> Iterator[str]:
-    """Run a server of Spark Connect; gives its address."""
+    """Run a server of Spark Connect, with its log and its events in the folder; gives its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    (folder / "events").mkdir()
     conf = {
         "spark.ui.enabled": "false",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": f"file://{folder}/events",
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.maintenance.aging import Aging, grow
+from tests.spark_places.connect_program import SECRET
 from tests.spark_places.spark_processes import REPOSITORY, connect_server, environment, grows, wait_for
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.cli.app import trinitylake
@@ -25,9 +26,14 @@ from trinitylake_ops.storage import open_storage
 
 
 @pytest.fixture(scope="module")
-def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("server")
+
+
+@pytest.fixture(scope="module")
+def remote(server_folder: Path) -> Iterator[str]:
     """A server that tries a task twice."""
-    with connect_server(tmp_path_factory.mktemp("server"), "local[2,2]") as address:
+    with connect_server(server_folder, "local[2,2]") as address:
         yield address
 
 
@@ -50,7 +56,7 @@ def done(remote: str, folder: Path, *steps: str) -> dict[str, Any]:
     return figures
 
 
-def test_operations_and_frames(remote: str, tmp_path: Path) -> None:
+def test_operations_and_frames(remote: str, server_folder: Path, tmp_path: Path) -> None:
     figures = done(remote, tmp_path, "jobs", "operations", "frames")
     assert figures["jobs"] == {
         "lengths": True,
@@ -81,6 +87,9 @@ def test_operations_and_frames(remote: str, tmp_path: Path) -> None:
         "compacted": [2],
         "after": 200,
     }
+    logs = [path.read_bytes() for path in server_folder.rglob("*") if path.is_file()]
+    assert any(b"SparkListenerConnectOperationStarted" in log for log in logs), "the plans are told"
+    assert not any(SECRET in log for log in logs)
 
 
 @pytest.mark.soak

@@ -181,7 +181,12 @@ def compact(session: Session, message: str | None, as_json: bool) -> None:
 @click.option("--target-bytes", type=click.IntRange(1), help="Size of file to aim at, instead of the table's own.")
 @click.option("--min-files", type=click.IntRange(2), default=5, show_default=True, help="Merge no fewer small files.")
 @click.option("--repartition", is_flag=True, help="Write all files of older partition specs by the current one.")
-@click.option("--spark", "master", metavar="MASTER", help="Write in tasks of Spark at this master, such as local[4].")
+@click.option(
+    "--spark",
+    "master",
+    metavar="MASTER",
+    help="Write in tasks of Spark at this master, such as local[4], or at a server of Spark Connect, sc://host:15002.",
+)
 @click.option("--run-id", help="A run commits once under its id, however often it is started.")
 @click.option("--message", help="Why, for the log.")
 @approval_options
@@ -232,7 +237,7 @@ def group_writer(master: str | None) -> Iterator[GroupWriter]:
     from trinitylake_ops.spark_jobs.group_writer import write_groups_on
     from trinitylake_ops.spark_jobs.session import session_scope
 
-    with session_scope(master=master) as spark:
+    with session_scope(master=master, remote=master if master.startswith("sc://") else None) as spark:
         yield write_groups_on(spark)
 
 

@@ -33,7 +33,11 @@ def start_keeper(url: str, session_id: str, user_id: str | None) -> subprocess.P
 
 def dismiss(keeper: subprocess.Popen[bytes]) -> None:
     """Let the process go, as the session is released."""
-    keeper.communicate(_DONE, timeout=_LEAVE_SECONDS)
+    try:
+        keeper.communicate(_DONE, timeout=_LEAVE_SECONDS)
+    except subprocess.TimeoutExpired:  # a machine too busy to let it go; it has nothing to do any more
+        keeper.kill()
+        keeper.wait()
 
 
 def release(url: str, session_id: str, user_id: str) -> None:
