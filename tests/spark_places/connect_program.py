@@ -72,7 +72,8 @@ def operations(spark: SparkSession, folder: Path) -> dict[str, Any]:
         aging.later()
         local, remote = plan(lake), plan(lake, executor=spark_tasks)
         report = remote.execute(local.digest)
-        figures[name] = [local.files, report.files, report.is_complete]
+        planned = local.files if isinstance(local.files, int) else sum(local.files.values())
+        figures[name] = [planned, report.files, report.is_complete]
     figures["findings"] = len(maintenance.verify(lake).findings)
     return figures
 

@@ -69,7 +69,7 @@ def test_operations_and_frames(remote: str, server_folder: Path, tmp_path: Path)
     }
     operations = figures["operations"]
     assert operations["slots"] == 2
-    assert operations["verify"] == [True, {"node": 1}]
+    assert operations["verify"] == [True, 1]
     copied, is_clean = operations["export"]
     assert is_clean and copied > 5
     for command, least in (("purge", 6), ("orphans", 1)):

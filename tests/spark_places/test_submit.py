@@ -106,7 +106,14 @@ def test_workers_that_have_only_python(cluster: Cluster, dist: Path, radosgw: S3
     words = ["--master", cluster.url, "--py-files", "trinitylake_ops.zip"]
     words += ["--archives", "environment.tar.gz#environment", "--conf", "spark.executor.memory=512m"]
     words += ["--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.cores.max=2"]
-    words += ["--conf", "spark.eventLog.enabled=true", "--conf", f"spark.eventLog.dir=file://{events}"]
+    words += [
+        "--conf",
+        "spark.eventLog.enabled=true",
+        "--conf",
+        "spark.eventLog.compress=false",
+        "--conf",
+        f"spark.eventLog.dir=file://{events}",
+    ]
     words += ["trinitylake_job.py", "--root", root]
     for command in (["orphans"], ["verify", "--deep"]):
         local = [sys.executable, "-m", "trinitylake_ops.cli", "--root", root, *command, "--json"]
