@@ -19,7 +19,7 @@ settings.load_profile("ci" if os.environ.get("CI") == "true" else "local")
 #: A property of a test (``record_property``) whose text is shown when all tests have run.
 SHOWN = "shown"
 
-_LONGEST = ("spark_jobs", "e2e", "dagster_plugin", "simulator", "crash")  # folders
+_LONGEST = ("spark_jobs", "spark_places", "e2e", "dagster_plugin", "simulator", "crash")  # folders
 #: Folders and files whose tests share a Spark session: to start one and to warm it up takes longer than most tests.
 _ON_SPARK = (
     "tests/spark_jobs/",
