@@ -4,6 +4,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
+# Whoever asks Python to keep no bytecode has no use for it here: each of many processes would compile all modules anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 PYTHON ?= python3
 BIN := .venv/bin

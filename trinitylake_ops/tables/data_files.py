@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.io.fileformat import FileFormatFactory, FileFormatWriter
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.partitioning import PartitionFieldValue, PartitionKey, PartitionSpec
 from pyiceberg.schema import Schema
@@ -116,6 +115,9 @@ class _PartitionedWriter:
         self._metadata = metadata
         self._spec = metadata.spec()
         self._schema = metadata.schema()
+        # Imported where rows are written: it loads pandas, for which whoever reads metadata need not wait.
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+
         self._arrow_schema = schema_to_pyarrow(self._schema, include_field_ids=True)
         self._known: PartitionKey | None = None
         if partition is not None and self._spec.fields:

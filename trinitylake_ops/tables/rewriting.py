@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.exceptions import ValidationException
 from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.io.pyarrow import ArrowScan, schema_to_pyarrow
 from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, ManifestFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask, Transaction
@@ -121,6 +120,8 @@ class Rewriting:
         return written
 
     def _batches(self, group: FileGroup) -> Iterator[pa.RecordBatch]:
+        from pyiceberg.io.pyarrow import ArrowScan  # loads pandas
+
         scan = ArrowScan(self.metadata, self.io, self.metadata.schema(), AlwaysTrue())
         for file in group.files:  # one at a time: pyiceberg holds all batches of the files it is given
             yield from scan.to_record_batches([FileScanTask(file)])
@@ -321,6 +322,8 @@ def _in_order(
     batches: Iterable[pa.RecordBatch], order: Sequence[tuple[str, SortField]], schema: Schema
 ) -> Iterator[pa.RecordBatch]:
     """Yield all rows in an order, nulls where it says; NaN is the greatest number, as Iceberg has it."""
+    from pyiceberg.io.pyarrow import schema_to_pyarrow  # loads pandas
+
     arrow_schema = schema_to_pyarrow(schema)
     held = [conform(batch, schema, arrow_schema) for batch in batches]
     rows = pa.concat_tables(held) if held else arrow_schema.empty_table()

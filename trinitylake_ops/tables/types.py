@@ -30,7 +30,6 @@ from dataclasses import replace
 
 import pyarrow as pa
 from pyiceberg.catalog import MetastoreCatalog
-from pyiceberg.io.pyarrow import UTC_ALIASES
 from pyiceberg.schema import Schema as IcebergSchema
 from pyiceberg.schema import assign_fresh_schema_ids
 from pyiceberg.types import (
@@ -269,8 +268,14 @@ _KEPT_ARROW_TYPES: tuple[Callable[[pa.DataType], bool], ...] = (
     pa.types.is_date32,
     lambda kind: isinstance(kind, pa.UuidType),
     lambda kind: pa.types.is_time64(kind) and kind.unit == "us",
-    lambda kind: pa.types.is_timestamp(kind) and kind.unit != "ns" and (kind.tz is None or kind.tz in UTC_ALIASES),
+    lambda kind: pa.types.is_timestamp(kind) and kind.unit != "ns" and (kind.tz is None or _is_utc(kind.tz)),
 )
+
+
+def _is_utc(zone: str) -> bool:
+    from pyiceberg.io.pyarrow import UTC_ALIASES  # loads pandas
+
+    return zone in UTC_ALIASES
 
 
 def _is_arrow_primitive_of_iceberg(kind: pa.DataType) -> bool:
