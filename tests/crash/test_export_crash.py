@@ -1,11 +1,13 @@
 """Exports of every level, restores and their drops, stopped at every request to either storage.
 
 After each: both lakehouses open through fresh caches and verify clean, and doing it again ends as if nothing
-had happened; a second time does nothing.
+had happened; a second time does nothing. Where a stop left the very same files as another one before, byte for byte,
+that is known already: so it is with all that is read before the first write.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -147,7 +149,25 @@ def state(lake: Lakehouse) -> object:
     return content(lake), exports, {name: content(lake, name) for name in complete}
 
 
-def assert_converges(operation: Operation, lake: Lakehouse, expected: object, where: object) -> None:
+@pytest.fixture(scope="module")
+def converged() -> set[tuple[str, str]]:
+    """Operations, and digests of all files in both storages from which they were seen to converge."""
+    return set()
+
+
+def digest_of_all_files() -> str:
+    digest = hashlib.sha256()
+    for root in (SOURCE, TARGET):
+        digest.update(repr(sorted(files_of(root).items())).encode())
+    return digest.hexdigest()
+
+
+def assert_converges(
+    operation: Operation, lake: Lakehouse, expected: object, where: object, converged: set[tuple[str, str]]
+) -> None:
+    begun_on = (operation.name, digest_of_all_files())
+    if begun_on in converged:
+        return
     report = maintenance.verify(lake)
     assert report.is_clean, (where, report.findings)
     try:
@@ -159,6 +179,7 @@ def assert_converges(operation: Operation, lake: Lakehouse, expected: object, wh
     for each in both:
         maintenance.repair_hint(each)
         assert maintenance.verify(each).findings == (), where
+    converged.add(begun_on)
 
 
 SIDES = [(operation, side) for operation in OPERATIONS for side in ("source", "target")[: 1 + operation.has_target]]
@@ -169,7 +190,11 @@ each_side = pytest.mark.parametrize(("operation", "side"), SIDES, ids=[f"{op.nam
 @pytest.mark.parametrize("moment", ["before", "after"])
 @each_side
 def test_it_dies_at_every_request(
-    restored: Callable[[Operation], Lakehouse], operation: Operation, side: str, moment: Moment
+    restored: Callable[[Operation], Lakehouse],
+    converged: set[tuple[str, str]],
+    operation: Operation,
+    side: str,
+    moment: Moment,
 ) -> None:
     lake = restored(operation)
     requests, expected = run_with(operation, side, []), state(lake)
@@ -179,14 +204,18 @@ def test_it_dies_at_every_request(
         lake = restored(operation)
         with pytest.raises(DeathError):
             run_with(operation, side, [fail(request.number, DeathError, moment)])  # type: ignore[arg-type]
-        assert_converges(operation, lake, expected, (moment, request))
+        assert_converges(operation, lake, expected, (moment, request), converged)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("fault", ["lost", "refused"])
 @each_side
 def test_every_answer_is_lost_and_every_request_refused(
-    restored: Callable[[Operation], Lakehouse], operation: Operation, side: str, fault: str
+    restored: Callable[[Operation], Lakehouse],
+    converged: set[tuple[str, str]],
+    operation: Operation,
+    side: str,
+    fault: str,
 ) -> None:
     lake = restored(operation)
     requests, expected = run_with(operation, side, []), state(lake)
@@ -199,4 +228,4 @@ def test_every_answer_is_lost_and_every_request_refused(
             run_with(operation, side, [planned])
         except StorageError as error:
             assert error.path is not None, "a typed error that names the file is an answer too"
-        assert_converges(operation, lake, expected, request)
+        assert_converges(operation, lake, expected, request, converged)

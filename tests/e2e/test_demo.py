@@ -27,7 +27,7 @@ from tests.lakes import check_lake
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.flights import INITIAL_JOB, MONTHLY_JOB
 
-# A year of data in one test.
+# A year of data in one test of the soak, a month of it in a test run.
 pytestmark = pytest.mark.timeout(900)
 
 REPOSITORY = Path(__file__).parents[2]
@@ -54,7 +54,7 @@ class FinishedDemo:
         return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(12, marks=pytest.mark.soak)])
+@pytest.fixture(scope="module", params=[1, pytest.param(12, marks=pytest.mark.soak)])
 def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FinishedDemo:
     return FinishedDemo(tmp_path_factory.mktemp("demo"), request.param)
 
