@@ -20,6 +20,7 @@ ARGS ?=
 TESTS_ON_RADOSGW := tests/concurrency tests/transaction
 LONG_ON_RADOSGW := tests/transaction/test_find_latest.py tests/transaction/test_root_naming.py \
 	tests/transaction/test_group_commit.py tests/transaction/test_rebase.py tests/transaction/test_lakehouse.py \
+	tests/transaction/test_saved.py tests/transaction/test_fairness.py tests/transaction/test_surroundings.py \
 	tests/maintenance tests/tables
 LONG_ON_MOTO := tests/transaction/test_transaction.py tests/maintenance/test_rollback.py
 

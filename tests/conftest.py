@@ -24,10 +24,13 @@ _LONGEST = ("spark_jobs", "spark_places", "e2e", "dagster_plugin", "simulator", 
 _ON_SPARK = (
     "tests/spark_jobs/",
     "tests/dagster_plugin/test_compaction_jobs.py",
+    "tests/dagster_plugin/test_engine.py",
     "tests/dagster_plugin/test_flights_pipeline.py",
     "tests/dagster_plugin/test_io_manager.py",
     "tests/dagster_plugin/test_pipeline_on_s3.py",
 )
+#: Of those files, one whose session is in a process of its own.
+_BESIDE_SPARK = "tests/spark_jobs/test_java.py"
 #: Folders whose tests take long one by one, and share nothing worth waiting for.
 _ONE_BY_ONE = ("tests/simulator/", "tests/crash/")
 #: Files whose tests share the deployment: to start it takes longer than most of them.
@@ -54,7 +57,7 @@ class _ByFile(LoadFileScheduling):
     """Each file goes to one worker, all that use Spark, or the deployment, to the same one, some tests each to any."""
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith(_ON_SPARK):
+        if nodeid.startswith(_ON_SPARK) and not nodeid.startswith(_BESIDE_SPARK):
             return "spark"
         if nodeid.startswith(_ON_DEPLOYMENT):
             return "deployment"

@@ -182,8 +182,16 @@ def assert_converges(
     converged.add(begun_on)
 
 
+#: Parts of what "full" does, which is stopped at each of these steps in a test run.
+LONG = ("definitions", "namespaces")
 SIDES = [(operation, side) for operation in OPERATIONS for side in ("source", "target")[: 1 + operation.has_target]]
-each_side = pytest.mark.parametrize(("operation", "side"), SIDES, ids=[f"{op.name}-{side}" for op, side in SIDES])
+each_side = pytest.mark.parametrize(
+    ("operation", "side"),
+    [
+        pytest.param(op, side, id=f"{op.name}-{side}", marks=[pytest.mark.soak] if op.name in LONG else [])
+        for op, side in SIDES
+    ],
+)
 
 
 @pytest.mark.timeout(600)

@@ -9,12 +9,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.dagster_plugin.maintenance_jobs import Jobs
-from tests.flights import spark
 from tests.local_clock import LocalClock
 from trinitylake_ops.spark_jobs import executor as executor_module
 from trinitylake_ops.spark_jobs.executor import SparkExecutor
-
-__all__ = ["spark"]
 
 
 def test_the_resource_says_which_engine_carries_out_operations(

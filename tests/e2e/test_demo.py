@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.request
 from collections import Counter
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,12 @@ class FinishedDemo:
         command = [sys.executable, "-m", "trinitylake_ops.cli", "--root", self.root, *arguments, "--json"]
         return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
+    @cached_property
+    def log(self) -> list[dict[str, Any]]:
+        """What the command of that name says, the newest version first."""
+        entries: list[dict[str, Any]] = self.trinitylake("log")
+        return entries
+
 
 @pytest.fixture(scope="module", params=[1, pytest.param(12, marks=pytest.mark.soak)])
 def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FinishedDemo:
@@ -91,7 +98,7 @@ def test_every_version_names_the_run_that_made_it(demo: FinishedDemo) -> None:
     with dg.DagsterInstance.from_config(str(demo.home)) as instance:
         runs = {run.run_id: run for run in instance.get_runs()}
     assert len(runs) == demo.runs
-    log = demo.trinitylake("log")
+    log = demo.log
     assert [entry["operation"] for entry in log[-2:]] == ["publish", "init"]
     assert all(entry["operation"] and entry["message"] for entry in log)
     made_by = {entry["version"]: runs[entry["run_id"]].job_name for entry in log}
@@ -110,7 +117,7 @@ def test_every_version_names_the_run_that_made_it(demo: FinishedDemo) -> None:
 
 
 def test_the_rollback_undid_the_bad_month(demo: FinishedDemo) -> None:
-    log = {entry["version"]: entry for entry in demo.trinitylake("log")}
+    log = {entry["version"]: entry for entry in demo.log}
     (rollback,) = [entry for entry in log.values() if entry["operation"] == "rollback"]
     bad = rollback["rollback_from"]
     assert demo.trinitylake("diff", str(bad - 1), str(rollback["version"])) == []

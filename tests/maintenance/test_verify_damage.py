@@ -224,9 +224,9 @@ N_WALKS = 72
 N_STEPS = 14
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, 1, *(pytest.param(part, marks=pytest.mark.soak) for part in (2, 3))])
 def test_a_thousand_sound_lakehouses_have_no_findings(part: int) -> None:
-    """After each of 14 steps by chance in 72 lakehouses: 1,008 lakehouses, each verified."""
+    """After each of 14 steps by chance in 72 lakehouses: 1,008 lakehouses, each verified; half of it in a test run."""
     n_verified = 0
     for seed in range(part, N_WALKS, 4):
         rng = random.Random(seed)

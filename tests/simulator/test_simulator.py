@@ -1,4 +1,4 @@
-"""The engine in a simulated world: hundreds of seeds, in `make soak` thousands, and every mutation of the engine caught."""
+"""The engine in a simulated world: hundreds of seeds, in the soak thousands, and each mutation of the engine caught."""
 
 from __future__ import annotations
 
