@@ -17,7 +17,11 @@ from pyspark.sql import SparkSession, functions as F
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.spark_jobs.session import build_session, session_scope
 
-before = dict(os.environ)
+def environment():  # but for what PySpark sets for itself
+    own = {"SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE"}
+    return {name: value for name, value in os.environ.items() if name not in own}
+
+before = environment()
 result = {}
 try:
     with session_scope("first") as spark:
@@ -30,7 +34,7 @@ except InvalidInputError:
 with session_scope("second") as spark:
     result["second"] = spark.range(5).count()
 result["stopped_at_end"] = SparkSession.getActiveSession() is None
-result["environment_kept"] = dict(os.environ) == before
+result["environment_kept"] = environment() == before
 print(json.dumps(result))
 """
 
