@@ -24,7 +24,7 @@ LONG_ON_RADOSGW := tests/transaction/test_find_latest.py tests/transaction/test_
 	tests/maintenance tests/tables
 LONG_ON_MOTO := tests/transaction/test_transaction.py tests/maintenance/test_rollback.py
 
-.PHONY: help setup demo ui test lint bench proto package constraints soak clean
+.PHONY: help setup demo ui test bytecode lint bench proto package constraints soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -46,7 +46,11 @@ ui: ## open the Dagster UI on the runs of the demo, http://127.0.0.1:PORT
 	@TRINITYLAKE_ROOT="$(ROOT)" DAGSTER_HOME="$(DAGSTER_HOME)" exec $(BIN)/dagster-webserver \
 		--host 127.0.0.1 --port "$(PORT)" --python-file definitions.py --log-level warning
 
-test: lint ## check everything: lint, all tests, and beside them transactions and races once more on radosgw (not with ARGS)
+# The linters leave a processor free, and the workers of a fresh clone would each make the bytecode of all tests.
+bytecode: setup ## begin to compile all tests, in the background (make test does so beside lint)
+	@$(if $(strip $(ARGS)),:,PYTEST_ADDOPTS= $(BIN)/python -m pytest --collect-only -qq </dev/null >/dev/null 2>&1 &)
+
+test: bytecode lint ## check everything: lint, all tests, and beside them transactions and races once more on radosgw (not with ARGS)
 	@selection=$$(scripts/debian_packages.sh); pytest="$(BIN)/python -m pytest"; again=$$(mktemp); \
 	if $(if $(strip $(ARGS)),false,true) && [ -z "$$selection" ]; then \
 		PYTEST_ADDOPTS= $$pytest -n 1 -p no:cacheprovider --lakes=radosgw $(TESTS_ON_RADOSGW) \

@@ -29,12 +29,12 @@ ROUND_TIMEOUT_SECONDS = 60
 FEWER_ROUNDS = {
     ("local", MIB): 20,
     ("local", 9 * MIB): 3,
-    ("s3fs", 0): 20,
-    ("s3fs", MIB): 8,
-    ("s3fs", 9 * MIB): 3,
-    ("obstore", 0): 20,
-    ("obstore", MIB): 8,
-    ("obstore", 9 * MIB): 3,
+    ("s3fs", 0): 12,
+    ("s3fs", MIB): 4,
+    ("s3fs", 9 * MIB): 2,
+    ("obstore", 0): 12,
+    ("obstore", MIB): 4,
+    ("obstore", 9 * MIB): 2,
 }
 
 

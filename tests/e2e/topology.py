@@ -38,7 +38,7 @@ POSTGRES_PASSWORD = "LeakCanaryDatabase/Password+0123456789"
 PATIENCE_SECONDS = 240
 FINISHED = ("SUCCESS", "FAILURE", "CANCELED")
 
-_POLL_SECONDS = 0.25
+_POLL_SECONDS = 0.5
 _REFERENCE = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*)|:\?(?P<error>[^}]*))?\}")
 # Of the machine's own variables only those without which no program runs.
 _KEPT_VARIABLES = ("HOME", "LANG", "PATH", "TMPDIR", "TZ")
