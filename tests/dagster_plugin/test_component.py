@@ -116,6 +116,8 @@ def test_dg_lists_scaffolds_and_checks_it(project: Project) -> None:
     assert "$" not in file.read_text()
     project.dg("check", "yaml")
     project.dg("check", "defs")
+    done = project.run("dagster", "definitions", "validate", "-m", "my_lakes.definitions")
+    assert done.returncode == 0, done.stderr
     file.write_text(file.read_text().replace("min_age_days: 7", "min_age_days: -7"))
     done = project.run("dg", "check", "defs")
     assert done.returncode != 0

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.usefixtures("radosgw"), pytest.mark.timeout(900)]
 
 SENSOR = "quick_commits"
 EXPIRY = "expiring_expire_schedule"
-BURST = 200
+BURST = 500
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -207,7 +207,7 @@ def sensor(topology: Topology, lake: Lakehouse) -> Iterator[CommitSensor]:
 def test_a_commit_of_another_process_runs_once_also_when_the_daemon_is_killed_before_it_saves_the_cursor(
     topology: Topology, lake: Lakehouse, sensor: CommitSensor
 ) -> None:
-    """The daemon dies with the run requested and the cursor unsaved; meanwhile others commit 200 times."""
+    """The daemon dies with the run requested and the cursor unsaved; meanwhile others commit 500 times."""
     assert sensor.requested() == []
     ticks_before = len(sensor.ticks())
     with cursor_not_saved(topology, lake.latest_version() + 1) as is_waiting:
