@@ -6,8 +6,9 @@ import pickle
 
 import pyarrow as pa
 import pytest
-from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression, GreaterThan
 from pyiceberg.table import Table
+from pyiceberg.types import LongType
 
 from tests.lakes import Lakes, seal
 from tests.maintenance.changes import expire
@@ -44,8 +45,13 @@ def table(lake: Lakehouse) -> Table:
     return made
 
 
-def followed(lake: Lakehouse) -> FollowedTable:
-    return FollowedTable("ns", "t", catalog_at(lake).load_table("ns.t").schema(), AlwaysTrue(), 2)
+def followed(
+    lake: Lakehouse,
+    row_filter: BooleanExpression = AlwaysTrue(),  # noqa: B008
+    version: int | None = None,
+) -> FollowedTable:
+    loaded = catalog_at(lake, version).load_table("ns.t").metadata
+    return FollowedTable("ns", "t", loaded.table_uuid, loaded.schema(), loaded.schema(), row_filter, 2)
 
 
 def read(
@@ -96,6 +102,53 @@ def test_columns_are_those_of_the_stream(lake: Lakehouse, table: Table) -> None:
     assert [batch.to_pydict() for batch in part.batches(to_spark_schema(one.schema))] == [{"id": [9]}]
 
 
+def test_a_filter_means_the_columns_of_the_stream(lake: Lakehouse, table: Table) -> None:
+    with table.update_schema() as update:
+        update.add_column("other", LongType())
+    one = followed(lake, GreaterThan("id", 5))
+    with table.update_schema() as update:
+        update.rename_column("id", "x")
+    with table.update_schema() as update:
+        update.rename_column("other", "id")
+    table.append(pa.table({"x": pa.array([9, 1], pa.int64()), "id": pa.array([1, 9], pa.int64())}))
+    (part,) = one.parts(lake, one.at(lake, 4), one.at(lake, lake.latest_version()), StreamOptions())
+    assert isinstance(part, AppendedPart)
+    found = [batch.to_pydict() for batch in part.batches(to_spark_schema(one.schema))]
+    assert found == [{"id": [9], "other": [1]}]
+
+
+def test_columns_that_do_not_fit_the_stream_any_more_end_it(lake: Lakehouse) -> None:
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    columns = pa.schema([pa.field("id", pa.int32(), nullable=False), pa.field("part", pa.int64(), nullable=False)])
+    table = catalog.create_table("ns.t", columns)
+    one, start = followed(lake), followed(lake).at(lake, lake.latest_version())
+
+    def misfit(said: str, rows: pa.Table) -> None:
+        catalog.load_table("ns.t").append(rows)
+        with pytest.raises(CommitConflictError, match=rf"since that was loaded {said}; start it again"):
+            one.parts(lake, start, one.at(lake, lake.latest_version()), SKIP)
+
+    with table.update_schema() as update:
+        update.update_column("id", LongType())
+    misfit(
+        "its column 'id' became long",
+        pa.table({"id": [2**40], "part": [1]}, columns.set(0, pa.field("id", pa.int64(), nullable=False))),
+    )
+    with catalog.load_table("ns.t").update_schema(allow_incompatible_changes=True) as update:
+        update.update_column("id", required=False)
+    misfit(
+        "its column 'id' became optional",
+        pa.table({"id": [None, 1], "part": [1, 2]}, pa.schema([pa.field("id", pa.int64()), columns.field("part")])),
+    )
+    with catalog.load_table("ns.t").update_schema(allow_incompatible_changes=True) as update:
+        update.delete_column("id")
+    misfit("its required column 'id' was dropped", pa.table({"part": [1]}, pa.schema([columns.field("part")])))
+    catalog.drop_table("ns.t")
+    catalog.create_table("ns.t", pa.schema([("part", pa.int64()), ("id", pa.int32())]))
+    misfit("another table has its name", pa.table({"part": [1], "id": pa.array([5], pa.int32())}))
+
+
 def test_replaced_rows_stop_it_or_are_passed_by(lake: Lakehouse, table: Table) -> None:
     table.overwrite(rows(5))
     table.append(rows(6))
@@ -128,9 +181,7 @@ def test_another_table_of_the_name(lake: Lakehouse, table: Table) -> None:
 
 
 def followed_offset(lake: Lakehouse) -> Offset:
-    return FollowedTable("ns", "t", catalog_at(lake, 3).load_table("ns.t").schema(), AlwaysTrue(), 2).at(
-        lake, lake.latest_version()
-    )
+    return followed(lake, version=3).at(lake, lake.latest_version())
 
 
 def test_expired_versions_are_no_gap_while_the_table_remembers(lake: Lakehouse, table: Table) -> None:

@@ -6,10 +6,11 @@ import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntryStatus
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import DataScan, FileScanTask
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation
@@ -34,10 +35,16 @@ _TRIMMED = -1  # no snapshot has this id
 
 @dataclass(frozen=True)
 class FollowedTable:
-    """A table whose appended rows a stream reads, with the columns that it had when the stream was loaded."""
+    """A table whose appended rows a stream reads.
+
+    ``table_uuid`` is Iceberg's and ``table_schema`` the columns, both as they were when the stream was loaded;
+    ``schema`` has the columns that are read.
+    """
 
     namespace: str
     table: str
+    table_uuid: UUID
+    table_schema: Schema
     schema: Schema
     row_filter: BooleanExpression
     parallelism: int
@@ -65,8 +72,33 @@ class FollowedTable:
         tasks = batch.tasks()
         if not tasks:
             return []
-        job = pickle.dumps(ReadJob(batch.io, without_history(batch.metadata), self.schema, self.row_filter))
+        if misfit := self._misfit(batch.metadata):
+            raise CommitConflictError(
+                f"table {self.namespace}.{self.table} is read as a stream, and since that was loaded {misfit}; start it"
+                " again, or where that does not help, begin a new stream",
+                latest_version=end["version"],
+            )
+        # The filter means the columns that had these names at load, whatever has them by now.
+        loaded = {"schemas": [self.table_schema], "current_schema_id": self.table_schema.schema_id}
+        metadata = without_history(batch.metadata).model_copy(update=loaded)
+        job = pickle.dumps(ReadJob(batch.io, metadata, self.schema, self.row_filter))
         return [AppendedPart(job, group) for group in group_files(tasks, self.parallelism)]
+
+    def _misfit(self, metadata: TableMetadata) -> str | None:
+        """Return why the columns of the stream cannot hold what the table has by now, None where they can."""
+        if metadata.table_uuid != self.table_uuid:
+            return "another table has its name"
+        now = index_by_id(metadata.schema())
+        for field_id, field in index_by_id(self.schema).items():
+            found = now.get(field_id)
+            name = self.table_schema.find_column_name(field_id)
+            if found is None and field.required:
+                return f"its required column {name!r} was dropped"
+            if found is not None and field.required and not found.required:
+                return f"its column {name!r} became optional"
+            if found is not None and field.field_type.is_primitive and found.field_type != field.field_type:
+                return f"its column {name!r} became {found.field_type}"
+        return None
 
 
 @dataclass(frozen=True)

@@ -56,4 +56,7 @@ def _followed(opened: OpenedTable, name: str, parallelism: int) -> Followed:
     from trinitylake_ops.spark_jobs.table_reader import table_name
 
     plan: DataPlan = pickle.loads(opened.pickled_plan)
-    return FollowedTable(*table_name(name), plan.schema, plan.row_filter, parallelism)
+    loaded = plan.found.metadata
+    return FollowedTable(
+        *table_name(name), loaded.table_uuid, loaded.schema(), plan.schema, plan.row_filter, parallelism
+    )
