@@ -80,6 +80,14 @@ def test_each_row_is_in_one_batch(lake: Lakehouse, table: Table) -> None:
     assert read(lake, 0, 6) == [1, 2, 3, 4]
 
 
+def test_what_an_offset_holds(lake: Lakehouse, table: Table) -> None:
+    one = followed(lake)
+    assert all(one.is_offset(offset) for offset in (one.before(lake, 0), one.at(lake, 1), one.at(lake, 3)))
+    good = one.at(lake, 3)
+    wrong = ({"version": 3}, {**good, "snapshot_id": 7}, {**good, "snapshot_id": "x"}, {**good, "table_id": None})
+    assert not any(one.is_offset(offset) for offset in wrong)
+
+
 def test_compaction_adds_nothing(lake: Lakehouse, table: Table) -> None:
     for number in range(2, 7):
         table.append(rows(number))

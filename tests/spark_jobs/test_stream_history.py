@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
@@ -68,22 +69,50 @@ def reader(lake: Lakehouse, **options: str) -> StreamReader:
 
 def test_offsets_and_limits(lake: Lakehouse) -> None:
     everything, limit = ReadAllAvailable(), ReadMaxRows(2)
+    marks = {"lakehouse": lake.snapshot().definition.id, "of": "changes"}
+
+    def at(version: int) -> dict[str, object]:
+        return {"version": version, **marks}
+
     one = reader(lake, max_versions="2")
-    assert one.initialOffset() == {"version": 0}
+    assert one.initialOffset() == at(0)
     assert one.getDefaultReadLimit() == limit
     assert reader(lake).getDefaultReadLimit() == everything
-    assert one.latestOffset({"version": 0}, limit) == {"version": 2}
-    assert one.latestOffset({"version": 4}, limit) == {"version": 5}
-    assert one.latestOffset({"version": 5}, everything) == {"version": 5}
+    assert one.latestOffset(at(0), limit) == at(2)
+    assert one.latestOffset(at(4), limit) == at(5)
+    assert one.latestOffset(at(5), everything) == at(5)
+    assert one.latestOffset({"version": 5}, everything) == {"version": 5}, "of an earlier release"
     one.prepareForTriggerAvailableNow()
     create(lake, "later")
-    assert one.latestOffset({"version": 0}, everything) == {"version": 5}, "what comes later is for the next time"
-    assert reader(lake, starting_version="latest").initialOffset() == {"version": 6}
-    assert one.partitions({"version": 5}, {"version": 5}) == []
+    assert one.latestOffset(at(0), everything) == at(5), "what comes later is for the next time"
+    assert reader(lake, starting_version="latest").initialOffset() == at(6)
+    assert one.partitions(at(5), at(5)) == []
     with pytest.raises(InvalidInputError, match=r"has read version 9, and the latest one of .* is 6: it is another"):
-        reader(lake).latestOffset({"version": 9}, everything)
+        reader(lake).latestOffset(at(9), everything)
     expire(lake, "2-3")
-    assert reader(lake).latestOffset({"version": 1}, ReadMaxRows(1)) == {"version": 4}, "a batch ends at a live version"
+    assert reader(lake).latestOffset(at(1), ReadMaxRows(1)) == at(4), "a batch ends at a live version"
+
+
+@pytest.mark.parametrize(
+    "offset",
+    [
+        {"version": 1, "lakehouse": "another"},
+        {"version": 1, "of": "versions"},
+        {"version": "1"},
+        {"version": -2},
+        {"version": True},
+        {},
+        [],
+    ],
+    ids=["lakehouse", "table", "text", "negative", "bool", "empty", "list"],
+)
+def test_checkpoints_of_others_are_refused(lake: Lakehouse, offset: Any) -> None:
+    one = reader(lake)
+    for use in (lambda: one.latestOffset(offset, ReadAllAvailable()), lambda: one.partitions({"version": 0}, offset)):
+        with pytest.raises(
+            InvalidInputError, match=r"the checkpoint holds .*, which is no place in changes of lakehouse"
+        ):
+            use()
 
 
 @pytest.mark.parametrize("option", ["version", "timestamp", "from", "to"])

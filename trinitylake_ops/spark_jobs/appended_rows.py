@@ -49,6 +49,15 @@ class FollowedTable:
     row_filter: BooleanExpression
     parallelism: int
 
+    @property
+    def kind(self) -> str:
+        return "table"  # which one, table_id says: it may be renamed
+
+    def is_offset(self, offset: Offset) -> bool:
+        table_id, snapshot_id = offset.get("table_id"), offset.get("snapshot_id")
+        is_snapshot = snapshot_id == _NONE or (isinstance(snapshot_id, str) and snapshot_id.lstrip("-").isdecimal())
+        return offset["version"] >= -1 and isinstance(table_id, str) and is_snapshot
+
     def before(self, lake: Lakehouse, version: int) -> Offset:
         if version == 0:
             return {"version": -1, "table_id": _NONE, "snapshot_id": _NONE}

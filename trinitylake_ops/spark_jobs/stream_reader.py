@@ -2,11 +2,13 @@
 
 A helper process of the driver lives as long as the query: it says up to which version a batch goes and plans what
 tasks read. An offset holds a version of the lakehouse, and of a table the Iceberg snapshot that it has there, so that
-a query that is started again goes on exactly where its checkpoint says.
+a query that is started again goes on exactly where its checkpoint says. It also says which lakehouse that is and what
+is read of it: a checkpoint of another stream is refused.
 """
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,9 +31,21 @@ if TYPE_CHECKING:
 
 Offset: TypeAlias = dict[str, Any]
 
+_LAKEHOUSE, _OF = "lakehouse", "of"
+_LONGEST_SHOWN_CHARS = 300
+
 
 class Followed(Protocol):
     """What a stream follows; pickled with the source, opened by the helper that plans."""
+
+    @property
+    def kind(self) -> str:
+        """What an offset says that it is of."""
+        ...
+
+    def is_offset(self, offset: Offset) -> bool:
+        """Whether an offset, which has a version, has all else that this one's have."""
+        ...
 
     def before(self, lake: Lakehouse, version: int) -> Offset:
         """Return the offset before a version, at which a new stream begins; version 0 for all there is."""
@@ -67,10 +81,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
         start = self._options.starting_version
         if start == LATEST:
-            return self._followed.at(self._lake, self._lake.latest_version())
-        return self._followed.before(self._lake, 0 if start is None else int(start))
+            return self._marked(self._followed.at(self._lake, self._lake.latest_version()))
+        return self._marked(self._followed.before(self._lake, 0 if start is None else int(start)))
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
+        self._check(start)
         latest = self._lake.latest_version() if self._until is None else self._until
         if start["version"] > latest:
             raise InvalidInputError(
@@ -80,7 +95,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = latest
         if isinstance(limit, ReadMaxRows):  # of versions: Spark has no limit of another kind for them
             end = _next_live(self._lake, min(latest, max(start["version"], 0) + limit.max_rows), latest)
-        return start if end == start["version"] else self._followed.at(self._lake, end)
+        return start if end == start["version"] else self._marked(self._followed.at(self._lake, end))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         most = self._options.max_versions
@@ -90,7 +105,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until = self._lake.latest_version()
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        if start == end:
+        self._check(start)
+        self._check(end)
+        if start["version"] == end["version"]:
             return []
         parts = self._followed.parts(self._lake, start, end, self._options)
         return [InputPartition(pickle.dumps(part)) for part in parts]
@@ -100,6 +117,29 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return iter(())
         batches: Iterator[pa.RecordBatch] = pickle.loads(partition.value).batches(self._schema)
         return batches
+
+    @cached_property
+    def _marks(self) -> Offset:
+        """What every offset of this stream holds; those in checkpoints of earlier releases do not."""
+        return {_LAKEHOUSE: self._lake.snapshot().definition.id, _OF: self._followed.kind}
+
+    def _marked(self, offset: Offset) -> Offset:
+        return {**offset, **self._marks}
+
+    def _check(self, offset: object) -> None:
+        """Raise InvalidInputError for an offset of another stream."""
+        if (
+            isinstance(offset, dict)
+            and type(offset.get("version")) is int
+            and self._followed.is_offset(offset)
+            and all(offset.get(name, mark) == mark for name, mark in self._marks.items())
+        ):
+            return
+        raise InvalidInputError(
+            f"the checkpoint holds {json.dumps(offset)[:_LONGEST_SHOWN_CHARS]}, which is no place in"
+            f" {self._followed.kind} of lakehouse {self._marks[_LAKEHOUSE]} at {self._lake.root}: it is damaged, or"
+            " another stream's; give each stream a checkpoint of its own"
+        )
 
 
 class OpensLakehouse(Protocol):
@@ -139,6 +179,13 @@ class FollowedHistory:
 
     opened: OpenedMetadata
     parallelism: int
+
+    @property
+    def kind(self) -> str:
+        return self.opened.name
+
+    def is_offset(self, offset: Offset) -> bool:
+        return int(offset["version"]) >= -1
 
     def before(self, lake: Lakehouse, version: int) -> Offset:
         if version > 0:
