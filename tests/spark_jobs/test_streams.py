@@ -234,10 +234,11 @@ def test_a_streaming_write_killed_at_random(
 
 
 def check_epochs(lake: Lakehouse) -> None:
-    """Assert that each epoch was committed once."""
+    """Assert that each epoch was committed once, and says by which query: the one of the checkpoint."""
     infos = [info for info in lake.history() if info.operation == "stream"]
     assert {info.properties["stream_id"] for info in infos} <= {"s", "copy"}
     assert max(Counter(info.properties["epoch"] for info in infos).values()) == 1
+    assert len({info.properties["query_id"] for info in infos}) == 1
 
 
 @pytest.mark.soak

@@ -11,7 +11,7 @@ from trinitylake_ops.errors import ConflictError
 from trinitylake_ops.storage import MeteredStorage
 from trinitylake_ops.tables.arrow_writer import stage_arrow
 from trinitylake_ops.tables.publication import publish_once
-from trinitylake_ops.tables.stream_epochs import epoch_publication, find_epoch
+from trinitylake_ops.tables.stream_epochs import QUERY_ID, epoch_publication, find_epoch
 
 
 @pytest.fixture
@@ -19,9 +19,10 @@ def local(lakes: Lakes) -> Lakehouse:
     return lakes.memory()
 
 
-def commit_epoch(lake: Lakehouse, epoch: int, stream: str = "s") -> int:
+def commit_epoch(lake: Lakehouse, epoch: int, stream: str = "s", query: str | None = None) -> int:
     staged = stage_arrow(lake, pa.table({"n": [epoch]}), "ns", stream, mode="append")
-    return publish_once(lake, [staged], epoch_publication(stream, epoch)).version
+    properties = None if query is None else {QUERY_ID: query}
+    return publish_once(lake, [staged], epoch_publication(stream, epoch), properties=properties).version
 
 
 def commit_others(lake: Lakehouse, count: int) -> None:
@@ -70,3 +71,16 @@ def test_a_checkpoint_that_was_set_back_is_refused(local: Lakehouse) -> None:
         commit_epoch(local, epoch)
     with pytest.raises(ConflictError, match="has committed epoch 2 already, as version 3, and now epoch 0 arrives"):
         find_epoch(local, "s", 0)
+
+
+def test_another_query_is_refused_whatever_its_epoch(local: Lakehouse) -> None:
+    """The first epoch of two streams with one id, or of one whose checkpoint was lost, has the same number."""
+    version = commit_epoch(local, 0, query="one")
+    commit_others(local, 1)
+    for epoch in (0, 1):
+        with pytest.raises(ConflictError, match=r"version 1 of stream 's' was committed by another query, one, or the"):
+            find_epoch(local, "s", epoch, "two")
+    assert find_epoch(local, "s", 0, "one").version == version
+    assert find_epoch(local, "s", 1, "one").version is None
+    commit_epoch(local, 1)
+    assert find_epoch(local, "s", 2, "one").version is None, "by an earlier release, which did not say"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.manifest import DataFile
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
@@ -27,7 +28,7 @@ from trinitylake_ops.tables.managed import without_history
 from trinitylake_ops.tables.publication import publication_id, publish_once, published_version
 from trinitylake_ops.tables.staged_table import StagedTable
 from trinitylake_ops.tables.staging import Replace, TableWrite, stage_appended, stage_data_files
-from trinitylake_ops.tables.stream_epochs import epoch_publication, find_epoch
+from trinitylake_ops.tables.stream_epochs import QUERY_ID, epoch_publication, find_epoch
 from trinitylake_ops.tables.write_mode import Mode, replaced_by
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.saved import pinned_version
@@ -41,6 +42,7 @@ _LONGEST_MESSAGE_CHARS = 500
 
 #: Spark hands a stream's own options to its sink.
 _OF_SPARK = ("checkpointlocation", "queryname")
+_QUERY_ID_PROPERTY = "sql.streaming.queryId"
 _WRITE, _STREAM = "write", "stream"
 
 
@@ -75,10 +77,14 @@ class WriteTarget:
 
 @dataclass
 class WrittenFiles(WriterCommitMessage):
-    """What a task wrote: pickled data files, and of a stream the pickled plan that they were written for."""
+    """What a task wrote: pickled data files, and of a stream the pickled plan that they were written for.
+
+    ``query_id`` is Spark's, which stands in the stream's checkpoint.
+    """
 
     pickled_files: bytes
     pickled_plan: bytes = b""
+    query_id: str | None = None
 
 
 def batch_writer(target: WriteTarget, schema: StructType, *, overwrite: bool) -> BatchWriter:
@@ -178,7 +184,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         plan: TableWrite = pickle.loads(self._pickled_plan)
-        return WrittenFiles(pickle.dumps(plan.write(iterator)), self._pickled_plan)
+        return WrittenFiles(pickle.dumps(plan.write(iterator)), self._pickled_plan, _query_id())
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         written = [message for message in messages if isinstance(message, WrittenFiles)]
@@ -186,11 +192,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if not written or not (files or self._is_complete):
             return  # an epoch without rows is no version; repeated, it is empty again
         lake = self._target.open()
-        found = find_epoch(lake, self._stream_id, batchId)
+        query_id = written[0].query_id
+        found = find_epoch(lake, self._stream_id, batchId, query_id)
         if found.version is not None:
             return
         plan: TableWrite = pickle.loads(written[0].pickled_plan)
-        _publish(
+        is_ours = _publish(
             lake,
             lambda: _staged(lake, plan, files, Replace.ALL if self._is_complete else Replace.NOTHING),
             epoch_publication(self._stream_id, batchId),
@@ -198,11 +205,23 @@ class StreamWriter(DataSourceStreamArrowWriter):
             operation=_STREAM,
             run_id=None,
             message=self._target.options.message or f"epoch {batchId} of {self._stream_id}",
-            properties={"stream_id": self._stream_id, "epoch": str(batchId)},
+            properties={
+                "stream_id": self._stream_id,
+                "epoch": str(batchId),
+                **({} if query_id is None else {QUERY_ID: query_id}),
+            },
         )
+        if not is_ours:  # whose it is was not known when it was looked for
+            find_epoch(lake, self._stream_id, batchId, query_id)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Leave all as it is: the module says why."""
+
+
+def _query_id() -> str | None:
+    """Return the id of the query that this task is of, the same for as long as its checkpoint lives."""
+    context = TaskContext.get()
+    return None if context is None else context.getLocalProperty(_QUERY_ID_PROPERTY)
 
 
 def _files_of(messages: Sequence[WriterCommitMessage | None]) -> list[DataFile]:
@@ -228,12 +247,15 @@ def _publish(
     run_id: str | None,
     message: str,
     properties: Mapping[str, str] | None = None,
-) -> None:
-    """Stage and publish, again where others changed the table between the two. Raises what both raise."""
+) -> bool:
+    """Stage and publish, again where others changed the table between the two; whether this call was the one to.
+
+    Raises what both raise.
+    """
     for attempt in range(1, MAX_ATTEMPTS + 1):
         try:
             staged = stage()
-            publish_once(
+            published = publish_once(
                 lake,
                 [staged],
                 publication,
@@ -245,8 +267,9 @@ def _publish(
             )
         except CommitConflictError:
             if published_version(lake, publication, since) is not None:
-                return
+                return False
             if attempt == MAX_ATTEMPTS:
                 raise
         else:
-            return
+            return not published.was_published
+    raise AssertionError("the last attempt returns or raises")
