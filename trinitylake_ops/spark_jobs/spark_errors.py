@@ -11,11 +11,13 @@ from urllib.parse import unquote
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from trinitylake_ops.errors import CorruptFileError, JobFailedError, TrinityLakeError
+from trinitylake_ops.errors import CommitOutcomeUnknownError, CorruptFileError, JobFailedError, TrinityLakeError
 
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"^(?P<module>[A-Za-z_][\w.]*\.)?(?P<name>[A-Za-z_]\w*)(?:: (?P<message>.*))?$")
 _SQL_STATE = re.compile(r"\s*SQLSTATE: \w{5}.*$")
+#: How the message of a commit without an answer says which one it was.
+_RESOLVE = re.compile(r"trinitylake resolve-commit (?P<version>\d+) (?P<commit_id>\S+)")
 _OWN_PACKAGE = "trinitylake_ops."
 
 
@@ -56,7 +58,10 @@ def _from_traceback(what: str, message: str) -> TrinityLakeError:
         return JobFailedError(f"cannot {what}: {_one_line(raised or message)}")
     text = (match["message"] or "").strip()
     error_class = _own_error_class(match["module"] or "", match["name"])
-    if error_class is not None:
+    asked = _RESOLVE.search(text)
+    if error_class is CommitOutcomeUnknownError and asked is not None:
+        return CommitOutcomeUnknownError(text, commit_id=asked["commit_id"], version=int(asked["version"]))
+    if error_class is not None and error_class is not CommitOutcomeUnknownError:
         return error_class(text)
     return JobFailedError(f"cannot {what}: {match['name']}{f': {text}' if text else ''}")
 
