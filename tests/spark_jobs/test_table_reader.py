@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyiceberg.expressions import GreaterThan
+from pyiceberg.expressions import AlwaysTrue, GreaterThan
 from pyiceberg.manifest import (
     DataFile,
     DataFileContent,
@@ -31,6 +31,7 @@ from pyspark.sql.types import StructType, _parse_datatype_string
 from tests.lakes import check_lake
 from trinitylake_ops import Lakehouse, TableDef
 from trinitylake_ops.errors import (
+    CorruptFileError,
     InvalidDefinitionError,
     InvalidInputError,
     TableNotFoundError,
@@ -38,7 +39,15 @@ from trinitylake_ops.errors import (
     VersionNotFoundError,
 )
 from trinitylake_ops.spark_jobs.spark_schema import to_iceberg_schema, to_spark_schema
-from trinitylake_ops.spark_jobs.table_reader import GROUP_BYTES, group_files, read_files, read_staged, read_table
+from trinitylake_ops.spark_jobs.table_reader import (
+    GROUP_BYTES,
+    found_table,
+    group_files,
+    read_files,
+    read_staged,
+    read_table,
+)
+from trinitylake_ops.spark_jobs.table_tasks import ReadJob, read_tasks
 from trinitylake_ops.spark_jobs.table_writer import stage_dataframe
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.staged_table import StagedTable
@@ -267,6 +276,58 @@ def with_deletes(lake: Lakehouse, table: Table, content: DataFileContent, delete
         update={"snapshots": [*table.metadata.snapshots, after], "current_snapshot_id": snapshot_id}
     )
     return Table(table.name(), metadata, table.metadata_location, table.io, table.catalog)
+
+
+def damaged(whole: bytes, how: str) -> bytes:
+    middle = len(whole) // 2
+    flipped = bytes(byte ^ 255 for byte in whole[middle : middle + 20])
+    return {
+        "garbage": b"garbage" * 50,
+        "half": whole[:middle],
+        "flipped": whole[:middle] + flipped + whole[middle + 20 :],
+        "empty": b"",
+    }[how]
+
+
+def read_without_spark(lake: Lakehouse) -> int:
+    found = found_table(lake, lake.snapshot(), "facts", "days")
+    job = ReadJob(found.io, found.metadata, found.metadata.schema(), AlwaysTrue())
+    schema = to_spark_schema(found.metadata.schema())
+    return sum(batch.num_rows for batch in read_tasks(job, found.tasks(), schema))
+
+
+@pytest.mark.parametrize("how", ["garbage", "half", "flipped", "empty"])
+@pytest.mark.parametrize("kind", ["data", "manifest", "list"])
+def test_damaged_files_are_told_by_their_paths(lake: Lakehouse, kind: str, how: str) -> None:
+    catalog = catalog_at(lake)
+    catalog.create_namespace("facts")
+    table = catalog.create_table("facts.days", pa.schema([("day", pa.int64())]))
+    table.append(pa.table({"day": range(100)}))
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    (task,) = table.scan().plan_files()
+    (manifest,) = snapshot.manifests(table.io)
+    uri = {"data": task.file.file_path, "manifest": manifest.manifest_path, "list": snapshot.manifest_list}[kind]
+    path = uri.removeprefix(lake.root)
+    assert read_without_spark(lake) == 100
+    lake.storage.write(path, damaged(lake.storage.read(path), how))
+    with pytest.raises(CorruptFileError) as raised:
+        read_without_spark(lake)
+    assert raised.value.path == path
+    assert "\n" not in str(raised.value)
+
+
+def test_a_data_file_with_fewer_rows_than_its_manifest_says(lake: Lakehouse) -> None:
+    catalog = catalog_at(lake)
+    catalog.create_namespace("facts")
+    table = catalog.create_table("facts.days", pa.schema([("day", pa.int64())]))
+    table.append(pa.table({"day": range(100)}))
+    table.append(pa.table({"day": [1]}))
+    few, many = sorted(table.scan().plan_files(), key=lambda task: task.file.record_count)
+    few_path, many_path = (task.file.file_path.removeprefix(lake.root) for task in (few, many))
+    lake.storage.write(many_path, lake.storage.read(few_path))
+    with pytest.raises(CorruptFileError, match=f"{many_path}' holds 1 rows, its manifest says 100"):
+        read_without_spark(lake)
 
 
 def test_delete_files(spark: SparkSession, lake: Lakehouse) -> None:

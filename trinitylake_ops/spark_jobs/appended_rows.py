@@ -20,10 +20,11 @@ from pyspark.sql.types import StructType
 from trinitylake_ops.errors import CommitConflictError, VersionExpiredError
 from trinitylake_ops.spark_jobs.stream_options import StreamOptions
 from trinitylake_ops.spark_jobs.stream_reader import Offset, expired_between, gap_error
-from trinitylake_ops.spark_jobs.table_reader import check_reachable, found_table, group_files
+from trinitylake_ops.spark_jobs.table_reader import check_reachable, found_table, group_files, planned
 from trinitylake_ops.spark_jobs.table_tasks import ReadJob, read_tasks
 from trinitylake_ops.tables.file_io import reading_io
 from trinitylake_ops.tables.managed import metadata_uri, read_metadata, without_history
+from trinitylake_ops.tables.reach import entries_in, manifests_in
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ class _Batch:
             raise self._gap()
         if start["version"] < 0:
             scan = DataScan(self._holding(tip), self.io, snapshot_id=tip.snapshot_id)
-            return list(scan.plan_files())
+            return planned(scan)
         base = int(start["snapshot_id"]) if start["snapshot_id"] and start["table_id"] == end["table_id"] else None
         added = self._since(tip, base)
         return [FileScanTask(file) for snapshot in reversed(added) for file in self._appended_by(snapshot)]
@@ -202,10 +203,10 @@ class _Batch:
         if operation != Operation.APPEND:
             self._refuse_overwrite("rows of it were replaced or deleted")
             return
-        for manifest in snapshot.manifests(self.io):
+        for manifest in manifests_in(snapshot, self.io):
             if manifest.added_snapshot_id != snapshot.snapshot_id or manifest.content != ManifestContent.DATA:
                 continue
-            for entry in manifest.fetch_manifest_entry(self.io):
+            for entry in entries_in(manifest, self.io):
                 if entry.status == ManifestEntryStatus.ADDED:
                     yield entry.data_file
 

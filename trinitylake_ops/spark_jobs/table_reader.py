@@ -18,15 +18,16 @@ from pyiceberg.table import DataScan, FileScanTask, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyspark.sql import DataFrame, SparkSession
 
-from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError
+from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError, TrinityLakeError
 from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.spark_jobs import native_parquet
 from trinitylake_ops.spark_jobs.connect import default_parallelism, is_remote
 from trinitylake_ops.spark_jobs.handover import HANDOVER, handed_over
-from trinitylake_ops.spark_jobs.row_filters import parsed
+from trinitylake_ops.spark_jobs.row_filters import bound, parsed
 from trinitylake_ops.spark_jobs.spark_schema import to_spark_schema
 from trinitylake_ops.spark_jobs.table_tasks import ReadJob, Scan, TableScan, read_group
 from trinitylake_ops.spark_jobs.task_frames import frame_by_tasks
+from trinitylake_ops.tables.data_reading import check_manifests
 from trinitylake_ops.tables.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.managed import ICEBERG, metadata_uri, read_metadata
 from trinitylake_ops.tables.staged_table import StagedTable
@@ -112,7 +113,8 @@ class FoundTable:
 
     def tasks(self, row_filter: BooleanExpression = _ALL_ROWS) -> list[FileScanTask]:
         """Return the files that hold the rows of a filter. Raises what :func:`read_files` raises."""
-        return _planned(DataScan(self.metadata, self.io, row_filter=row_filter))
+        bound(row_filter, self.metadata.schema())
+        return planned(DataScan(self.metadata, self.io, row_filter=row_filter))
 
     def native_frame(
         self, spark: SparkSession, tasks: Sequence[FileScanTask], columns: Sequence[str] | None = None
@@ -191,16 +193,24 @@ def projected(schema: Schema, columns: Sequence[str] | None) -> Schema:
     return Schema(*(names[name] for name in columns), schema_id=schema.schema_id)
 
 
-def _planned(scan: DataScan) -> list[FileScanTask]:
+def planned(scan: DataScan) -> list[FileScanTask]:
+    """Return the files of a scan.
+
+    Raises InvalidDefinitionError for equality delete files, CorruptFileError for a manifest, StorageError.
+    """
     try:
         return list(scan.plan_files())
-    except ValueError as error:
-        if "equality delete" in str(error):
+    except (TrinityLakeError, MemoryError):
+        raise
+    except Exception as error:  # of broken bytes the Avro decoder raises anything at all
+        if isinstance(error, ValueError) and "equality delete" in str(error):
             raise InvalidDefinitionError(
                 "the table has equality delete files, which cannot be read here;"
                 " rewrite it with the engine that wrote them"
             ) from error
-        raise InvalidInputError(f"the filter {scan.row_filter} does not fit the table: {error}") from error
+        assert isinstance(scan.io, StorageFileIO)
+        check_manifests(scan.table_metadata, scan.io)
+        raise
 
 
 def check_reachable(lake: Lakehouse | StorageFileIO) -> None:

@@ -177,9 +177,11 @@ def read_tasks(job: ReadJob, tasks: Sequence[FileScanTask], schema: StructType) 
     from pyiceberg.io.pyarrow import ArrowScan
     from pyspark.sql.pandas.types import to_arrow_schema  # what Spark checks batches against; needs no pandas
 
+    from trinitylake_ops.tables.data_reading import file_batches
+
     scan = ArrowScan(job.metadata, job.io, job.schema, job.row_filter)
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
     for task in tasks:  # one at a time: pyiceberg holds all batches of the files it is given
-        for batch in scan.to_record_batches([task]):
+        for batch in file_batches(scan, task, job.io):
             if batch.num_rows:
                 yield batch.select(arrow_schema.names).cast(arrow_schema)

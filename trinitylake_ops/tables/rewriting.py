@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.exceptions import ValidationException
 from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, ManifestFile
+from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, ManifestEntryStatus, ManifestFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask, Transaction
 from pyiceberg.table.metadata import TableMetadata
@@ -34,7 +34,9 @@ from trinitylake_ops.tables.data_files import (
     identity_columns,
     write_data_files,
 )
+from trinitylake_ops.tables.data_reading import file_batches
 from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.reach import entries_in, manifests_in
 from trinitylake_ops.tables.staged_table import StagedTable
 from trinitylake_ops.tables.staging import StagingCatalog
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -124,7 +126,7 @@ class Rewriting:
 
         scan = ArrowScan(self.metadata, self.io, self.metadata.schema(), AlwaysTrue())
         for file in group.files:  # one at a time: pyiceberg holds all batches of the files it is given
-            yield from scan.to_record_batches([FileScanTask(file)])
+            yield from file_batches(scan, FileScanTask(file), self.io)
 
 
 GroupWriter: TypeAlias = Callable[[Sequence[tuple[Rewriting, FileGroup]]], Sequence[list[DataFile]]]
@@ -159,7 +161,7 @@ def find_groups(metadata: TableMetadata, io: StorageFileIO, rules: RewriteRules)
     transform other than identity; StorageError.
     """
     snapshot = metadata.current_snapshot()
-    entries = [] if snapshot is None else _data_entries(snapshot.manifests(io), io)
+    entries = [] if snapshot is None else _data_entries(manifests_in(snapshot, io), io)
     current = [entry for entry in entries if entry.data_file.spec_id == metadata.default_spec_id]
     older = [entry.data_file for entry in entries if entry.data_file.spec_id != metadata.default_spec_id]
     target_bytes = rules.target_bytes(metadata)
@@ -265,7 +267,7 @@ def _data_entries(manifests: Iterable[ManifestFile], io: StorageFileIO) -> list[
             raise InvalidDefinitionError(
                 "it has delete files, which cannot be applied here; rewrite it with the engine that wrote them"
             )
-        found += manifest.fetch_manifest_entry(io)
+        found += [entry for entry in entries_in(manifest, io) if entry.status != ManifestEntryStatus.DELETED]
     return sorted(found, key=lambda entry: (entry.sequence_number or 0, entry.data_file.file_path))
 
 
