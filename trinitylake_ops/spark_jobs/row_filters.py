@@ -8,6 +8,7 @@ none: rows go missing silently. So the filters of a DataFrame are those that it 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg import types as iceberg
@@ -26,6 +27,11 @@ from pyiceberg.expressions import (
     BoundNotNull,
     BoundPredicate,
     BoundSetPredicate,
+    LiteralPredicate,
+    Not,
+    Or,
+    Reference,
+    SetPredicate,
 )
 from pyiceberg.expressions.literals import Literal
 from pyiceberg.expressions.parser import parse
@@ -79,9 +85,38 @@ def bound(row_filter: str | BooleanExpression | None, schema: Schema) -> Boolean
     """
     expression = parsed(row_filter)
     try:
+        _check_whole_numbers(expression, schema)
         return bind(schema, rewrite_not(expression), case_sensitive=True)
     except (TypeError, ValueError) as error:
         raise InvalidInputError(f"the filter {row_filter!r} does not fit the table: {error}") from error
+
+
+def _check_whole_numbers(expression: BooleanExpression, schema: Schema) -> None:
+    """Raise ValueError for a fraction that a column of integers is compared with: pyiceberg would round it.
+
+    ``id > 1.5`` would leave out 2 then.
+    """
+    waiting = [expression]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, And | Or):
+            waiting += [one.left, one.right]
+        elif isinstance(one, Not):
+            waiting.append(one.child)
+        elif isinstance(one, LiteralPredicate | SetPredicate) and isinstance(one.term, Reference):
+            literals = [one.literal] if isinstance(one, LiteralPredicate) else one.literals
+            kind = schema.find_type(one.term.name)
+            if isinstance(kind, iceberg.IntegerType | iceberg.LongType):
+                fraction = next((literal.value for literal in literals if _is_fraction(literal.value)), None)
+                if fraction is not None:
+                    raise ValueError(f"column {one.term.name!r} holds integers, and {fraction} is none")
+
+
+def _is_fraction(value: object) -> bool:
+    try:
+        return Decimal(str(value)) % 1 != 0
+    except InvalidOperation:  # no number, or one beyond all integers
+        return False
 
 
 @dataclass(frozen=True, slots=True)
