@@ -2,6 +2,7 @@
 
 import datetime as dt
 import io
+import pickle
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -38,6 +39,8 @@ from trinitylake_ops.errors import (
     UnsupportedTypeError,
     VersionNotFoundError,
 )
+from trinitylake_ops.spark_jobs.opened_table import open_data
+from trinitylake_ops.spark_jobs.source_options import TableRequest
 from trinitylake_ops.spark_jobs.spark_schema import to_iceberg_schema, to_spark_schema
 from trinitylake_ops.spark_jobs.table_reader import (
     GROUP_BYTES,
@@ -171,7 +174,9 @@ def test_what_cannot_be_read(spark: SparkSession, lake: Lakehouse) -> None:
         read_table(spark, lake, "facts.days", 99)
     with pytest.raises(InvalidInputError, match="has the format 'LANCE'"):
         read_table(spark, lake, "facts.other")
-    for name in ("days", "facts.", ".days", "a.b.c"):
+    with pytest.raises(TableNotFoundError, match=r"no table a\.b\.c"):
+        read_table(spark, lake, "a.b.c")
+    for name in ("days", "facts.", ".days"):
         with pytest.raises(InvalidInputError, match=r"write NAMESPACE\.TABLE"):
             read_table(spark, lake, name)
     with pytest.raises(InvalidInputError, match="a column is asked for twice: day, day"):
@@ -181,6 +186,15 @@ def test_what_cannot_be_read(spark: SparkSession, lake: Lakehouse) -> None:
             read_staged(spark, lake, staged, row_filter=row_filter)
     with pytest.raises(InvalidInputError, match="Spark's tasks are other processes"):
         read_files(spark, Lakehouse.create("memory://reader/"), staged.metadata_location)
+
+
+def test_names_that_hold_dots(lake: Lakehouse) -> None:
+    catalog = catalog_at(lake)
+    catalog.create_namespace(("a.b",))
+    catalog.create_table(("a.b", "c.d"), pa.schema([("id", pa.int64())]))
+    for request in (TableRequest(table="a.b.c.d"), TableRequest(table="a.b.c.d", version=lake.latest_version())):
+        opened = open_data(lake, request)
+        assert (opened.schema.names, pickle.loads(opened.pickled_plan).name) == (["id"], ("a.b", "c.d"))
 
 
 def test_type_that_spark_lacks(spark: SparkSession, lake: Lakehouse) -> None:

@@ -155,11 +155,12 @@ def open_data(lake: Lakehouse, request: TableRequest) -> OpenedData:
     from trinitylake_ops.spark_jobs.row_filters import bound, parsed
     from trinitylake_ops.spark_jobs.spark_schema import to_spark_schema
     from trinitylake_ops.spark_jobs.table_data import DataPlan
-    from trinitylake_ops.spark_jobs.table_reader import found_table, projected, table_name
+    from trinitylake_ops.spark_jobs.table_reader import found_table, projected, resolved_name
 
-    found = found_table(lake, snapshot_of(lake, request), *table_name(request.table))
+    snapshot = snapshot_of(lake, request)
+    name = resolved_name(request.table, snapshot)
+    found = found_table(lake, snapshot, *name)
     schema = projected(found.metadata.schema(), request.columns)
     bound(request.row_filter, found.metadata.schema())  # so that one that does not fit is refused now
-    return OpenedData(
-        to_spark_schema(schema), pickle.dumps(DataPlan(found, schema, parsed(request.row_filter), request.parallelism))
-    )
+    plan = DataPlan(name, found, schema, parsed(request.row_filter), request.parallelism)
+    return OpenedData(to_spark_schema(schema), pickle.dumps(plan))

@@ -19,7 +19,7 @@ from trinitylake_ops.spark_jobs.data_source import read_metadata
 from trinitylake_ops.spark_jobs.metadata_tables import METADATA_TABLES, Row
 from trinitylake_ops.spark_jobs.opened_table import OpenedTable, open_table
 from trinitylake_ops.spark_jobs.source_options import ROOT, TABLE, SourceOptions
-from trinitylake_ops.spark_jobs.table_reader import found_table, table_name
+from trinitylake_ops.spark_jobs.table_reader import found_table, resolved_name
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
 
@@ -48,7 +48,7 @@ def create_views(
     where two views would have one name, NotFoundError, UnsupportedTypeError, StorageError; no view is made then.
     """
     snapshot = lake.snapshot(version)
-    names = _iceberg_tables(snapshot) if tables is None else [table_name(table) for table in tables]
+    names = _iceberg_tables(snapshot) if tables is None else [resolved_name(table, snapshot) for table in tables]
     frames: dict[str, tuple[str, DataFrame]] = {}
 
     def add(view: str, table: str, frame: DataFrame) -> None:

@@ -41,22 +41,19 @@ def stream_reader(options: Mapping[str, str], opened: OpenedTable, schema: Struc
         raise InvalidInputError(f"a stream begins by 'starting_version', and knows no option {request.time!r}")
     if request.first_version is not None or request.last_version is not None:
         raise InvalidInputError("a stream begins by 'starting_version', and knows no options 'from' and 'to'")
-    followed = _followed(opened, request.table, request.parallelism)
+    followed = _followed(opened, request.parallelism)
     given = {name.lower(): value for name, value in options.items()}
     return StreamReader(LakehouseAt(source), followed, StreamOptions.parse(given), schema)
 
 
-def _followed(opened: OpenedTable, name: str, parallelism: int) -> Followed:
+def _followed(opened: OpenedTable, parallelism: int) -> Followed:
     if isinstance(opened, OpenedMetadata):
         if opened.name not in _FOLLOWED:
             raise InvalidInputError(f"{opened.name!r} cannot be read as a stream; {' and '.join(_FOLLOWED)} can")
         return FollowedHistory(opened, parallelism)
     assert isinstance(opened, OpenedData)
     from trinitylake_ops.spark_jobs.appended_rows import FollowedTable
-    from trinitylake_ops.spark_jobs.table_reader import table_name
 
     plan: DataPlan = pickle.loads(opened.pickled_plan)
     loaded = plan.found.metadata
-    return FollowedTable(
-        *table_name(name), loaded.table_uuid, loaded.schema(), plan.schema, plan.row_filter, parallelism
-    )
+    return FollowedTable(*plan.name, loaded.table_uuid, loaded.schema(), plan.schema, plan.row_filter, parallelism)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 class DataPlan:
     """What is read of a table: ``schema`` has the columns, and so many tasks at least share what is large enough."""
 
+    name: tuple[str, str]
     found: FoundTable
     schema: Schema
     row_filter: BooleanExpression

@@ -32,6 +32,7 @@ from trinitylake_ops.tables.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.managed import ICEBERG, metadata_uri, read_metadata
 from trinitylake_ops.tables.staged_table import StagedTable
 from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.names import resolve_table
 from trinitylake_ops.transaction.snapshot import Snapshot
 
 #: An input partition takes up to so many bytes of data files; a bigger file is one of its own.
@@ -58,7 +59,8 @@ def read_table(
     VersionNotFoundError, InvalidInputError for another form of name or a table that is not Iceberg's, and
     what read_files raises.
     """
-    found = found_table(lake, lake.snapshot(version), *table_name(table))
+    snapshot = lake.snapshot(version)
+    found = found_table(lake, snapshot, *resolved_name(table, snapshot))
     wanted = parsed(row_filter)
     tasks = found.tasks(wanted)
     native = found.native_frame(spark, tasks, columns) if row_filter is None else None
@@ -150,6 +152,14 @@ def table_name(text: str) -> tuple[str, str]:
     if not (namespace and dot and table) or "." in table:
         raise InvalidInputError(f"{text!r} names no table; write NAMESPACE.TABLE")
     return namespace, table
+
+
+def resolved_name(text: str, snapshot: Snapshot) -> tuple[str, str]:
+    """Return namespace and table of ``"namespace.table"``, of which either may hold dots itself.
+
+    Raises InvalidInputError for another form or a name that means several tables, TableNotFoundError.
+    """
+    return table_name(text) if text.count(".") < 2 else resolve_table(text, snapshot)
 
 
 def found_table(lake: Lakehouse, snapshot: Snapshot, namespace: str, table: str) -> FoundTable:
