@@ -2,6 +2,7 @@
 
 import datetime as dt
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from pyspark.sql import functions as F
 from tests.clock import ClockStorage
 from tests.faults import Fault, FaultyStorage, fail, kill
 from tests.lakes import check_lake
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, TableDef, maintenance
 from trinitylake_ops.errors import (
     CommitConflictError,
     CorruptFileError,
@@ -190,7 +191,9 @@ def test_zero_rows(spark: SparkSession, lake: Lakehouse) -> None:
 
 def test_modes_of_an_unpartitioned_table(spark: SparkSession, lake: Lakehouse) -> None:
     one, two = of_month(spark, 1, 3, "one"), of_month(spark, 2, 4, "two")
-    publish_staged(lake, stage_dataframe(lake, one, "facts", "plain", mode="replace_table"))
+    with ThreadPoolExecutor(1) as threads:  # Spark finds no data source of Python in a thread without a session
+        first = threads.submit(stage_dataframe, lake, one, "facts", "plain", mode="replace_table").result()
+    publish_staged(lake, first)
     appended = stage_dataframe(lake, two, "facts", "plain", mode="append")
     assert content(read_staged(spark, lake, appended)) == content(one) | content(two)
     replaced = stage_dataframe(lake, two, "facts", "plain", mode="replace_table")
@@ -255,10 +258,13 @@ def test_wrong_requests_run_no_task(spark: SparkSession, lake: Lakehouse) -> Non
             lake, frame, "facts", "numbers", partition_by=("year", "month"), primary_key=("id",), mode="append"
         ),
     )
+    with lake.transaction() as txn:
+        txn.create_table("facts", "other", TableDef(table_type="EXTERNAL", table_format="LANCE"))
     before = files_of(lake)
     spark.sparkContext.setJobGroup("wrong", "")
     february = {"year": 2013, "month": 2}
     wrong: list[tuple[type[TrinityLakeError], str, dict[str, Any]]] = [
+        (InvalidInputError, "has the format 'LANCE'; only ICEBERG can be written", {"table": "other"}),
         (InvalidInputError, "mode 'overwrite' is none of", {"mode": "overwrite"}),
         (InvalidInputError, "goes with replace_partitions only", {"mode": "append", "partitions": [february]}),
         (InvalidInputError, "at least one partition", {"partitions": []}),
@@ -270,11 +276,16 @@ def test_wrong_requests_run_no_task(spark: SparkSession, lake: Lakehouse) -> Non
         (InvalidInputError, "column 'id' of table facts.numbers is required", {"frame": frame.drop("id")}),
         (InvalidDefinitionError, "column 'id' occurs twice", {"frame": frame.select("id", "*")}),
         (InvalidDefinitionError, "do not fit", {"frame": frame.withColumn("id", F.col("id").cast("string"))}),
+        (
+            InvalidDefinitionError,
+            "has a column 'text': 'TEXT' would be",
+            {"frame": frame.withColumnRenamed("text", "TEXT")},
+        ),
     ]
     for error, message, arguments in wrong:
-        given = {"frame": frame, "mode": "replace_partitions", **arguments}
+        given = {"frame": frame, "table": "numbers", "mode": "replace_partitions", **arguments}
         with pytest.raises(error, match=message) as refused:
-            stage_dataframe(lake, given.pop("frame"), "facts", "numbers", **given)
+            stage_dataframe(lake, given.pop("frame"), "facts", given.pop("table"), **given)
         assert "\n" not in str(refused.value)
     assert spark.sparkContext.statusTracker().getJobIdsForGroup("wrong") == []
     assert files_of(lake) == before

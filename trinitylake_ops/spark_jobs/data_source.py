@@ -26,6 +26,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructField, StructType
 
 from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.spark_jobs.active_session import activate
 from trinitylake_ops.spark_jobs.connect import default_parallelism, is_remote
 from trinitylake_ops.spark_jobs.handover import HANDOVER, handed_over, take_given
 from trinitylake_ops.spark_jobs.metadata_tables import METADATA_TABLES, Row
@@ -44,7 +45,11 @@ _ROWS_PER_BATCH = 4_096
 
 
 def register_data_source(spark: SparkSession) -> None:
-    """Make ``spark.read.format("trinitylake")`` known to a session that ``build_session`` did not make."""
+    """Make ``spark.read.format("trinitylake")`` known to a session that ``build_session`` did not make.
+
+    And make the session that of this thread: Spark finds the source for ``write`` only where a thread has one.
+    """
+    activate(spark)
     spark.dataSource.register(TrinityLakeSource)
 
 

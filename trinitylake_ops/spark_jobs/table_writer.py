@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError
+from trinitylake_ops.spark_jobs.active_session import activate
 from trinitylake_ops.spark_jobs.connect import is_remote
 from trinitylake_ops.spark_jobs.handover import HANDOVER, handed_over, take_returned
 from trinitylake_ops.spark_jobs.spark_errors import spark_failures
@@ -27,6 +28,7 @@ from trinitylake_ops.spark_jobs.spark_schema import to_iceberg_schema
 from trinitylake_ops.spark_jobs.table_reader import check_reachable
 from trinitylake_ops.spark_jobs.table_tasks import WRITTEN_FILE, TableSink, WriteJob, unpickled_data_files, write_rows
 from trinitylake_ops.tables.data_files import TARGET_FILE_SIZE_BYTES, delete_data_files
+from trinitylake_ops.tables.managed import ICEBERG
 from trinitylake_ops.tables.partition_key import PartitionValue, check_partitions
 from trinitylake_ops.tables.staged_table import StagedTable
 from trinitylake_ops.tables.staging import Evolution, TableWrite, plan_write, stage_data_files
@@ -101,6 +103,9 @@ def plan_rows(
     name = f"{namespace}.{table}"
     snapshot = lake.snapshot()
     exists = snapshot.has_namespace(namespace) and snapshot.has_table(namespace, table)
+    if exists and not snapshot.table(namespace, table).is_iceberg:
+        table_format = snapshot.table(namespace, table).table_format
+        raise InvalidInputError(f"table {name} has the format {table_format!r}; only {ICEBERG} can be written")
     # Spark infers nullability anew for each query; what the table requires stays required.
     known: dict[str, bool] = {}
     if exists and evolve is not None:
@@ -108,6 +113,12 @@ def plan_rows(
         known = {field.name: field.required for field in evolved.fields}
     elif exists:
         known = {column.name: not column.nullable for column in snapshot.table(namespace, table).schema.columns}
+    alike = {column.lower(): column for column in known}
+    if variant := next((column for column in rows.names if column not in known and column.lower() in alike), None):
+        raise InvalidDefinitionError(
+            f"table {name} has a column {alike[variant.lower()]!r}: {variant!r} would be another one, which Spark does"
+            " not tell from it; rename it"
+        )
     required = [name for name, is_required in known.items() if is_required]
     schema = to_iceberg_schema(rows, required=required, primary_key=primary_key)
     if missing := next((column for column in required if column not in rows.names), None):
@@ -147,6 +158,7 @@ def _write(frame: DataFrame, plan: TableWrite, target_file_size_bytes: int) -> l
         # The server has another disk, so no folder takes answers: they come as rows.
         written = frame.mapInArrow(partial(write_rows, job), f"{WRITTEN_FILE} binary").toArrow()
         return unpickled_data_files(written.column(WRITTEN_FILE).to_pylist())
+    activate(frame.sparkSession)
     frame.sparkSession.dataSource.register(TableSink)
     with handed_over(job) as folder:
         frame.write.format(TableSink.name()).mode("append").option(HANDOVER, folder).save()
