@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.typedef import Record
@@ -156,6 +158,14 @@ def written_for(table: Table) -> tuple[FileGroup, list[DataFile]]:
     (group,) = groups_of(table, RewriteRules(min_input_files=2))
     rewriting: Rewriting = rewriting_of(table.metadata, io_of(table), RewriteRules())
     return group, rewrite_here([(rewriting, group)])[0]
+
+
+def test_a_table_of_a_later_format_version_is_left(catalog: TrinityLakeCatalog) -> None:
+    table = appended(catalog, rows(1), rows(2))
+    written = {**json.loads(table.metadata.model_dump_json()), "format-version": 3, "next-row-id": 2}
+    later = TableMetadataUtil.parse_raw(json.dumps(written))
+    with pytest.raises(InvalidDefinitionError, match="Iceberg format version is 3, and 2 is the latest"):
+        find_groups(later, io_of(table), RewriteRules())
 
 
 @pytest.mark.parametrize("change", ["overwrite", "drop", "recreate", "respec"])

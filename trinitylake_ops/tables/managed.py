@@ -34,6 +34,7 @@ MANAGED_PROPERTIES: Mapping[str, str] = {
     "gc.enabled": "false",
     "write.metadata.delete-after-commit.enabled": "false",
 }
+_LATEST_WRITTEN_VERSION = 2
 #: Properties that would put files beyond the table's own prefix.
 _PATH_PROPERTIES = ("write.data.path", "write.metadata.path", "write.folder-storage.path", "write.object-storage.path")
 
@@ -64,6 +65,15 @@ def managed_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """Return the properties of a new managed table. Raises InvalidDefinitionError for those it cannot have."""
     check_managed_properties({**MANAGED_PROPERTIES, **properties})
     return {**properties, **MANAGED_PROPERTIES}
+
+
+def check_format_version(metadata: TableMetadata) -> None:
+    """Raise InvalidDefinitionError for a table that pyiceberg can read, but not write."""
+    if metadata.format_version > _LATEST_WRITTEN_VERSION:
+        raise InvalidDefinitionError(
+            f"its Iceberg format version is {metadata.format_version}, and {_LATEST_WRITTEN_VERSION} is the latest that"
+            " can be written; write it with another engine"
+        )
 
 
 def check_managed_properties(properties: Mapping[str, str]) -> None:

@@ -36,6 +36,7 @@ from trinitylake_ops.tables.data_files import (
 )
 from trinitylake_ops.tables.data_reading import file_batches
 from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.managed import check_format_version
 from trinitylake_ops.tables.reach import entries_in, manifests_in
 from trinitylake_ops.tables.staged_table import StagedTable
 from trinitylake_ops.tables.staging import StagingCatalog
@@ -157,9 +158,10 @@ class FoundFiles:
 def find_groups(metadata: TableMetadata, io: StorageFileIO, rules: RewriteRules) -> FoundFiles:
     """Look through a table's manifests for what is worth writing anew.
 
-    Raises InvalidDefinitionError for a table with delete files, and where rows would have to be split by a partition
-    transform other than identity; StorageError.
+    Raises InvalidDefinitionError for a table with delete files or of a format version that cannot be written, and where
+    rows would have to be split by a partition transform other than identity; StorageError.
     """
+    check_format_version(metadata)
     snapshot = metadata.current_snapshot()
     entries = [] if snapshot is None else _data_entries(manifests_in(snapshot, io), io)
     current = [entry for entry in entries if entry.data_file.spec_id == metadata.default_spec_id]

@@ -53,7 +53,13 @@ from trinitylake_ops.format.definitions import Schema as Columns
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.data_files import TARGET_FILE_SIZE_BYTES, identity_columns, write_data_files
 from trinitylake_ops.tables.file_io import StorageFileIO
-from trinitylake_ops.tables.managed import managed_properties, metadata_uri, new_table_location, read_metadata
+from trinitylake_ops.tables.managed import (
+    check_format_version,
+    managed_properties,
+    metadata_uri,
+    new_table_location,
+    read_metadata,
+)
 from trinitylake_ops.tables.ownership import claim_location
 from trinitylake_ops.tables.replacement import all_files, files_in_partitions_of, files_matching
 from trinitylake_ops.tables.staged_table import StagedTable, describe_change
@@ -208,6 +214,7 @@ def plan_write(
         location = new_table_location(lake.root, snapshot.definition)
         metadata, updates = _new_metadata(wanted, location, partition_by or (), properties or {}), ()
         base_location = None
+    check_format_version(metadata)
     identity_columns(metadata.spec(), metadata.schema())
     if base_location is None:
         claim_location(lake.storage, metadata.location, snapshot.definition)
