@@ -29,14 +29,16 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType, _parse_datatype_string
 
-from tests.lakes import check_lake
+from tests.lakes import check_lake, seal
 from trinitylake_ops import Lakehouse, TableDef
 from trinitylake_ops.errors import (
     CorruptFileError,
+    FileMissingError,
     InvalidDefinitionError,
     InvalidInputError,
     TableNotFoundError,
     UnsupportedTypeError,
+    VersionExpiredError,
     VersionNotFoundError,
 )
 from trinitylake_ops.spark_jobs.opened_table import open_data
@@ -55,6 +57,7 @@ from trinitylake_ops.spark_jobs.table_writer import stage_dataframe
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.staged_table import StagedTable
 from trinitylake_ops.tables.staging import load_staged, publish
+from trinitylake_ops.transaction.snapshot import Snapshot
 
 ALL_TYPES = """
     flag boolean, small int, big bigint, single float, double double, money decimal(38, 9), text string, raw binary,
@@ -303,9 +306,9 @@ def damaged(whole: bytes, how: str) -> bytes:
     }[how]
 
 
-def read_without_spark(lake: Lakehouse) -> int:
-    found = found_table(lake, lake.snapshot(), "facts", "days")
-    job = ReadJob(found.io, found.metadata, found.metadata.schema(), AlwaysTrue())
+def read_without_spark(lake: Lakehouse, snapshot: Snapshot | None = None) -> int:
+    found = found_table(lake, snapshot or lake.snapshot(), "facts", "days")
+    job = ReadJob(found.io, found.metadata, found.metadata.schema(), AlwaysTrue(), found.version)
     schema = to_spark_schema(found.metadata.schema())
     return sum(batch.num_rows for batch in read_tasks(job, found.tasks(), schema))
 
@@ -329,6 +332,27 @@ def test_damaged_files_are_told_by_their_paths(lake: Lakehouse, kind: str, how: 
         read_without_spark(lake)
     assert raised.value.path == path
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["data", "list", "metadata"])
+def test_a_version_that_is_purged_while_it_is_read(lake: Lakehouse, kind: str) -> None:
+    catalog = catalog_at(lake)
+    catalog.create_namespace("facts")
+    table = catalog.create_table("facts.days", pa.schema([("day", pa.int64())]))
+    table.append(pa.table({"day": [1]}))
+    snapshot, version = lake.snapshot(), lake.latest_version()
+    listed = table.current_snapshot()
+    assert listed is not None
+    (task,) = table.scan().plan_files()
+    uri = {"data": task.file.file_path, "list": listed.manifest_list, "metadata": table.metadata_location}[kind]
+    table.append(pa.table({"day": [2]}))
+    lake.storage.delete(uri.removeprefix(lake.root))
+    with pytest.raises(FileMissingError):
+        read_without_spark(lake, snapshot)
+    seal(lake, version)
+    with pytest.raises(VersionExpiredError, match="purged while it was read") as raised:
+        read_without_spark(lake, snapshot)
+    assert (raised.value.version, raised.value.path) == (version, uri)
 
 
 def test_a_data_file_with_fewer_rows_than_its_manifest_says(lake: Lakehouse) -> None:

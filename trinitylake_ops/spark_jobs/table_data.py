@@ -52,5 +52,5 @@ class TableDataReader(DataSourceReader):
 
     def _scan(self) -> Scan:
         found = self._plan.found
-        job = ReadJob(found.io, found.metadata, self._plan.schema, self._plan.row_filter)
+        job = ReadJob(found.io, found.metadata, self._plan.schema, self._plan.row_filter, found.version)
         return Scan(self._schema, pickle.dumps(job), ())

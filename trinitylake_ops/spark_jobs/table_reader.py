@@ -27,7 +27,7 @@ from trinitylake_ops.spark_jobs.row_filters import bound, parsed
 from trinitylake_ops.spark_jobs.spark_schema import to_spark_schema
 from trinitylake_ops.spark_jobs.table_tasks import ReadJob, Scan, TableScan, read_group
 from trinitylake_ops.spark_jobs.task_frames import frame_by_tasks
-from trinitylake_ops.tables.data_reading import check_manifests
+from trinitylake_ops.tables.data_reading import ReadVersion, check_manifests, reading_at
 from trinitylake_ops.tables.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.managed import ICEBERG, metadata_uri, read_metadata
 from trinitylake_ops.tables.staged_table import StagedTable
@@ -108,15 +108,17 @@ def read_files(
 
 @dataclass(frozen=True, slots=True)
 class FoundTable:
-    """The metadata of a table, and what reads its files."""
+    """The metadata of a table, and what reads its files; ``version`` is None for one that is of none, or elsewhere."""
 
     io: StorageFileIO
     metadata: TableMetadata
+    version: ReadVersion | None = None
 
     def tasks(self, row_filter: BooleanExpression = _ALL_ROWS) -> list[FileScanTask]:
         """Return the files that hold the rows of a filter. Raises what :func:`read_files` raises."""
         bound(row_filter, self.metadata.schema())
-        return planned(DataScan(self.metadata, self.io, row_filter=row_filter))
+        with reading_at(self.version, self.io):
+            return planned(DataScan(self.metadata, self.io, row_filter=row_filter))
 
     def native_frame(
         self, spark: SparkSession, tasks: Sequence[FileScanTask], columns: Sequence[str] | None = None
@@ -136,7 +138,7 @@ class FoundTable:
         """Return the rows of files as our own reader gives them. Raises what :func:`read_files` raises."""
         schema = projected(self.metadata.schema(), columns)
         groups = list(map(pickle.dumps, group_files(tasks, default_parallelism(spark))))
-        job = pickle.dumps(ReadJob(self.io, self.metadata, schema, row_filter))
+        job = pickle.dumps(ReadJob(self.io, self.metadata, schema, row_filter, self.version))
         if is_remote(spark):
             rows = to_spark_schema(schema)
             return frame_by_tasks(spark, rows, partial(read_group, job, rows), groups)
@@ -172,7 +174,9 @@ def found_table(lake: Lakehouse, snapshot: Snapshot, namespace: str, table: str)
         )
     io = reading_io(lake)
     # An export may stand in another lakehouse, whose definitions give paths below its own root.
-    return FoundTable(io, read_metadata(io, metadata_uri(definition, snapshot.files.storage.root)))
+    version = ReadVersion.of(snapshot, io)
+    with reading_at(version, io):
+        return FoundTable(io, read_metadata(io, metadata_uri(definition, snapshot.files.storage.root)), version)
 
 
 def group_files(tasks: Iterable[FileScanTask], parallelism: int) -> list[tuple[FileScanTask, ...]]:

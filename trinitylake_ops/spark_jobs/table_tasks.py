@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import FileScanTask
     from pyiceberg.table.metadata import TableMetadata
 
+    from trinitylake_ops.tables.data_reading import ReadVersion
     from trinitylake_ops.tables.file_io import StorageFileIO
     from trinitylake_ops.tables.staging import TableWrite
 
@@ -106,6 +107,7 @@ class ReadJob:
     metadata: TableMetadata
     schema: Schema
     row_filter: BooleanExpression
+    version: ReadVersion | None = None
 
 
 @dataclass(frozen=True)
@@ -177,11 +179,12 @@ def read_tasks(job: ReadJob, tasks: Sequence[FileScanTask], schema: StructType) 
     from pyiceberg.io.pyarrow import ArrowScan
     from pyspark.sql.pandas.types import to_arrow_schema  # what Spark checks batches against; needs no pandas
 
-    from trinitylake_ops.tables.data_reading import file_batches
+    from trinitylake_ops.tables.data_reading import file_batches, reading_at
 
     scan = ArrowScan(job.metadata, job.io, job.schema, job.row_filter)
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
-    for task in tasks:  # one at a time: pyiceberg holds all batches of the files it is given
-        for batch in file_batches(scan, task, job.io):
-            if batch.num_rows:
-                yield batch.select(arrow_schema.names).cast(arrow_schema)
+    with reading_at(job.version, job.io):
+        for task in tasks:  # one at a time: pyiceberg holds all batches of the files it is given
+            for batch in file_batches(scan, task, job.io):
+                if batch.num_rows:
+                    yield batch.select(arrow_schema.names).cast(arrow_schema)

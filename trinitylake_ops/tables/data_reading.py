@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue
@@ -10,9 +12,36 @@ from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.table import FileScanTask
 from pyiceberg.table.metadata import TableMetadata
 
-from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, TrinityLakeError, VersionExpiredError
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.reach import entries_in, manifests_in
+from trinitylake_ops.transaction.snapshot import Snapshot, is_sealed_root
+
+
+@dataclass(frozen=True, slots=True)
+class ReadVersion:
+    """The version that a table is read at, by its root's path under the root of the lakehouse."""
+
+    version: int
+    path: str
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, io: StorageFileIO) -> ReadVersion | None:
+        """Return that of a snapshot, None for one that stands in another lakehouse, which is never purged from here."""
+        return cls(snapshot.version, snapshot.location) if snapshot.files.storage.root == io.root else None
+
+
+@contextmanager
+def reading_at(version: ReadVersion | None, io: StorageFileIO) -> Iterator[None]:
+    """Raise VersionExpiredError for a file that is missing where the version was purged, by now."""
+    try:
+        yield
+    except FileMissingError as error:
+        if version is None or not is_sealed_root(io.storage, version.path):
+            raise
+        raise VersionExpiredError(
+            "the version was expired and purged while it was read", path=error.path, version=version.version
+        ) from error
 
 
 def file_batches(scan: ArrowScan, task: FileScanTask, io: StorageFileIO) -> Iterator[pa.RecordBatch]:
