@@ -17,6 +17,7 @@ from trinitylake_ops.errors import CommitConflictError, InvalidInputError
 from trinitylake_ops.spark_jobs.pipeline_run import PipelineRun
 from trinitylake_ops.tables.arrow_writer import stage_arrow
 from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.tables.publication import Publication
 from trinitylake_ops.tables.staging import Evolution, Replace, StagingCatalog, plan_write, publish, stage_data_files
 
 
@@ -85,6 +86,15 @@ def test_what_others_changed_conflicts(spark: SparkSession, lake: Lakehouse) -> 
         old.write(spark.range(1), "raw", "orders", mode="replace_table")
     with pytest.raises(InvalidInputError, match="run_id is empty"):
         PipelineRun(spark, lake, "")
+
+
+def test_a_worker_that_is_slower_learns_that_its_run_was_committed(spark: SparkSession, lake: Lakehouse) -> None:
+    runs = [PipelineRun(spark, lake, "r") for _ in range(2)]
+    runs[0].add(stage_arrow(lake, pa.table({"n": [1]}), "facts", "t", mode="append"))
+    version = runs[0].publish().version
+    with pytest.raises(CommitConflictError, match=f"run r was committed as version {version} by another process"):
+        runs[1].write(spark.range(1), "facts", "t", mode="append")
+    assert PipelineRun(spark, lake, "r").publish() == Publication(version, was_published=True)
 
 
 def partition_by_day(change: Transaction) -> None:

@@ -109,19 +109,23 @@ class PipelineRun:
         if name in self._staged:
             raise InvalidInputError(f"this run has staged table {namespace}.{table} already: write all rows at once")
         self._check_unchanged(self._lake.snapshot(), {name})
-        staged = stage_dataframe(
-            self._lake,
-            frame,
-            namespace,
-            table,
-            partition_by=partition_by,
-            primary_key=primary_key,
-            mode=mode,
-            partitions=partitions,
-            properties=properties,
-            evolve=evolve,
-            target_file_size_bytes=target_file_size_bytes,
-        )
+        try:
+            staged = stage_dataframe(
+                self._lake,
+                frame,
+                namespace,
+                table,
+                partition_by=partition_by,
+                primary_key=primary_key,
+                mode=mode,
+                partitions=partitions,
+                properties=properties,
+                evolve=evolve,
+                target_file_size_bytes=target_file_size_bytes,
+            )
+        except CommitConflictError:
+            self._check_unpublished()
+            raise
         return self.add(staged)
 
     def add(self, staged: StagedTable) -> StagedTable:
@@ -160,6 +164,17 @@ class PipelineRun:
             )
         return self._published
 
+    def _check_unpublished(self) -> None:
+        """Raise CommitConflictError where another process with this run's id has committed it, if that is why."""
+        found = published_version(self._lake, self._id, self.version)
+        if found is not None and self._published is None:
+            raise CommitConflictError(
+                f"run {self.run_id} was committed as version {found} by another process; nothing is left to do, and"
+                " when the run is started again it reports that version",
+                base_version=self.version,
+                latest_version=found,
+            )
+
     def _check_unchanged(self, latest: Snapshot, names: set[tuple[str, str]]) -> None:
         pinned = self._lake.snapshot(self.version)
         changed = [
@@ -167,6 +182,7 @@ class PipelineRun:
         ]
         if changed:
             name = ".".join(changed[0])
+            self._check_unpublished()
             raise CommitConflictError(
                 f"table {name} changed since version {self.version}, which run {self.run_id} reads; begin a new run",
                 conflicts=tuple(f"table {'.'.join(one)}: changed since the run began" for one in changed),
