@@ -207,3 +207,22 @@ def test_expired_versions_are_no_gap_while_the_table_remembers(lake: Lakehouse, 
     with pytest.raises(VersionExpiredError, match=r"versions 4 to \d+ hold rows of table ns\.t and expired before"):
         read(lake, start, lake.latest_version())
     assert read(lake, start, lake.latest_version(), SKIP) == [5, 6], "those that are still known"
+
+
+def test_a_gap_of_a_table_of_format_version_1(lake: Lakehouse) -> None:
+    """Its snapshots have no sequence numbers, which tell of others whether they are the first."""
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    table = catalog.create_table("ns.t", rows().schema, properties={"format-version": "1"})
+    for number in range(1, 4):
+        table.append(rows(number))
+    start = followed(lake).at(lake, 4)
+    assert read(lake, start, 5) == [3]
+    expire(lake, "1-4")
+    maintenance.plan_trim_tables(lake, RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)).execute()
+    catalog.load_table("ns.t").append(rows(7))
+    assert read(lake, start, lake.latest_version()) == [3, 7], "version 5 tells which snapshot was before"
+    expire(lake, "5-7")
+    with pytest.raises(VersionExpiredError, match=r"hold rows of table ns\.t and expired before"):
+        read(lake, start, lake.latest_version())
+    assert read(lake, start, lake.latest_version(), StreamOptions(on_gap="skip")) == [3, 7]

@@ -160,6 +160,17 @@ def written_for(table: Table) -> tuple[FileGroup, list[DataFile]]:
     return group, rewrite_here([(rewriting, group)])[0]
 
 
+def test_a_manifest_that_cannot_be_read_is_named(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    table = appended(catalog, rows(1), rows(2))
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    path = snapshot.manifests(table.io)[0].manifest_path.removeprefix(lake.root)
+    lake.storage.write(path, b"junk")
+    with pytest.raises(CorruptFileError) as raised:
+        groups_of(table, RewriteRules())
+    assert raised.value.path == path
+
+
 def test_a_table_of_a_later_format_version_is_left(catalog: TrinityLakeCatalog) -> None:
     table = appended(catalog, rows(1), rows(2))
     written = {**json.loads(table.metadata.model_dump_json()), "format-version": 3, "next-row-id": 2}

@@ -163,6 +163,8 @@ class _Batch:
         while step is not None and step.snapshot_id != base:
             chain.append(step)
             parent = self._parent(step)
+            if parent is None and base is not None and not step.sequence_number and self._snapshot(base) is None:
+                parent = _TRIMMED  # whether it is the table's first one nobody knows, but base came before it
             if parent == base:
                 return chain
             if parent is None:
@@ -174,15 +176,15 @@ class _Batch:
 
     def _parent(self, snapshot: TableSnapshot) -> int | None:
         """Return the snapshot before one, None for a table's first, _TRIMMED where no version tells any more."""
-        parent = snapshot.parent_snapshot_id
-        if parent is not None or (snapshot.sequence_number or 0) <= 1:
+        parent, number = snapshot.parent_snapshot_id, snapshot.sequence_number or 0
+        if parent is not None or number == 1:
             return parent
         # A trim lets the oldest snapshot that stays forget the one before it.
         for metadata in self._all_histories():
             known = metadata.snapshot_by_id(snapshot.snapshot_id)
             if known is not None and known.parent_snapshot_id is not None:
                 return known.parent_snapshot_id
-        return _TRIMMED
+        return _TRIMMED if number else None  # the snapshots of Iceberg's format version 1 have no numbers
 
     def _since_fork(self, chain: Sequence[TableSnapshot], base: int | None) -> list[TableSnapshot]:
         """Return the newest of a chain that does not lead to ``base``: the table was taken back to before it."""
