@@ -6,7 +6,8 @@ from pyspark.sql import SparkSession
 
 
 def activate(spark: SparkSession) -> None:
-    """Make a session the one of this thread. Of the thread that built it, it is."""
-    jvm = spark.sparkContext._jvm
-    assert jvm is not None
-    jvm.SparkSession.setActiveSession(spark._jsparkSession)
+    """Make a session the one of this thread, as it is of the thread that built it; one of Spark Connect needs none."""
+    session = getattr(spark, "_jsparkSession", None)
+    jvm = None if session is None else spark.sparkContext._jvm
+    if jvm is not None:
+        jvm.SparkSession.setActiveSession(session)
