@@ -305,6 +305,16 @@ def test_views(spark: SparkSession, lake: Lakehouse) -> None:
     assert days(spark.sql("SELECT * FROM by_sql")) == [(1, 1), (1, 2), (2, 1), (2, 2)]
 
 
+def test_views_that_spark_would_not_tell_apart(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lakehouse.create(f"file://{tmp_path}/lake/", {"fsync": "false"})
+    with catalog_at(lake) as catalog:
+        catalog.create_namespace("ns")
+        for name in ("days", "DAYS"):
+            catalog.create_table(f"ns.{name}", pa.schema([("id", pa.int64())]))
+    with pytest.raises(InvalidInputError, match=r"ns\.DAYS and ns\.days would have the same view 'ns_days': give"):
+        create_views(spark, lake)
+
+
 def test_table_functions(spark: SparkSession, lake: Lakehouse) -> None:
     register_table_functions(spark)
     root = lake.root

@@ -49,21 +49,23 @@ def create_views(
     """
     snapshot = lake.snapshot(version)
     names = _iceberg_tables(snapshot) if tables is None else [resolved_name(table, snapshot) for table in tables]
-    frames: dict[str, tuple[str, DataFrame]] = {}
-
-    def add(view: str, table: str, frame: DataFrame) -> None:
-        if view in frames:
-            raise InvalidInputError(f"{frames[view][0]} and {table} would have the same view {view!r}: give 'tables'")
-        frames[view] = (table, frame)
-
+    views = {f"{prefix}trinitylake_{metadata}": metadata for metadata in METADATA_TABLES}
+    taken = {view.lower(): table for view, table in views.items()}  # Spark does not tell names by their case
+    for namespace, table in names:
+        view = f"{prefix}{namespace}_{table}"
+        if view.lower() in taken:
+            raise InvalidInputError(
+                f"{taken[view.lower()]} and {namespace}.{table} would have the same view {view!r}: give 'tables'"
+            )
+        views[view] = taken[view.lower()] = f"{namespace}.{table}"
+    frames: list[DataFrame] = []
     for metadata in METADATA_TABLES:
         pinned = (snapshot.version if version is None else version) if metadata in _AT_A_VERSION else None
-        add(f"{prefix}trinitylake_{metadata}", metadata, read_metadata(spark, lake, metadata, pinned))
-    for namespace, table in names:
-        add(f"{prefix}{namespace}_{table}", f"{namespace}.{table}", _frame(spark, lake, snapshot, namespace, table))
-    for view, (_, frame) in frames.items():
+        frames.append(read_metadata(spark, lake, metadata, pinned))
+    frames += [_frame(spark, lake, snapshot, namespace, table) for namespace, table in names]
+    for view, frame in zip(views, frames, strict=True):
         frame.createOrReplaceTempView("`" + view.replace("`", "``") + "`")
-    return {view: table for view, (table, _) in frames.items()}
+    return views
 
 
 def _iceberg_tables(snapshot: Snapshot) -> list[tuple[str, str]]:
