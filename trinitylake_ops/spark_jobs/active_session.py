@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
+from trinitylake_ops.spark_jobs.connect import is_remote
+
 
 def activate(spark: SparkSession) -> None:
     """Make a session the one of this thread, as it is of the thread that built it; one of Spark Connect needs none."""
-    session = getattr(spark, "_jsparkSession", None)
-    jvm = None if session is None else spark.sparkContext._jvm
-    if jvm is not None:
-        jvm.SparkSession.setActiveSession(session)
+    if not is_remote(spark):
+        jvm = spark.sparkContext._jvm
+        assert jvm is not None
+        jvm.SparkSession.setActiveSession(spark._jsparkSession)
