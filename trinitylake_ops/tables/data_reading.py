@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.table import FileScanTask
 from pyiceberg.table.metadata import TableMetadata
 
@@ -16,6 +16,9 @@ from trinitylake_ops.errors import CorruptFileError, FileMissingError, TrinityLa
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.reach import entries_in, manifests_in
 from trinitylake_ops.transaction.snapshot import Snapshot, is_sealed_root
+
+if TYPE_CHECKING:
+    from pyiceberg.io.pyarrow import ArrowScan  # loads pandas
 
 
 @dataclass(frozen=True, slots=True)
