@@ -24,7 +24,12 @@ def inventory_file(keys: Sequence[str], file_format: str = "CSV") -> bytes:
         rows = [("bucket", quote_plus(key), "", "true", "false", 1, "1970-01-01T00:00:00.000Z") for key in keys]
         csv.writer(text, quoting=csv.QUOTE_ALL).writerows(rows)
         return gzip.compress(text.getvalue().encode())
-    table = pa.table({"bucket": ["bucket"] * len(keys), "key": pa.array(keys, pa.utf8()), "size": [1] * len(keys)})
+    return columnar_file(pa.array(keys, pa.utf8()), file_format)
+
+
+def columnar_file(keys: pa.Array, file_format: str) -> bytes:
+    """Return a file of an inventory in Parquet or ORC with these keys, of whatever type."""
+    table = pa.table({"bucket": ["bucket"] * len(keys), "key": keys, "size": [1] * len(keys)})
     sink = pa.BufferOutputStream()
     (pq.write_table if file_format == "Parquet" else orc.write_table)(table, sink)
     return bytes(sink.getvalue())

@@ -6,20 +6,21 @@ import gzip
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from tests.inventories import inventory_file, manifest, write_inventory
+from tests.inventories import columnar_file, inventory_file, manifest, write_inventory
 from tests.lakes import listed
 from tests.maintenance.aging import Aging
 from tests.maintenance.changes import append_rows, drop
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.cli.app import trinitylake
-from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError, InvalidLocationError
 from trinitylake_ops.format.file_names import new_node_path
 from trinitylake_ops.maintenance.table_reach import table_id_in
-from trinitylake_ops.storage import MeteredStorage
+from trinitylake_ops.storage import LocalStorage, MeteredStorage
 from trinitylake_ops.tables.ownership import owner_path
 
 
@@ -119,7 +120,7 @@ def test_wrong_inventories_are_refused(lake: Lakehouse, aging: Aging, tmp_path: 
     refused(FileMissingError, f"{good}.gz", "give the URI of its manifest.json")
     refused(InvalidInputError, "manifest.json", "neither a URI nor an absolute path")
     refused(CorruptFileError, str(good.parent / "data" / "0"), "no manifest of an inventory")
-    refused(InvalidInputError, write_inventory(tmp_path / "b", "bucket", keys_of(lake)), "one of s3://bucket/, where")
+    refused(InvalidInputError, write_inventory(tmp_path / "b", "bucket", keys_of(lake)), "one of 's3://bucket/', where")
     refused(InvalidInputError, write_inventory(tmp_path / "c", lake.root, ["a/x"]), "none of the files that")
     text = good.read_text()
     for wrong, said in (
@@ -140,6 +141,46 @@ def test_wrong_inventories_are_refused(lake: Lakehouse, aging: Aging, tmp_path: 
     for file_format in ("Parquet", "ORC"):
         good.write_text(text.replace('"CSV"', f'"{file_format}"'))
         refused(CorruptFileError, str(good), "of inventory .* cannot be read")
+        for column in (pa.array(["a", None]), pa.array([b"a"]), pa.array([1]), pa.array([["a"]])):
+            for name in ("0", "1"):
+                (good.parent / "data" / name).write_bytes(columnar_file(column, file_format))
+            refused(CorruptFileError, str(good), "of inventory .* cannot be read: its column 'key' is no text")
+
+
+def test_a_manifest_that_names_no_bucket_or_no_file_is_named(lake: Lakehouse, tmp_path: Path) -> None:
+    good = Path(inventory_of(lake, tmp_path / "good"))
+    text = good.read_text()
+    for wrong, said in (
+        (text.replace(f'"{lake.root}"', '""'), "is no manifest of an inventory: root 's3:///' names no bucket"),
+        (text.replace(f'"{lake.root}"', '"user:pw@b"'), "is no manifest of an inventory: a root holds no credentials"),
+        (text.replace(f'"{lake.root}"', r'"\ud800"'), r"is one of 's3://\\ud800/', where"),
+        (text.replace('"data/1"', '""'), "of inventory .* cannot be read: .* is no path below a root"),
+        (text.replace('"data/1"', '"/etc/passwd"'), "of inventory .* cannot be read: .* contains an empty segment"),
+        (text.replace('"data/1"', r'"\ud800"'), "of inventory .* cannot be read: .* lone surrogate"),
+    ):
+        good.write_text(wrong)
+        with pytest.raises((CorruptFileError, InvalidInputError), match=said) as caught:
+            maintenance.plan_orphan_removal(lake, inventory=str(good))
+        assert "pw" not in str(caught.value)
+        str(caught.value).encode()
+    with pytest.raises(InvalidLocationError, match="neither a URI nor an absolute path of its manifest"):
+        maintenance.plan_orphan_removal(lake, inventory=f"{good.parent}/")
+
+
+@pytest.mark.local_only("gives a folder and a file other names")
+def test_names_that_no_listing_tells_are_nobodys(tmp_path: Path) -> None:
+    """What an inventory names may lead through a link to a file that is needed."""
+    aging = Aging.on(LocalStorage(f"file://{tmp_path}/lake/", fsync=False))
+    append_rows(aging.lake)
+    aging.later()
+    data = next(info.path for info in aging.lake.storage.list("tables/") if info.path.endswith(".parquet"))
+    folder, _, name = data.partition("/data/")
+    place = Path(aging.lake.root.removeprefix("file://"), folder)
+    (place / "again").symlink_to(place / "data")
+    (place / "linked").symlink_to(place / "data" / name)
+    keys = [*keys_of(aging.lake), f"{folder}/again/{name}", f"{folder}/linked", f"{folder}/{'x' * 300}"]
+    location = write_inventory(tmp_path / "inventory", aging.lake.root, keys)
+    assert maintenance.plan_orphan_removal(aging.lake, inventory=location).paths == []
 
 
 def test_an_inventory_in_a_bucket_of_its_own(radosgw: S3Server, tmp_path: Path) -> None:

@@ -301,6 +301,9 @@ def test_list_yields_no_links_pipes_or_undecodable_names(storage: LocalStorage, 
     assert [file.path for file in storage.list()] == ["real/file"]
     for prefix in ("linked/", "linked/s", "real/up/", "real/up/real/"):
         assert list(storage.list(prefix)) == []
+    assert not storage.is_linked("real/file")
+    for path in ("linked/secret", "linked-file", "real/up/real/file", "dangling"):
+        assert storage.is_linked(path)
     with pytest.raises(FileMissingError):
         storage.read("pipe")
     with pytest.raises(FileMissingError):

@@ -77,7 +77,7 @@ def read_inventory(lake: Lakehouse, location: str) -> Inventory:
     StorageError.
     """
     uri = as_uri(location)
-    if not is_uri(uri):
+    if not is_uri(uri) or uri.endswith("/"):
         raise InvalidLocationError(
             f"inventory {location!r} is neither a URI nor an absolute path of its manifest.json", path=location
         )
@@ -98,9 +98,12 @@ def read_inventory(lake: Lakehouse, location: str) -> Inventory:
             f" {', '.join(_FORMATS)}, with a column 'Key'",
             path=uri,
         )
-    source_uri = normalize_root_uri(source if is_uri(source) else f"s3://{source}/")
+    try:
+        source_uri = normalize_root_uri(source if is_uri(source) else f"s3://{source}/")
+    except InvalidLocationError as error:
+        raise CorruptFileError(f"{uri!r} is no manifest of an inventory: {error.message}", path=uri) from error
     if not lake.root.startswith(source_uri):
-        raise InvalidInputError(f"inventory {uri!r} is one of {source_uri}, where {lake.root} is not", path=uri)
+        raise InvalidInputError(f"inventory {uri!r} is one of {source_uri!r}, where {lake.root} is not", path=uri)
     scheme, _, rest = uri.partition("://")
     folder = f"{uri.rpartition('/')[0]}/" if scheme == "file" else f"{scheme}://{rest.partition('/')[0]}/"
     files = tuple(folder + key for key in keys)
@@ -191,12 +194,16 @@ class InventorySearch:
         except FileMissingError as error:
             message = f"file {uri!r} of inventory {self.inventory.location!r} is missing"
             raise FileMissingError(message, path=uri) from error
+        except InvalidLocationError as error:
+            raise self._unreadable(uri, error.message) from error
         except TrinityLakeError:
             raise
         except (pa.ArrowException, OSError, zlib.error, EOFError, csv.Error, ValueError, LookupError) as error:
-            reason = str(error).partition("\n")[0]
-            message = f"file {uri!r} of inventory {self.inventory.location!r} cannot be read: {reason}"
-            raise CorruptFileError(message, path=uri) from error
+            raise self._unreadable(uri, str(error).partition("\n")[0]) from error
+
+    def _unreadable(self, uri: str, reason: str) -> CorruptFileError:
+        message = f"file {uri!r} of inventory {self.inventory.location!r} cannot be read: {reason}"
+        return CorruptFileError(message, path=uri)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,14 +218,16 @@ class Standing:
         return (self.storage,)
 
     def __call__(self, paths: Sequence[str]) -> list[FileInfo | None]:
-        """Return size and time of each file, None of one that is gone. Raises StorageError."""
+        """Return size and time of each file, None where a listing would tell none. Raises StorageError."""
         return run_parallel(in_one_round(self._seen), paths, self.storage.concurrency)
 
     def _seen(self, path: str) -> FileInfo | None:
         try:
-            return self.storage.stat(path)
-        except FileMissingError:
+            found = self.storage.stat(path)
+        except (FileMissingError, InvalidLocationError):  # the latter of names that are too long for a file
             return None
+        # A link would give another name to a file that is needed.
+        return None if self.storage.is_linked(path) else found
 
 
 def _is_name_of_ours(path: str) -> bool:
@@ -256,7 +265,10 @@ def _orc_keys(stream: Any, _inventory: Inventory) -> Iterator[str]:
 
 def _texts(batches: Iterable[pa.RecordBatch]) -> Iterator[str]:
     for batch in batches:
-        yield from batch.column(_KEY).to_pylist()
+        keys = batch.column(_KEY).to_pylist()
+        if not all(isinstance(key, str) for key in keys):
+            raise ValueError(f"its column {_KEY!r} is no text, or has rows without one")
+        yield from keys
 
 
 _FORMATS: Mapping[str, Callable[[Any, Inventory], Iterator[str]]] = MappingProxyType(

@@ -95,6 +95,11 @@ class Storage(ABC):
             return False
         return True
 
+    def is_linked(self, path: str) -> bool:
+        """Whether a path leads to a file by a symbolic link, so that no listing tells it; asks no remote storage."""
+        del path  # few storages have links
+        return False
+
     def drop_cached(self, path: str) -> bool:
         """Forget what a cache keeps of a file, so that the next read asks the storage; whether it kept anything."""
         del path  # a storage keeps nothing

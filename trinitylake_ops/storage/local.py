@@ -72,6 +72,11 @@ class LocalStorage(Storage):
             raise FileMissingError(f"there is no file {path!r} under {self.root}", path=path)
         return _file_info(path, status)
 
+    def is_linked(self, path: str) -> bool:
+        place = self._locate(path)
+        with translated(self.root, path, "look up"):
+            return os.path.islink(place) or not self._is_folder_without_links(path.rpartition("/")[0])
+
     def create(self, path: str, data: bytes) -> None:
         self._put(path, data, link_to_free_name, "create")
 

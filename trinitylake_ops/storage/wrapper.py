@@ -1,7 +1,7 @@
 """The base of all wrappers around a storage.
 
 A wrapper overrides the single operations (read, stat, create, write, delete, delete_batch, list,
-now_ms, drop_cached) and leaves ``exists`` and the ``*_many`` methods alone: those are inherited from
+now_ms, is_linked, drop_cached) and leaves ``exists`` and the ``*_many`` methods alone: those are inherited from
 Storage and call the single operations of the outermost wrapper. So in ``Retry(Meter(Local))`` as in
 ``Meter(Retry(Local))`` a ``create_many`` of five files is five creates, and each passes every
 wrapper once; in the first stack the meter counts each attempt, in the second each file. That they
@@ -42,6 +42,9 @@ class StorageWrapper(Storage):
 
     def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
         return self.inner.delete_batch(paths)
+
+    def is_linked(self, path: str) -> bool:
+        return self.inner.is_linked(path)
 
     def drop_cached(self, path: str) -> bool:
         return self.inner.drop_cached(path)
