@@ -10,14 +10,14 @@ import pytest
 
 from tests.faults import FaultyStorage, fail
 from tests.lakes import seal, table
-from tests.maintenance.changes import append_rows, create, node_bytes, node_columns, small_sizes
+from tests.maintenance.changes import append_rows, create, drop, node_bytes, node_columns, small_sizes
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import CorruptFileError, StoragePermissionError
 from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState, LakehouseDef
 from trinitylake_ops.format.file_names import lease_path, new_node_path, root_path
 from trinitylake_ops.format.limits import check_readable_sizes
 from trinitylake_ops.format.node_file import COMMIT_INFO, PREVIOUS_ROOT, NodeFile, decode_node, encode_node
-from trinitylake_ops.maintenance import VerifyReport
+from trinitylake_ops.maintenance import VerifyReport, verify_objects
 from trinitylake_ops.maintenance.page import log_page, verification_page
 from trinitylake_ops.storage import MemoryStorage, Storage, drop_memory_root
 
@@ -271,3 +271,24 @@ def test_histories_and_pages_show_what_others_wrote_as_far_as_it_makes_sense(lak
     for page in (log_page(damaged.snapshot(), history, 0), verification_page(report, 0)):
         page.encode()
         assert "<script" not in page
+
+
+def test_half_a_version_counts_for_nothing_in_those_after_it(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was seen of a version until a node came twice is not taken for the state before the next one."""
+    monkeypatch.setattr(verify_objects, "_CHANGES_AT_ONCE", 1)
+    known, hostile, _ = (create(lake, name) for name in "xyz")
+    last = decode_node(lake.storage.read(root_path(hostile)), root_path(hostile)).children[-1]
+    empty, outer, twice = (new_node_path() for _ in range(3))
+    times = {"created_at_millis": "1"}
+    lake.storage.create(empty, encode_node(NodeFile([], [], [], {}, times), ORDER))
+    lake.storage.create(outer, encode_node(NodeFile(["~"], ["x"], [last, empty], {}, times), ORDER))
+    lake.storage.create(twice, encode_node(NodeFile(["~~"], ["x"], [outer, last], {}, times), ORDER))
+    rewrite_root(lake, known, lambda root: root.children.__setitem__(-1, outer))
+    for version in range(hostile):
+        rewrite_root(lake, version, lambda root: root.children.__setitem__(slice(0, 1), [new_node_path()]))
+    rewrite_root(lake, hostile, lambda root: root.children.__setitem__(-1, twice))
+    drop(Lakehouse(lake.storage), "big")
+    found = errors(lake.storage)
+    assert ("tree-invariant", last, hostile) in found, "it is met twice only where all is read"
+    assert max(version for _, _, version in found if version is not None) == hostile
+    assert verified(lake.storage).damaged_versions == f"0-{hostile}"

@@ -145,13 +145,26 @@ class ObjectVerifier:
         return tuple(name for name in names if name is not None)
 
     def check(self, snapshot: Snapshot) -> bool:
-        """Check one version whose tree can be read; whether all of its objects are whole."""
+        """Check one version whose tree can be read; whether all of its objects are whole.
+
+        Raises CorruptFileError where it cannot after all, and what reading raises: then the next one is checked whole.
+        """
         touched: set[str] = set()
-        for changes in _in_batches(self._changes(snapshot)):
-            touched |= self._check_changes(changes, snapshot)
+        try:
+            for changes in _in_batches(self._changes(snapshot)):
+                touched |= self._check_changes(changes, snapshot)
+        except TrinityLakeError:
+            self._forget_objects()
+            raise
         self._check_namespaces(touched, snapshot)
         self._before = snapshot
         return not self._missing_namespaces and not self.damaged
+
+    def _forget_objects(self) -> None:
+        """Forget what stood in the versions up to now: of the last one only a part was seen."""
+        self._before = None
+        self._namespaces, self._missing_namespaces, self._tables_of = set(), set(), Counter()
+        self.damaged = set()
 
     def _check_changes(self, changes: Iterable[KeyChange], snapshot: Snapshot) -> set[str]:
         """Check the definitions of changed objects; returns the namespaces of these."""
