@@ -240,6 +240,19 @@ def damage(aging: Aging) -> None:
     storage.delete(namespaces[1])
 
 
+def test_verify_of_a_damaged_lakehouse_without_an_old_file(
+    aging: Aging, place: Place, spark_tasks: SparkExecutor
+) -> None:
+    """No orphan can be there, whatever cannot be read; a file of others is none however old it is."""
+    damage(aging)
+    aging.lake.storage.create("other.txt", b"theirs")
+    aging.clock.written_ms["other.txt"] = 1
+    reports = [maintenance.verify(aging.lake, executor=executor) for executor in (LOCAL, spark_tasks)]
+    assert without_cost(reports[1]) == without_cost(reports[0])
+    assert (reports[0].orphan_files, reports[0].unchecked) == (0, ())
+    assert {"node-missing", "node-corrupt"} & {finding.code for finding in reports[0].findings}
+
+
 def test_verify_of_a_damaged_lakehouse(aging: Aging, place: Place, spark_tasks: SparkExecutor) -> None:
     damage(aging)
     aging.later()

@@ -24,6 +24,11 @@ _FILES_PER_PART = 2_000
 _PARTS_AT_ONCE = 16
 
 
+def may_be_ours(path: str) -> bool:
+    """Whether a path is one of those that executors elsewhere list."""
+    return path.startswith((*_FOLDERS, ROOT_PREFIX, TABLES_PREFIX))
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """A prefix to list, with the digests of paths under it: of those to leave out, or of the only ones to tell."""

@@ -5,7 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 
-from trinitylake_ops.errors import CorruptFileError, FileMissingError, MaintenanceBlockedError, StorageError
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    FileMissingError,
+    MaintenanceBlockedError,
+    StorageError,
+    TrinityLakeError,
+)
 from trinitylake_ops.format.definitions import ExpirationState
 from trinitylake_ops.format.file_names import (
     OPERATIONS_PREFIX,
@@ -13,7 +19,7 @@ from trinitylake_ops.format.file_names import (
     lease_path,
     parse_lease_path,
 )
-from trinitylake_ops.maintenance.listing import list_without
+from trinitylake_ops.maintenance.listing import list_without, may_be_ours
 from trinitylake_ops.maintenance.orphans import Orphans, find_orphans
 from trinitylake_ops.maintenance.reachability import Mark, kept_roots
 from trinitylake_ops.maintenance.report import utc_of
@@ -27,6 +33,7 @@ from trinitylake_ops.transaction.snapshot import Snapshot
 #: Called with code, message, path, version and mend of a warning.
 Warn = Callable[[str, str, str | None, int | None, str | None], None]
 
+_NO_ORPHANS = Orphans(sizes_bytes={}, owners={}, unowned_files=0, unowned_bytes=0)
 _UNKNOWN = "an operation"
 _LEFT_OVER = (
     (f"{OPERATIONS_PREFIX}plan-", "plan-left", "plans that no batch of expired versions names"),
@@ -126,9 +133,19 @@ def orphans_of(survey: Survey, listing: Mapping[str, FileInfo], walk: TableWalk)
     storage = survey.lake.storage
     before_ms = storage.now_ms() - protected_ms(survey.definition)
     if not survey.executor.is_local:  # which has not brought all of the listing here
-        mark = Mark(survey)
-        return find_orphans(survey.lake, mark, list_without(storage, survey.executor, mark.catalog.paths), before_ms)
+        return _orphans_elsewhere(survey, before_ms)
     listed: Iterable[FileInfo] = [*listing.values(), *storage.list(TEMPORARY_PREFIX)]
-    if not any(info.last_modified_ms < before_ms for info in listed):
-        return Orphans(sizes_bytes={}, owners={}, unowned_files=0, unowned_bytes=0)
+    if not any(info.last_modified_ms < before_ms and may_be_ours(info.path) for info in listed):
+        return _NO_ORPHANS
     return find_orphans(survey.lake, Mark(survey, walk=walk), listed, before_ms)
+
+
+def _orphans_elsewhere(survey: Survey, before_ms: int) -> Orphans:
+    storage, executor = survey.lake.storage, survey.executor
+    try:
+        mark = Mark(survey)
+    except TrinityLakeError:
+        if any(info.last_modified_ms < before_ms for info in list_without(storage, executor, ())):
+            raise
+        return _NO_ORPHANS  # whatever is reached: all of it is too young
+    return find_orphans(survey.lake, mark, list_without(storage, executor, mark.catalog.paths), before_ms)
