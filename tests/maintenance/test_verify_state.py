@@ -207,16 +207,17 @@ def test_unowned_files_are_none_of_ours(aging: Aging) -> None:
 
 
 class PurgedMeanwhile(AgingStorage):
-    """Lets all old versions be purged at the first read of a node."""
+    """Lets all old versions be purged at the first read of a file of a kind."""
 
-    def __init__(self, aging: Aging):
+    def __init__(self, aging: Aging, kind: str = "node"):
         super().__init__(aging.clock.inner, aging.clock.time_ms)
         self.written_ms = aging.clock.written_ms
         self._aging = aging
+        self._kind = kind
         self._has_begun = False
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        if path.endswith(".arrow") and not path.startswith("_") and not self._has_begun:
+        if f"-{self._kind}-" in path and not self._has_begun:
             self._has_begun = True
             assert self._aging.purge().files
         return super().read(path, offset=offset, length=length)
@@ -228,8 +229,23 @@ def test_versions_that_are_purged_meanwhile_are_no_damage(lakes: Lakes) -> None:
     aging.later()
     maintenance.plan_expiration(aging.lake, keeping(2)).execute()
     aging.later()
-    assert verified(PurgedMeanwhile(aging)).is_clean
+    report = verified(PurgedMeanwhile(aging))
+    assert (report.is_clean, report.damaged_versions, report.damaged_objects) == (True, "", ())
     assert verified(aging.clock).is_clean
+
+
+def test_definitions_that_are_purged_meanwhile_damage_no_version(lakes: Lakes) -> None:
+    """Nor those after the one that is looked at, which share them."""
+    aging = Aging.on(lakes.storage())
+    create(aging.lake, "n", "t")
+    create(aging.lake, "m")
+    drop(aging.lake, "n", "t")
+    create(aging.lake, "o")
+    aging.later()
+    maintenance.plan_expiration(aging.lake, keeping(1)).execute()
+    aging.later()
+    report = verified(PurgedMeanwhile(aging, "table"))
+    assert (report.is_clean, report.damaged_versions) == (True, "")
 
 
 class DroppedMeanwhile(AgingStorage):

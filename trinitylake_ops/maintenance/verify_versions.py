@@ -100,11 +100,13 @@ class VersionVerifier:
         else:
             self.versions += 1
             snapshot = Snapshot(self._lake.files, version, path, root)
+            self.damaged_objects = ()
             with self._unless_purged(snapshot):
-                self.damaged_objects = ()
-                if not self.check_content(snapshot):
-                    self.damaged.append(version)
-                    self.damaged_objects = self.objects.damaged_names(snapshot) if self.tree.is_sound else ()
+                is_whole = self.check_content(snapshot)
+            # Asked again, as what is wrong may have been found with an earlier version, and forgotten with it.
+            if not is_whole and not is_sealed_root(self._plain, path):
+                self.damaged.append(version)
+                self.damaged_objects = self.objects.damaged_names(snapshot) if self.tree.is_sound else ()
         try:
             self.roots[version] = SurveyedRoot.of(version, root, path, self._lake.root)
         except TrinityLakeError as error:  # reported with the content
