@@ -735,6 +735,26 @@ def test_the_rate_of_deletes_is_limited(lakes: Lakes, watch: Watch) -> None:
     assert watch.pauses == [0, 1, 1, 1, 1, 1], "two at once, each second"
 
 
+def test_nothing_waits_between_a_look_and_what_it_allows(lakes: Lakes, watch: Watch) -> None:
+    """At a low rate the lease could end meanwhile, and versions come."""
+    storage = FaultyStorage(OneByOne(lakes.storage("plain")), concurrency=1)
+    sizes_bytes = files_to_delete(storage, 3)
+    looked_s: list[float] = []
+
+    class Timed(StorageWrapper):
+        def delete(self, path: str) -> None:
+            assert looked_s[-1] == watch.now_seconds
+            super().delete(path)
+
+    done = delete_files(
+        Timed(storage),
+        sizes_bytes,
+        Budget(requests_per_second=0.001),
+        before_batch=lambda: looked_s.append(watch.now_seconds),
+    )
+    assert (done.files, done.failures, looked_s) == (3, {}, [0, 1000, 2000])
+
+
 def test_back_off_grows_and_the_budget_holds_while_throttled(lakes: Lakes, watch: Watch) -> None:
     storage = Moody(lakes.storage("plain"), n_throttled=10**6, concurrency=8)
     done = delete_files(storage, files_to_delete(storage, 30), Budget(max_requests=20))

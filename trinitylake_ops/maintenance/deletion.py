@@ -249,6 +249,7 @@ class _Deleting:
 
         def attempt() -> None:
             nonlocal remaining
+            self._keep_pace()  # before the look: what that allows goes out at once
             fence = self._look()
             for path in [path for path in remaining if path in self._spared]:
                 remaining.remove(path)
@@ -256,7 +257,6 @@ class _Deleting:
                 self._done.spared += 1
             if not remaining:
                 return
-            self._keep_pace()
             sent, unsent = remaining[: self._batch_files()], remaining[self._batch_files() :]
             outcome = self._executor.delete(self._storage, sent, fence)
             failed, held_back = outcome.failures, outcome.held_back
