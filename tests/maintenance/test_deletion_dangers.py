@@ -13,13 +13,16 @@ from pyiceberg.table import Table
 
 from tests.lakes import Lakes
 from tests.maintenance.aging import Aging
-from tests.maintenance.changes import append_rows
+from tests.maintenance.changes import append_rows, create
 from tests.own_time import give_own_time
 from trinitylake_ops import Lakehouse, TableDef, maintenance
 from trinitylake_ops.errors import FileMissingError, InvalidInputError, MaintenanceBlockedError, ThrottledError
-from trinitylake_ops.format.file_names import lease_path
+from trinitylake_ops.format.file_names import lease_path, new_node_path
 from trinitylake_ops.maintenance import deletion
+from trinitylake_ops.maintenance.deletion import delete_unreached
 from trinitylake_ops.maintenance.lease import DURATION_MS, lease
+from trinitylake_ops.maintenance.reachability import Mark
+from trinitylake_ops.maintenance.survey import survey_versions
 from trinitylake_ops.storage import FileInfo, LocalStorage, Storage, StorageWrapper
 from trinitylake_ops.tables.ownership import owner_path
 
@@ -272,3 +275,36 @@ def test_a_registration_that_outlives_its_lease_is_not_made(lakes: Lakes) -> Non
     with pytest.raises(MaintenanceBlockedError, match="took over the lease"):
         maintenance.register_table(Lakehouse(Slow(aging.clock)), "ns", "too", metadata)
     assert aging.lake.snapshot().tables("ns") == ["t"]
+
+
+class LeaseTakenOverAtRead(StorageWrapper):
+    """At the next read after it is armed so much time passes that the lease ends and somebody else takes it."""
+
+    def __init__(self, aging: Aging):
+        super().__init__(aging.lake.storage)
+        self._aging = aging
+        self.is_armed = False
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        if self.is_armed:
+            self.is_armed = False
+            self._aging.clock.time_ms += 2 * DURATION_MS
+            with lease(self._aging.lake.storage, "purge"):
+                pass
+        return super().read(path, offset=offset, length=length)
+
+
+def test_nothing_is_deleted_where_the_lease_ends_while_a_new_version_is_marked(lakes: Lakes) -> None:
+    aging = Aging.on(lakes.storage())
+    orphan = new_node_path()
+    aging.lake.storage.create(orphan, b"left")
+    storage = LeaseTakenOverAtRead(aging)
+    lake = Lakehouse(storage, cache="off")
+    mark = Mark(survey_versions(lake, lake.snapshot()))
+    with lease(storage, "orphans") as held:
+        create(aging.lake, "new", "t")
+        storage.is_armed = True
+        with pytest.raises(MaintenanceBlockedError, match="took over the lease"):
+            delete_unreached(storage, {orphan: 4}, mark, held)
+    assert not storage.is_armed
+    assert storage.exists(orphan)

@@ -157,7 +157,10 @@ def delete_unreached(
 
     def look() -> Fence:
         held.check()
+        before = mark.base
         mark.look()
+        if mark.base is not before:  # marking may take longer than the lease lasts
+            held.check()
         return Fence(held.number, held.expires_at_ms, roots.path(mark.base.version + 1))
 
     return delete_files(
