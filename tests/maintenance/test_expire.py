@@ -780,8 +780,9 @@ def test_time_ends_a_deletion_too(lakes: Lakes, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("field", ["max_requests", "max_seconds", "requests_per_second"])
 def test_budgets_are_positive(field: str) -> None:
-    with pytest.raises(InvalidInputError, match=field):
-        Budget(**{field: 0})
+    for number in (0, float("nan"), float("inf")):
+        with pytest.raises(InvalidInputError, match=field):
+            Budget(**{field: number})
 
 
 def test_lost_answers_to_deletes_are_asked_again(lakes: Lakes, watch: Watch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
@@ -49,8 +50,10 @@ class Budget:
     def __post_init__(self) -> None:
         for name in ("max_requests", "max_seconds", "requests_per_second"):
             number = getattr(self, name)
-            if number is not None and (type(number) not in (int, float) or not number > 0):
-                raise InvalidInputError(f"{name} is {number!r}, it must be above 0; leave it out for no limit")
+            if number is not None and (type(number) not in (int, float) or not 0 < number < math.inf):
+                raise InvalidInputError(
+                    f"{name} is {number!r}, it must be a finite number above 0; leave it out for no limit"
+                )
 
 
 NO_LIMITS = Budget()

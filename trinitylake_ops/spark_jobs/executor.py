@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -53,15 +54,17 @@ class SparkExecutor:
     """Runs work in the tasks of a Spark session, of this process or of Spark Connect.
 
     ``requests_per_second`` bounds what all tasks together ask of storages, attempts counted: each of them gets its
-    share, and never more run at a time. A listing counts once. Raises InvalidInputError for a rate that is not
-    above 0; work raises it for a lakehouse in this process's memory, and JobFailedError where Spark gives up.
+    share, and never more run at a time. A listing counts once. Raises InvalidInputError for a rate that is no
+    number above 0; work raises it for a lakehouse in this process's memory, and JobFailedError where Spark gives up.
     """
 
     is_local = False
 
     def __init__(self, spark: SparkSession, *, requests_per_second: float | None = None):
-        if requests_per_second is not None and not requests_per_second > 0:
-            raise InvalidInputError(f"requests_per_second is {requests_per_second!r}, it must be above 0")
+        if requests_per_second is not None and not 0 < requests_per_second < math.inf:
+            raise InvalidInputError(
+                f"requests_per_second is {requests_per_second!r}, it must be a finite number above 0"
+            )
         self._spark = spark
         self._slots = Slots(spark)
         self._rate = requests_per_second
