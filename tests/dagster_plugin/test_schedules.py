@@ -31,9 +31,14 @@ SUNDAY = datetime(2026, 11, 22, tzinfo=UTC)
 NIGHT = BlackoutWindow(start=time(22), end=time(6), reason="the nightly load")
 
 
+# Two runs in threads of this process: Dagster's capture of what a process prints waits a minute where two overlap.
+NOTHING_CAPTURED = {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"}
+
+
 @pytest.fixture(scope="module")
 def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test(overrides={"concurrency": {"pools": {"default_limit": 1}}}) as made:
+    overrides = {"concurrency": {"pools": {"default_limit": 1}}, "compute_logs": NOTHING_CAPTURED}
+    with dg.instance_for_test(overrides=overrides) as made:
         yield made
 
 

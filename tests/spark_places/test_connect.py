@@ -97,7 +97,7 @@ def test_streams_writes_and_functions(remote: str, tmp_path: Path) -> None:
     assert done(remote, tmp_path, "streams")["streams"] == {"function": 50, "stream": 50}
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("end", [pytest.param(signal.SIGINT, marks=pytest.mark.soak), signal.SIGKILL])
 def test_nothing_runs_on_for_a_client_that_is_gone(remote: str, tmp_path: Path, end: signal.Signals) -> None:
     client = program(remote, tmp_path, "works_on")
     wait_for(tmp_path / "written")
@@ -123,6 +123,7 @@ def command(root: str, *words: str, before: str = "") -> subprocess.CompletedPro
     )
 
 
+@pytest.mark.soak
 def test_the_command_line(remote: str, tmp_path: Path) -> None:
     root = f"file://{tmp_path}/lake/"
     grow(Aging.on(open_storage(root, {"fsync": "false"})), 3)

@@ -71,7 +71,9 @@ def left_after(folder: Path, seconds: float) -> dict[int, str]:
     return left
 
 
-@pytest.mark.parametrize(("how", "told"), [("ends", ""), ("fails", "LookupError: no such thing")])
+@pytest.mark.parametrize(
+    ("how", "told"), [pytest.param("ends", "", marks=pytest.mark.soak), ("fails", "LookupError: no such thing")]
+)
 def test_a_session_is_quiet_and_stops_with_its_block(tmp_path: Path, how: str, told: str) -> None:
     program = started(tmp_path, how)
     out, errors = program.communicate(timeout=120)
@@ -82,7 +84,9 @@ def test_a_session_is_quiet_and_stops_with_its_block(tmp_path: Path, how: str, t
     assert left_after(tmp_path, 10) == {}
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "end", [*(pytest.param(end, marks=pytest.mark.soak) for end in (signal.SIGINT, signal.SIGTERM)), signal.SIGKILL]
+)
 def test_no_jvm_is_left_by_a_process_that_is_ended(tmp_path: Path, end: signal.Signals) -> None:
     program = started(tmp_path, "works")
     wait_for(tmp_path / "written", 120)
@@ -94,6 +98,7 @@ def test_no_jvm_is_left_by_a_process_that_is_ended(tmp_path: Path, end: signal.S
     assert (tmp_path / "written").stat().st_size < 500
 
 
+@pytest.mark.soak
 def test_a_command_that_fails_leaves_no_jvm(tmp_path: Path) -> None:
     """It fails once its session runs: the option is looked at by what runs in it."""
     words = ["--root", f"file://{tmp_path}/lake/", "--storage-option", "fsync=false"]

@@ -37,6 +37,7 @@ def shown(text: str) -> dict[str, object]:
     return {name: value for name, value in report.items() if name not in OF_ITS_TIME}
 
 
+@pytest.mark.soak
 def test_the_job_under_spark_submit(tmp_path: Path) -> None:
     """On this machine: the arguments are those of the command, and so are output and exit codes."""
     root = f"file://{tmp_path}/lake/"
