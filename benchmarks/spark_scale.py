@@ -110,7 +110,9 @@ def work(given: str) -> dict[str, Any]:
     from trinitylake_ops.maintenance.executors import LOCAL
     from trinitylake_ops.maintenance.reachability import Mark
     from trinitylake_ops.maintenance.survey import survey_versions, uncached
-    from trinitylake_ops.spark_jobs.executor import spark_executor
+    from trinitylake_ops.spark_jobs.executor import SparkExecutor
+    from trinitylake_ops.spark_jobs.session import session_scope
+    from trinitylake_ops.spark_jobs.task_jobs import run_in_tasks
 
     asked = json.loads(given)
     folder = asked["folder"]
@@ -138,11 +140,12 @@ def work(given: str) -> dict[str, Any]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
     }
-    with spark_executor(asked["master"], **conf) as executor:
+    with session_scope("benchmark", asked["master"], **conf) as spark:
+        executor = SparkExecutor(spark)
         while executor.slots < asked["slots"]:
             time.sleep(0.1)
-        list(executor._run("start", _started, b"", [b""] * 4 * asked["slots"], asked["slots"]))  # Python is up
-        return {**done(executor), "jvm_mb": _peak_mb(executor._context._gateway.proc.pid)}
+        run_in_tasks(spark, "start Python", _started, [b""] * 4 * asked["slots"], 4 * asked["slots"])
+        return {**done(executor), "jvm_mb": _peak_mb(spark.sparkContext._gateway.proc.pid)}
 
 
 def _peak_mb(pid: int) -> float:
@@ -151,7 +154,7 @@ def _peak_mb(pid: int) -> float:
     return int(status.partition("VmHWM:")[2].split()[0]) * 1_024 / 1e6
 
 
-def _started(_pickled: bytes, elements: Iterator[bytes]) -> Iterator[bytes]:
+def _started(elements: Iterator[bytes]) -> Iterator[bytes]:
     time.sleep(0.2)
     return elements
 
