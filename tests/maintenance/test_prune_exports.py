@@ -16,6 +16,7 @@ from trinitylake_ops.maintenance import RetentionPolicy
 def aging(lakes: Lakes) -> Aging:
     """A lakehouse with three exports a day over ten days."""
     aging = Aging.on(lakes.storage())
+    aging.later(DAY_MS - aging.clock.time_ms % DAY_MS)  # from midnight on: three in a row are of one day
     for day in range(10):
         for hour in range(3):
             maintenance.plan_export(aging.lake, f"nightly-{day}-{hour}").execute()
