@@ -43,6 +43,8 @@ def main(master: str, root: str, target: str) -> None:
         "spark.executor.memory": "512m",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
+        # Workers of one address would read each other's folders, which are hidden from them as on other machines.
+        "spark.shuffle.readHostLocalDisk": "false",
     }
     figures: dict[str, Any] = {}
     with session_scope("cluster", master, **conf) as spark:
