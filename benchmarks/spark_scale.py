@@ -31,8 +31,8 @@ from trinitylake_ops.tree.search import scan
 
 SIZES = (100_000, 1_000_000)
 N_VERSIONS = 1_000
-SLOW_SIZE = 10_000
-SLOW_VERSIONS = 100
+SLOW_SIZE = 100_000
+SLOW_VERSIONS = 1_000
 #: Requests at once of each worker on a storage far away: few, so that waits count, not the cores of this machine.
 SLOW_THREADS = 4
 WORKS = ("walk", "orphans", "verify")
@@ -255,7 +255,7 @@ def workers(folder: Path, numbers: Sequence[int]) -> list[str]:
         axes[0].legend()
 
     return [
-        f"## Verify of {SLOW_SIZE:,} objects with {SLOW_VERSIONS} versions, 20 ms a request",
+        f"## Verify of {SLOW_SIZE:,} objects with {SLOW_VERSIONS:,} versions, 20 ms a request",
         "",
         f"A standalone master; each worker has one task with {SLOW_THREADS} threads, as many as the local engine here.",
         "",

@@ -1,4 +1,4 @@
-"""What tasks do by themselves: they stop where a fence no longer holds, and send each delete once."""
+"""What tasks are given, and do by themselves: they stop where a fence no longer holds, and send each delete once."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tests.lakes import listed, local_storage
 from trinitylake_ops.errors import StorageError, TransientError
 from trinitylake_ops.format.file_names import lease_path, root_path
 from trinitylake_ops.maintenance.executors import Fence
+from trinitylake_ops.spark_jobs.executor import batch_size
 from trinitylake_ops.spark_jobs.executor_tasks import FRESH_MS, DeletesDone, FencedDeletes, delete_parts
 from trinitylake_ops.storage import FileInfo, RetryStorage, Storage, StorageWrapper
 
@@ -107,3 +108,18 @@ def test_a_task_sends_each_request_once(clock: ClockStorage, tmp_path: Path) -> 
     done = deleted(RetryStorage(Fails(clock, "delete"), base_delay_seconds=0), ["a"])
     assert isinstance(done.failures["a"], TransientError)
     assert (tmp_path / "sent").read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    ("n_things", "most", "slots", "n_tasks", "size"),
+    [
+        (10_295, 512, 4, 16, 322),  # two for each task, where 512 would be two for five of them, and one for the others
+        (100, 32, 4, 16, 25),
+        (17, 512, 4, 16, 5),
+        (33, 8, 4, 4, 5),
+        (3_000_000, 1_024, 2, 8, 1_022),
+        (1, 64, 1, 4, 1),
+    ],
+)
+def test_all_tasks_have_as_many_batches(n_things: int, most: int, slots: int, n_tasks: int, size: int) -> None:
+    assert batch_size(n_things, most, slots, n_tasks) == size

@@ -71,9 +71,8 @@ def left_after(folder: Path, seconds: float) -> dict[int, str]:
     return left
 
 
-@pytest.mark.parametrize(
-    ("how", "told"), [pytest.param("ends", "", marks=pytest.mark.soak), ("fails", "LookupError: no such thing")]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("how", "told"), [("ends", ""), ("fails", "LookupError: no such thing")])
 def test_a_session_is_quiet_and_stops_with_its_block(tmp_path: Path, how: str, told: str) -> None:
     program = started(tmp_path, how)
     out, errors = program.communicate(timeout=120)

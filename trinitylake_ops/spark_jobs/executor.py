@@ -80,11 +80,11 @@ class SparkExecutor:
             yield from work(things) if things else ()
             return
         slots = self.slots
-        size = max(1, min(batch, _MOST_PER_BATCH, -(-len(things) // slots)))
-        batches = [things[start : start + size] for start in range(0, len(things), size)]
-        pickled = self._pickled(work, work.storages, None if self._rate is None else self._rate / slots)
         # With a rate no more tasks than have a share of it may run, though more slots come.
         n_tasks = slots * _TASKS_PER_SLOT if self._rate is None else slots
+        size = batch_size(len(things), batch, slots, n_tasks)
+        batches = [things[start : start + size] for start in range(0, len(things), size)]
+        pickled = self._pickled(work, work.storages, None if self._rate is None else self._rate / slots)
         for start in range(0, len(batches), slots * _BATCHES_PER_SLOT):
             wave = [pickle.dumps(list(things)) for things in batches[start : start + slots * _BATCHES_PER_SLOT]]
             for row in self._run(type(work).__name__, run_batches, pickled, wave, n_tasks):
@@ -152,6 +152,16 @@ class SparkExecutor:
         buffer = io.BytesIO()
         _WorkPickler(buffer, rate).dump(work)
         return buffer.getvalue()
+
+
+def batch_size(n_things: int, most: int, slots: int, n_tasks: int) -> int:
+    """Return how many of so many things go in a batch, ``most`` at most, so that all tasks have as many batches.
+
+    Fewer batches than tasks are as many in each slot.
+    """
+    n_batches = -(-n_things // min(most, _MOST_PER_BATCH))
+    even = n_tasks if n_batches > n_tasks else slots
+    return -(-n_things // (-(-n_batches // even) * even))
 
 
 class _WorkPickler(pickle.Pickler):
