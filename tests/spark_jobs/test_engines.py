@@ -22,6 +22,7 @@ from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.format.file_names import is_immutable_path, new_node_path
 from trinitylake_ops.maintenance.executors import LOCAL, Executor
+from trinitylake_ops.maintenance.verify_ahead import NodeRead
 from trinitylake_ops.spark_jobs import executor as spark_executor_module
 from trinitylake_ops.spark_jobs.executor import SparkExecutor
 from trinitylake_ops.storage import open_storage
@@ -297,3 +298,9 @@ def test_commands(aging: Aging, place: Place, spark_tasks: SparkExecutor) -> Non
     assert exported[0] == exported[1] > 10
     refused = run("verify", "--spark-master", "local[2]", code=2)
     assert "go with --engine spark" in refused
+
+
+def test_nothing_to_do_takes_no_job(spark: SparkSession) -> None:
+    storage = open_storage("memory://nothing/")
+    for rate in (None, 5.0):
+        assert list(SparkExecutor(spark, requests_per_second=rate).map(NodeRead(storage), [], 32)) == []

@@ -76,8 +76,10 @@ class SparkExecutor:
 
     def map(self, work: Work[A, T], things: Sequence[A], batch: int) -> Iterator[T]:
         """Yield what becomes of each thing, in order. Raises what work raises, JobFailedError."""
+        if not things:
+            return
         if len(things) <= FEW and self._rate is None:
-            yield from work(things) if things else ()
+            yield from work(things)
             return
         slots = self.slots
         # With a rate no more tasks than have a share of it may run, though more slots come.
@@ -155,9 +157,9 @@ class SparkExecutor:
 
 
 def batch_size(n_things: int, most: int, slots: int, n_tasks: int) -> int:
-    """Return how many of so many things go in a batch, ``most`` at most, so that all tasks have as many batches.
+    """Return how many things go in a batch, ``most`` at most, so that all tasks have as many batches.
 
-    Fewer batches than tasks are as many in each slot.
+    Fewer batches than tasks are as many in each slot. There is at least one thing.
     """
     n_batches = -(-n_things // min(most, _MOST_PER_BATCH))
     even = n_tasks if n_batches > n_tasks else slots
