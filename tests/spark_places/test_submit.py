@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -123,9 +124,12 @@ def test_workers_that_have_only_python(cluster: Cluster, dist: Path, radosgw: S3
         assert ran.returncode == 0, ran.stderr[-3000:]
         assert shown(ran.stdout) == shown(expected.stdout)
         assert len(shown(ran.stdout)) > 4
-    logs = [path.read_bytes() for path in events.rglob("*") if path.is_file()]
-    assert sum(log.count(b'"Event":"SparkListenerTaskEnd"') for log in logs) > 4, "tasks of the workers did it"
-    assert not any(secret.encode() in log for log in [*logs, *(path.read_bytes() for path in tmp_path.glob("*.log"))])
+    applications = [[path.read_bytes() for path in folder.rglob("*") if path.is_file()] for folder in events.iterdir()]
+    assert len(applications) == 2
+    for logs in applications:
+        assert any(b'"Event":"SparkListenerTaskEnd"' in log for log in logs), "tasks of the workers did it"
+    seen = [*itertools.chain(*applications), *(path.read_bytes() for path in tmp_path.glob("*.log"))]
+    assert not any(secret.encode() in log for log in seen)
     storage.write(min(info.path for info in storage.list() if "-node-" in info.path), b"no node")
     found = submitted([*words, "verify", "--engine", "spark"], work, here)
     assert found.returncode == 1, "a command that finds something says so to whoever submitted it"
