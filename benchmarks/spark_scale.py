@@ -32,7 +32,6 @@ from trinitylake_ops.tree.search import scan
 SIZES = (100_000, 1_000_000)
 N_VERSIONS = 1_000
 SLOW_SIZE = 100_000
-SLOW_VERSIONS = 1_000
 #: Requests at once of each worker on a storage far away: few, so that waits count, not the cores of this machine.
 SLOW_THREADS = 4
 WORKS = ("walk", "orphans", "verify")
@@ -228,7 +227,7 @@ def workers(folder: Path, numbers: Sequence[int]) -> list[str]:
     """Measure verify on a storage far away, by standalone workers of one task each."""
     own = folder / "slow"
     own.mkdir()
-    generate(own, SLOW_SIZE, SLOW_VERSIONS)
+    generate(own, SLOW_SIZE, N_VERSIONS)
     local = measured(own, "verify", None, is_slow=True)
     seconds = []
     for number in numbers:
@@ -255,7 +254,7 @@ def workers(folder: Path, numbers: Sequence[int]) -> list[str]:
         axes[0].legend()
 
     return [
-        f"## Verify of {SLOW_SIZE:,} objects with {SLOW_VERSIONS:,} versions, 20 ms a request",
+        f"## Verify of {SLOW_SIZE:,} objects with {N_VERSIONS:,} versions, 20 ms a request",
         "",
         f"A standalone master; each worker has one task with {SLOW_THREADS} threads, as many as the local engine here.",
         "",

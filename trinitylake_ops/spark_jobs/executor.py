@@ -84,7 +84,7 @@ class SparkExecutor:
         slots = self.slots
         # With a rate no more tasks than have a share of it may run, though more slots come.
         n_tasks = slots * _TASKS_PER_SLOT if self._rate is None else slots
-        size = batch_size(len(things), batch, slots, n_tasks)
+        size = batch_size(len(things), min(batch, _MOST_PER_BATCH), slots, n_tasks)
         batches = [things[start : start + size] for start in range(0, len(things), size)]
         pickled = self._pickled(work, work.storages, None if self._rate is None else self._rate / slots)
         for start in range(0, len(batches), slots * _BATCHES_PER_SLOT):
@@ -161,7 +161,7 @@ def batch_size(n_things: int, most: int, slots: int, n_tasks: int) -> int:
 
     Fewer batches than tasks are as many in each slot. There is at least one thing.
     """
-    n_batches = -(-n_things // min(most, _MOST_PER_BATCH))
+    n_batches = -(-n_things // most)
     even = n_tasks if n_batches > n_tasks else slots
     return -(-n_things // (-(-n_batches // even) * even))
 
