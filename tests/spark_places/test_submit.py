@@ -94,6 +94,7 @@ def test_workers_that_have_only_python(cluster: Cluster, dist: Path, radosgw: S3
     storage = open_storage(root, radosgw.storage_options)
     aging = Aging.on(storage)
     grow(aging, 4)
+    node = min(info.path for info in storage.list() if "-node-" in info.path)
     storage.create(new_node_path(), b"left behind")
     secret = radosgw.storage_options["secret_access_key"]
     known = {
@@ -108,6 +109,7 @@ def test_workers_that_have_only_python(cluster: Cluster, dist: Path, radosgw: S3
     words = ["--master", cluster.url, "--py-files", "trinitylake_ops.zip"]
     words += ["--archives", "environment.tar.gz#environment", "--conf", "spark.executor.memory=512m"]
     words += ["--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.cores.max=2"]
+    words += ["--conf", "spark.scheduler.minRegisteredResourcesRatio=1"]  # both have joined
     words += [
         "--conf",
         "spark.eventLog.enabled=true",
@@ -126,11 +128,11 @@ def test_workers_that_have_only_python(cluster: Cluster, dist: Path, radosgw: S3
         assert len(shown(ran.stdout)) > 4
     applications = [[path.read_bytes() for path in folder.rglob("*") if path.is_file()] for folder in events.iterdir()]
     assert len(applications) == 2
-    for logs in applications:
-        assert any(b'"Event":"SparkListenerTaskEnd"' in log for log in logs), "tasks of the workers did it"
+    ended = [sum(log.count(b'"Event":"SparkListenerTaskEnd"') for log in logs) for logs in applications]
+    assert ended == [2, 2], "each command lists by a job, in a task of each worker"
     seen = [*itertools.chain(*applications), *(path.read_bytes() for path in tmp_path.glob("*.log"))]
     assert not any(secret.encode() in log for log in seen)
-    storage.write(min(info.path for info in storage.list() if "-node-" in info.path), b"no node")
+    storage.write(node, b"no node")
     found = submitted([*words, "verify", "--engine", "spark"], work, here)
     assert found.returncode == 1, "a command that finds something says so to whoever submitted it"
     failed = submitted([*words[:-1], radosgw.fresh_root(), "verify", "--engine", "spark"], work, here)
