@@ -7,13 +7,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from tests.clock import ClockStorage
 from tests.lakes import listed, local_storage
+from tests.own_time import give_own_time
 from trinitylake_ops.errors import StorageError, TransientError
 from trinitylake_ops.format.file_names import lease_path, root_path
 from trinitylake_ops.maintenance.executors import Fence
-from trinitylake_ops.spark_jobs.executor import batch_size
+from trinitylake_ops.spark_jobs import executor as executor_module
+from trinitylake_ops.spark_jobs.executor import SparkExecutor, batch_size
 from trinitylake_ops.spark_jobs.executor_tasks import FRESH_MS, DeletesDone, FencedDeletes, delete_parts
 from trinitylake_ops.storage import FileInfo, RetryStorage, Storage, StorageWrapper
 
@@ -108,6 +111,30 @@ def test_a_task_sends_each_request_once(clock: ClockStorage, tmp_path: Path) -> 
     done = deleted(RetryStorage(Fails(clock, "delete"), base_delay_seconds=0), ["a"])
     assert isinstance(done.failures["a"], TransientError)
     assert (tmp_path / "sent").read_text() == "x"
+
+
+def test_interrupts_do_not_end_the_wait_for_a_lost_task(
+    spark: SparkSession, clock: ClockStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its deletes may still be under way, so the lease must not be given back."""
+    now_s, slept = 0.0, []
+
+    def interrupted(*_arguments: object) -> list[bytes]:
+        raise KeyboardInterrupt("first")
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        slept.append(seconds)
+        if len(slept) < 3:
+            now_s += 1
+            raise KeyboardInterrupt("again")
+        now_s += seconds
+
+    monkeypatch.setattr(executor_module, "run_in_tasks", interrupted)
+    give_own_time(monkeypatch, executor_module, monotonic=lambda: now_s, sleep=sleep)
+    with pytest.raises(KeyboardInterrupt):
+        SparkExecutor(spark).delete(clock, ["a"], FENCE)
+    assert slept == [40, 39, 38]
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,8 @@ class SparkExecutor:
     def delete(self, storage: Storage, paths: Sequence[str], fence: Fence | None) -> Sent:
         """Delete files in tasks, each of which sees before each of its rounds that the fence holds.
 
-        Where a task was lost, this waits until it can send nothing more. Raises JobFailedError, after the same wait.
+        Where a task was lost, this waits until it can send nothing more, whatever interrupts it: only then may the
+        lease be given back. Raises JobFailedError, after the same wait.
         """
         looked_ms = storage.now_ms()
         until_ms = looked_ms + ROUND_MS if fence is None else min(looked_ms + ROUND_MS, fence.until_ms - SETTLE_MS)
@@ -124,8 +125,7 @@ class SparkExecutor:
             is_over = not any(row.is_repeated for row in rows)
         finally:
             if not is_over:
-                logger.warning("a task that deletes was lost: waiting until it can send nothing more")
-                time.sleep(max(0.0, over_s - time.monotonic()))
+                _wait_out(over_s)
         if self._rate is not None:
             time.sleep(max(0.0, begun_s + -(-len(paths) // storage.delete_batch_size) / self._rate - time.monotonic()))
         failures: dict[str, StorageError] = {}
@@ -154,6 +154,19 @@ class SparkExecutor:
         buffer = io.BytesIO()
         _WorkPickler(buffer, rate).dump(work)
         return buffer.getvalue()
+
+
+def _wait_out(over_s: float) -> None:
+    """Wait for a point in monotonic time, through all interrupts; raises the last one then."""
+    interrupt: BaseException | None = None
+    while (left_s := over_s - time.monotonic()) > 0:
+        logger.warning("a task that deletes was lost: waiting %.0f s until it can send nothing more", left_s)
+        try:
+            time.sleep(left_s)
+        except BaseException as error:  # noqa: BLE001 - by whatever a handler of signals raises
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
 
 
 def batch_size(n_things: int, most: int, slots: int, n_tasks: int) -> int:
