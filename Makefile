@@ -22,6 +22,7 @@ LONG_ON_RADOSGW := tests/transaction/test_find_latest.py tests/transaction/test_
 	tests/transaction/test_group_commit.py tests/transaction/test_rebase.py tests/transaction/test_lakehouse.py \
 	tests/transaction/test_saved.py tests/transaction/test_fairness.py tests/transaction/test_surroundings.py \
 	tests/maintenance tests/tables
+WITH_SHUFFLED_LISTS := tests/transaction tests/maintenance tests/tables
 LONG_ON_MOTO := tests/transaction/test_transaction.py tests/maintenance/test_rollback.py
 
 .PHONY: help setup demo ui test bytecode lint bench proto package constraints soak clean
@@ -70,6 +71,7 @@ soak: setup ## run the races between writers at full length, and the rest of the
 	if $(if $(strip $(ARGS)),false,true); then \
 		$(BIN)/python -m pytest -v -n 2 --dist worksteal --lakes=radosgw $(LONG_ON_RADOSGW) 2>&1 | tee -a "$$log"; \
 		$(BIN)/python -m pytest -v -n 2 --dist worksteal --lakes=moto $(LONG_ON_MOTO) 2>&1 | tee -a "$$log"; \
+		$(BIN)/python -m pytest -v -n 2 --dist worksteal --lists=shuffled $(WITH_SHUFFLED_LISTS) 2>&1 | tee -a "$$log"; \
 	fi
 
 lint: setup ## ruff, mypy --strict, import contracts, declared dependencies

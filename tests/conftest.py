@@ -9,6 +9,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 from xdist.scheduler.protocol import Scheduling
 
+from tests.unordered import shuffle_lists
 from trinitylake_ops.storage.cache import clear_process_caches
 
 # In CI the same examples are tried on every run; elsewhere new ones. Deadlines only measure the machine.
@@ -37,6 +38,22 @@ _ONE_BY_ONE = ("tests/simulator/", "tests/crash/")
 _ON_DEPLOYMENT = "tests/e2e/test_deployed_"
 
 pytest_plugins = ["tests.servers.plugin"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--lists",
+        choices=["as-they-come", "shuffled"],
+        default="as-they-come",
+        help="shuffled: storages in memory and in folders list files in random order, as S3 Express does in its own",
+    )
+
+
+@pytest.fixture(autouse=True)
+def _lists_as_chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all storages of this process list in random order where that is asked for."""
+    if request.config.getoption("lists") == "shuffled":
+        shuffle_lists(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -22,8 +22,9 @@ SCHEMA = pa.schema([("key", pa.utf8()), ("pvalue", pa.utf8()), ("pnode", pa.utf8
 class ForeignLake:
     """A lakehouse as the other program sees it."""
 
-    def __init__(self, storage: Storage):
+    def __init__(self, storage: Storage, behind_ms: int | None = None):
         self.storage = storage
+        self.behind_ms = behind_ms  # its clock, whatever earlier versions say; None: it goes on from those
 
     def root(self, version: int) -> str:
         return f"_{f'{version:032b}'[::-1]}.arrow"
@@ -68,7 +69,14 @@ class ForeignLake:
         location = self.system(self.rows(self.root(self.latest() if version is None else version)))["lakehouse_def"]
         return pb.LakehouseDef.FromString(self.storage.read(location))
 
-    def commit_table(self, namespace: str, table: str, properties: Mapping[str, str] | None = None) -> int:
+    def commit_table(
+        self,
+        namespace: str,
+        table: str,
+        properties: Mapping[str, str] | None = None,
+        *,
+        keeps_unknown: bool = False,
+    ) -> int:
         latest, definition = self.latest(), self.definition()
         sizes = definition.namespace_name_max_size_bytes, definition.table_name_max_size_bytes
         if f"B==={namespace.ljust(sizes[0])}" not in self.entries(self.root(latest)):
@@ -79,7 +87,7 @@ class ForeignLake:
         table_def = pb.TableDef(id=str(uuid.uuid4()), properties=properties or {})
         self.storage.create(location, table_def.SerializeToString())
         message = (f"C==={namespace.ljust(sizes[0])}{table.ljust(sizes[1])}", location, None)
-        return self.commit(latest, [*self.rows(self.root(latest)), message])
+        return self.commit(latest, [*self.rows(self.root(latest)), message], keeps_unknown=keeps_unknown)
 
     def rollback(self, version: int, *, keeps_unknown: bool, carries_definition: bool = False) -> int:
         """Make a version the latest again; it may read "most identical" so that the lakehouse definition stays."""
@@ -90,6 +98,13 @@ class ForeignLake:
         others = [row for row in rows if row[0] not in changed]
         new = [(key, value, None) for key, value in changed.items()]
         return self.commit(latest, [*new, *others], keeps_unknown=keeps_unknown)
+
+    def rollback_by_copy(self, version: int) -> int:
+        """Make a version the latest again by copying the file of its root, byte by byte."""
+        latest = self.latest()
+        self.storage.create(self.root(latest + 1), self.storage.read(self.root(version)))
+        self.storage.write("_latest_hint.txt", str(latest + 1).encode())
+        return latest + 1
 
     def commit(self, latest: int, rows: list[Row], *, keeps_unknown: bool = False) -> int:
         """Write the rows as the next root; ``commit_id`` and ``commit_info`` are unknown to this program."""
@@ -110,5 +125,7 @@ class ForeignLake:
 
     def now_ms(self, latest: int) -> int:
         """Return the time of the storage, or what comes after the latest version where that is later."""
+        if self.behind_ms is not None:
+            return self.storage.now_ms() - self.behind_ms
         before = self.system(self.rows(self.root(latest)))["created_at_millis"]
         return max(self.storage.now_ms(), int(before) + 1)

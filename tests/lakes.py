@@ -52,7 +52,7 @@ def check_version(lake: Lakehouse, version: int) -> Snapshot:
 
 def check_lake(lake: Lakehouse) -> None:
     """Assert the invariants of every version, through fresh caches, and that times rise strictly."""
-    lake = Lakehouse(lake.storage)
+    lake = Lakehouse(lake.storage, lake.storage_options)
     times_ms = []
     for version in range(lake.latest_version() + 1):
         try:
@@ -72,6 +72,12 @@ def reached_paths(lake: Lakehouse) -> set[str]:
             values = [*visited.node.values, *visited.node.buffer.values()]
             paths |= {visited.location, *(value for value in values if value is not None)}
     return {path for path in paths if not is_uri(path)}
+
+
+def allowing(lake: Lakehouse, *folders: Path) -> Lakehouse:
+    """Return the same lakehouse for an operator who allows further folders to be read."""
+    roots = " ".join(f"file://{folder}/" for folder in folders)
+    return Lakehouse(lake.storage, {**lake.storage_options, "allowed_roots": roots})
 
 
 def left_over_paths(lake: Lakehouse) -> set[str]:

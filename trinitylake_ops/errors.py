@@ -33,6 +33,7 @@
         ├── FileMissingError              no such file
         ├── FileExistsAlreadyError        create-if-absent lost
         ├── StoragePermissionError        credentials or modes do not allow it
+        │   └── LocationNotAllowedError   content names a place that nobody allowed; allow its root, or mend it
         ├── StorageFullError              no space or quota left; free some, then retry
         ├── ThrottledError                the storage asks for a slower pace
         ├── TransientError                worth retrying as it is
@@ -232,6 +233,10 @@ class FileExistsAlreadyError(StorageError):
 
 class StoragePermissionError(StorageError):
     """Not allowed to do that there; check the modes or credentials."""
+
+
+class LocationNotAllowedError(StoragePermissionError, PermissionError):
+    """A file of the lakehouse names a place that may not be read, or written: no request was sent there."""
 
 
 class StorageFullError(StorageError):

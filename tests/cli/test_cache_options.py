@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.test_commands import logging_as_it_was
 from tests.lakes import Lakes, lakes, table
-from trinitylake_ops.cli import main
+from trinitylake_ops.cli.app import main
 from trinitylake_ops.format.file_names import is_immutable_path
 from trinitylake_ops.storage.cache import clear_process_caches
 

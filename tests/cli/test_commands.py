@@ -17,8 +17,7 @@ from tests.lakes import Lakes, lakes, table
 from tests.maintenance.changes import append_rows, content, create, drop, expire
 from tests.transaction.groups import commit_together
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.cli import main
-from trinitylake_ops.cli.app import trinitylake
+from trinitylake_ops.cli.app import main, trinitylake
 from trinitylake_ops.errors import StoragePermissionError
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord
 from trinitylake_ops.format.file_names import HINT_PATH, root_path
@@ -104,6 +103,7 @@ def test_the_commands_are_the_fixed_ones() -> None:
         "tree",
         "resolve-commit",
         "register-table",
+        "relocate",
         "restore",
         "verify-export",
         "prune-exports",

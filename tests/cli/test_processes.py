@@ -141,6 +141,22 @@ def test_a_column_type_that_iceberg_lacks_is_one_line(lakes: Lakes) -> None:
     assert lake.latest_version() == version
 
 
+def test_the_first_write_into_a_lakehouse_that_was_moved_says_so_in_one_line(lakes: Lakes, tmp_path: Path) -> None:
+    lake = lakes.local("before")
+    append_rows(lake)
+    for _ in range(2):
+        append_rows(lake)
+    shutil.copytree(lake.root.removeprefix("file://"), tmp_path / "after")
+    root = f"file://{tmp_path}/after/"
+    assert run("--root", root, "ls").err == ""
+    plan = run("--root", root, "compact-tables", "--min-files", "2", "--yes")
+    assert (plan.code, plan.err.count("trinitylake relocate"), plan.err.count("\n")) == (0, 1, 1)
+    assert root in plan.err
+    assert run("--root", root, "relocate", "--yes").err == ""
+    again = run("--root", root, "compact-tables", "--min-files", "2", "--yes")
+    assert (again.code, again.err) == (0, "")
+
+
 def test_streams_and_environment(lakes: Lakes) -> None:
     lake = lakes.local("lake")
     for number in range(30):

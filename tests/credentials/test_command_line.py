@@ -48,6 +48,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "compact": ("compact",),
     "compact-tables": ("compact-tables", "ns.t", "--yes"),
     "trim": ("trim", "ns.t", "--yes"),
+    "relocate": ("relocate", "--yes"),
     "expire": ("expire", "--max-age", "1h", "--json"),
     "purge": ("purge", "--max-requests", "5", "--yes"),
     "orphans": ("orphans",),
@@ -87,7 +88,9 @@ def _run_and_exit(arguments: tuple[str, ...], environment: dict[str, str], out: 
         signal.alarm(60)
         os.dup2(out, 1)
         os.dup2(err, 2)
-        sys.stdout, sys.stderr = (io.TextIOWrapper(io.FileIO(fd, "w"), "utf-8", write_through=True) for fd in (1, 2))
+        sys.stdout, sys.stderr = (
+            io.TextIOWrapper(io.FileIO(fd, "w", closefd=False), "utf-8", write_through=True) for fd in (1, 2)
+        )
         os.environ.pop("TRINITYLAKE_ROOT", None)
         os.environ.update(environment)
         logging.getLogger().handlers = []

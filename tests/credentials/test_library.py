@@ -138,10 +138,12 @@ def test_a_pickled_file_io_still_reads(access: tuple[str, dict[str, str]]) -> No
     table = catalog_at(lake).load_table("ns.t")
     io = pickle.loads(pickle.dumps(table.io))
     assert io.new_input(table.metadata_location).open().read().startswith(b"{")
-    elsewhere = f"s3://{lake.root.split('/')[2]}/elsewhere"
+    bucket = f"s3://{lake.root.split('/')[2]}"
+    elsewhere, options = f"{bucket}/elsewhere", {**lake.storage_options, "allowed_roots": bucket}
+    io = pickle.loads(pickle.dumps(StorageFileIO.on(lake.storage, options)))
     with io.new_output(elsewhere).create() as stream:
         stream.write(b"beyond the root")
-    assert StorageFileIO.on(lake.storage, lake.storage_options).new_input(elsewhere).open().read() == b"beyond the root"
+    assert StorageFileIO.on(lake.storage, options).new_input(elsewhere).open().read() == b"beyond the root"
     io.delete(elsewhere)
 
 

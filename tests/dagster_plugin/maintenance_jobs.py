@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Mapping
@@ -73,12 +74,22 @@ class Jobs:
         clock: LocalClock,
         instance: dg.DagsterInstance | None = None,
         engine: Literal["local", "spark"] = "local",
-    ):
+    ) -> None:
         self.clock = clock
         self.instance = instance
-        self.lake = old_lake(folder, clock)
+        self._engine = engine
+        self._bind(old_lake(folder, clock))
+
+    def at(self, root: str) -> Jobs:
+        """Return the operations on a copy of the lakehouse at another root."""
+        jobs = copy.copy(self)
+        jobs._bind(Lakehouse.open(root, self.lake.storage_options))
+        return jobs
+
+    def _bind(self, lake: Lakehouse) -> None:
+        self.lake = lake
         settings = StorageSettings(fsync="false")
-        resource = TrinityLakeResource(root=self.lake.root, storage_options=settings, engine=engine)
+        resource = TrinityLakeResource(root=lake.root, storage_options=settings, engine=self._engine)
         self._definitions = dg.Definitions(
             jobs=build_jobs(), resources={"lakehouse": resource}, executor=dg.in_process_executor
         )

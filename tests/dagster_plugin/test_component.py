@@ -28,6 +28,7 @@ WRONG = [
     ("name: Sales!", "'Sales!' cannot name a lakehouse"),
     ("root: s3://bucket/../lake", "'root' is not shown, as it may hold credentials"),
     ("storage_options: {colour: red}", "unknown option 'colour'"),
+    ("allowed_roots: [s3://KEY:secret@bucket/lake]", "one of 'allowed_roots' is not shown"),
     (f"storage_options: {{secret_access_key: {SECRET_ACCESS_KEY}}}", "'secret_access_key' is a credential"),
     (f"secret_options_from_env: {{access_key_id: {SECRET_ACCESS_KEY}}}", "no name of an environment variable"),
     ("tables: [orders]", "'orders' names no table; write NAMESPACE.TABLE"),
@@ -151,6 +152,7 @@ def test_all_that_the_example_shows_can_be_set() -> None:
     settings = component.settings()
     assert settings.names.lakehouse_key == dg.AssetKey(["sales", "lakehouse"])
     assert settings.published_by == [dg.AssetKey(["publish", "sales"])]
+    assert settings.lakehouse.allowed_roots == ["s3://other-bucket/warehouse"]
     assert settings.budget == Budget(max_seconds=3600, requests_per_second=100)
     assert settings.observe_cron == TrinityLakeMaintenanceComponent.model_fields["observe_cron"].default
     assert (settings.export_target, str(settings.blackouts[0])) == (

@@ -46,7 +46,7 @@ def test_credentials_are_refused_unseen_when_it_is_loaded(tmp_path: Path, variab
     assert leaks_in_files(tmp_path) == []
 
 
-PLANNED = ("trim", "expire", "purge", "orphans", "repair")
+PLANNED = ("relocate", "trim", "expire", "purge", "orphans", "repair")
 DIGEST = f"3-{'0' * 64}"
 APPROVAL = {"approved_digest": DIGEST, "approved_by": "Ada Lovelace"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -13,12 +14,14 @@ import pytest
 from tests.dagster_plugin.maintenance_jobs import APPROVER, Jobs
 from tests.lakes import check_lake
 from tests.local_clock import LocalClock
+from tests.maintenance.aging import with_least_requests
 from tests.maintenance.changes import content, overwrite_rows
 from trinitylake_ops import maintenance
 from trinitylake_ops.errors import StoragePermissionError, VersionExpiredError
 from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.maintenance.lease import lease
 from trinitylake_ops.storage import LocalStorage
+from trinitylake_ops.tables.catalog import catalog_at
 
 
 def shown_picture(markdown: str) -> str:
@@ -95,6 +98,22 @@ def test_plan_copy_the_digest_apply(jobs: Jobs) -> None:
     assert jobs.lake.snapshot().tables("ns") == ["a", "t"]
 
 
+def test_a_lakehouse_that_was_moved_is_relocated(jobs: Jobs, tmp_path: Path) -> None:
+    overwrite_rows(jobs.lake, "ns.a")
+    former = jobs.lake.root
+    shutil.move(former.removeprefix("file://"), tmp_path / "after")
+    moved = jobs.at(str(tmp_path / "after"))
+    plan = moved.plan("relocate")
+    assert (plan["tables"], plan["is_empty"], plan["refused"]) == (1, False, "")
+    assert "| ns.a | relocated |" in plan["plan"]
+    ran = moved.apply(plan, "relocate")
+    latest = moved.lake.latest_version()
+    assert (ran.metadata["tables"], ran.metadata["version"], ran.metadata["files"]) == (1, latest, plan["files"])
+    assert [(event["lakehouse_version"], event["operation"]) for event in ran.materialized] == [(latest, "relocate")]
+    assert moved.plan("relocate")["is_empty"] is True
+    assert former not in catalog_at(moved.lake).load_table("ns.a").metadata.model_dump_json()
+
+
 def test_a_stale_digest_is_refused_in_one_line(jobs: Jobs) -> None:
     overwrite_rows(jobs.lake, "ns.a")
     jobs.clock.forward()
@@ -162,12 +181,19 @@ def test_a_spent_budget_is_a_success_that_says_so(jobs: Jobs, monkeypatch: pytes
     plan = jobs.plan("purge")
     n_files = plan["files"]
     assert n_files > 1
-    ran = jobs.apply_digest("purge", plan["digest"], max_requests=1)
-    assert (ran.metadata["stopped"], ran.metadata["files"]) == ("the budget of 1 requests is spent", 1)
+    too_few = jobs.apply_digest("purge", plan["digest"], max_requests=3)
+    assert "the budget of 3 requests is spent while planning" in too_few.error
+    needed, _ = with_least_requests(lambda budget: maintenance.plan_purge(jobs.lake, budget=budget))
+    most = 2 * needed
+    while (ran := jobs.apply_digest("purge", jobs.plan("purge")["digest"], max_requests=most)).error:
+        assert f"the budget of {most} requests is spent while planning" in ran.error
+        most += 3
+    deleted = ran.metadata["files"]
+    assert "requests is spent" in ran.metadata["stopped"]
     assert len(ran.materialized) == 1, "a version says that the purge has begun"
     assert "unfinished" in jobs.run("orphans_plan").error
     ran = jobs.must_apply("purge")
-    assert (ran.metadata["stopped"], ran.metadata["files"]) == ("none", n_files - 1)
+    assert (ran.metadata["stopped"], ran.metadata["files"]) == ("none", n_files - deleted)
 
 
 def test_files_that_were_refused_fail_the_run_with_its_report(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:

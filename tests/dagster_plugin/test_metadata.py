@@ -20,9 +20,10 @@ def row_of(value: object) -> str:
         ("<img src=x>", "| \\<img src=x> |"),
         ("one\r\ntwo\rthree\u2028four", "| one two three four |"),
         ("a|b\\c`d`", "| a\\|b\\\\c\\`d\\` |"),
+        ("\x1b[2J\u202egpj", "| \\\\x1b\\[2J\\\\u202egpj |"),
         ("x" * (MAX_CELL_CHARS + 1), f"| {'x' * MAX_CELL_CHARS}... |"),
     ],
-    ids=["picture", "html", "lines", "marks", "long"],
+    ids=["picture", "html", "lines", "marks", "invisible", "long"],
 )
 def test_a_cell_is_text(written: str, shown: str) -> None:
     assert row_of(written) == shown

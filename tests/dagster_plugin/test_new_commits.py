@@ -6,15 +6,24 @@ import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.foreign import ForeignLake
 from tests.lakes import table
 from tests.maintenance.changes import create, expire
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.new_commits import Cursor, Limits, News, find_news
+from trinitylake_ops.format.node_file import (
+    COMMIT_INFO,
+    decode_commit_info,
+    decode_node,
+    encode_commit_info,
+    encode_node,
+)
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
 from trinitylake_ops.transaction.commit_info import acting_for_run
 
@@ -169,3 +178,40 @@ def test_a_list_goes_on_though_its_version_is_beyond_those_that_a_tick_looks_at(
         reported = [[change.table for one in watched.tick(few).stretches for change in one.changes] for _ in range(4)]
         assert reported == [["a"], ["b"], [], []]
         assert watched.requested == [4]
+
+
+@pytest.mark.parametrize("keeps_unknown", [False, True])
+def test_a_version_of_another_program_is_reported_also_where_it_carries_the_rows_of_our_run_on(
+    keeps_unknown: bool,
+) -> None:
+    with fresh_lake() as lake:
+        create(lake, "ns", *TABLES)
+        watched = Watched(lake)
+        plenty = Limits(versions=50, changes=50, seconds=60)
+        watched.tick(plenty)
+        watched.commit({"a"}, is_own=True)
+        ForeignLake(lake.storage).commit_table("ns", "foreign", keeps_unknown=keeps_unknown)
+        watched.lake = Lakehouse(lake.storage)
+        (stretch,) = watched.tick(plenty).stretches
+        assert [(change.kind, change.table) for change in stretch.changes] == [("added", "foreign")]
+        assert stretch.versions == "3"
+
+
+def test_a_version_of_another_program_after_the_cursor_is_told_by_the_one_at_it() -> None:
+    """Where stamps name no version: what the cursor's own version says is not said again."""
+    with fresh_lake() as lake:
+        create(lake, "ns", *TABLES)
+        watched = Watched(lake)
+        plenty = Limits(versions=50, changes=50, seconds=60)
+        watched.commit({"a"}, is_own=True)
+        path = lake.files.roots.path(2)
+        node = decode_node(lake.storage.read(path), path)
+        info = {name: said for name, said in decode_commit_info(node.system).items() if name != "version"}
+        system = {**node.system, COMMIT_INFO: encode_commit_info(info)}
+        lake.storage.write(path, encode_node(replace(node, system=system), 128))
+        watched.lake = Lakehouse(lake.storage)
+        watched.tick(plenty)
+        ForeignLake(lake.storage).commit_table("ns", "foreign", keeps_unknown=True)
+        watched.lake = Lakehouse(lake.storage)
+        (stretch,) = watched.tick(plenty).stretches
+        assert stretch.versions == "3"

@@ -24,7 +24,9 @@ from trinitylake_ops.storage.s3_settings import S3_OPTIONS
 
 
 def test_every_option_has_its_place_in_the_configuration() -> None:
-    assert set(StorageSettings.model_fields) == (S3_OPTIONS | CACHE_OPTIONS | {"fsync"}) - SECRET_OPTIONS
+    assert (
+        set(StorageSettings.model_fields) == (S3_OPTIONS | CACHE_OPTIONS | {"fsync", "allowed_roots"}) - SECRET_OPTIONS
+    )
     assert set(SecretVariables.model_fields) == SECRET_OPTIONS
 
 
@@ -35,6 +37,19 @@ def test_options_reach_the_lakehouse_and_stay_when_it_is_made_anew(tmp_path: Pat
     assert resource.open().storage_options == {"fsync": "false"}
     with pytest.raises(InvalidInputError, match="fsync"):
         TrinityLakeResource(root=root, storage_options=StorageSettings(fsync="x")).open()
+
+
+def test_roots_that_are_allowed_reach_the_lakehouse(tmp_path: Path) -> None:
+    settings = StorageSettings(allowed_roots="s3://first/")
+    roots = ["s3://second/x", "/third"]
+    resource = TrinityLakeResource(root=str(tmp_path), storage_options=settings, allowed_roots=roots)
+    lake = resource.open_or_create()
+    assert lake.storage_options == {"allowed_roots": "s3://first/ s3://second/x /third"}
+    assert lake.elsewhere.places.allowed == ("s3://first/", "s3://second/x/", "file:///third/")
+    for wrong in ("s3://KEY:secret@bucket/", "s3://a/ s3://b/", "relative"):
+        with pytest.raises(InvalidInputError, match="'allowed_roots' is not shown") as caught:
+            TrinityLakeResource(root=str(tmp_path), allowed_roots=[wrong])
+        assert wrong not in str(caught.value)
 
 
 def test_credentials_come_from_named_variables_when_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:

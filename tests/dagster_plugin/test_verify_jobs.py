@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.dagster_plugin.maintenance_jobs import Jobs
+from tests.foreign import ForeignLake
 from tests.local_clock import LocalClock
 from tests.maintenance.changes import alter, create
 from trinitylake_ops.format.file_names import HINT_PATH, VERIFIED_PREFIX
@@ -27,6 +28,16 @@ def test_verify_with_a_record_and_limits(jobs: Jobs) -> None:
     assert "orphans" in stopped["not_looked_at"]
     assert jobs.must_run("verify", max_seconds=1000.0).metadata["stopped"] == "none"
     assert jobs.must_run("verify").metadata["not_looked_at"] == ""
+
+
+def test_a_deep_verify_says_what_had_no_checksum(jobs: Jobs) -> None:
+    ForeignLake(jobs.lake.storage).commit_table("ns", "other")
+    said = jobs.must_run("verify", deep=True).metadata
+    assert (
+        said["checksums"]
+        == f"{said['checked_files']} files checked by their checksums, 1 definition, 1 node without one"
+    )
+    assert jobs.must_run("verify").metadata["checksums"] == ""
 
 
 def test_a_repair_is_planned_and_applied(jobs: Jobs) -> None:

@@ -69,6 +69,7 @@ def test_absent_optional_fields_take_the_formats_defaults() -> None:
         "table_root": "",
         "node_compression": "",
         "orphans_removed_before_millis": 0,
+        "sources": (),
         "unknown_fields": b"",
     }
 

@@ -32,6 +32,7 @@ from trinitylake_ops.format.file_names import (
     root_path,
     shortest_path_limit_bytes,
 )
+from trinitylake_ops.format.file_seals import check_file
 from trinitylake_ops.format.generated import definitions_pb2 as pb
 from trinitylake_ops.format.keys import KeyCodec, ObjectName, encode_schema_id
 from trinitylake_ops.format.limits import smallest_node_file_limit_bytes, validate_lakehouse_def
@@ -43,6 +44,7 @@ from trinitylake_ops.format.node_file import (
     decode_system_rows,
     encode_node,
 )
+from trinitylake_ops.format.sealed_json import decode_sealed_json, encode_sealed_json
 from trinitylake_ops.tables.ownership import owner_file, owner_path, read_owner
 
 TEXT = (Path(definitions.__file__).parent / "FORMAT.md").read_text(encoding="utf-8")
@@ -74,6 +76,7 @@ def test_every_example_has_a_test() -> None:
     checks: set[tuple[str, str]] = {("json", name) for name in CHECKS}
     for kind in DEFINITIONS:
         checks |= {("textproto", kind), ("hex", kind)}
+    checks.add(("hex", "sealed-NamespaceDef"))
     assert set(BLOCKS) == checks
     assert set(re.findall(r"<!-- node: (.*) -->", TEXT)) == {
         "root, order 4",
@@ -152,6 +155,13 @@ def check_schema_ids(ids: dict[str, str]) -> None:
     assert {number: encode_schema_id(int(number)) for number in ids} == ids
 
 
+def check_sealed_json(examples: dict[str, str]) -> None:
+    for path, text in examples.items():
+        assert check_file(text.encode(), path)
+        content = decode_sealed_json(text.encode(), path)
+        assert encode_sealed_json(content, path) == text.encode()
+
+
 def check_smallest_limits(limits: dict[str, int]) -> None:
     default = LakehouseDef(id="x", order=limits["order"])
     assert smallest_node_file_limit_bytes(default) == limits["node_file_max_size_bytes"]
@@ -168,11 +178,11 @@ def check_data_types(names: list[str]) -> None:
 def check_owner_files(owners: dict[str, str]) -> None:
     for text, owner in owners.items():
         if owner == "refused":
-            with pytest.raises(CorruptFileError, match="no owner file"):
+            with pytest.raises(CorruptFileError, match=r"no owner file|no JSON"):
                 read_owner(text.encode(), owner_path("t"))
         else:
             assert read_owner(text.encode(), owner_path("t")) == owner
-            assert owner_file(LakehouseDef(id=owner)) == text.encode()
+            assert read_owner(owner_file(LakehouseDef(id=owner)), "o/_owner.json") == owner
     assert owner_path("t") == "tables/t/_owner.json"
 
 
@@ -189,6 +199,7 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "schema-ids": check_schema_ids,
     "node-compressions": check_node_compressions,
     "smallest-limits": check_smallest_limits,
+    "sealed-json": check_sealed_json,
     "data-types": check_data_types,
     "owner-files": check_owner_files,
 }
@@ -273,13 +284,25 @@ def test_definition(kind: str) -> None:
     assert definition.to_bytes() == data
 
 
+def test_sealed_definition() -> None:
+    data = bytes.fromhex(BLOCKS["hex", "sealed-NamespaceDef"])
+    path = re.findall(r"at `(a/namespace-n.binpb)`", TEXT)[0]
+    assert definitions.NamespaceDef(id="n").to_bytes(path) == data
+    assert check_file(data, path)
+    assert definitions.NamespaceDef.from_bytes(data, path) == definitions.NamespaceDef(id="n")
+
+
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.name)
 def test_fields(message: Any) -> None:
     rows = table_after(f"### {message.name}")
-    assert [(int(number or 0), name) for number, name, _ in rows] == [(f.number, f.name) for f in message.fields]
-    kind = getattr(definitions, message.name)
-    assert [name for _, name, _ in rows] == [name for name in kind.__dataclass_fields__ if name != "unknown_fields"]
-    for (_, name, described), spec in zip(rows, message.fields, strict=True):
+    seals = {(f.number, f.name) for f in pb.Seals.DESCRIPTOR.fields}
+    fields = [f for f in message.fields if message.name == "Seals" or (f.number, f.name) not in seals]
+    assert [(int(number or 0), name) for number, name, _ in rows] == [(f.number, f.name) for f in fields]
+    if message.name != "Seals":
+        kind = getattr(definitions, message.name)
+        assert [name for _, name, _ in rows] == [name for name in kind.__dataclass_fields__ if name != "unknown_fields"]
+        assert (len(fields) < len(message.fields)) == hasattr(kind, "to_bytes"), "every file has seals"
+    for (_, name, described), spec in zip(rows, fields, strict=True):
         assert described is not None
         if default := re.match(r"optional (?:uint32|uint64|enum) \[(\w+)\]", described):
             value = getattr(LakehouseDef(id=""), name or "")

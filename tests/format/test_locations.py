@@ -30,6 +30,22 @@ def test_a_path_and_its_uri_are_two_forms_of_one_location(path: str) -> None:
     assert to_uri(ROOT, uri) == uri
 
 
+@pytest.mark.parametrize(
+    ("root", "uri", "location"),
+    [
+        (ROOT, "s3a://bucket/lake/a", "a"),
+        (ROOT, "s3n://bucket/lake/a", "a"),
+        (ROOT, "s3a://other/a", "s3a://other/a"),
+        ("file:///lake/", "file:/lake/a", "a"),
+        ("file:///lake/", "file:///other/a", "file:///other/a"),
+        ("memory://lake/", "s3a://lake/a", "s3a://lake/a"),
+    ],
+)
+def test_hadoops_spellings_of_a_uri_are_known_under_the_root(root: str, uri: str, location: str) -> None:
+    """And what lies elsewhere stays as it is."""
+    assert to_location(root, uri) == location
+
+
 @pytest.mark.parametrize("path", ["a%20b", "a#b", "a?b=c", "a*b", "a[b]", "a b", "...", "..a", "a..", "~", "C:\\x"])
 def test_names_inside_a_segment_are_literal(path: str) -> None:
     assert validate_path(path) == path

@@ -114,4 +114,5 @@ def test_a_sealed_root_reads_as_an_expired_version(lakes: Lakes) -> None:
     lake.storage.write(path, encode_sealed_root(decode_node(lake.storage.read(path), path).system, 1))
     with pytest.raises(VersionExpiredError, match="purged"):
         lake.snapshot(version)
-    assert LakehouseDef.from_bytes(lake.storage.read(lake.snapshot().definition_location), "").expirations == ()
+    location = lake.snapshot().definition_location
+    assert LakehouseDef.from_bytes(lake.storage.read(location), location).expirations == ()

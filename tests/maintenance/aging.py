@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from itertools import count
+from typing import Any, TypeVar
 
 from tests.clock import AgingStorage
 from tests.lakes import table
@@ -12,17 +14,30 @@ from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.format.definitions import METADATA_LOCATION, ExpirationState, TableDef
 from trinitylake_ops.format.keys import TABLE_KEY_PREFIX
 from trinitylake_ops.format.locations import is_uri
-from trinitylake_ops.maintenance import ExpirationReport, OrphanReport, PurgeReport, RetentionPolicy
+from trinitylake_ops.maintenance import Budget, ExpirationReport, OrphanReport, PurgeReport, RetentionPolicy
+from trinitylake_ops.maintenance.budget import BudgetSpentBeforeError
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.reach import files_of
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.walk import walk
 
+T = TypeVar("T")
+
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 #: More than a transaction's time to live and the margin for clocks.
 LONG_MS = 2 * DAY_MS
+
+
+def with_least_requests(execute: Callable[[Budget], T]) -> tuple[int, T]:
+    """Execute with about the smallest budget of requests that lets it plan; returns both this and the report."""
+    for most in count(5, 4):
+        try:
+            return most, execute(Budget(max_requests=most))
+        except BudgetSpentBeforeError:
+            continue
+    raise AssertionError
 
 
 def keeping(versions: int) -> RetentionPolicy:

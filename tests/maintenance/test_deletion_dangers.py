@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
-from tests.lakes import Lakes
+from tests.lakes import Lakes, allowing
 from tests.maintenance.aging import Aging
 from tests.maintenance.changes import append_rows, create
 from tests.own_time import give_own_time
@@ -149,6 +150,7 @@ def test_files_that_an_external_table_names_stay_however_it_spells_them(
     folder = tmp_path / "tables" / "lake"  # a root whose own path looks like that of a table
     folder.mkdir(parents=True)
     aging = Aging.on(LocalStorage(f"file://{folder}/", fsync=False))
+    aging = replace(aging, lake=allowing(aging.lake, tmp_path))
     append_rows(aging.lake)
     path = next(path for path in table_files(aging.lake) if path.endswith(".parquet"))
     table_folder, _, name = path.partition("/data/")
@@ -173,9 +175,10 @@ def test_files_that_an_external_table_names_stay_however_it_spells_them(
 
 
 @pytest.mark.local_only("the other catalog keeps its files in a folder")
-def test_what_another_catalog_removed_of_its_own_stops_nobody(lakes: Lakes, external: Table) -> None:
+def test_what_another_catalog_removed_of_its_own_stops_nobody(lakes: Lakes, external: Table, tmp_path: Path) -> None:
     """Whoever writes a registered table expires its snapshots, as a matter of routine."""
     aging, _ = with_dropped_table(lakes)
+    aging = replace(aging, lake=allowing(aging.lake, tmp_path))
     external.append(ROWS)
     external.append(ROWS)
     maintenance.register_table(aging.lake, "ns", "ext", external.metadata_location)
@@ -185,8 +188,9 @@ def test_what_another_catalog_removed_of_its_own_stops_nobody(lakes: Lakes, exte
 
 
 @pytest.mark.local_only("the other catalog keeps its files in a folder")
-def test_empty_segments_in_the_paths_of_others_stop_nobody(lakes: Lakes, external: Table) -> None:
+def test_empty_segments_in_the_paths_of_others_stop_nobody(lakes: Lakes, external: Table, tmp_path: Path) -> None:
     aging, _ = with_dropped_table(lakes)
+    aging = replace(aging, lake=allowing(aging.lake, tmp_path))
     external.append(ROWS)
     uri = next(iter(external.scan().plan_files())).file.file_path
     other = external.catalog.create_table("e.u", ROWS.schema)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import uuid
 from collections.abc import Callable, Sequence
@@ -13,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.clock import AgingStorage
-from tests.lakes import Lakes, listed
-from tests.maintenance.aging import LONG_MS, Aging, grow, needed_files
+from tests.lakes import Lakes, allowing, listed
+from tests.maintenance.aging import LONG_MS, Aging, grow, keeping, needed_files
 from tests.maintenance.changes import ROWS, append_rows, create, drop, expire
 from tests.maintenance.test_export_leases import Dying, content
 from trinitylake_ops import Lakehouse, maintenance
@@ -462,7 +463,7 @@ def test_manifests_of_every_codec_are_copied(lakes: Lakes, target: AgingStorage,
 
 
 def test_a_data_file_elsewhere_with_a_long_name_is_copied(lakes: Lakes, target: AgingStorage) -> None:
-    lake = lakes.local()
+    lake = allowing(lakes.local(), lakes.folder)
     append_rows(lake)
     long_name = lakes.folder / f"{'é' * 120}.parquet"
     pq.write_table(ROWS, long_name)
@@ -474,3 +475,41 @@ def test_a_data_file_elsewhere_with_a_long_name_is_copied(lakes: Lakes, target: 
     assert content(Lakehouse(target)) == content(lake, "here")
     with pytest.raises(FileNotFoundError):
         content(lake)
+
+
+@pytest.mark.local_only("names files of this machine")
+@pytest.mark.parametrize("spelled", ["{root}", "file:{folder}/", "file://{folder}-link/"])
+def test_dropping_an_export_spares_a_root_that_another_one_names_in_another_spelling(
+    lakes: Lakes, spelled: str
+) -> None:
+    """As other programs may record it: by its URI, in Hadoop's way of writing one, or by way of a link."""
+    lake = lakes.local()
+    create(lake, "n")
+    maintenance.plan_export(lake, "ours").execute()
+    definition = lake.snapshot().definition
+    path, folder = definition.exported_snapshots["ours"], lake.root.removeprefix("file://").rstrip("/")
+    os.symlink(folder, f"{folder}-link")
+    alias = spelled.format(root=lake.root, folder=folder) + path
+    lake.alter_definition(exported_snapshots={**definition.exported_snapshots, "theirs": alias})
+    maintenance.drop_export(lake, "ours")
+    assert path in listed(lake.storage)
+    if "link" not in spelled:
+        assert lake.snapshot("theirs").namespaces() == ["n"]
+        maintenance.drop_export(lake, "theirs")
+    assert list_names(lake) == ([] if "link" not in spelled else ["theirs"])
+
+
+@pytest.mark.local_only("names files of this machine")
+def test_a_version_that_an_export_names_by_a_uri_does_not_expire(lakes: Lakes) -> None:
+    lake = lakes.local()
+    create(lake, "n")
+    create(lake, "m")
+    folder = lake.root.removeprefix("file://")
+    lake.alter_definition(exported_snapshots={"theirs": f"file:{folder}{lake.files.roots.path(1)}"})
+    later = Aging(lake, AgingStorage(lake.storage, lake.storage.now_ms() + LONG_MS))
+    plan = maintenance.plan_expiration(Lakehouse(later.clock), keeping(1))
+    assert [verdict.version for verdict in plan.verdicts if verdict.expires] == [0, 2]
+
+
+def list_names(lake: Lakehouse) -> list[str]:
+    return [info.name for info in maintenance.list_exports(lake)]

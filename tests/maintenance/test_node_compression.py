@@ -31,7 +31,7 @@ def assert_written_with(lake: Lakehouse, codec: str, paths: set[str]) -> None:
     n_compressed = 0
     for path in paths:
         data = lake.storage.read(path)
-        assert data == encode_node(decode_node(data, path), definition.order, codec), path
+        assert data == encode_node(decode_node(data, path), definition.order, codec, path), path
         assert len(data) <= definition.node_file_max_size_bytes
         n_compressed += decompressed_bytes(data) > 0
     assert paths

@@ -127,7 +127,7 @@ def test_wrong_inventories_are_refused(lake: Lakehouse, aging: Aging, tmp_path: 
         (text.replace('"CSV"', '"Avro"'), "of format 'Avro'"),
         (text.replace(" Key,", " Name,"), "with a column 'Key'"),
         (text.replace('"data/1"', '"data/2"'), "data/2' of inventory .* is missing"),
-        (text.replace('"data/1"', '"data/../0"'), r"contains '\.\.'"),
+        (text.replace('"data/1"', '"data/../0"'), "is no path below a root"),
         (text.replace('"creationTimestamp": "0"', '"creationTimestamp": "now"'), "no manifest"),
         (json.dumps([text]), "no manifest"),
     ):
@@ -155,7 +155,7 @@ def test_a_manifest_that_names_no_bucket_or_no_file_is_named(lake: Lakehouse, tm
         (text.replace(f'"{lake.root}"', '"user:pw@b"'), "is no manifest of an inventory: a root holds no credentials"),
         (text.replace(f'"{lake.root}"', r'"\ud800"'), r"is one of 's3://\\ud800/', where"),
         (text.replace('"data/1"', '""'), "of inventory .* cannot be read: .* is no path below a root"),
-        (text.replace('"data/1"', '"/etc/passwd"'), "of inventory .* cannot be read: .* contains an empty segment"),
+        (text.replace('"data/1"', '"/etc/passwd"'), "of inventory .* cannot be read: .* is no path below a root"),
         (text.replace('"data/1"', r'"\ud800"'), "of inventory .* cannot be read: .* lone surrogate"),
     ):
         good.write_text(wrong)

@@ -101,7 +101,7 @@ def test_a_log_reads_no_more_for_its_page_than_the_nodes_of_the_latest_tree(lake
 def test_the_page_of_a_plan(lake: Lakehouse) -> None:
     plan = maintenance.plan_expiration(lake, keeping(2))
     page = parsed(expiration_page(plan))
-    assert page.headline == f"6 versions; 4 would expire and free {plan.bytes} bytes; the latest is 5"
+    assert page.headline == f"6 versions; 4 would expire and free {plan.bytes / 1_000:.1f} kB; the latest is 5"
     assert f"trinitylake expire --apply {plan.digest}" in page.text
     assert states_of(page) == {"latest": ("1", "5"), "kept": ("1", "4"), "would expire": ("4", "0–3")}
     assert page.bars() == {"latest": 1, "kept": 1, "expiring": 4, "bytes": len(set(plan.freed.writers.values()))}
@@ -215,6 +215,15 @@ def test_versions_that_an_expiry_spared_are_kept(lake: Lakehouse) -> None:
     page = parsed(expiration_page(plan, report))
     assert states_of(page) == {"latest": ("1", "5"), "kept": ("2", "4, 1"), "expired": ("3", "2–3, 0")}
     assert "spared, as something keeps it by now" in page.text
+
+
+def test_the_page_of_a_deep_verify_says_what_had_no_checksum(lake: Lakehouse) -> None:
+    ForeignLake(lake.storage).commit_table("n1", "z")
+    report = maintenance.verify(lake, deep=True)
+    assert dict(report.without_checksum) == {"definition": 1, "node": 1}
+    text = parsed(verification_page(report, lake.storage.now_ms())).text
+    assert f"{report.checked_files} files checked by their checksums, 1 definition, 1 node without one." in text
+    assert "checksums" not in parsed(checked(lake)).text
 
 
 def test_the_page_of_verify_says_what_is_wrong_and_what_mends_it(lake: Lakehouse) -> None:

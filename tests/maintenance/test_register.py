@@ -13,7 +13,7 @@ import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 
-from tests.lakes import Lakes, table
+from tests.lakes import Lakes, allowing, table
 from tests.maintenance.changes import ROWS, append_rows, create
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import (
@@ -33,8 +33,9 @@ from trinitylake_ops.tables.ownership import owner_path
 
 
 @pytest.fixture
-def lake(lakes: Lakes) -> Lakehouse:
-    return lakes.memory()
+def lake(lakes: Lakes, tmp_path_factory: pytest.TempPathFactory) -> Lakehouse:
+    """A lakehouse whose operator allows the folders of all tests."""
+    return allowing(lakes.memory(), tmp_path_factory.getbasetemp())
 
 
 def make_catalog(folder: Path) -> SqlCatalog:
@@ -79,7 +80,8 @@ def test_a_table_is_registered_by_its_metadata_file(
     version = maintenance.register_table(lake, "ns", "t", location)
     definition = lake.snapshot(version).table("ns", "t")
     assert (definition.table_type, definition.table_format) == ("EXTERNAL", "ICEBERG")
-    assert definition.format_properties == {"metadata_location": location}
+    table_uuid = str(changing_source.load_table("sales.orders").metadata.table_uuid)
+    assert definition.format_properties == {"metadata_location": location, "table_uuid": table_uuid}
     assert [(column.name, column.type) for column in definition.schema.columns] == [("id", DataType.INT8)]
     assert definition.id
     assert read(lake, "ns", "t") == [1, 2, 3]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tests.clock import AgingStorage
-from tests.lakes import Lakes
+from tests.lakes import Lakes, allowing
 from tests.maintenance.aging import LONG_MS
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.storage import LocalStorage, Storage
@@ -70,6 +70,7 @@ def test_after_30_overwrites_of_5_tables(lakes: Lakes, tmp_path: Path, outside: 
     for path, data in stray.items():
         storage.create(path, data)
     external = catalog_at(Lakehouse.open(f"file://{outside}/")).load_table("ns.t0")
+    lake = allowing(lake, outside)
     maintenance.register_table(lake, "ns", "external", external.metadata_location)
     untouched = contents_of(outside)
     for seed in range(OVERWRITES):

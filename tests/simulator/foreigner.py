@@ -18,6 +18,7 @@ from trinitylake_ops.storage import Storage
 
 NAME = "another program"
 _LONGEST_WAIT_STEPS = 400
+_LONGEST_BEHIND_MS = 5_000
 
 
 @dataclass(frozen=True)
@@ -53,16 +54,20 @@ class Foreigner:
         for _ in range(chance.randrange(_LONGEST_WAIT_STEPS)):
             self._world.hand_over()
         try:
-            lake = _CarefulLake(storage)
+            # Now and then its clock is behind, and it carries all system rows on that it does not know.
+            behind_ms = chance.randrange(_LONGEST_BEHIND_MS) if chance.random() < 0.3 else None
+            lake, keeps_unknown = _CarefulLake(storage, behind_ms), chance.random() < 0.5
             if chance.random() < 0.5:
                 self._doing = ForeignStep(chance.choice("ab"), chance.choice("tuvw"), self._token())
-                lake.commit_table(self._doing.namespace, self._doing.table, {TOKEN: self._doing.token})
+                lake.commit_table(
+                    self._doing.namespace, self._doing.table, {TOKEN: self._doing.token}, keeps_unknown=keeps_unknown
+                )
             else:
                 target = chance.randrange(1, lake.latest() + 1)
                 self._doing = ForeignStep(target=target, carries_definition=chance.random() < 0.3)
                 lake.rollback(
                     target,
-                    keeps_unknown=chance.random() < 0.5,
+                    keeps_unknown=keeps_unknown,
                     carries_definition=self._doing.carries_definition,
                 )
         except (StorageError, KeyError, _GaveUpError) as error:
@@ -91,8 +96,8 @@ class _CarefulLake(ForeignLake):
     may have read a root before it was sealed.
     """
 
-    def __init__(self, storage: Storage):
-        super().__init__(storage)
+    def __init__(self, storage: Storage, behind_ms: int | None = None):
+        super().__init__(storage, behind_ms)
         self._begun_ms = storage.now_ms()
         self._target: int | None = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal
 
 from tests.simulator.foreigner import ForeignStep
@@ -99,7 +100,7 @@ def check(history: History, infos: Sequence[VersionInfo], states: Sequence[State
     ``infos`` and ``states`` are those of all versions, oldest first, read when everything had ended.
     """
     return [
-        *_wrong_times(infos),
+        *_wrong_times(history, infos),
         *_wrong_outcomes(history, infos, states),
         *_wrong_begins_and_conflicts(history, infos, states),
         *_wrong_rollbacks(history, infos, states),
@@ -111,12 +112,14 @@ def check(history: History, infos: Sequence[VersionInfo], states: Sequence[State
     ]
 
 
-def _wrong_times(infos: Sequence[VersionInfo]) -> list[str]:
+def _wrong_times(history: History, infos: Sequence[VersionInfo]) -> list[str]:
+    """Each version of ours is younger than all before it; another program's clock may be behind."""
     times = [info.created_at for info in infos]
+    newest = list(accumulate(times, max))
     return [
-        f"version {version} was not created after version {version - 1}"
+        f"version {version} was not created after all before it"
         for version in range(1, len(times))
-        if times[version] <= times[version - 1]
+        if version not in history.foreign and times[version] <= newest[version - 1]
     ]
 
 
@@ -125,7 +128,7 @@ def _wrong_outcomes(history: History, infos: Sequence[VersionInfo], states: Sequ
     wrong = []
     places: dict[str, list[int]] = {}
     for info in infos:
-        for member in info.members if info.version not in history.foreign else ():
+        for member in info.members:
             places.setdefault(member, []).append(info.version)
     wrong += [
         f"transaction {member} was committed as versions {found}" for member, found in places.items() if found[1:]
@@ -147,7 +150,7 @@ def _wrong_outcomes(history: History, infos: Sequence[VersionInfo], states: Sequ
 def _wrong_begins_and_conflicts(history: History, infos: Sequence[VersionInfo], states: Sequence[State]) -> list[str]:
     """Each began on what had been acknowledged by then, or later, and conflicted only with what was there."""
     wrong = []
-    held = {member for info in infos for member in info.members if info.version not in history.foreign}
+    held = {member for info in infos for member in info.members}
     for record in history.transactions:
         if record.base_version < record.acknowledged_before:
             wrong.append(
@@ -222,7 +225,7 @@ def _wrong_contents(history: History, infos: Sequence[VersionInfo], states: Sequ
         elif info.operation == "restore":
             name, _, _ = (info.message or "").split()[1].partition("-")  # reconcile may call it e1-2
             serial = with_settings(states[history.exported[name]], serial)
-        for member in info.members if info.version not in history.foreign else ():
+        for member in info.members:
             if member in records:
                 wrong += _explained(records[member], states, serial)
             elif info.operation not in (*_RECORDING, *_BRINGING_BACK) and not history.has_table_writer:
@@ -314,10 +317,11 @@ def _wrong_reads(history: History, infos: Sequence[VersionInfo], states: Sequenc
 
 
 def _wrong_time_travel(read: ReadRecord, times_ms: Sequence[int]) -> list[str]:
-    """Check a read by time: the newest version of that time or before it, of those that it had to know."""
+    """Check a read by time: the newest version up to which all are of then or before, of those that it had to know."""
     assert read.as_of_ms is not None
-    newer = range(read.version + 1, min(len(times_ms), read.newest_acknowledged_before + 1))
-    missed = [version for version in newer if times_ms[version] <= read.as_of_ms]
-    if times_ms[read.version] > read.as_of_ms or missed:
+    following = read.version + 1
+    is_known = following < min(len(times_ms), read.newest_acknowledged_before + 1)
+    has_missed = is_known and times_ms[following] <= read.as_of_ms
+    if max(times_ms[:following]) > read.as_of_ms or has_missed:
         return [f"a reader as of {read.as_of_ms} ms got version {read.version}, created at {times_ms[read.version]} ms"]
     return []

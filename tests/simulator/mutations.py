@@ -109,7 +109,7 @@ def _expire_after_a_lost_answer() -> AbstractContextManager[Any]:
                 roots.storage.create(roots.path(version), data)
                 return True
             except FileExistsAlreadyError:
-                found = commit.decode_system_rows(roots.storage.read(roots.path(version)), "")
+                found = commit.decode_system_rows(roots.storage.read(roots.path(version)), roots.path(version))
                 return found.get(commit.COMMIT_ID) == commit_id
             except AmbiguousWriteError:
                 continue

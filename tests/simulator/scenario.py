@@ -236,7 +236,12 @@ class _Scenario:
         if self._verifies:
             wrong += self._upkeep.wrong_in_the_end(lake, past, states)
             report = verify(lake)
-            wrong += [f"verify: {finding}" for finding in report.findings if finding.severity == "error"]
+            behind = {("time-not-rising", version) for version in self.history.foreign}  # by a clock that is
+            wrong += [
+                f"verify: {finding}"
+                for finding in report.findings
+                if finding.severity == "error" and (finding.code, finding.version) not in behind
+            ]
         return wrong
 
     # Threads

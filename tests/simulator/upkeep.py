@@ -38,6 +38,7 @@ from trinitylake_ops.format.file_names import (
 )
 from trinitylake_ops.format.locations import is_uri, to_uri
 from trinitylake_ops.format.node_file import COMMIT_ID, decode_node
+from trinitylake_ops.maintenance.budget import BudgetSpentBeforeError, Spending
 from trinitylake_ops.maintenance.export_manifest import manifest_targets
 from trinitylake_ops.maintenance.survey import expired_versions, is_lapsed
 from trinitylake_ops.transaction.snapshot import Snapshot
@@ -135,11 +136,16 @@ class Upkeep:
         return plan.execute(digest).version is not None
 
     def _purge(self, lake: Lakehouse, chance: random.Random) -> object:
-        plan = maintenance.plan_purge(lake)
+        spent = Spending()
+        plan = maintenance.plan_purge(lake, budget=spent)
         self._approved.update(plan._sizes_bytes)
         self._pause(chance)
-        budget = maintenance.Budget(max_requests=chance.choice([1, 5, None]))
-        report = plan.execute(budget=budget)
+        more = chance.choice([10, 30, None])  # than the plan took, which is made once more
+        try:
+            report = plan.execute(budget=maintenance.Budget(max_requests=more and spent.requests + more))
+        except BudgetSpentBeforeError:
+            self._happened["purge: budget spent"] += 1
+            return False
         if report.stopped:
             self._happened["purge: budget spent"] += 1
         return report.version is not None

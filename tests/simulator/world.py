@@ -326,6 +326,8 @@ class World:
             mock.patch.object(Storage, "concurrency", 1),
             mock.patch.object(commit_module, "time", _Pauses(self)),
             mock.patch.object(fairness_module, "time", _Pauses(self)),
+            # A thread beside would not be simulated: requests for turns are renewed by each attempt alone.
+            mock.patch.object(fairness_module, "start_beside"),
             mock.patch.object(deletion_module, "time", _Pauses(self)),
             mock.patch.object(hint_module, "time", _Pauses(self)),
             mock.patch.object(lease_module, "DURATION_MS", LEASE_MS),

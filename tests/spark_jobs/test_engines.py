@@ -146,7 +146,8 @@ class Outcome:
 def without_cost(report: Any) -> dict[str, Any]:
     """Return a report but for what depends on time and chance."""
     shown: dict[str, Any] = report.to_dict()
-    for name in ("cost", "batch", "plan_path", "record_path", "manifest_path", "location"):
+    # Tasks read ahead also what stands below something that is damaged, so they check more files.
+    for name in ("cost", "batch", "plan_path", "record_path", "manifest_path", "location", "checked_files"):
         shown.pop(name, None)
     if "findings" in shown:  # threads find things in any order
         shown["findings"].sort(key=str)
@@ -216,7 +217,7 @@ def test_a_full_export(aging: Aging, place: Place, spark_tasks: SparkExecutor) -
         copies[name] = (
             {path: data for path, data in content.items() if re.search(r"-namespace-|-table-|\.parquet$", path)},
             {
-                path: data.replace(target.root.encode(), b"")
+                path: re.sub(rb'"[0-9a-f]{8} ', b'"', data.replace(target.root.encode(), b""))  # without checksums
                 for path, data in content.items()
                 if path.endswith("data.json")
             },

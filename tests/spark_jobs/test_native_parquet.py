@@ -21,7 +21,7 @@ from trinitylake_ops.spark_jobs import native_parquet
 from trinitylake_ops.spark_jobs.table_reader import FoundTable, read_files, read_table
 from trinitylake_ops.spark_jobs.table_writer import stage_dataframe
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at
-from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.staging import publish
 
 pytestmark = pytest.mark.local_only("Spark reads object storages through us only")
@@ -158,7 +158,7 @@ def test_names_that_spark_does_not_see(
     path.write_bytes(Path(task.file.file_path.removeprefix("file://")).read_bytes())
     task.file[1] = f"file://{path}"
     assert task.file.file_path.endswith(name)
-    assert native_parquet.frame_of(spark, table.schema(), [task]) is None
+    assert native_parquet.frame_of(spark, table.schema(), [task], reading_io(lake)) is None
 
 
 def test_a_file_that_is_there_twice(spark: SparkSession, lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:

@@ -77,7 +77,11 @@ def test_roots_that_are_not_normalised(root: str) -> None:
     ("root", "options", "message"),
     [
         ("file:///x/", {"sync": "true"}, r"unknown storage option 'sync': file:// supports .*, fsync"),
-        ("memory://x/", {"fsync": "true"}, r"unknown storage option 'fsync': memory:// supports cache_bytes, "),
+        (
+            "memory://x/",
+            {"fsync": "true"},
+            r"unknown storage option 'fsync': memory:// supports allowed_roots, cache_bytes, ",
+        ),
         ("file:///x/", {"fsync": "yes"}, r"'fsync' must be 'true' or 'false', not 'yes'"),
         ("file:///x/", {"fsync": ""}, r"'fsync' must be 'true' or 'false', not ''"),
         ("file:///x/", {"region": "eu"}, r"unknown storage option 'region': file:// supports "),

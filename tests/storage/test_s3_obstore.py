@@ -22,6 +22,7 @@ from trinitylake_ops.errors import (
     UnreachableError,
 )
 from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.s3 import S3Storage
 from trinitylake_ops.storage.s3_answers import Operation, S3Request
 from trinitylake_ops.storage.s3_obstore import ObstoreS3Storage, is_folder_ahead
 from trinitylake_ops.storage.s3_obstore_failures import status_and_code, typed_error
@@ -56,7 +57,7 @@ def always(answer: Answer | Drop | Silence) -> Script:
     return lambda number, seen: answer
 
 
-def storage_at(server: ScriptedServer, **options: str) -> ObstoreS3Storage:
+def storage_at(server: ScriptedServer, kind: type[S3Storage] = ObstoreS3Storage, **options: str) -> S3Storage:
     given = {
         "endpoint": server.endpoint,
         "region": "us-east-1",
@@ -64,7 +65,7 @@ def storage_at(server: ScriptedServer, **options: str) -> ObstoreS3Storage:
         "secret_access_key": SECRET,
         "read_timeout_seconds": "30",  # a slow machine must not look like a fault
     }
-    return ObstoreS3Storage("s3://bucket/lake/", {**given, **options})
+    return kind("s3://bucket/lake/", {**given, **options})
 
 
 def failure(call: Callable[[], object]) -> TrinityLakeError:
@@ -321,6 +322,25 @@ def test_a_list_by_a_part_of_a_name_starts_there(prefix: str) -> None:
         found = [file.path for file in storage_at(server).list(prefix)]
     assert found == [prefix, f"{prefix}x"]
     assert "start-after=" in server.requests[0].path or prefix == "a/ b"
+
+
+@pytest.mark.parametrize("is_paged", [False, True])
+def test_a_list_in_no_order_is_refused_and_read_by_s3fs(is_paged: bool) -> None:
+    """As directory buckets list; the part before the end of a prefix would be taken for all of it."""
+    keys = [("lake/c", 3), ("lake/a", 3), ("lake/b", 3)]
+
+    def script(number: int, seen: Seen) -> Answer:
+        if not is_paged:
+            return sized_listing(keys)
+        if "continuation-token=" in seen.path:
+            return sized_listing(keys[1:])
+        return sized_listing(keys[:1], next_token="more")
+
+    with ScriptedServer(script).running() as server:
+        with pytest.raises(StorageError, match=r"in no order.*'client' to 's3fs'"):
+            list(storage_at(server).list())
+        found = [file.path for file in storage_at(server, S3Storage).list()]
+    assert found == ["c", "a", "b"]
 
 
 # --- s3fs takes over -----------------------------------------------------------------------------

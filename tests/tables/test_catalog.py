@@ -26,7 +26,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType, StructType
 
 from tests.faults import Fault, FaultyStorage, fail
-from tests.lakes import Lakes
+from tests.lakes import Lakes, allowing
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
@@ -353,6 +353,7 @@ def test_registered_tables_are_external(lake: Lakehouse, catalog: TrinityLakeCat
     other.create_namespace("ns")
     foreign = other.create_table("ns.t", SCHEMA)
     foreign.append(rows(1, 2))
+    catalog = catalog_at(allowing(lake, lakes.folder))
     registered = catalog.register_table("ns.ext", foreign.metadata_location)
     assert lake.snapshot().table("ns", "ext").table_type == "EXTERNAL"
     assert lake.snapshot().table("ns", "ext").format_properties["metadata_location"] == foreign.metadata_location

@@ -19,6 +19,7 @@ from trinitylake_ops.errors import (
     FileMissingError,
     InvalidInputError,
     InvalidLocationError,
+    LocationNotAllowedError,
     StorageError,
     StorageFullError,
     StoragePermissionError,
@@ -135,7 +136,7 @@ def test_only_uris_under_the_root_use_its_storage(
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "f"
     with meter.measure() as measured:
         for location in (f"file://{elsewhere}", str(elsewhere)):
-            foreign = StorageFileIO.on(io.storage)
+            foreign = StorageFileIO.on(io.storage, {"allowed_roots": str(elsewhere.parent)})
             with foreign.new_output(location).create(overwrite=True) as stream:
                 stream.write(b"foreign")
             assert foreign.new_input(location).open().read() == b"foreign"
@@ -146,8 +147,10 @@ def test_only_uris_under_the_root_use_its_storage(
         io.new_input("relative/path")
     with pytest.raises(InvalidLocationError):
         io.new_input(f"{io.root}tables/../_latest_hint.txt").open()
-    with pytest.raises(InvalidLocationError, match="scheme"):
+    with pytest.raises(LocationNotAllowedError):
         io.new_input("gopher://host/f")
+    with pytest.raises(InvalidLocationError, match="scheme"):
+        StorageFileIO.on(io.storage, {"allowed_roots": "gopher://host"}).new_input("gopher://host/f")
 
 
 def test_pickled_copies_read_and_write(io: StorageFileIO) -> None:
@@ -239,8 +242,7 @@ def test_properties_hold_no_credentials_and_pickles_do(io: StorageFileIO) -> Non
 def test_storages_elsewhere_get_the_options_only_when_they_are_of_the_same_kind(lakes: Lakes, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x")
     in_memory = lakes.memory()
-    assert (
-        StorageFileIO.on(in_memory.storage, {"region": "here"}).new_input(f"file://{tmp_path}/a").open().read() == b"x"
-    )
+    options = {"region": "here", "allowed_roots": f"file://{tmp_path}/ memory://other"}
+    assert StorageFileIO.on(in_memory.storage, options).new_input(f"file://{tmp_path}/a").open().read() == b"x"
     with pytest.raises(InvalidInputError, match="unknown storage option 'region'"):
-        StorageFileIO.on(in_memory.storage, {"region": "here"}).new_input("memory://other/a")
+        StorageFileIO.on(in_memory.storage, options).new_input("memory://other/a")

@@ -8,18 +8,19 @@ import pyarrow as pa
 import pytest
 
 from tests.faults import FaultyStorage, fail
+from tests.lakes import allowing
 from tests.tables.test_catalog import SCHEMA, rows
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.errors import FileMissingError, StoragePermissionError
+from trinitylake_ops.errors import FileMissingError, LocationNotAllowedError, StoragePermissionError
 from trinitylake_ops.storage import MeteredStorage
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog
-from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.ownership import owner_path
 from trinitylake_ops.tables.reach import FileKind, TableFile, files_of
 
 
 def reached(lake: Lakehouse, version: int | None = None) -> dict[str, TableFile]:
-    files = list(files_of(lake.snapshot(version).table("ns", "t"), StorageFileIO.on(lake.storage)))
+    files = list(files_of(lake.snapshot(version).table("ns", "t"), reading_io(lake)))
     by_location = {file.location: file for file in files}
     assert len(by_location) == len(files)
     return by_location
@@ -78,6 +79,9 @@ def test_files_elsewhere_are_uris(
     table = foreign.create_table("ns.t", pa.schema([("id", pa.int64())]))
     table.append(pa.table({"id": [1]}))
     catalog.register_table("ns.t", table.metadata_location)
+    with pytest.raises(LocationNotAllowedError, match="--allow-root"):
+        reached(lake)
+    lake = allowing(lake, folder)
     assert len(reached(lake)) == 5
     assert all(location.startswith(other.root) for location in reached(lake))
 

@@ -6,6 +6,7 @@ import json
 import math
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import ArrowScan
@@ -23,6 +24,7 @@ from trinitylake_ops.errors import CommitConflictError, CorruptFileError, Invali
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.rewriting import (
+    TARGET_PROPERTY,
     FileGroup,
     RewriteRules,
     Rewriting,
@@ -78,6 +80,13 @@ def test_neighbours_are_grouped_up_to_the_target(catalog: TrinityLakeCatalog) ->
     assert [len(group.files) for group in groups_of(table, RewriteRules(min_input_files=7))] == [7]
     assert groups_of(table, RewriteRules(min_input_files=8)) == ()
     assert len(groups_of(table, RewriteRules(3 * size, min_input_files=8))) == 2, "those that fill a file"
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "0", "-1", "x", "", "1e9", "\u0663"])
+def test_a_target_that_is_no_size_is_passed_over(catalog: TrinityLakeCatalog, text: str) -> None:
+    metadata = catalog.create_table("ns.t", SCHEMA).metadata
+    asked = metadata.model_copy(update={"properties": {TARGET_PROPERTY: text}})
+    assert RewriteRules().target_bytes(asked) == RewriteRules().target_bytes(metadata)
 
 
 def test_the_target_is_the_tables_own(catalog: TrinityLakeCatalog) -> None:
@@ -147,7 +156,9 @@ def test_a_file_with_other_rows_than_recorded_is_refused(lake: Lakehouse, catalo
     table = appended(catalog, rows(1, 2), rows(3))
     (group,) = groups_of(table, RewriteRules(min_input_files=2))
     first, second = (file.file_path.removeprefix(lake.root) for file in group.files)
-    lake.storage.write(second, lake.storage.read(first))
+    other = pa.BufferOutputStream()
+    pq.write_table(pq.read_table(pa.BufferReader(lake.storage.read(first))), other)  # by another program
+    lake.storage.write(second, other.getvalue().to_pybytes())
     before = {info.path for info in lake.storage.list()}
     with pytest.raises(CorruptFileError, match=f"{second}' holds 2 rows, its manifest says 1"):
         rewrite_here([(rewriting_of(table.metadata, io_of(table), RewriteRules()), group)])

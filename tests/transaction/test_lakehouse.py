@@ -43,11 +43,11 @@ from trinitylake_ops.transaction.lakehouse import Change, diff_snapshots
 
 def add_root(lake: Lakehouse, version: int, **system: str | None) -> None:
     """Write a root as another program might: the rows of its predecessor with other system rows."""
-    before = decode_node(lake.storage.read(root_path(version - 1)), "before")
+    before = decode_node(lake.storage.read(root_path(version - 1)), root_path(version - 1))
     kept = {name: before.system[name] for name in ("lakehouse_def", "created_at_millis")}
     changed = {**kept, "previous_root": root_path(version - 1), **system}
     node = replace(before, system={name: value for name, value in changed.items() if value is not None})
-    first = decode_node(lake.storage.read(root_path(0)), "first").system["lakehouse_def"]
+    first = decode_node(lake.storage.read(root_path(0)), root_path(0)).system["lakehouse_def"]
     definition = LakehouseDef.from_bytes(lake.storage.read(first), first)
     lake.storage.create(root_path(version), encode_node(node, definition.order))
 

@@ -177,7 +177,7 @@ def test_everything_works_and_keeps_the_naming(other: MemoryStorage, naming: Roo
         assert info.commit_id is not None
         assert Lakehouse(other).resolve_commit(info.version, info.commit_id) == CommitResolution.COMMITTED
         assert lake.resolve_commit(info.version, str(uuid.uuid4())) == CommitResolution.LOST
-        root = decode_node(other.read(naming.path(info.version)), "root")
+        root = decode_node(other.read(naming.path(info.version)), naming.path(info.version))
         assert root.system["previous_root"] == naming.path(info.version - 1)
         expected = naming.path(info.version - 1) if info.operation == "rollback" else None
         assert root.system.get("rollback_from_root") == expected

@@ -252,7 +252,7 @@ def test_files_that_are_no_saved_transaction(filled: Lakehouse) -> None:
     with pytest.raises(TransactionNotFoundError):
         filled.resume_transaction(unknown)
     filled.storage.write(saved_transaction_path(unknown), saved)
-    with pytest.raises(CorruptFileError, match="holds another one"):
+    with pytest.raises(CorruptFileError, match="took its place"):
         filled.resume_transaction(unknown)
     filled.storage.write(saved_transaction_path(unknown), b"\xff garbage")
     with pytest.raises(CorruptFileError, match=r"no SavedTransaction in protobuf"):

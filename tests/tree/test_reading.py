@@ -10,13 +10,15 @@ import pyarrow as pa
 import pytest
 
 from tests.tree.trees import Tree, filled, keys
-from trinitylake_ops.errors import CorruptFileError, FileMissingError, StorageError
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, LocationNotAllowedError, StorageError
 from trinitylake_ops.format import text_column
 from trinitylake_ops.format.file_names import new_node_path
 from trinitylake_ops.format.node_file import NodeFile, encode_node
 from trinitylake_ops.storage import LocalStorage, MemoryStorage, drop_memory_root
+from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.tree.compaction import compacted_tree
 from trinitylake_ops.tree.diff import diff_in_parts, diff_trees
+from trinitylake_ops.tree.elsewhere import Elsewhere
 from trinitylake_ops.tree.invariants import Violation, check_tree
 from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.node_store import NodeStore
@@ -237,17 +239,20 @@ def test_nodes_are_cached_up_to_a_size(tree: Tree) -> None:
 
 
 def test_a_node_may_be_pointed_to_by_its_full_uri(tree: Tree, tmp_path: Path) -> None:
-    """Also one of another lakehouse, whose pointers lead to files there."""
+    """Also one of another lakehouse whose root is allowed, and its pointers lead to files there."""
     child = tree.root.children[0]
     assert tree.store().load(tree.storage.root + child) == tree.store().load(child)
     root, path = f"file://{tmp_path}/", new_node_path()
     node = NodeFile(["k"], ["v.binpb"], ["a.arrow", "b.arrow"], {"m": None}, {"created_at_millis": "1"})
     LocalStorage(root, fsync=False).create(path, encode_node(node, 4))
-    found = tree.store().load(root + path)
+    with pytest.raises(LocationNotAllowedError):
+        tree.store().load(root + path)
+    allowing = NodeStore(tree.storage, elsewhere=Elsewhere(tree.storage.root, StorageOptions({"allowed_roots": root})))
+    found = allowing.load(root + path)
     assert (found.keys, found.values) == (["k"], [f"{root}v.binpb"])
     assert (found.children, found.buffer) == ([f"{root}a.arrow", f"{root}b.arrow"], {"m": None})
     with pytest.raises(FileMissingError):
-        tree.store().load(f"{root}node.arrow")
+        allowing.load(f"{root}node.arrow")
     with pytest.raises(StorageError, match="gopher"):
         tree.store().load("gopher://elsewhere/node.arrow")
     with pytest.raises(CorruptFileError, match="no location"):

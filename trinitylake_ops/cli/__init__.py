@@ -1,5 +1,5 @@
-"""The command line: `trinitylake`."""
+"""The command line: `trinitylake`. Importing it loads no more than the beginning of the process needs."""
 
-from trinitylake_ops.cli.app import main
+from trinitylake_ops.cli.entry import main
 
 __all__ = ["main"]

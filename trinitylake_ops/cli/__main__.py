@@ -1,5 +1,5 @@
 """``python -m trinitylake_ops.cli``."""
 
-from trinitylake_ops.cli.app import main
+from trinitylake_ops.cli.entry import main
 
 main()

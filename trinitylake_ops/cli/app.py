@@ -6,12 +6,14 @@ import io
 import logging
 import os
 import sys
+import warnings
 from logging.handlers import MemoryHandler
 
 import click
 
 from trinitylake_ops.cli.context import Session, storage_options_of
-from trinitylake_ops.cli.expire import expire, trim, undelete
+from trinitylake_ops.cli.entry import Terminated
+from trinitylake_ops.cli.expire import expire, relocate, trim, undelete
 from trinitylake_ops.cli.export import drop_export, export, exports, prune_exports, restore, verify_export
 from trinitylake_ops.cli.operate import (
     compact,
@@ -27,14 +29,15 @@ from trinitylake_ops.cli.operate import (
 from trinitylake_ops.cli.purge import orphans, purge, reconcile
 from trinitylake_ops.cli.read import diff, init, log, ls, show, tree
 from trinitylake_ops.cli.register import register_table
+from trinitylake_ops.cli.wording import SaidFormatter, log_warning, said
 from trinitylake_ops.errors import TrinityLakeError
-from trinitylake_ops.maintenance.report import visible
-from trinitylake_ops.storage.options import StorageOptions, redact_assignments
+from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
 
 EXIT_FINDINGS = 1
 EXIT_USAGE = 2
 EXIT_STORAGE = 5
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 
 
 @click.group(
@@ -56,7 +59,8 @@ Exit codes:
   2  the command or its arguments are wrong
   3  conflict: something exists already, or another writer was first
   4  not found: no such lakehouse, version, namespace, table or export
-  5  the storage failed or refused, or a file is corrupt""",
+  5  the storage failed or refused, or a file is corrupt
+  130, 143  interrupted, terminated""",
 )
 @click.option(
     "--root",
@@ -74,14 +78,29 @@ Exit codes:
     " environment (AWS_ACCESS_KEY_ID and so on), as every user of the machine sees arguments."
     " [env: TRINITYLAKE_STORAGE_OPTIONS, as K=V,K=V]",
 )
+@click.option(
+    "--allow-root",
+    "allowed_roots",
+    multiple=True,
+    metavar="URI",
+    envvar="TRINITYLAKE_ALLOWED_ROOTS",
+    help="Read, and let tables of others write, below this root, too, such as that of registered tables; may be"
+    " repeated. What stands in a lakehouse never decides by itself what is read."
+    " [env: TRINITYLAKE_ALLOWED_ROOTS, with spaces between them]",
+)
 @click.version_option(package_name="trinitylake-ops", prog_name="trinitylake")
 @click.pass_context
-def trinitylake(context: click.Context, root: str | None, storage_options: StorageOptions) -> None:
+def trinitylake(
+    context: click.Context, root: str | None, storage_options: StorageOptions, allowed_roots: tuple[str, ...]
+) -> None:
     """Look at and operate a TrinityLake lakehouse.
 
     Commands that drop, roll back or free space print their plan and do nothing until they are given --apply
     with the plan's digest, or --yes. With --json a command prints one JSON document on standard output.
     """
+    if allowed_roots:
+        roots = " ".join((*allowed_roots, storage_options.get(ALLOWED_ROOTS, "")))
+        storage_options = StorageOptions({**storage_options, ALLOWED_ROOTS: roots.strip()})
     context.obj = Session(root, storage_options)
 
 
@@ -102,6 +121,7 @@ for command in (
     prune_exports,
     restore,
     register_table,
+    relocate,
     hint,
     compact,
     compact_tables,
@@ -119,8 +139,13 @@ for command in (
 
 
 def main() -> None:
-    """Run the command line; every error is one line on standard error and an exit code."""
-    warnings = _held_warnings()
+    """Run the command line in this process, and exit."""
+    sys.exit(run())
+
+
+def run() -> int:
+    """Run the command line and return the exit code; every error is one line on standard error."""
+    held = _held_warnings()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names hold more than some terminals can show
@@ -131,9 +156,9 @@ def main() -> None:
         code = 0
         if sys.stdout is not None:
             sys.stdout.flush()
-        warnings.flush()
+        held.flush()
     except click.exceptions.Exit as ended:
-        warnings.flush()
+        held.flush()
         code = ended.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
@@ -143,8 +168,9 @@ def main() -> None:
         code = _fail(f"{error.format_message().rstrip('.')}; see {command} -h", EXIT_USAGE)
     except click.ClickException as error:
         code = _fail(error.format_message(), EXIT_USAGE)
-    except (click.Abort, KeyboardInterrupt):
-        code = _fail("interrupted", EXIT_INTERRUPTED)
+    except (click.Abort, KeyboardInterrupt) as ended:
+        is_signal = isinstance(ended, Terminated)
+        code = _fail("terminated", EXIT_TERMINATED) if is_signal else _fail("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
         code = _without_reader()
     except TrinityLakeError as error:
@@ -152,16 +178,17 @@ def main() -> None:
     except OSError as error:
         _mute_output()
         code = _fail(str(error), EXIT_STORAGE)
-    warnings.setTarget(None)  # logging flushes once more at exit
-    sys.exit(code)
+    held.setTarget(None)  # logging flushes once more at exit
+    return code
 
 
 def _held_warnings() -> MemoryHandler:
     """Keep warnings until a command ends well: after an error, its one line says what matters."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    handler.setFormatter(SaidFormatter("%(levelname)s: %(message)s"))
     held = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL + 1, target=handler, flushOnClose=False)
     logging.basicConfig(level=logging.WARNING, handlers=[held])
+    warnings.showwarning = log_warning
     return held
 
 
@@ -178,5 +205,5 @@ def _mute_output() -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(f"Error: {visible(redact_assignments(' '.join(message.splitlines())))}", err=True)
+    click.echo(f"Error: {said(message)}", err=True)
     return code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -140,11 +141,29 @@ def limit_options(requests: str, seconds: str) -> Callable[[C], C]:
     """Add ``--max-requests`` and ``--max-seconds``, as the keyword arguments of Budget, with what each of them does."""
 
     def add(command: C) -> C:
-        positive = click.FloatRange(0, 1_000_000, min_open=True)
+        positive = Number(0, 1_000_000, min_open=True)
         command = click.option("--max-seconds", type=positive, metavar="N", help=f"{seconds}.")(command)
-        return click.option("--max-requests", type=click.IntRange(1), metavar="N", help=f"{requests}.")(command)
+        return click.option("--max-requests", type=WholeNumber(1), metavar="N", help=f"{requests}.")(command)
 
     return add
+
+
+class WholeNumber(click.IntRange):
+    """A whole number within a range."""
+
+    name = "whole number"
+
+
+class Number(click.FloatRange):
+    """A finite number within a range."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):  # nan is in any range
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
 
 
 class Timestamp(click.ParamType[datetime | int]):
@@ -193,6 +212,11 @@ class Shown(Protocol):
 def print_json(value: Any) -> None:
     """Print one JSON document, in ASCII: any terminal shows it, and none obeys what a name holds."""
     click.echo(json.dumps(jsonable(value), indent=1))
+
+
+def print_notice(text: str) -> None:
+    """Print a line for people on standard error, control characters as escapes."""
+    click.echo(visible(text), err=True)
 
 
 def print_line(text: str) -> None:

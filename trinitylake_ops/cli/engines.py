@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from trinitylake_ops.cli.context import C
+from trinitylake_ops.cli.context import C, Number
 from trinitylake_ops.maintenance.executors import LOCAL, Executor
 
 #: Set by ``spark-submit`` for the program that it starts.
@@ -66,7 +66,7 @@ def engine_options(command: C) -> C:
 
     command = click.option(
         "--spark-requests-per-second",
-        type=click.FloatRange(0, 1_000_000, min_open=True),
+        type=Number(0, 1_000_000, min_open=True),
         metavar="N",
         is_eager=True,
         expose_value=False,

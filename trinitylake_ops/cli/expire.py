@@ -15,6 +15,7 @@ from trinitylake_ops.cli.context import (
     C,
     Duration,
     Session,
+    WholeNumber,
     approval_options,
     html_option,
     json_option,
@@ -29,7 +30,7 @@ from trinitylake_ops.maintenance import RetentionPolicy
 from trinitylake_ops.maintenance.page import expiration_page
 from trinitylake_ops.maintenance.report import visible
 
-_NUMBER = click.IntRange(0)
+_NUMBER = WholeNumber(0)
 _RULES = (
     ("min_versions", "minimum_versions", "Keep at least so many of the newest versions."),
     ("keep_last", "keep_last", "Keep the last N versions."),
@@ -126,6 +127,9 @@ def trim(
     if report is not None and plan.unreadable:
         names = visible(", ".join(plan.unreadable))
         click.echo(f"Left as they are, since their metadata cannot be read: {names}; verify says why", err=True)
+    if report is not None and plan.unwritable:
+        names = visible(", ".join(plan.unwritable))
+        click.echo(f"Left as they are, since their format version cannot be written: {names}", err=True)
 
 
 @click.command(short_help="Bring expired versions back.", epilog=FREEING_SPACE)
@@ -142,3 +146,23 @@ def undelete(session: Session, versions: str, as_json: bool) -> None:
     """
     version = maintenance.undelete(session.lake(), versions)
     print_committed(version, as_json, f"Brought back {versions}", versions=versions)
+
+
+@click.command(short_help="Plan or do the relocation of tables.")
+@approval_options
+@json_option
+@pass_session
+def relocate(session: Session, digest: str | None, yes: bool, as_json: bool) -> None:
+    """Write the tables' metadata for the place where the lakehouse is; without --apply or --yes, print which.
+
+    For a lakehouse whose files were copied or moved: the files of its Iceberg tables hold full URIs, which name
+    the place where it stood before. It reads them at its own place all the same; other engines do not. No data
+    file is copied, and it is one new version for all tables.
+
+    Example: trinitylake relocate
+    """
+    lake = session.lake()
+    with shown_progress("reading the tables"):
+        plan = maintenance.plan_relocation(lake)
+        report = None if digest is None and not yes else plan.execute(digest)
+    print_outcome(plan, report, as_json, is_empty=plan.is_empty)

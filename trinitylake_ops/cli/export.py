@@ -16,6 +16,7 @@ from trinitylake_ops.cli.context import (
     pass_session,
     print_committed,
     print_json,
+    print_notice,
     print_plan,
     print_shown,
     print_table,
@@ -24,6 +25,7 @@ from trinitylake_ops.cli.context import (
 )
 from trinitylake_ops.cli.engines import Engine, engine_options
 from trinitylake_ops.cli.expire import policy_options
+from trinitylake_ops.format.definitions import ExportLevel
 from trinitylake_ops.maintenance import RetentionPolicy
 from trinitylake_ops.maintenance.export import LEVELS
 from trinitylake_ops.maintenance.report import new_table
@@ -146,11 +148,18 @@ def drop_export(session: Session, name: str, as_json: bool) -> None:
     """Forget an export and delete its root; its version can expire from then on.
 
     Its other copies go with the next removal of orphans, unless a version that it was restored to needs them. An
-    export at another root stays there.
+    export at another root stays there; a minimal or partial one loses the files that it still reads from here.
 
     Example: trinitylake drop-export before-migration
     """
-    print_committed(maintenance.drop_export(session.lake(), name), as_json, f"Dropped export {name}", name=name)
+    lake = session.lake()
+    record = next((one for one in lake.snapshot().definition.exports if one.name == name), None)
+    print_committed(maintenance.drop_export(lake, name), as_json, f"Dropped export {name}", name=name)
+    if record is not None and record.target_uri and record.level != ExportLevel.FULL:
+        print_notice(
+            f"The lakehouse at {record.target_uri} reads files from here that nothing keeps any more: they go with the"
+            " next expirations, purges and removals of orphans"
+        )
 
 
 @click.command(short_help="Plan or do the restore of an export.")

@@ -17,6 +17,7 @@ from trinitylake_ops import maintenance
 from trinitylake_ops.cli.context import (
     Session,
     Timestamp,
+    WholeNumber,
     approval_options,
     html_option,
     json_option,
@@ -57,7 +58,7 @@ def create_namespace(session: Session, namespace: str, properties: tuple[str, ..
 
 
 @click.command("resolve-commit", short_help="Say what became of a commit that got no answer.")
-@click.argument("version", type=int)
+@click.argument("version", type=WholeNumber())
 @click.argument("commit_id")
 @click.option("--fence", is_flag=True, help="Decide an undecided one: take its version with an empty commit.")
 @json_option
@@ -178,8 +179,8 @@ def compact(session: Session, message: str | None, as_json: bool) -> None:
 
 @click.command("compact-tables", short_help="Plan or do the merge of small data files.")
 @click.argument("tables", metavar="[NAMESPACE.TABLE]...", nargs=-1)
-@click.option("--target-bytes", type=click.IntRange(1), help="Size of file to aim at, instead of the table's own.")
-@click.option("--min-files", type=click.IntRange(2), default=5, show_default=True, help="Merge no fewer small files.")
+@click.option("--target-bytes", type=WholeNumber(1), help="Size of file to aim at, instead of the table's own.")
+@click.option("--min-files", type=WholeNumber(2), default=5, show_default=True, help="Merge no fewer small files.")
 @click.option("--repartition", is_flag=True, help="Write all files of older partition specs by the current one.")
 @click.option(
     "--spark",

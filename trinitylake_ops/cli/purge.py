@@ -12,6 +12,7 @@ from trinitylake_ops.cli.context import (
     FREEING_SPACE,
     C,
     Duration,
+    Number,
     Session,
     approval_options,
     json_option,
@@ -22,9 +23,9 @@ from trinitylake_ops.cli.context import (
     shown_progress,
 )
 from trinitylake_ops.cli.engines import Engine, engine_options
-from trinitylake_ops.maintenance import Budget
+from trinitylake_ops.maintenance.budget import Budget, Spending
 
-_POSITIVE = click.FloatRange(0, 1_000_000, min_open=True)
+_POSITIVE = Number(0, 1_000_000, min_open=True)
 
 
 def _budget_options(command: C) -> C:
@@ -32,9 +33,10 @@ def _budget_options(command: C) -> C:
     rate = "Send no more requests that delete than that."
     command = click.option("--requests-per-second", type=_POSITIVE, metavar="N", help=rate)(command)
     again = "run it again for the rest"
-    return limit_options(f"Stop after so many requests that delete; {again}", f"Stop after so many seconds; {again}")(
-        command
-    )
+    return limit_options(
+        f"Stop after so many requests, planning included; {again}",
+        f"Stop after so many seconds, planning included; {again}",
+    )(command)
 
 
 @click.command(short_help="Plan or do the purge of expired versions.", epilog=FREEING_SPACE)
@@ -71,11 +73,11 @@ def purge(
 
     Example: trinitylake purge --grace 7d --max-seconds 3600
     """
-    budget = Budget(**limits)
+    spending = Spending(Budget(**limits))
     lake = session.lake()
     with engine.executor() as executor, shown_progress() as progress:
-        plan = maintenance.plan_purge(lake, grace, progress=progress, executor=executor)
-        report = None if digest is None and not yes else plan.execute(digest, budget=budget, progress=progress)
+        plan = maintenance.plan_purge(lake, grace, budget=spending, progress=progress, executor=executor)
+        report = None if digest is None and not yes else plan.execute(digest, budget=spending, progress=progress)
     is_complete = report is None or report.is_complete
     print_outcome(plan, report, as_json, is_empty=plan.is_empty, is_complete=is_complete)
 
@@ -120,28 +122,39 @@ def orphans(
 
     Example: trinitylake orphans --older-than 7d
     """
-    budget = Budget(**limits)
+    spending = Spending(Budget(**limits))
     lake = session.lake()
     with engine.executor() as executor, shown_progress() as progress:
-        plan = maintenance.plan_orphan_removal(lake, older_than, inventory, progress=progress, executor=executor)
-        report = None if digest is None and not yes else plan.execute(digest, budget=budget, progress=progress)
+        plan = maintenance.plan_orphan_removal(
+            lake, older_than, inventory, budget=spending, progress=progress, executor=executor
+        )
+        report = None if digest is None and not yes else plan.execute(digest, budget=spending, progress=progress)
     is_complete = report is None or report.is_complete
     print_outcome(plan, report, as_json, is_empty=plan.is_empty, is_complete=is_complete)
 
 
 @click.command(short_help="Settle what another program did to the settings.")
+@click.option(
+    "--acknowledge",
+    default="",
+    metavar="VERSIONS",
+    help="Versions such as 7 or 7,9-12 whose roots another program wrote out of order, and that you have looked into.",
+)
 @json_option
 @pass_session
-def reconcile(session: Session, as_json: bool) -> None:
+def reconcile(session: Session, acknowledge: str, as_json: bool) -> None:
     """Put exports and expirations right after another program went back to older settings of the lakehouse.
 
     A program that knows nothing of exports and expirations can do so by a rollback. Nothing is deleted from
     then on until this command ran. Exports of both sides stay; expired stays what is expired on both.
     With nothing to settle, nothing is committed.
 
-    Example: trinitylake reconcile
+    A root that does not follow the one before (chain-broken, time-not-rising) stays so for ever. With --acknowledge
+    that is recorded as known, and verify tells it as past from then on.
+
+    Example: trinitylake reconcile --acknowledge 7
     """
     lake = session.lake()
     with shown_progress("reading all versions"):
-        report = maintenance.reconcile(lake)
+        report = maintenance.reconcile(lake, acknowledge=acknowledge)
     print_shown(report, as_json)

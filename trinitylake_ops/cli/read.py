@@ -15,6 +15,7 @@ from rich.filesize import decimal
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.cli.context import (
     Session,
+    WholeNumber,
     at_options,
     html_option,
     json_option,
@@ -38,16 +39,16 @@ from trinitylake_ops.tree.forecast import TreeForecast, forecast_tree
 _BAR_CHARS = 20
 _MOST_SHOWN = 20  # tables of a namespace
 _FORECAST_OBJECTS = [10**exponent for exponent in range(3, 10)]
-_SIZE = click.IntRange(1, MAX_NODE_FILE_BYTES)
+_SIZE = WholeNumber(1, MAX_NODE_FILE_BYTES)
 _SETTINGS = (
-    ("order", click.IntRange(MIN_ORDER, MAX_ORDER), "Most children of a node."),
+    ("order", WholeNumber(MIN_ORDER, MAX_ORDER), "Most children of a node."),
     ("namespace_name_max_size_bytes", _SIZE, "Longest name of a namespace."),
     ("table_name_max_size_bytes", _SIZE, "Longest name of a table."),
     ("file_path_max_size_bytes", _SIZE, "Longest path of a file."),
     ("node_file_max_size_bytes", _SIZE, "Largest node file."),
-    ("maximum_version_age_millis", click.IntRange(0, 2**63 - 1), "Age at which a version may expire."),
-    ("minimum_versions_to_keep", click.IntRange(1, 2**31 - 1), "Versions that never expire by age."),
-    ("txn_ttl_millis", click.IntRange(1, 2**63 - 1), "Longest life of a transaction."),
+    ("maximum_version_age_millis", WholeNumber(0, 2**63 - 1), "Age at which a version may expire."),
+    ("minimum_versions_to_keep", WholeNumber(1, 2**31 - 1), "Versions that never expire by age."),
+    ("txn_ttl_millis", WholeNumber(1, 2**63 - 1), "Longest life of a transaction."),
 )
 
 
@@ -197,7 +198,7 @@ def _time(time: datetime) -> str:
 
 
 @click.command(short_help="List versions, newest first.")
-@click.option("--limit", type=click.IntRange(min=1), help="At most so many versions.")
+@click.option("--limit", type=WholeNumber(min=1), help="At most so many versions.")
 @click.option("--stat", is_flag=True, help="How much each commit changed, sent and wrote.")
 @html_option
 @json_option

@@ -8,7 +8,10 @@ import click
 from rich.console import Console
 
 from trinitylake_ops import maintenance
-from trinitylake_ops.cli.context import Session, json_option, pass_session, print_committed, print_shown
+from trinitylake_ops.cli.context import Session, json_option, pass_session, print_committed, print_notice, print_shown
+from trinitylake_ops.tables.file_io import reading_io
+from trinitylake_ops.tables.managed import metadata_uri
+from trinitylake_ops.tables.registration import registering_io, root_to_allow
 
 
 @click.command("register-table", short_help="Bring existing Iceberg tables in.")
@@ -66,9 +69,19 @@ def _register_one(session: Session, table: str, metadata_location: str, as_json:
     lake = session.lake()
     version = maintenance.register_table(lake, namespace, name, metadata_location)
     definition = lake.snapshot(version).table(namespace, name)
+    io = reading_io(lake)
+    needed = root_to_allow(definition, registering_io(io, [metadata_uri(definition, lake.root)]))
     print_committed(
-        version, as_json, f"Registered table {table}", namespace=namespace, table=name, definition=definition
+        version,
+        as_json,
+        f"Registered table {table}",
+        namespace=namespace,
+        table=name,
+        definition=definition,
+        root_to_allow=needed,
     )
+    if needed is not None:
+        print_notice(f"Its files lie elsewhere. Who reads it, or cleans up, must allow that: --allow-root {needed}")
 
 
 def _catalog_properties(texts: tuple[str, ...]) -> Mapping[str, str]:

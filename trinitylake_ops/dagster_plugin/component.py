@@ -136,8 +136,12 @@ class TrinityLakeMaintenanceComponent(dg.Component, dg.Model, dg.Resolvable):
     secret_options_from_env: dict[str, str] = Field(
         default={}, description="Names of environment variables that hold credentials, by option."
     )
-    isolation: Literal["snapshot", "serializable"] = Field(
-        default="snapshot", description="Isolation of the transactions that publish tables."
+    allowed_roots: list[str] = Field(
+        default=[], description="Further roots that may be read and written, such as those of registered tables."
+    )
+    isolation: Literal["lakehouse", "snapshot", "serializable"] = Field(
+        default="lakehouse",
+        description="Isolation of the transactions that publish tables; 'lakehouse' is the lakehouse's own level.",
     )
     engine: Literal["local", "spark"] = Field(
         default="local", description="What carries out operations: the process of the run, or Spark's tasks."
@@ -181,6 +185,7 @@ class TrinityLakeMaintenanceComponent(dg.Component, dg.Model, dg.Resolvable):
                 root=self.root,
                 storage_options=StorageSettings(**self.storage_options),
                 secret_options_from_env=SecretVariables(**self.secret_options_from_env),
+                allowed_roots=self.allowed_roots,
                 isolation=self.isolation,
                 engine=self.engine,
             ),

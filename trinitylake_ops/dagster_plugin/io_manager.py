@@ -24,7 +24,8 @@ from pyspark.sql import DataFrame
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.metadata import staged_table_metadata
 from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
-from trinitylake_ops.dagster_plugin.run_records import newest_materialization, run_chain
+from trinitylake_ops.dagster_plugin.run_reads import RESUMED_TAG, record_read, record_taken
+from trinitylake_ops.dagster_plugin.run_records import STAGED, newest_materialization, run_chain, staged_of
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.keys import validate_name
 from trinitylake_ops.spark_jobs.table_reader import read_files
@@ -32,6 +33,7 @@ from trinitylake_ops.spark_jobs.table_writer import stage_dataframe
 from trinitylake_ops.tables.arrow_writer import stage_arrow
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.publication import publication_id
+from trinitylake_ops.tables.reads import TableRead
 from trinitylake_ops.tables.staged_table import StagedTable
 from trinitylake_ops.tables.staging import load_staged
 from trinitylake_ops.tables.write_mode import Mode
@@ -48,8 +50,6 @@ _TABLE = "trinitylake/table"
 _MODE = "trinitylake/mode"
 _PARTITION_BY = "trinitylake/partition_by"
 _PARTITION_FORMAT = "trinitylake/partition_format"
-_STAGED = "trinitylake/staged"
-_RESUMED_TAG = "dagster/is_resume_retry"
 
 
 #: What a lakehouse allows is less, or it says so.
@@ -123,7 +123,7 @@ class _TableIOManager(dg.IOManager):
         namespace, table = _table_of(context.asset_key, metadata)
         staged = obj if isinstance(obj, StagedTable) else self._stage(context, obj, namespace, table)
         described = dg.MetadataValue.json(json.loads(staged.to_json()))
-        context.add_output_metadata({**staged_table_metadata(staged), _STAGED: described})
+        context.add_output_metadata({**staged_table_metadata(staged), STAGED: described})
 
     def _stage(self, context: dg.OutputContext, obj: Any, namespace: str, table: str) -> StagedTable:
         metadata = context.definition_metadata
@@ -161,6 +161,7 @@ class _TableIOManager(dg.IOManager):
             name = _table_of(context.asset_key, metadata)
             version = self._version(lake)
             table = catalog_at(lake, version).load_table(name)
+            self._record_read(lake, context.asset_key, version, name)
             context.log.info("reading %s.%s at version %s of the lakehouse", *name, version)
         return self._read(lake, table, wanted, _rows_of(context, metadata))
 
@@ -186,9 +187,19 @@ class _TableIOManager(dg.IOManager):
         if self._run is None or self._instance is None:
             return None
         record = newest_materialization(self._instance, run_chain(self._instance, self._run), asset_key)
-        event = None if record is None else record.asset_materialization
-        described = None if event is None else event.metadata.get(_STAGED)
-        return None if described is None else StagedTable.from_json(json.dumps(described.value))
+        staged = staged_of(record)
+        if staged is not None and record is not None and record.run_id != self._run.run_id:
+            record_taken(self._instance, self._run, asset_key, record.run_id)
+        return staged
+
+    def _record_read(self, lake: Lakehouse, asset_key: dg.AssetKey, version: int | str, name: tuple[str, str]) -> None:
+        """Let a read at the pinned version count when the run publishes; one at a version that was asked for does not.
+
+        It is recorded before the rows are read, so that whoever has them has the record.
+        """
+        if self._run is None or self._instance is None or self._settings.version:
+            return
+        record_read(self._instance, self._run, asset_key, TableRead.of(lake.snapshot(version), *name))
 
     def _version(self, lake: Lakehouse) -> int | str:
         if self._settings.version:
@@ -197,7 +208,7 @@ class _TableIOManager(dg.IOManager):
         if self._run is None or self._instance is None:
             return latest.version
         run = self._run
-        if run.tags.get(_RESUMED_TAG) == "true":
+        if run.tags.get(RESUMED_TAG) == "true":
             run = run_chain(self._instance, run)[-1]  # it takes over what that one staged, on that version
         return pinned_version(latest, publication_id("pin", run.run_id))
 

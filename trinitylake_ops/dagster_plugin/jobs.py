@@ -10,7 +10,7 @@ from trinitylake_ops.dagster_plugin.operation import Operation, build_job
 from trinitylake_ops.dagster_plugin.ops import OPERATIONS
 from trinitylake_ops.dagster_plugin.purge_ops import ORPHANS, PURGE, RECONCILE
 from trinitylake_ops.dagster_plugin.resources import SparkResource
-from trinitylake_ops.dagster_plugin.retention_ops import EXPIRE, TRIM, UNDELETE
+from trinitylake_ops.dagster_plugin.retention_ops import EXPIRE, RELOCATE, TRIM, UNDELETE
 from trinitylake_ops.dagster_plugin.verify_ops import REPAIR, REPAIR_AT_ONCE, VERIFY
 
 _ALL: tuple[Operation[Any], ...] = (
@@ -19,6 +19,7 @@ _ALL: tuple[Operation[Any], ...] = (
     REPAIR_AT_ONCE,
     *REPAIR.operations(),
     *COMPACT_TABLES,
+    *RELOCATE.operations(),
     *TRIM.operations(),
     *EXPIRE.operations(),
     UNDELETE,

@@ -10,6 +10,7 @@ from typing import Any
 import dagster as dg
 
 from trinitylake_ops.format.definitions import Column, TableDef
+from trinitylake_ops.maintenance.report import visible
 from trinitylake_ops.tables.staged_table import StagedTable
 
 MAX_DETAIL_ROWS = 200
@@ -101,8 +102,8 @@ def picture(svg: str) -> dg.MarkdownMetadataValue:
 
 
 def _cell(value: object) -> str:
-    """Return a value as the text of a cell, whoever wrote it: it is no link, picture or HTML, and no end of the row."""
-    text = " ".join(str(value).splitlines())
+    """Return a value as the text of a cell, whoever wrote it: no link, picture or HTML, one line, all visible."""
+    text = visible(" ".join(str(value).splitlines()))
     if len(text) > MAX_CELL_CHARS:
         text = f"{text[:MAX_CELL_CHARS]}..."
     return _MARKDOWN.sub(r"\\\g<0>", text)

@@ -192,7 +192,7 @@ class _Look:
         first = base.version + 1
         last = min(self.head.version, base.version + self.limits.versions)
         found: dict[int, VersionInfo | None] = {}
-        for info in version_infos(self.lake.files, range(first, last + 1), self.head):
+        for info in version_infos(self.lake.files, range(first, last + 1), self.head, base):
             found[info.version] = info
             if time.monotonic() >= self._ends_s:
                 last = info.version

@@ -17,6 +17,7 @@ from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.options import NO_OPTIONS, Options
 from trinitylake_ops.dagster_plugin.resources import SparkResource, lakehouse_of
 from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.maintenance.budget import Spending
 from trinitylake_ops.maintenance.executors import Executor
 from trinitylake_ops.transaction.commit_info import acting_for_run
 
@@ -33,7 +34,8 @@ class Running(Generic[OptionsT]):
     """An operation while it runs, on an open lakehouse.
 
     ``spark`` is a resource that nobody has set up yet: few operations need a session. ``executor`` returns what carries
-    out the bulk of it. ``details`` are metadata of all that it reports.
+    out the bulk of it. ``spending`` is what its plan and what carries it out may ask of the storage together.
+    ``details`` are metadata of all that it reports.
     """
 
     context: dg.OpExecutionContext
@@ -42,6 +44,7 @@ class Running(Generic[OptionsT]):
     options: OptionsT
     spark: SparkResource
     executor: Callable[[], Executor]
+    spending: Spending = field(default_factory=Spending)
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def progress(self) -> Callable[[str, int, int], None]:

@@ -18,6 +18,7 @@ from trinitylake_ops.dagster_plugin.operation import Operation, Running, report_
 from trinitylake_ops.dagster_plugin.options import MOST_DAYS, DigestText, Options, PersonText, limit_field
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance import Budget, OrphanReport, PurgeReport, RetentionPolicy
+from trinitylake_ops.maintenance.budget import Spending
 
 _LAKEHOUSES_OWN = -1
 
@@ -109,9 +110,11 @@ class BudgetOptions(Options):
     """How much a run that deletes may ask of the storage."""
 
     max_requests: int = Field(
-        default=0, ge=0, description="Stop after so many requests that delete; the next run goes on; 0: no limit."
+        default=0,
+        ge=0,
+        description="Stop after so many requests, planning included; the next run goes on; 0: no limit.",
     )
-    max_seconds: float = limit_field("Stop after so many seconds; the next run goes on")
+    max_seconds: float = limit_field("Stop after so many seconds, planning included; the next run goes on")
     requests_per_second: float = limit_field("Send no more requests that delete than that")
 
     def budget(self) -> Budget:
@@ -127,19 +130,19 @@ class BudgetOptions(Options):
 class Planned(Generic[PlanOptionsT, PlanT]):
     """An operation as a plan and what carries it out.
 
-    ``plan`` makes the plan by ``options``, ``shown`` is its metadata. ``apply`` carries it out, once it is approved by
-    a digest, or within limits by none, and reports. ``approval`` are the options of the job that applies, those of the
-    plan among them.
+    ``plan`` makes the plan by ``options``, None where there are none, ``shown`` is its metadata. ``apply`` carries it
+    out, once it is approved by a digest, or within limits by none, and reports. ``approval`` are the options of the job
+    that applies, those of the plan among them.
     """
 
     name: str
     plans: str
     applies: str
-    options: type[PlanOptionsT]
+    options: type[PlanOptionsT] | None
     approval: type[Approval]
     plan: Callable[[Running[PlanOptionsT]], PlanT]
     shown: Callable[[PlanT], Mapping[str, Any]]
-    apply: Callable[[Running[Any], PlanT, str | None, Budget], None]
+    apply: Callable[[Running[Any], PlanT, str | None], None]
     is_pooled: bool = True
     changes_exports: bool = False
 
@@ -164,7 +167,8 @@ class Planned(Generic[PlanOptionsT, PlanT]):
         title = str(plan.table().title)
         apply_job = run.names.of(f"{self.name}_apply")
         to_do = f"to do it, run {apply_job} with approved_digest {plan.digest}"
-        approval = {**run.options.model_dump(), "approved_digest": plan.digest, "approved_by": ""}
+        options = {} if self.options is None else run.options.model_dump()
+        approval = {**options, "approved_digest": plan.digest, "approved_by": ""}
         metadata = {
             "digest": plan.digest,
             "base_version": plan.base_version,
@@ -175,8 +179,9 @@ class Planned(Generic[PlanOptionsT, PlanT]):
         run.report(f"{title}; {'there is nothing to do' if plan.is_empty else to_do}", metadata)
 
     def _apply_approved(self, run: Running[Any]) -> None:
-        budget = run.options.budget() if isinstance(run.options, BudgetOptions) else Budget()
-        self.apply(run, self.plan(run), run.options.approved_digest, budget)
+        if isinstance(run.options, BudgetOptions):
+            run = replace(run, spending=Spending(run.options.budget()))
+        self.apply(run, self.plan(run), run.options.approved_digest)
 
 
 def end_deletion(run: Running[Any], operation: str, report: PurgeReport | OrphanReport) -> None:

@@ -11,6 +11,7 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, staged_tables_metadata
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
+from trinitylake_ops.dagster_plugin.run_reads import RunReads
 from trinitylake_ops.dagster_plugin.run_records import CLOCK_SKEW, created_at, newest_materialization, run_chain
 from trinitylake_ops.errors import CommitConflictError, TransactionExpiredError, VersionNotFoundError
 from trinitylake_ops.tables.publication import Publication, publication_id, publish_once, published_version
@@ -48,7 +49,8 @@ def build_publish_asset(
 
     A run publishes once, however often its step is started: a repeated one reports the version that is
     there. So does a re-execution where the run before it had committed, and died before Dagster knew. A
-    commit that met a newer one of the same tables fails at once, since only staging them again helps;
+    commit that met a newer one of the same tables fails at once, since only staging them again helps, and so
+    does a serializable one where a table that the run read through the IO manager has changed since;
     after other failures ``retry_policy`` applies. ``names`` tell the lakehouse from others of the code location.
     """
     asset_key = dg.AssetKey(list(key))
@@ -70,7 +72,8 @@ def build_publish_asset(
         ordered = [staged[name] for name in tables]
         listed = ", ".join(f"{table.namespace}.{table.table}" for table in ordered)
         try:
-            publication = _publish(context, lake, asset_key, ordered, list(tables.values()), lakehouse.isolation)
+            isolation = None if lakehouse.isolation == "lakehouse" else lakehouse.isolation
+            publication = _publish(context, lake, asset_key, ordered, list(tables.values()), isolation)
         except (CommitConflictError, TransactionExpiredError) as error:
             raise dg.Failure(
                 description=str(error), metadata={"error": type(error).__name__}, allow_retries=False
@@ -92,7 +95,7 @@ def _publish(
     asset_key: dg.AssetKey,
     staged: Sequence[StagedTable],
     table_keys: Sequence[dg.AssetKey],
-    isolation: str,
+    isolation: str | None,
 ) -> Publication:
     asset, partition = asset_key.to_user_string(), _partition(context)
     runs = run_chain(context.instance, context.run)
@@ -105,10 +108,13 @@ def _publish(
         **({"partition": _shortened(partition)} if partition else {}),
         **_asset_versions(context.instance, runs, table_keys),
     }
+    reads = RunReads(context.instance, runs, table_keys)
     return publish_once(
         lake,
         staged,
         publication_id(own.run_id, asset, partition),
+        reads=reads.all(),
+        own=reads.staged(),
         isolation=isolation,
         run_id=own.run_id,
         message=_shortened(f"publish {partition or asset_key.path[-1]}"),

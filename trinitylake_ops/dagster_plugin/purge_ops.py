@@ -12,7 +12,7 @@ from trinitylake_ops.dagster_plugin.metadata import markdown_table
 from trinitylake_ops.dagster_plugin.operation import Operation, Running, report_figures
 from trinitylake_ops.dagster_plugin.options import InventoryText, Options, age_field
 from trinitylake_ops.dagster_plugin.plans import Approval, BudgetOptions, Planned, end_deletion
-from trinitylake_ops.maintenance import Budget, OrphanPlan, PurgePlan
+from trinitylake_ops.maintenance import OrphanPlan, PurgePlan
 
 
 class PurgeOptions(Options):
@@ -42,7 +42,11 @@ class OrphansApproval(OrphansOptions, BudgetOptions, Approval):
 
 def _plan_purge(run: Running[PurgeOptions]) -> PurgePlan:
     return maintenance.plan_purge(
-        run.lake, timedelta(days=run.options.grace_days), progress=run.progress(), executor=run.executor()
+        run.lake,
+        timedelta(days=run.options.grace_days),
+        budget=run.spending,
+        progress=run.progress(),
+        executor=run.executor(),
     )
 
 
@@ -60,8 +64,8 @@ def _purge_shown(plan: PurgePlan) -> dict[str, Any]:
     }
 
 
-def _purge(run: Running[Any], plan: PurgePlan, digest: str | None, budget: Budget) -> None:
-    end_deletion(run, "purge", plan.execute(digest, budget=budget, progress=run.progress()))
+def _purge(run: Running[Any], plan: PurgePlan, digest: str | None) -> None:
+    end_deletion(run, "purge", plan.execute(digest, budget=run.spending, progress=run.progress()))
 
 
 PURGE = Planned(
@@ -82,6 +86,7 @@ def _plan_orphans(run: Running[OrphansOptions]) -> OrphanPlan:
         run.lake,
         timedelta(days=options.older_than_days),
         options.inventory or None,
+        budget=run.spending,
         progress=run.progress(),
         executor=run.executor(),
     )
@@ -98,8 +103,8 @@ def _orphans_shown(plan: OrphanPlan) -> dict[str, Any]:
     }
 
 
-def _remove_orphans(run: Running[Any], plan: OrphanPlan, digest: str | None, budget: Budget) -> None:
-    end_deletion(run, "orphans", plan.execute(digest, budget=budget, progress=run.progress()))
+def _remove_orphans(run: Running[Any], plan: OrphanPlan, digest: str | None) -> None:
+    end_deletion(run, "orphans", plan.execute(digest, budget=run.spending, progress=run.progress()))
 
 
 ORPHANS = Planned(
@@ -114,13 +119,24 @@ ORPHANS = Planned(
 )
 
 
-def _reconcile(run: Running[None]) -> None:
-    report = maintenance.reconcile(run.lake)
+class ReconcileOptions(Options):
+    """What an operator has looked into."""
+
+    acknowledge: str = Field(
+        default="",
+        description="Versions such as 7 or 7,9-12 whose roots another program wrote out of order: verify tells them"
+        " as past from then on. Empty: none.",
+    )
+
+
+def _reconcile(run: Running[ReconcileOptions]) -> None:
+    report = maintenance.reconcile(run.lake, acknowledge=run.options.acknowledge)
     metadata = {
         **report_figures(report.to_dict()),
         "steps": ", ".join(map(str, report.steps)),
         "restored_exports": ", ".join(report.restored_exports),
         "dropped_exports": ", ".join(report.dropped_exports),
+        "acknowledged": report.acknowledged,
     }
     run.report(str(report.table().title), metadata, committed=None if report.version is None else "reconcile")
 
@@ -129,5 +145,6 @@ RECONCILE = Operation(
     job="reconcile",
     description="Puts exports and expirations right after another program went back to older settings.",
     step=_reconcile,
+    options=ReconcileOptions,
     changes_exports=True,
 )

@@ -21,7 +21,7 @@ from trinitylake_ops.maintenance.executors import LOCAL, Executor
 from trinitylake_ops.spark_jobs.connect import check_remote
 from trinitylake_ops.spark_jobs.executor import SparkExecutor
 from trinitylake_ops.spark_jobs.session import DEFAULT_MASTER, session_scope
-from trinitylake_ops.storage.options import OPTIONS_VARIABLE, SECRET_OPTIONS, StorageOptions
+from trinitylake_ops.storage.options import ALLOWED_ROOTS, OPTIONS_VARIABLE, SECRET_OPTIONS, StorageOptions
 from trinitylake_ops.storage.s3_settings import S3Location, check_endpoint
 
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -93,6 +93,12 @@ class StorageSettings(_OptionsConfig):
     cache_folder: str | None = Field(default=None, description="Local folder for immutable files.")
     cache_folder_bytes: str | None = Field(default=None, description="Size of that folder, in bytes.")
 
+    allowed_roots: str | None = Field(
+        default=None,
+        description="Further roots that may be read, and where tables of others may be written, such as those of"
+        " registered tables; URIs with spaces between them.",
+    )
+
     @field_validator("endpoint", mode="before")
     @classmethod
     def _check_endpoint(cls, given: Any) -> Any:
@@ -150,8 +156,14 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
         description="Names of environment variables that hold credentials; only when they are not where the storage's"
         " client looks by itself, such as AWS_ACCESS_KEY_ID or a role of the machine.",
     )
-    isolation: Literal["snapshot", "serializable"] = Field(
-        default="snapshot", description="Isolation of the transactions that publish tables."
+    allowed_roots: list[str] = Field(
+        default=[],
+        description="Further roots that may be read, and where tables of others may be written, such as those of"
+        " registered tables.",
+    )
+    isolation: Literal["lakehouse", "snapshot", "serializable"] = Field(
+        default="lakehouse",
+        description="Isolation of the transactions that publish tables; 'lakehouse' is the lakehouse's own level.",
     )
     engine: Literal["local", "spark"] = Field(
         default="local",
@@ -168,6 +180,17 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
                 " s3://BUCKET/PREFIX, without '.', '..' or empty segments; credentials and the server's address are"
                 " set elsewhere"
             )
+        return given
+
+    @field_validator("allowed_roots", mode="before")
+    @classmethod
+    def _check_allowed_roots(cls, given: Any) -> Any:
+        for root in given if isinstance(given, list) else []:
+            if _is_plain_text(root) and (not is_root_uri(root) or root.split() != [root]):
+                raise InvalidInputError(
+                    "one of 'allowed_roots' is not shown, as it may hold credentials: give absolute paths or URIs such"
+                    " as s3://BUCKET/PREFIX, without white space, '.', '..' or empty segments"
+                )
         return given
 
     def open(self) -> Lakehouse:
@@ -197,7 +220,10 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
             yield executor
 
     def _options(self) -> StorageOptions:
-        return StorageOptions({**self.storage_options.given(), **self.secret_options_from_env.credentials()})
+        given = self.storage_options.given()
+        if roots := [*given.get(ALLOWED_ROOTS, "").split(), *self.allowed_roots]:
+            given[ALLOWED_ROOTS] = " ".join(roots)
+        return StorageOptions({**given, **self.secret_options_from_env.credentials()})
 
 
 def lakehouse_of(resources: object, names: LakehouseNames) -> TrinityLakeResource:

@@ -1,4 +1,4 @@
-"""Letting versions go: trim, expire, undelete."""
+"""Letting versions go: trim, expire, undelete. And telling tables where their lakehouse is: relocate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trinitylake_ops.dagster_plugin.metadata import markdown_table, picture
 from trinitylake_ops.dagster_plugin.operation import Operation, Running, report_figures
 from trinitylake_ops.dagster_plugin.options import Options, TableTexts, VersionsText
 from trinitylake_ops.dagster_plugin.plans import Approval, Planned, RulesOptions
-from trinitylake_ops.maintenance import Budget, ExpirationPlan, TrimPlan
+from trinitylake_ops.maintenance import ExpirationPlan, RelocationPlan, TrimPlan
 from trinitylake_ops.maintenance.page import expiration_picture
 
 
@@ -61,7 +61,7 @@ def _expire_shown(plan: ExpirationPlan) -> dict[str, Any]:
     }
 
 
-def _expire(run: Running[Any], plan: ExpirationPlan, digest: str | None, _budget: Budget) -> None:
+def _expire(run: Running[Any], plan: ExpirationPlan, digest: str | None) -> None:
     report = plan.execute(digest, progress=run.progress())
     committed = None if report.version is None else "expire"
     run.report(str(report.table().title), report_figures(report.to_dict()), committed=committed)
@@ -90,11 +90,12 @@ def _trim_shown(plan: TrimPlan) -> dict[str, Any]:
         "tables": len(plan.tables),
         "snapshots_dropped": plan.snapshots_dropped,
         "unreadable": ", ".join(plan.unreadable),
+        "unwritable": ", ".join(plan.unwritable),
         "plan": markdown_table(("table", "snapshots dropped", "snapshots kept"), rows),
     }
 
 
-def _trim(run: Running[Any], plan: TrimPlan, digest: str | None, _budget: Budget) -> None:
+def _trim(run: Running[Any], plan: TrimPlan, digest: str | None) -> None:
     report = plan.execute(digest)  # plans again after each commit of others, and never drops more than this plan
     if plan.unreadable:
         names = ", ".join(plan.unreadable)
@@ -117,6 +118,44 @@ TRIM = Planned(
     plan=_plan_trim,
     shown=_trim_shown,
     apply=_trim,
+)
+
+
+def _plan_relocation(run: Running[Any]) -> RelocationPlan:
+    return maintenance.plan_relocation(run.lake)
+
+
+def _relocation_shown(plan: RelocationPlan) -> dict[str, Any]:
+    rows = [*((name, "relocated") for name in plan.tables), *plan.refused.items()]
+    return {
+        "tables": len(plan.tables),
+        "files": plan.files,
+        "refused": ", ".join(plan.refused),
+        "plan": markdown_table(("table", "what happens"), rows),
+    }
+
+
+def _relocate(run: Running[Any], plan: RelocationPlan, digest: str | None) -> None:
+    report = plan.execute(digest)
+    if report.refused:
+        run.context.log.warning("left as they are: %s; the plan says why", ", ".join(report.refused))
+    metadata = {
+        **report_figures(report.to_dict()),
+        "tables": len(report.tables),
+        "refused": ", ".join(report.refused),
+    }
+    run.report(str(report.table().title), metadata, committed="relocate" if report.tables else None)
+
+
+RELOCATE: Planned[Any, RelocationPlan] = Planned(
+    name="relocate",
+    plans="Shows which tables name the place where the lakehouse stood before it was copied or moved",
+    applies="Writes the metadata of tables of an approved plan for the place of the lakehouse; copies no data.",
+    options=None,
+    approval=Approval,
+    plan=_plan_relocation,
+    shown=_relocation_shown,
+    apply=_relocate,
 )
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 import dagster as dg
 
+from trinitylake_ops.tables.staged_table import StagedTable
+
+#: What the IO manager notes at the event of an asset: the description of the table that was staged.
+STAGED = "trinitylake/staged"
 _PAGE = 100
 #: How far the clocks of run workers, Dagster's database and the lakehouse's storage may be apart.
 CLOCK_SKEW = timedelta(hours=1)
@@ -39,6 +44,16 @@ def newest_materialization(
         if record.run_id == runs[0].run_id:
             break
     return next((found[run.run_id] for run in runs if run.run_id in found), None)
+
+
+def staged_of(record: dg.EventLogRecord | None) -> StagedTable | None:
+    """Return the table that was staged, as the materialization of its asset says; None without.
+
+    Raises InvalidInputError.
+    """
+    event = None if record is None else record.asset_materialization
+    described = None if event is None else event.metadata.get(STAGED)
+    return None if described is None else StagedTable.from_json(json.dumps(described.value))
 
 
 def _materializations(

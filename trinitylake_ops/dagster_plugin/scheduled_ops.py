@@ -14,6 +14,7 @@ from trinitylake_ops.dagster_plugin.purge_ops import ORPHANS, PURGE
 from trinitylake_ops.dagster_plugin.retention_ops import EXPIRE, TRIM
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance import Budget, RetentionPolicy
+from trinitylake_ops.maintenance.budget import Spending
 
 _MILLISECOND = timedelta(milliseconds=1)
 
@@ -69,7 +70,11 @@ def scheduled_operations(limits: ApplyLimits, budget: Budget) -> dict[str, Opera
         "purge": within.operation(
             PURGE,
             lambda run: maintenance.plan_purge(
-                run.lake, limits.min_age, progress=run.progress(), executor=run.executor()
+                run.lake,
+                limits.min_age,
+                budget=run.spending,
+                progress=run.progress(),
+                executor=run.executor(),
             ),
             "deletes",
             "Deletes the files that only expired versions need. They cannot come back.",
@@ -77,7 +82,11 @@ def scheduled_operations(limits: ApplyLimits, budget: Budget) -> dict[str, Opera
         "orphans": within.operation(
             ORPHANS,
             lambda run: maintenance.plan_orphan_removal(
-                run.lake, limits.min_age, progress=run.progress(), executor=run.executor()
+                run.lake,
+                limits.min_age,
+                budget=run.spending,
+                progress=run.progress(),
+                executor=run.executor(),
             ),
             "deletes",
             "Deletes what failed commits and aborted writes left behind.",
@@ -102,8 +111,9 @@ class _Scheduled:
         """Return an operation that is approved within the limits; ``does`` is a verb for what is done to files."""
 
         def step(run: Running[None]) -> None:
-            made = plan(run)
-            planned.apply(self._approved(run, planned, made, does), made, None, self.budget)
+            within = replace(run, spending=Spending(self.budget))
+            made = plan(within)
+            planned.apply(self._approved(within, planned, made, does), made, None)
 
         return Operation(
             job=f"{planned.name}_scheduled",

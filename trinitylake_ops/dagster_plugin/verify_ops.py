@@ -62,6 +62,7 @@ def _verify(run: Running[VerifyOptions]) -> None:
         **report_figures(report.to_dict()),
         "timeline": picture(verification_picture(report)),
         "findings": findings_table(report),
+        "checksums": report.checksums,
         "not_looked_at": "; ".join(report.unchecked),
     }
     if not report.is_clean:
@@ -107,7 +108,7 @@ def _repair_shown(repair: RepairPlan | RepairReport) -> dict[str, Any]:
     }
 
 
-def _repair(run: Running[Any], plan: RepairPlan, digest: str | None, _budget: Budget) -> None:
+def _repair(run: Running[Any], plan: RepairPlan, digest: str | None) -> None:
     report = plan.execute(digest)
     if not report.is_complete:
         run.context.log.warning("errors are left, which repair cannot mend: the table 'left' says what you can do")
@@ -131,7 +132,7 @@ REPAIR = Planned(
 
 
 def _repair_at_once(run: Running[None]) -> None:
-    _repair(run, maintenance.plan_repair(run.lake), None, Budget())
+    _repair(run, maintenance.plan_repair(run.lake), None)
 
 
 REPAIR_AT_ONCE = Operation(

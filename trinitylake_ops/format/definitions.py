@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError, InvalidInputError
+from trinitylake_ops.format.checksums import check_seals, open_seal, sealed
 from trinitylake_ops.format.generated import definitions_pb2 as pb
 from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.format.version_ranges import VersionRanges
@@ -26,6 +27,8 @@ MAJOR_VERSION = 0
 
 #: Format property of an Iceberg table: where its current metadata file is, as a path under the root or a URI.
 METADATA_LOCATION = "metadata_location"
+#: Format property of an Iceberg table: the ``table-uuid`` of its metadata, so that swapped files are noticed.
+TABLE_UUID = "table_uuid"
 
 
 class _OpenEnum(IntEnum):
@@ -150,6 +153,16 @@ class RetentionRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRecord:
+    """Another lakehouse that this one, made of a version of it, reads files from (field 1006)."""
+
+    root: str
+    lakehouse_id: str = ""
+    version: int = 0
+    unknown_fields: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LakehouseDef:
     """Settings and operational state of a lakehouse. Sizes in bytes, ages in milliseconds."""
 
@@ -173,11 +186,15 @@ class LakehouseDef:
     table_root: str = ""
     node_compression: str = ""
     orphans_removed_before_millis: int = 0
+    sources: tuple[SourceRecord, ...] = ()
     unknown_fields: bytes = b""
 
-    def to_bytes(self) -> bytes:
-        """Return the protobuf file; maps are in the order of their keys. Raises InvalidDefinitionError."""
-        return _to_file(self, pb.LakehouseDef)
+    def to_bytes(self, path: str = "") -> bytes:
+        """Return the protobuf file, sealed for the name of ``path``, if any; maps are in the order of their keys.
+
+        Raises InvalidDefinitionError.
+        """
+        return _to_file(self, pb.LakehouseDef, path)
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> LakehouseDef:
@@ -200,9 +217,12 @@ class NamespaceDef:
     properties: Mapping[str, str] = field(default_factory=dict)
     unknown_fields: bytes = b""
 
-    def to_bytes(self) -> bytes:
-        """Return the protobuf file. Raises InvalidDefinitionError for values that no field holds."""
-        return _to_file(self, pb.NamespaceDef)
+    def to_bytes(self, path: str = "") -> bytes:
+        """Return the protobuf file, sealed for the name of ``path``, if any.
+
+        Raises InvalidDefinitionError for values that no field holds.
+        """
+        return _to_file(self, pb.NamespaceDef, path)
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> NamespaceDef:
@@ -271,9 +291,12 @@ class TableDef:
             return self
         return replace(self, format_properties={**self.format_properties, METADATA_LOCATION: to_uri(root, location)})
 
-    def to_bytes(self) -> bytes:
-        """Return the protobuf file. Raises InvalidDefinitionError for values that no field holds."""
-        return _to_file(self, pb.TableDef)
+    def to_bytes(self, path: str = "") -> bytes:
+        """Return the protobuf file, sealed for the name of ``path``, if any.
+
+        Raises InvalidDefinitionError for values that no field holds.
+        """
+        return _to_file(self, pb.TableDef, path)
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> TableDef:
@@ -314,9 +337,9 @@ class SavedTransaction:
     checksum: bytes = b""
     unknown_fields: bytes = field(default=b"", compare=False, repr=False)
 
-    def to_bytes(self) -> bytes:
-        """Return the protobuf file, with its checksum."""
-        return _to_file(replace(self, checksum=self._checksum()), pb.SavedTransaction)
+    def to_bytes(self, path: str = "") -> bytes:
+        """Return the protobuf file, with its checksum, and sealed for the name of ``path``, if any."""
+        return _to_file(replace(self, checksum=self._checksum()), pb.SavedTransaction, path)
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> SavedTransaction:
@@ -330,6 +353,8 @@ class SavedTransaction:
         return hashlib.sha256(_to_file(replace(self, checksum=b""), pb.SavedTransaction)).digest()
 
 
+_SEAL_FIELDS = ("seal", "seal_2")
+
 M = TypeVar("M", bound=Message)
 D = TypeVar("D")
 
@@ -337,6 +362,7 @@ _NESTED: dict[str, Callable[..., Any]] = {
     "exports": ExportRecord,
     "expirations": ExpirationBatch,
     "retention_rules": RetentionRules,
+    "sources": SourceRecord,
     "schema": Schema,
     "columns": Column,
     "struct_fields": Column,
@@ -355,13 +381,27 @@ _ENUMS: dict[str, type[_OpenEnum]] = {
 
 
 def _parse(data: bytes, message_type: type[M], path: str) -> M:
+    """Return the message of a file. Raises CorruptFileError for no protobuf, and for a file that its seals refuse."""
+    message = _parsed(data, message_type, path)
+    _check_seals(data, message, path)
+    return message
+
+
+def _parsed(data: bytes, message_type: type[M], path: str) -> M:
     try:
         return message_type.FromString(data)
     except DecodeError as error:
         raise CorruptFileError(f"{path!r} is no {message_type.__name__} in protobuf", path=path) from error
 
 
-def _to_file(value: LakehouseDef | NamespaceDef | TableDef | SavedTransaction, message_type: type[Message]) -> bytes:
+def _check_seals(data: bytes, message: Any, path: str) -> bool:
+    first, second = (getattr(message, name) or None for name in _SEAL_FIELDS)
+    return check_seals(data, (first, second), path)
+
+
+def _to_file(
+    value: LakehouseDef | NamespaceDef | TableDef | SavedTransaction, message_type: type[Message], path: str = ""
+) -> bytes:
     try:
         data = _to_message(value, message_type).SerializeToString(deterministic=True)
         message_type.FromString(data)  # protobuf writes deeper nesting than it reads
@@ -371,13 +411,43 @@ def _to_file(value: LakehouseDef | NamespaceDef | TableDef | SavedTransaction, m
         ) from error
     except (AttributeError, TypeError, ValueError) as error:
         raise InvalidDefinitionError(f"this {type(value).__name__} cannot be stored: {error}") from error
-    return data
+    return _sealed_file(data, path) if path else data
+
+
+def _sealed_file(data: bytes, path: str) -> bytes:
+    """Return a file between its two seals: whatever cuts it off, or into it, leaves one of them, or neither whole."""
+    head, tail = _seal_fields(open_seal(path))
+    return sealed(head + data + tail, path)
+
+
+def _seal_fields(seal: str) -> tuple[bytes, bytes]:
+    return pb.Seals(seal=seal).SerializeToString(), pb.Seals(seal_2=seal).SerializeToString()
+
+
+def resealed(data: bytes, source: str, target: str) -> bytes:
+    """Return the file of a definition as the copy at ``target`` of the one at ``source``.
+
+    Without a seal it stays as it is. Raises CorruptFileError for one that is damaged.
+    """
+    if not check_definition_file(data, source):
+        return data
+    head, tail = _seal_fields(pb.Seals.FromString(data).seal)
+    if not data.startswith(head) or not data.endswith(tail):
+        raise CorruptFileError(f"{source!r} does not begin and end with its checksums", path=source)
+    return _sealed_file(data[len(head) : -len(tail)], target)
+
+
+def check_definition_file(data: bytes, path: str) -> bool:
+    """Check the file of a definition of any kind against its seals; whether it has any. Raises CorruptFileError."""
+    return _check_seals(data, _parsed(data, pb.Seals, path), path)
 
 
 def _to_message(value: Any, message_type: type[M]) -> M:
     """Return a dataclass as the message of the same field names; None and unset nested parts stay absent."""
     message = message_type.FromString(value.unknown_fields)
     for descriptor in message.DESCRIPTOR.fields:
+        if descriptor.name in _SEAL_FIELDS:
+            continue
         content = getattr(value, descriptor.name)
         if content is None:
             continue
@@ -418,6 +488,7 @@ def _field_forms(descriptor: Descriptor) -> tuple[_FieldForm, ...]:
             _ENUMS[field.enum_type.name] if field.enum_type is not None else _NESTED.get(field.name),
         )
         for field in descriptor.fields
+        if field.name not in _SEAL_FIELDS
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import mmh3
@@ -35,6 +36,7 @@ _DEFINITION_NAME = re.compile(
     rf"(?:.*/)?(?:_(lakehouse)_def_|[01]{{4}}/[01]{{4}}/[01]{{4}}/[01]{{8}}-(namespace|table)-[^/]+-){_UUID}\.binpb",
     re.DOTALL,
 )
+_OPTIMIZED = re.compile(r"[01]{4}/[01]{4}/[01]{4}/[01]{8}-([^/]+)", re.DOTALL)
 _TABLE_NAME = re.compile(rf"[01/]+-table-[^/]+-({_UUID})\.binpb")
 _TURN_NAME = re.compile(rf"{TURN_PREFIX}([1-9][0-9]{{0,5}})-{_UUID}")
 _LEASE_NAME = re.compile(rf"{LEASE_PREFIX}([1-9][0-9]{{0,14}})\.json")
@@ -44,8 +46,25 @@ _OPERATION_NAME = re.compile(
     rf"|_export_{_UUID}\.arrow",
     re.DOTALL,
 )
+#: A root's name, any with a uuid, and those of files of operations and folders of which each stands at one place.
+_NAME_OF_ONE_FILE = re.compile(
+    rf"{_ROOT_NAME.pattern}|.*{_UUID}.*|(?:lease-[1-9][0-9]*|orphan-barrier|_owner)\.json", re.DOTALL | re.IGNORECASE
+)
 _HASH_PREFIX_BYTES = len("0000/0000/0000/00000000-")
 _ASCII_NAME_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._~=-")
+
+
+def derived_uuid(seed: uuid.UUID, name: str) -> uuid.UUID:
+    """Return the uuid of a name that is the same whenever it is made; in form it is one of version 4, as all in names.
+
+    Writers of the format may check the form of a name, and none has to know how it was made.
+    """
+    return as_version_4(uuid.uuid5(seed, name))
+
+
+def as_version_4(identifier: uuid.UUID) -> uuid.UUID:
+    """Return a uuid with the version and variant of a random one, its other bits unchanged."""
+    return uuid.UUID(int=identifier.int, version=4)
 
 
 def optimize_path(original: str) -> str:
@@ -53,6 +72,16 @@ def optimize_path(original: str) -> str:
     low_bits = mmh3.hash(original.encode("utf-8"), seed=0, signed=False) & ((1 << _HASH_BITS) - 1)
     bits = f"{low_bits:0{_HASH_BITS}b}"
     return f"{bits[0:4]}/{bits[4:8]}/{bits[8:12]}/{bits[12:20]}-{original.replace('/', '-')}"
+
+
+def is_misnamed(path: str) -> bool:
+    """Whether a path has the form of an optimised one and another prefix than its name gives.
+
+    No file of ours stands there, so a pointer to it is damaged. Others may have hashed a path with ``/`` in place
+    of ``-``: only where no file stands does this say anything.
+    """
+    match = _OPTIMIZED.fullmatch(path)
+    return match is not None and optimize_path(match[1]) != path
 
 
 def new_node_path(identifier: uuid.UUID | None = None) -> str:
@@ -69,18 +98,34 @@ def new_table_path(
     namespace: str, table: str, file_path_max_size_bytes: int, identifier: uuid.UUID | None = None
 ) -> str:
     """Return a fresh path for a table definition, or the one of a uuid (L7, L8): the table before its namespace."""
-    return _definition_path(_table_stem(namespace, table), file_path_max_size_bytes, identifier)
+    return _definition_path(_table_stem(namespace, table, _readable), file_path_max_size_bytes, identifier)
 
 
-def _table_stem(namespace: str, table: str) -> str:
-    return f"table-{_readable(table)}-{_readable(namespace)}"
+def _readable(name: str) -> str:
+    return "".join(char if char in _ASCII_NAME_CHARS else "-" if char == "/" else "_" for char in name)
+
+
+def _readable_beyond_ascii(name: str) -> str:
+    """Return the readable form that names had before some file systems were found to change letters beyond ASCII."""
+    chars = zip(name, _readable(name), strict=True)
+    return "".join(
+        char if ord(char) > 0x7F and unicodedata.category(char)[0] in "LN" else shown for char, shown in chars
+    )
+
+
+def _table_stem(namespace: str, table: str, readable: Callable[[str], str]) -> str:
+    return f"table-{readable(table)}-{readable(namespace)}"
 
 
 def is_table_path(path: str, namespace: str, table: str, file_path_max_size_bytes: int) -> bool:
-    """Whether a path is one that :func:`new_table_path` gives for this table, or for one whose name reads alike."""
+    """Whether a path is one that :func:`new_table_path` gives for this table, or for one whose name reads alike.
+
+    That is one of other letters beyond ASCII; or the path has these letters, as we gave them once.
+    """
     match = _TABLE_NAME.fullmatch(path)
-    return match is not None and path == _definition_path(
-        _table_stem(namespace, table), file_path_max_size_bytes, uuid.UUID(match[1])
+    return match is not None and any(
+        path == _definition_path(_table_stem(namespace, table, readable), file_path_max_size_bytes, uuid.UUID(match[1]))
+        for readable in (_readable, _readable_beyond_ascii)
     )
 
 
@@ -107,20 +152,6 @@ def _definition_path(stem: str, file_path_max_size_bytes: int, identifier: uuid.
         MAX_SEGMENT_BYTES - segment_prefix_bytes - len(tail),
     )
     return optimize_path(_cut_utf8(stem, room) + tail)
-
-
-def _readable(name: str) -> str:
-    return "".join(_readable_char(char) for char in name)
-
-
-def _readable_char(char: str) -> str:
-    if char in _ASCII_NAME_CHARS:
-        return char
-    if char == "/":
-        return "-"
-    if ord(char) > 0x7F and unicodedata.category(char)[0] in "LN":
-        return char
-    return "_"
 
 
 def _cut_utf8(text: str, size_bytes: int) -> str:
@@ -180,6 +211,22 @@ def parse_root_path(path: str) -> int | None:
             version=version,
         )
     return version
+
+
+def version_named(location: str) -> int | None:
+    """Return the version whose root has the last part of a location for its name, None for another name."""
+    try:
+        return parse_root_path(location.rpartition("/")[2])
+    except VersionNotFoundError:
+        return None
+
+
+def names_one_file(path: str) -> bool:
+    """Whether the last part of a path is a name as we give it, to one file alone: what has it is that file.
+
+    Whatever callers, or other programs, call a file otherwise says nothing of what it holds.
+    """
+    return _NAME_OF_ONE_FILE.fullmatch(path.rpartition("/")[2]) is not None
 
 
 def parse_hint(data: bytes) -> int | None:

@@ -1,6 +1,7 @@
-"""What the bodies of an Arrow IPC file decompress to by their own word, before anything is decompressed.
+"""What an Arrow IPC file would take in memory by its own word, before anything of it is decoded.
 
-A small file can claim, and with ZSTD truly hold, gigabytes of the same byte. pyarrow allocates what is
+A small file can claim, and with ZSTD truly hold, gigabytes of the same byte, and it can name the same bytes
+thousands of times, as the bodies of many batches or as the buffers of many columns. pyarrow allocates what is
 claimed, so this is read first, from the metadata (FlatBuffers, as in Arrow's Footer, Message and
 RecordBatch) and from the length that stands before each compressed buffer.
 """
@@ -8,21 +9,21 @@ RecordBatch) and from the length that stands before each compressed buffer.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 _U8, _I16, _U16, _I32, _U32, _I64 = (struct.Struct("<" + code) for code in "BhHiIq")
 _BLOCK = struct.Struct("<qi4xq")  # offset, bytes of metadata, bytes of body
 _BUFFER = struct.Struct("<qq")  # offset in the body, bytes
 _TAIL_BYTES = 10  # the length of the footer, and the magic
 _CONTINUATION = 0xFFFFFFFF
-_DICTIONARY_BATCH = 2
+_DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
 # Until Arrow 1.0 the codec stood in the free-form metadata of messages, whose version number was this.
 _V4 = 3
 _OLD_COMPRESSION = b"ARROW:experimental_compression"
 
 # The positions of fields in their FlatBuffers tables.
 _FOOTER_BLOCKS = (2, 3)  # of dictionaries, of record batches
-_MESSAGE_VERSION, _MESSAGE_HEADER_TYPE, _MESSAGE_HEADER = 0, 1, 2
+_MESSAGE_VERSION, _MESSAGE_HEADER_TYPE, _MESSAGE_HEADER, _MESSAGE_BODY_BYTES = 0, 1, 2, 3
 _DICTIONARY_DATA = 1
 _BATCH_BUFFERS, _BATCH_COMPRESSION = 2, 3
 
@@ -31,14 +32,41 @@ _BATCH_BUFFERS, _BATCH_COMPRESSION = 2, 3
 MAX_DECOMPRESSED_BYTES = 256 * 1024 * 1024
 
 
-def check_decompressed_size(data: bytes) -> None:
+def check_body(data: bytes) -> None:
     """Raise ValueError for an IPC file that claims to decompress to more than ``MAX_DECOMPRESSED_BYTES``.
 
-    Raises it for metadata that leads out of the file, too.
+    Raises it for metadata that leads out of the file, and for batches or buffers that share bytes, too.
     """
     claimed_bytes = decompressed_bytes(data)
     if claimed_bytes > MAX_DECOMPRESSED_BYTES:
         raise ValueError(f"it claims to decompress to {claimed_bytes} bytes, more than {MAX_DECOMPRESSED_BYTES}")
+
+
+def check_stream(data: bytes, limit_bytes: int) -> None:
+    """Raise ValueError for an IPC stream whose messages claim to decompress to more than a limit, together.
+
+    Raises it for one that alone claims more than ``MAX_DECOMPRESSED_BYTES``, and for messages that lead out of it, too.
+    """
+    claimed_bytes = at = 0
+    try:
+        while at < len(data):
+            if _read(_U32, data, at) != _CONTINUATION:
+                raise ValueError("its messages do not follow each other")
+            metadata_bytes = _read(_U32, data, at + 4)
+            if not metadata_bytes:
+                break
+            message = _root(data, at + 8)
+            body_bytes = _number(_I64, data, message, _MESSAGE_BODY_BYTES)
+            if body_bytes < 0 or metadata_bytes + body_bytes > len(data) - at - 8:
+                raise ValueError("a message of it leads out of it")
+            if _number(_U8, data, message, _MESSAGE_HEADER_TYPE) in (_DICTIONARY_BATCH, _RECORD_BATCH):
+                of_this_bytes = _claimed_bytes(data, at, metadata_bytes + 8, body_bytes)
+                claimed_bytes += of_this_bytes
+                if of_this_bytes > MAX_DECOMPRESSED_BYTES or claimed_bytes > limit_bytes:
+                    raise ValueError(f"it claims to decompress to {claimed_bytes} bytes")
+            at += 8 + metadata_bytes + body_bytes
+    except struct.error as error:
+        raise ValueError(f"its metadata leads out of the stream: {error}") from error
 
 
 def decompressed_bytes(data: bytes) -> int:
@@ -55,15 +83,28 @@ def decompressed_bytes(data: bytes) -> int:
             for field in _FOOTER_BLOCKS
             for place in _items(data, _field(data, footer, field), _BLOCK.size, len(data))
         ]
-        if sum(abs(metadata_bytes) for _, metadata_bytes, _ in blocks) > len(data):
-            raise ValueError("its messages overlap")
-        return sum(_claimed_bytes(data, start, metadata_bytes) for start, metadata_bytes, _ in blocks)
+        _check_blocks(blocks, len(data) - _TAIL_BYTES - footer_bytes)
+        return sum(_claimed_bytes(data, *block) for block in blocks)
     except struct.error as error:
         raise ValueError(f"its metadata leads out of the file: {error}") from error
 
 
-def _claimed_bytes(data: bytes, start: int, metadata_bytes: int) -> int:
-    """Return the claim of one record batch or dictionary, whose message starts at ``start``."""
+def _check_blocks(blocks: Iterable[tuple[int, int, int]], end: int) -> None:
+    """Raise ValueError unless blocks lie one after the other between the magic and the footer."""
+    free = 0
+    for start, metadata_bytes, body_bytes in sorted(blocks):
+        if start < free or metadata_bytes < 0 or body_bytes < 0:
+            raise ValueError("its messages overlap")
+        free = start + metadata_bytes + body_bytes
+    if free > end:
+        raise ValueError("its messages reach into its footer")
+
+
+def _claimed_bytes(data: bytes, start: int, metadata_bytes: int, body_bytes: int) -> int:
+    """Return the claim of one record batch or dictionary, whose message starts at ``start``.
+
+    Raises ValueError for buffers that together take more than the body: some of them overlap.
+    """
     prefix_bytes = 8 if _read(_U32, data, start) == _CONTINUATION else 4
     message = _root(data, start + prefix_bytes)
     body = start + metadata_bytes
@@ -72,12 +113,17 @@ def _claimed_bytes(data: bytes, start: int, metadata_bytes: int) -> int:
         batch = _linked(data, _field(data, batch, _DICTIONARY_DATA))
     if not batch:
         return 0
+    buffers = [
+        _BUFFER.unpack_from(data, place)
+        for place in _items(data, _field(data, batch, _BATCH_BUFFERS), _BUFFER.size, metadata_bytes)
+    ]
+    if sum(abs(stored_bytes) for _, stored_bytes in buffers) > body_bytes:
+        raise ValueError("its buffers overlap")
     is_old = _number(_I16, data, message, _MESSAGE_VERSION) == _V4 and data.find(_OLD_COMPRESSION, start, body) >= 0
     if not is_old and not _field(data, batch, _BATCH_COMPRESSION):
         return 0
     total_bytes = 0
-    for place in _items(data, _field(data, batch, _BATCH_BUFFERS), _BUFFER.size, metadata_bytes):
-        offset, stored_bytes = _BUFFER.unpack_from(data, place)
+    for offset, stored_bytes in buffers:
         if stored_bytes >= _I64.size:
             total_bytes += max(0, _read(_I64, data, body + offset))  # -1 stands before a buffer stored as it is
     return total_bytes

@@ -24,6 +24,7 @@ from trinitylake_ops.format.node_file import (
     PREVIOUS_ROOT,
     ROLLBACK_FROM_ROOT,
     check_node_compression,
+    seal_room_bytes,
     size_of_rows_bytes,
     text_bytes,
 )
@@ -45,7 +46,7 @@ IMMUTABLE_SETTINGS = (
 
 
 def smallest_node_file_limit_bytes(definition: LakehouseDef) -> int:
-    """Return the size of the largest root that may be needed: full pointer rows and one buffered message.
+    """Return the size of the largest root that may be needed: full pointer rows, one buffered message, seals.
 
     Every key and value has its full size, every child pointer that of a node's path, and the
     system rows are those of a rollback with the largest ``commit_info``. Roots have our own naming,
@@ -61,7 +62,7 @@ def smallest_node_file_limit_bytes(definition: LakehouseDef) -> int:
         COMMIT_ID: "0" * 36,
         COMMIT_INFO: "0" * MAX_COMMIT_INFO_BYTES,
     }
-    return size_of_rows_bytes(
+    return seal_room_bytes() + size_of_rows_bytes(
         len(system) + 1 + definition.order + 1,
         (n_keys + 1) * key_bytes + text_bytes(system) + len(N_KEYS),
         (n_keys + 1) * definition.file_path_max_size_bytes + text_bytes(system.values()) + len(str(n_keys)),

@@ -8,6 +8,7 @@ from trinitylake_ops.errors import InvalidLocationError
 
 # ``user:password@`` after the scheme. A port is none, nor is a path with both letters.
 _USER_INFO = re.compile(r"^(?:[A-Za-z][A-Za-z0-9+.-]*:/{1,2})?[^/@:]+:(?!\d+(?:/|$)|/)[^@]*@")
+_S3_SCHEMES = re.compile(r"^s3[an]://")
 _FILE_PATH = re.compile(r"^file:/(?!/)")
 _URI = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(/.*)?$", re.DOTALL)
 
@@ -97,4 +98,14 @@ def to_uri(root: str, location: str) -> str:
 def to_location(root: str, uri: str) -> str:
     """Return ``uri`` as a path when it lies under the normalised root, else unchanged (L3)."""
     location = uri.removeprefix(root)
+    if ":/" in location:
+        respelled = _respelled(root, uri)
+        location = respelled.removeprefix(root) if respelled.startswith(root) else location
     return validate_location(location)
+
+
+def _respelled(root: str, uri: str) -> str:
+    """Return a URI in the spelling of the root: Hadoop's file systems write ``s3a://`` and ``file:/path``."""
+    if root.startswith("s3://"):
+        return _S3_SCHEMES.sub("s3://", uri)
+    return as_uri(uri) if _FILE_PATH.match(uri) else uri

@@ -13,7 +13,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError, InvalidInputError
-from trinitylake_ops.format.ipc_body import MAX_DECOMPRESSED_BYTES, check_decompressed_size
+from trinitylake_ops.format.file_names import RootNaming, version_named
+from trinitylake_ops.format.ipc_body import MAX_DECOMPRESSED_BYTES, check_body
+from trinitylake_ops.format.ipc_file import (
+    SCHEMA,
+    check_file_seals,
+    check_is_no_copy,
+    read_own_batch,
+    surrounding_bytes,
+    write_file,
+)
 from trinitylake_ops.format.keys import NAMESPACE_KEY_PREFIX, TABLE_KEY_PREFIX, has_schema_id
 from trinitylake_ops.format.text_column import TextColumn
 
@@ -26,13 +35,15 @@ COMMIT_ID = "commit_id"
 COMMIT_INFO = "commit_info"
 SEALED_AT_MILLIS = "sealed_at_millis"
 
+#: The entry of ``commit_info`` that names the version it was written for.
+STAMPED_VERSION = "version"
+
 MAX_COMMIT_INFO_BYTES = 4096
 #: What ``node_compression`` of a lakehouse may be: none, and the codecs that Arrow has for IPC files.
 NODE_COMPRESSIONS = ("", "lz4", "zstd")
 
 MAX_TIME_MS = 253_402_300_799_999  # the end of the year 9999, in milliseconds since the epoch
 
-_SCHEMA = pa.schema([("key", pa.utf8()), ("pvalue", pa.utf8()), ("pnode", pa.utf8())])
 _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)  # handing nine small buffers to threads takes longer
 _OLD_DEF_KEY = "lakehouse"
 _MAX_ROWS = 2**31 - 1
@@ -107,8 +118,12 @@ class NodeFile:
         return int(self.system[CREATED_AT_MILLIS])
 
 
-def encode_node(node: NodeFile, order: int, compression: str = "") -> bytes:
-    """Return the bytes of a node file with exactly ``order`` pointer rows.
+def encode_node(
+    node: NodeFile, order: int, compression: str = "", path: str = "", max_bytes: int | None = None
+) -> bytes:
+    """Return the bytes of a node file with exactly ``order`` pointer rows, sealed for the name of ``path``.
+
+    It has no seal without a path, and where it would take more than ``max_bytes`` with one.
 
     With a ``compression`` the body is compressed where that makes the file smaller, so it never takes
     more than :func:`encoded_size_bytes`. Raises InvalidDefinitionError for one that is not in
@@ -126,14 +141,19 @@ def encode_node(node: NodeFile, order: int, compression: str = "") -> bytes:
     pvalue = [*system.values(), None, *node.values, *blank, *node.buffer.values()]
     pnode = [*[None] * len(system), *children, *blank, *[None] * len(node.buffer)]
     batch = pa.record_batch(
-        [pa.array(key, pa.utf8()), pa.array(pvalue, pa.utf8()), pa.array(pnode, pa.utf8())], schema=_SCHEMA
+        [pa.array(key, pa.utf8()), pa.array(pvalue, pa.utf8()), pa.array(pnode, pa.utf8())], schema=SCHEMA
     )
+    data = _smallest_file(batch, compression, path)
+    return data if not path or max_bytes is None or len(data) <= max_bytes else _smallest_file(batch, compression, "")
+
+
+def _smallest_file(batch: pa.RecordBatch, compression: str, path: str) -> bytes:
     if compression:
         batch_bytes = pa.ipc.get_record_batch_size(batch)
-        compressed = _file_of(batch, compression) if batch_bytes <= MAX_DECOMPRESSED_BYTES else None
-        if compressed is not None and len(compressed) < _surrounding_bytes() + batch_bytes:
+        compressed = write_file(batch, compression, path) if batch_bytes <= MAX_DECOMPRESSED_BYTES else None
+        if compressed is not None and len(compressed) < surrounding_bytes(path) + batch_bytes:
             return compressed
-    return _file_of(batch, "")
+    return write_file(batch, "", path)
 
 
 def check_node_compression(compression: str) -> None:
@@ -143,25 +163,6 @@ def check_node_compression(compression: str) -> None:
             f"node_compression is {compression!r}, this program writes '' (none), 'lz4' or 'zstd';"
             " choose one of these, in an existing lakehouse with alter_definition"
         )
-
-
-def _file_of(batch: pa.RecordBatch, compression: str) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, _SCHEMA, options=_write_options(compression)) as writer:
-        writer.write_batch(batch)
-    return bytes(sink.getvalue())
-
-
-@functools.cache
-def _write_options(compression: str) -> pa.ipc.IpcWriteOptions:
-    return pa.ipc.IpcWriteOptions(compression=compression or None, use_threads=False)
-
-
-@functools.cache
-def _surrounding_bytes() -> int:
-    """Return what an uncompressed file of one batch takes beyond the batch."""
-    batch = pa.record_batch([pa.array([], pa.utf8())] * len(_SCHEMA), schema=_SCHEMA)
-    return len(_file_of(batch, "")) - int(pa.ipc.get_record_batch_size(batch))
 
 
 def encoded_size_bytes(
@@ -174,8 +175,8 @@ def encoded_size_bytes(
 ) -> int:
     """Return the size of the file that :func:`encode_node` makes of these rows, to the byte, without making it.
 
-    That is the uncompressed file, whose size all limits count: Arrow pads each of a column's three
-    buffers (validity, offsets, text) to 8 bytes; all else is constant.
+    That is the uncompressed file without its seals, for which :func:`seal_room_bytes` are left: Arrow pads each of
+    a column's three buffers (validity, offsets, text) to 8 bytes; all else is constant.
     """
     return size_of_rows_bytes(
         len(system) + 1 + order + len(buffer),
@@ -207,21 +208,27 @@ def _pad8(size_bytes: int) -> int:
 
 
 @functools.cache
+def seal_room_bytes() -> int:
+    """Return what the seals of a node file take at most: those of a root whose name has 64 digits."""
+    return surrounding_bytes(RootNaming(64).path(0)) - surrounding_bytes("")
+
+
+@functools.cache
 def _framing_bytes() -> int:
     """Return the bytes of a node file that do not depend on its rows: schema, batch header, footer, magic."""
     two_rows_body_bytes = 3 * (_pad8(1) + _pad8(12)) + _pad8(len(N_KEYS)) + _pad8(len("0"))
     return len(encode_node(NodeFile(), order=1)) - two_rows_body_bytes
 
 
-def encode_sealed_root(system: Mapping[str, str], sealed_at_ms: int) -> bytes:
-    """Return the sealed root that takes the place of one with these system rows (FORMAT.md, "Sealed roots").
+def encode_sealed_root(system: Mapping[str, str], sealed_at_ms: int, path: str = "") -> bytes:
+    """Return the sealed root that takes the place, at ``path``, of one with these system rows (FORMAT.md).
 
     Of the commit remain its id, its place in the chain, and what it was and whose: the name stays taken. What an export
     says about its source remains, too: the next one needs it.
     """
     kept = {name: system[name] for name in (CREATED_AT_MILLIS, PREVIOUS_ROOT, COMMIT_ID) if name in system}
     info = decode_commit_info(system)
-    names = ("operation", "members", "properties") if info.get("operation") == "export" else ("operation", "members")
+    names = [STAMPED_VERSION, "operation", "members", *(["properties"] if info.get("operation") == "export" else [])]
     said = {name: info[name] for name in names if name in info}
     if said:
         kept[COMMIT_INFO] = json.dumps(said, ensure_ascii=False, separators=(",", ":"))
@@ -231,34 +238,76 @@ def encode_sealed_root(system: Mapping[str, str], sealed_at_ms: int) -> bytes:
         pa.array(list(rows.values()), pa.utf8()),
         pa.nulls(len(rows), pa.utf8()),
     ]
-    return _file_of(pa.record_batch(columns, schema=_SCHEMA), "")
+    return write_file(pa.record_batch(columns, schema=SCHEMA), "", path)
 
 
 def decode_node(data: bytes, path: str) -> NodeFile:
     """Return the content of a node file.
 
-    The forms of older writers are read too (FORMAT.md, "What is read beyond what is written"). Raises
+    The forms of older writers are read too (FORMAT.md, "What is read beyond what is written"). Of a root
+    whose stamp was written for another version than ``path`` names, ``system`` lacks the stamp. Raises
     CorruptFileError, naming ``path``, for bytes that are no Arrow IPC file, for other columns, and
     for rows that break the order of sections.
     """
-    key, pvalue, pnode = _columns(data, path)
+    rows = _rows(data, path)
     try:
-        node = _Rows(key, pvalue, pnode).node()
+        node = rows.node()
     except _MalformedError as error:
         raise _corrupt(path, error) from error
+    node.system = _own_rows(node.system, path)
     node.file_size_bytes = len(data)
     # Columns of an uncompressed file are views of its bytes, which they keep as a whole.
-    node.memory_bytes = max(len(data), sum(column.get_total_buffer_size() for column in (key, pvalue, pnode)))
+    columns = (rows.key, rows.pvalue, rows.pnode)
+    node.memory_bytes = max(len(data), sum(column.get_total_buffer_size() for column in columns))
     return node
 
 
 def decode_system_rows(data: bytes, path: str) -> dict[str, str]:
-    """Return the system rows of a node file alone. Raises CorruptFileError, naming ``path``."""
+    """Return the system rows of a node file alone, as :func:`decode_node` does.
+
+    Raises CorruptFileError, naming ``path``.
+    """
+    return _own_rows(_rows(data, path).system, path)
+
+
+def _rows(data: bytes, path: str) -> _Rows:
     key, pvalue, pnode = _columns(data, path)
     try:
-        return _Rows(key, pvalue, pnode).system
+        rows = _Rows(key, pvalue, pnode)
     except _MalformedError as error:
         raise _corrupt(path, error) from error
+    if SEALED_AT_MILLIS in rows.system:  # a rollback leads to no purged version: a copy would hide a live one
+        check_is_no_copy(data, path)
+    return rows
+
+
+def _own_rows(system: dict[str, str], path: str) -> dict[str, str]:
+    """Return the system rows of a file without a stamp that was written for another version.
+
+    Programs that know the published format alone may carry the stamp of the version before on, or of one that they
+    go back to. Stamps from before they named their version are believed, as far as one file can tell.
+    """
+    if COMMIT_ID not in system and COMMIT_INFO not in system:
+        return system
+    version = version_named(path)
+    if version is None:  # the root of an export, which may be a copy of another program's: after which does it come?
+        before = version_named(system.get(PREVIOUS_ROOT, ""))
+        version = 0 if before is None else before + 1
+    stamped = decode_commit_info(system).get(STAMPED_VERSION, version)
+    return system if type(stamped) is int and stamped == version else _unstamped(system)
+
+
+def without_carried_stamp(system: dict[str, str], before: Mapping[str, str]) -> dict[str, str]:
+    """Return the system rows of a root without a stamp that the root ``before`` it has, too.
+
+    So those are told that were carried on from a root which does not name its version in its stamp.
+    """
+    commit_id = system.get(COMMIT_ID)
+    return _unstamped(system) if commit_id is not None and commit_id == before.get(COMMIT_ID) else system
+
+
+def _unstamped(system: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in system.items() if name not in (COMMIT_ID, COMMIT_INFO)}
 
 
 class _MalformedError(Exception):
@@ -272,76 +321,38 @@ def _corrupt(path: str, error: _MalformedError) -> CorruptFileError:
 def _columns(data: bytes, path: str) -> tuple[pa.StringArray, pa.StringArray, pa.StringArray]:
     """Return key, pvalue and pnode; a file without pnode is one in which they are all null."""
     try:
-        reader = pa.ipc.open_file(data, options=_READ_OPTIONS)
-        is_ours = _own_form().has(data)
-        if not is_ours:
-            check_decompressed_size(data)
-            is_ours = reader.num_record_batches == 1 and reader.schema.equals(_SCHEMA)
-        rows = reader.get_batch(0) if is_ours else reader.read_all()
-        rows.validate(full=True)
+        batch = read_own_batch(data, path)
+        if batch is not None:
+            batch.validate(full=True)
+            key, pvalue, pnode = batch.columns
+            return key, pvalue, pnode
+        return _columns_of_other_form(data, path)
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CorruptFileError(f"{path!r} is no readable Arrow IPC file: {reason}", path=path) from error
-    key, pvalue, pnode = rows.columns if is_ours else _columns_of_other_form(rows, path)
-    return key, pvalue, pnode
 
 
-@dataclass(frozen=True, slots=True)
-class _OwnForm:
-    """What our uncompressed files begin and end with: all metadata but the numbers of rows and bytes.
-
-    Head and tail are each one large number, of which a mask leaves out those that differ by file.
-    """
-
-    head_bytes: int
-    head_mask: int
-    head: int
-    tail_bytes: int
-    tail_mask: int
-    tail: int
-
-    def has(self, data: bytes) -> bool:
-        """Whether a file certainly has our schema and one uncompressed batch; nearly all do, and this costs little."""
-        head = int.from_bytes(data[: self.head_bytes], "little") & self.head_mask
-        tail = int.from_bytes(data[-self.tail_bytes :], "little") & self.tail_mask
-        return head == self.head and tail == self.tail
-
-
-@functools.cache
-def _own_form() -> _OwnForm:
-    """Return the form, from two files that differ in all their numbers."""
-    texts = [["", None], [str(number) for number in range(20_000)] + [None] * 1_000]
-    one, other = (_file_of(pa.record_batch([pa.array(rows, pa.utf8())] * 3, schema=_SCHEMA), "") for rows in texts)
-    batch = 16 + int.from_bytes(one[12:16], "little")  # after the magic and the schema's message
-    head_bytes = batch + 8 + int.from_bytes(one[batch + 4 : batch + 8], "little")
-    tail_bytes = int.from_bytes(one[-10:-6], "little") + 10
-    head_mask = _equal_words(one[:head_bytes], other[:head_bytes])
-    tail_mask = _equal_words(one[-tail_bytes:], other[-tail_bytes:])
-    head, tail = (int.from_bytes(part, "little") for part in (one[:head_bytes], one[-tail_bytes:]))
-    return _OwnForm(head_bytes, head_mask, head & head_mask, tail_bytes, tail_mask, tail & tail_mask)
-
-
-def _equal_words(one: bytes, other: bytes) -> int:
-    """Return a mask of the words, of 8 bytes, that are the same in both."""
-    places = range(0, len(one), 8)
-    masks = (b"\xff" if one[place : place + 8] == other[place : place + 8] else b"\0" for place in places)
-    return int.from_bytes(b"".join(mask * 8 for mask in masks)[: len(one)], "little")
-
-
-def _columns_of_other_form(table: pa.Table, path: str) -> list[pa.StringArray]:
-    """Return the columns of a file that is not ours to the letter: several batches, large strings, the older layout."""
-    names = [name for name in table.schema.names if name != _TRANSACTION_COLUMN]
+def _columns_of_other_form(data: bytes, path: str) -> tuple[pa.StringArray, pa.StringArray, pa.StringArray]:
+    """Return the columns of a file that is not ours to the letter: compressed, several batches, the older layout."""
+    schema = pa.ipc.open_file(data, options=_READ_OPTIONS).schema
+    check_file_seals(data, schema, path)
+    check_body(data)
+    places = [place for place, name in enumerate(schema.names) if name != _TRANSACTION_COLUMN]
+    names = [schema.names[place] for place in places]
     if (
         names[:1] != ["key"]
         or names[1:2] not in ([name] for name in _VALUE_COLUMNS)
         or names[2:] not in ([], ["pnode"])
-        or any(table.schema.field(name).type not in (pa.utf8(), pa.large_utf8()) for name in names)
+        or any(schema.field(place).type not in (pa.utf8(), pa.large_utf8()) for place in places)
     ):
         raise CorruptFileError(
-            f"{path!r} has columns {table.schema.names}, a node file has {_SCHEMA.names} as strings", path=path
+            f"{path!r} has columns {schema.names}, a node file has {SCHEMA.names} as strings", path=path
         )
-    columns = [table[name].cast(pa.utf8()).combine_chunks() for name in names]
-    return columns if len(columns) == len(_SCHEMA) else [*columns, pa.nulls(len(table), pa.utf8())]
+    options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=places)
+    table = pa.ipc.open_file(data, options=options).read_all()
+    table.validate(full=True)
+    key, pvalue, *rest = (column.cast(pa.utf8()).combine_chunks() for column in table.columns)
+    return key, pvalue, rest[0] if rest else pa.nulls(len(table), pa.utf8())
 
 
 @dataclass(slots=True)

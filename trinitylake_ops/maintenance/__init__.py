@@ -1,8 +1,8 @@
 """Operations on a whole lakehouse. Each that destroys or rolls back is a plan first: look, then execute."""
 
+from trinitylake_ops.maintenance.budget import Budget
 from trinitylake_ops.maintenance.compact import CompactionReport, compact
 from trinitylake_ops.maintenance.compact_tables import CompactTablesPlan, CompactTablesReport, plan_compact_tables
-from trinitylake_ops.maintenance.deletion import Budget
 from trinitylake_ops.maintenance.drop_namespace import DropNamespacePlan, plan_drop_namespace
 from trinitylake_ops.maintenance.expire import ExpirationPlan, ExpirationReport, plan_expiration, undelete
 from trinitylake_ops.maintenance.export import ExportPlan, ExportReport, plan_export
@@ -14,6 +14,7 @@ from trinitylake_ops.maintenance.prune_exports import PrunePlan, plan_prune_expo
 from trinitylake_ops.maintenance.purge import PurgeBatch, PurgePlan, PurgeReport, plan_purge
 from trinitylake_ops.maintenance.reconcile import ReconcileReport, reconcile
 from trinitylake_ops.maintenance.register import RegistrationReport, register_catalog, register_table
+from trinitylake_ops.maintenance.relocate import RelocationPlan, RelocationReport, plan_relocation
 from trinitylake_ops.maintenance.repair import RepairPlan, RepairReport, RepairStep, Unmended, plan_repair, repair
 from trinitylake_ops.maintenance.restore import RestorePlan, plan_restore, restore_export
 from trinitylake_ops.maintenance.retention import RetentionPolicy, Verdict
@@ -44,6 +45,8 @@ __all__ = [
     "PurgeReport",
     "ReconcileReport",
     "RegistrationReport",
+    "RelocationPlan",
+    "RelocationReport",
     "RepairPlan",
     "RepairReport",
     "RepairStep",
@@ -66,6 +69,7 @@ __all__ = [
     "plan_orphan_removal",
     "plan_prune_exports",
     "plan_purge",
+    "plan_relocation",
     "plan_repair",
     "plan_restore",
     "plan_rollback",

@@ -29,8 +29,8 @@ from trinitylake_ops.maintenance.defined_tables import defined, tables_of
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, Plan, digest_of, new_table
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.data_files import delete_data_files
-from trinitylake_ops.tables.file_io import StorageFileIO, reading_io
-from trinitylake_ops.tables.managed import metadata_uri, read_metadata
+from trinitylake_ops.tables.file_io import StorageFileIO, reading_io, writing_io
+from trinitylake_ops.tables.metadata import table_metadata
 from trinitylake_ops.tables.publication import Publication, publication_id, publish_once, published_version
 from trinitylake_ops.tables.rewriting import (
     FileGroup,
@@ -157,7 +157,7 @@ class CompactTablesPlan(Plan):
             _plan(lake, lake.snapshot(), self._rules, self._only).check_approved(approved_digest)
         if self.is_empty:
             return _report(Publication(base.version, was_published=False), {}, {}, 0, metered.cost())
-        work = _Work(lake, self, base.read_at_ms)
+        work = _Work(lake, self, lake.storage.now_ms())
         work.write(write)
         try:
             published, left, attempts = work.commit(publication, since, run_id, message)
@@ -293,7 +293,7 @@ def _is_candidate(definition: TableDef) -> bool:
 def _looked_through(
     name: ObjectName, definition: TableDef, io: StorageFileIO, rules: RewriteRules
 ) -> tuple[TableCompaction, int]:
-    metadata = read_metadata(io, metadata_uri(definition, io.root))
+    metadata = table_metadata(definition, io)
     found = find_groups(metadata, io, rules)
     compaction = TableCompaction(
         namespace=name.namespace,
@@ -320,7 +320,7 @@ class _Work:
         self._tables = plan.tables
         self._begun_at_ms = begun_at_ms
         # Other processes write by it, too: it is not counted.
-        self._io = StorageFileIO.on(plan._lake.storage, lake.storage_options)
+        self._io = writing_io(plan._lake)
         self._rules = plan._rules
         self._written: dict[str, list[DataFile]] = {one.name: [] for one in plan.tables}
         self.staged: dict[str, StagedTable] = {}

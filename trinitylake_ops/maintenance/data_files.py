@@ -11,10 +11,12 @@ from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.maintenance.defined_tables import defined, tables_of
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.file_io import StorageFileIO, reading_io
-from trinitylake_ops.tables.managed import metadata_uri, read_metadata
+from trinitylake_ops.tables.metadata import table_metadata
 from trinitylake_ops.tables.trimming import is_trimmable
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
+
+_MOST_DIGITS = 18  # a longer text in a summary is no count, and Python may refuse to read it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +95,12 @@ def _table_files(name: ObjectName, data_files: int, n_bytes: int) -> TableFiles:
 def _counts(definition: TableDef, io: StorageFileIO) -> tuple[int, int] | Exception | None:
     """Return data files and bytes, None where the writer did not count, the error where nobody can read it."""
     try:
-        snapshot = read_metadata(io, metadata_uri(definition, io.root)).current_snapshot()
+        snapshot = table_metadata(definition, io).current_snapshot()
     except (FileMissingError, CorruptFileError) as error:
         return error
     if snapshot is None:
         return 0, 0
     summary = {} if snapshot.summary is None else snapshot.summary.additional_properties
     files, n_bytes = summary.get("total-data-files", ""), summary.get("total-files-size", "")
-    return (int(files), int(n_bytes)) if files.isdecimal() and n_bytes.isdecimal() else None
+    is_counted = all(text.isdecimal() and len(text) <= _MOST_DIGITS for text in (files, n_bytes))
+    return (int(files), int(n_bytes)) if is_counted else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
@@ -13,13 +12,13 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
-    InvalidInputError,
     StorageError,
     StoragePermissionError,
     ThrottledError,
     TransientError,
 )
 from trinitylake_ops.format.file_names import OPERATIONS_PREFIX, TABLES_PREFIX
+from trinitylake_ops.maintenance.budget import NO_LIMITS, Budget, Spending, counting
 from trinitylake_ops.maintenance.executors import LOCAL, Executor, Fence
 from trinitylake_ops.maintenance.lease import Lease
 from trinitylake_ops.maintenance.reachability import Mark
@@ -33,30 +32,6 @@ _TRIES = 4
 _MOST_IDLE_ROUNDS = 4
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """How much an operation that deletes, or verify, may ask of the storage; None is no limit.
-
-    ``max_requests`` and ``max_seconds`` end it early: what is left is done by running it again.
-    ``requests_per_second`` limits the deletes it sends. Raises InvalidInputError for what is no positive number.
-    """
-
-    max_requests: int | None = None
-    max_seconds: float | None = None
-    requests_per_second: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("max_requests", "max_seconds", "requests_per_second"):
-            number = getattr(self, name)
-            if number is not None and (type(number) not in (int, float) or not 0 < number < math.inf):
-                raise InvalidInputError(
-                    f"{name} is {number!r}, it must be a finite number above 0; leave it out for no limit"
-                )
-
-
-NO_LIMITS = Budget()
 
 
 @dataclass(slots=True)
@@ -127,7 +102,7 @@ class DeletionReport(Document):
 def delete_files(
     storage: Storage,
     sizes_bytes: Mapping[str, int],
-    budget: Budget = NO_LIMITS,
+    budget: Budget | Spending = NO_LIMITS,
     *,
     before_batch: Callable[[], Fence | None] = lambda: None,
     spared: Container[str] = (),
@@ -149,7 +124,7 @@ def delete_unreached(
     sizes_bytes: Mapping[str, int],
     mark: Mark,
     held: Lease,
-    budget: Budget = NO_LIMITS,
+    budget: Budget | Spending = NO_LIMITS,
     progress: Progress = no_progress,
 ) -> Deletion:
     """Delete files that a mark does not reach, under a lease; before each batch both are looked at again.
@@ -182,22 +157,24 @@ class _Deleting:
         self,
         storage: Storage,
         sizes_bytes: Mapping[str, int],
-        budget: Budget,
+        budget: Budget | Spending,
         before_batch: Callable[[], Fence | None],
         spared: Container[str],
         progress: Progress,
         executor: Executor,
     ):
-        self._storage = storage
+        self._spending = Spending.of(budget)
+        self._storage = counting(storage, self._spending)
         self._sizes_bytes = sizes_bytes
-        self._budget = budget
+        self._budget = self._spending.budget
         self._before_batch = before_batch
         self._spared = spared
         self._progress = progress
         self._executor = executor
         self._held_back: frozenset[str] = frozenset()
         self._idle_rounds = 0
-        self._begun_s = time.monotonic()
+        # The pace is that of deletes: what planning took is no credit for a burst.
+        self._begun_s = 0.0 if self._budget.requests_per_second is None else time.monotonic()
         self._refused: dict[str, StorageError] = {}
         self._unseen: StorageError | None = None
         self._done = Deletion()
@@ -210,14 +187,12 @@ class _Deleting:
             self._go_back(left, batch)
             self._progress("deleted", len(self._sizes_bytes) - len(left), len(self._sizes_bytes))
             if left and self._done.stopped is None:
-                self._done.stopped = self._exhausted()
+                self._done.stopped = self._spending.exhausted()
         return self._done
 
     def _batch_files(self) -> int:
         """Return how many files go out together: a round of parallel requests, fewer where the budget ends."""
-        requests = self._executor.rounds_at_once(self._storage)
-        if self._budget.max_requests is not None:
-            requests = min(requests, self._budget.max_requests - self._done.requests)
+        requests = self._spending.within(self._executor.rounds_at_once(self._storage))
         if self._budget.requests_per_second is not None:
             requests = min(requests, max(1, int(self._budget.requests_per_second)))
         return max(1, requests) * self._storage.delete_batch_size
@@ -229,14 +204,6 @@ class _Deleting:
         if self._idle_rounds == _MOST_IDLE_ROUNDS:
             self._done.stopped = f"executors deleted nothing in {_MOST_IDLE_ROUNDS} rounds: they were lost or late"
 
-    def _exhausted(self) -> str | None:
-        budget = self._budget
-        if budget.max_requests is not None and self._done.requests >= budget.max_requests:
-            return f"the budget of {budget.max_requests} requests is spent"
-        if budget.max_seconds is not None and time.monotonic() - self._begun_s >= budget.max_seconds:
-            return f"the budget of {budget.max_seconds:g} seconds is spent"
-        return None
-
     def _allowed(self, batch: Iterable[str]) -> list[str]:
         """Return the files of a batch under prefixes where deleting was not refused; the others have failed, too."""
         allowed = []
@@ -245,7 +212,11 @@ class _Deleting:
             if refusal is None:
                 allowed.append(path)
             else:
-                self._done.failures[path] = refusal
+                self._done.failures[path] = StoragePermissionError(
+                    f"not tried, as the storage refused to delete another file of {_prefix_of(path) or 'the catalog'}:"
+                    f" {refusal.message}",
+                    path=path,
+                )
         return allowed
 
     def _delete(self, paths: list[str]) -> None:
@@ -280,7 +251,7 @@ class _Deleting:
                     self._refused.setdefault(_prefix_of(path), error)
             self._done.throttled += any(isinstance(error, ThrottledError) for error in failed.values())
             remaining = [path for path, error in failed.items() if isinstance(error, _PASSING)] + unsent
-            if remaining and self._exhausted() is None:
+            if remaining and self._spending.exhausted() is None:
                 raise self._done.failures[remaining[0]]
 
         if not paths:

@@ -190,6 +190,7 @@ class ExpirationPlan(TimedPlan):
     def _commit(
         self, lake: Lakehouse, base: Snapshot, approved: ExpirationPlan, metered: MeteredLakehouse
     ) -> ExpirationReport:
+        written_since_ms = lake.storage.now_ms()
         plan_path = write_plan_file(lake.storage, self.plan_file())
         batch = ExpirationBatch(
             id=str(uuid.uuid4()),
@@ -217,7 +218,7 @@ class ExpirationPlan(TimedPlan):
             },
         )
         try:
-            version = change.commit(lake, base)
+            version = change.commit(lake, base, written_since_ms=written_since_ms)
         except CommitOutcomeUnknownError:
             raise
         except TrinityLakeError:

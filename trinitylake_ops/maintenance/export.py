@@ -38,6 +38,7 @@ from trinitylake_ops.maintenance.export_roots import (
     TargetLakehouse,
     Write,
     built_root,
+    copied_root,
     export_id,
     lakehouse_def_copy,
     root_in_same_lakehouse,
@@ -356,7 +357,7 @@ class _Work:
         there = {info.path: info.size_bytes for info in storage.list()} if resumed else {}
         copier = Copier(storage, there, progress=progress, n_expected=self.content.n_files + 1, executor=self.executor)
         if self.choice.level == ExportLevel.MINIMAL:
-            root = storage.read(self.source.location)
+            root = copied_root(self.source, self.record.root_location)
         else:
             targets = [*self.content.targets(), *((None, path) for path in self._node_paths())]
             begin_manifest(storage, self.record, targets, with_definitions=self.choice.with_definitions)
@@ -366,7 +367,7 @@ class _Work:
             tree = self._built_tree(copier.place)
             copied_def = lakehouse_def_copy(export_id(self.record))
             definition_path = copied_def if self.choice.copies_definitions else self.source.definition_location
-            root = root_in_same_lakehouse(self.source, tree, definition_path)
+            root = root_in_same_lakehouse(self.source, tree, definition_path, self.record.root_location)
         files = [*copier.files, CopiedFile.of(self.source.location, self.record.root_location, root)]
         finish_manifest(storage, self.record, files, with_definitions=self.choice.with_definitions)
         copier.place({self.record.root_location: root})

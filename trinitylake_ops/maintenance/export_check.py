@@ -88,13 +88,17 @@ def verify_export(
     copies = read_manifest(metered.lake.storage, record.manifest_path)
     storage, options = metered.lake.storage, lake.storage_options
     if record.target_uri:
+        if target_options is None:  # else the caller knows where it goes
+            lake.elsewhere.places.check_root(record.target_uri)
         options = StorageOptions(target_options if target_options is not None else options_for(lake, record.target_uri))
         storage = metered.also(open_storage(record.target_uri, options))
     there = {info.path: info.size_bytes for info in storage.list()}
     sizes_bytes: dict[str, int | None] = {copy.target: copy.size_bytes for copy in copies}
     damaged: set[str] = set()
     if record.target_uri:
-        needed, damaged = _needed_elsewhere(metered.lake, Lakehouse(storage, options, cache="off"), record, there)
+        other = Lakehouse(storage, options, cache="off")
+        other.elsewhere.give(metered.lake.storage)  # of what was not copied
+        needed, damaged = _needed_elsewhere(metered.lake, other, record, there)
         copies = [copy for copy in copies if copy.target in needed]
         sizes_bytes = {path: sizes_bytes.get(path, size) for path, size in needed.items()}
     changed = damaged | {path for path, size in sizes_bytes.items() if size not in (None, there.get(path, size))}
@@ -132,7 +136,7 @@ def _needed_elsewhere(
     reach = CatalogReach(other.files, skips_damaged=True)
     reach.add([SurveyedRoot.of(version, exported.root, path, other.root)])
     needed.update(dict.fromkeys(one for one in (*reach.nodes, *reach.tables, *reach.others) if not is_uri(one)))
-    io = reading_io(other)
+    io = reading_io(other, [lake.storage])
     damaged: set[str] = set()
 
     def add_files(location: str) -> None:

@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 
 from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError, InvalidInputError, NamespaceNotFoundError
 from trinitylake_ops.format.definitions import ExportLevel, TableDef
-from trinitylake_ops.format.file_names import new_namespace_path, new_table_path, table_prefix
+from trinitylake_ops.format.file_identity import name_identity
+from trinitylake_ops.format.file_names import (
+    as_version_4,
+    derived_uuid,
+    new_namespace_path,
+    new_table_path,
+    table_prefix,
+)
 from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location, to_uri
 from trinitylake_ops.maintenance.executors import LOCAL, Executor
@@ -124,7 +131,7 @@ class Destination:
         seed = uuid.uuid5(uuid.NAMESPACE_URL, f"{source_id}/{level.name.lower()}")
         if generation:
             seed = uuid.uuid5(seed, f"generation {generation}")
-            return cls(root, seed, f"export-{seed}/")
+            return cls(root, seed, f"export-{as_version_4(seed)}/")
         later = range(1, _RECOGNISED_GENERATIONS)
         return cls(root, seed, "", tuple(cls.other_root(root, source_id, level, number) for number in later))
 
@@ -132,22 +139,30 @@ class Destination:
         """Return the path of the copy of a definition."""
         if not self.folder and not is_changed and not is_uri(source):
             return source
-        identifier = uuid.uuid5(self.seed, source)
-        if name.table is None:
-            return new_namespace_path(name.namespace, limit_bytes, identifier)
-        return new_table_path(name.namespace, name.table, limit_bytes, identifier)
+        return _definition_path(name, limit_bytes, derived_uuid(self.seed, source))
 
     def is_copy(self, found: str, name: ObjectName, source: str, limit_bytes: int) -> bool:
         """Whether a location is that of a copy of a definition, under any of the names that it may have."""
-        return any(
-            found == names.definition_path(name, source, limit_bytes, is_changed=is_changed)
+        copies = [
+            names.definition_path(name, source, limit_bytes, is_changed=is_changed)
             for names in (self, *self.siblings)
             for is_changed in (False, True)
-        )
+        ]
+        # Earlier exports into the same target made names of version 5.
+        copies += [
+            _definition_path(name, limit_bytes, uuid.uuid5(names.seed, source)) for names in (self, *self.siblings)
+        ]
+        return name_identity(found) in map(name_identity, copies)
 
     def pointer(self, source_root: str, location: str) -> str:
         """Return how the tree of the export points to what is not copied."""
         return to_location(self.root, to_uri(source_root, location))
+
+
+def _definition_path(name: ObjectName, limit_bytes: int, identifier: uuid.UUID) -> str:
+    if name.table is None:
+        return new_namespace_path(name.namespace, limit_bytes, identifier)
+    return new_table_path(name.namespace, name.table, limit_bytes, identifier)
 
 
 def chosen_entries(source: Snapshot, namespaces: Sequence[str]) -> list[tuple[str, str]]:
@@ -227,7 +242,7 @@ class _Gathering:
             elif standing is not None and self._destination.is_copy(standing, name, location, self._limit_bytes):
                 placed[key] = standing
             elif name.table is None:
-                placed[key] = self._copy_definition(name, location, None)
+                placed[key] = self._copy_definition(name, location)
             else:
                 tables.append((key, name, location))
         placed |= self._copy_tables(tables)
@@ -240,8 +255,9 @@ class _Gathering:
         except CorruptFileError as error:
             raise CorruptFileError(error.message, path=self._source.location, version=self._source.version) from error
 
-    def _copy_definition(self, name: ObjectName, source: str, data: bytes | None) -> str:
-        target = self._destination.definition_path(name, source, self._limit_bytes, is_changed=data is not None)
+    def _copy_definition(self, name: ObjectName, source: str, changed: TableDef | None = None) -> str:
+        target = self._destination.definition_path(name, source, self._limit_bytes, is_changed=changed is not None)
+        data = None if changed is None else changed.to_bytes(target)
         self._content.definitions.append(DefinitionCopy(source, target, data))
         return target
 
@@ -250,16 +266,19 @@ class _Gathering:
         copies = self._executor.map(self._copies, [location for _, _, location in tables], _BATCH)
         placed = {}
         for (key, name, location), (definition, copy) in zip(tables, copies, strict=True):
-            changed = self._changed(definition, copy)
+            changed = self._changed(definition, copy, location)
             if copy is not None:
                 self._content.tables.append(copy)
             else:
                 self._content.uncopied.append(changed or definition)
-            placed[key] = self._copy_definition(name, location, None if changed is None else changed.to_bytes())
+            placed[key] = self._copy_definition(name, location, changed)
         return placed
 
-    def _changed(self, definition: TableDef, copy: TableCopy | None) -> TableDef | None:
-        """Return a table's definition in the export, None where it does not change."""
+    def _changed(self, definition: TableDef, copy: TableCopy | None, source: str) -> TableDef | None:
+        """Return a table's definition in the export, None where it does not change.
+
+        The paths in one that stands in another lakehouse are those there: its bytes are of no use anywhere else.
+        """
         metadata = iceberg_metadata(definition)
         if not metadata:
             return None
@@ -267,7 +286,9 @@ class _Gathering:
             location = self._destination.pointer(self._root, metadata)
         else:
             location = copy.places.path(to_location(self._root, metadata))
-        return None if location == metadata else copied_definition(definition, location)
+        if location == metadata and not is_uri(source):
+            return None
+        return copied_definition(definition, location)
 
 
 @dataclass(frozen=True, slots=True)

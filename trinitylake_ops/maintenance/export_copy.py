@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from trinitylake_ops.errors import CorruptFileError
+from trinitylake_ops.format.definitions import resealed
 from trinitylake_ops.maintenance.executors import LOCAL, Executor
 from trinitylake_ops.maintenance.export_content import Content, DefinitionCopy, TableCopy
 from trinitylake_ops.maintenance.export_manifest import CopiedFile
@@ -17,6 +18,7 @@ from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.storage.write_outcome import create_settled
+from trinitylake_ops.tables.checked_files import check_whole
 from trinitylake_ops.tables.copying import REWRITTEN, FileCopy, TablePlaces, rewritten
 from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.reach import FileKind
@@ -32,7 +34,7 @@ class CopyJob:
 
     ``places`` are those of its table where ``file``, one of Iceberg's that holds paths, is to be rewritten, and
     ``sizes_bytes`` those of copied manifests. ``size_bytes`` is about its size, ``there_bytes`` that of the file that
-    stands at the target.
+    stands at the target. The seals of a copied definition are those of its new name.
     """
 
     source: str | None
@@ -43,6 +45,7 @@ class CopyJob:
     file: FileCopy | None = None
     places: TablePlaces | None = None
     sizes_bytes: Mapping[str, int] = field(default_factory=dict)
+    is_definition: bool = False
 
     def content(self, io: StorageFileIO) -> bytes:
         """Return the bytes of the copy. Raises CorruptFileError, StorageError."""
@@ -50,6 +53,9 @@ class CopyJob:
             return self.data
         assert self.source is not None
         data = io.read_whole(self.source)
+        if self.is_definition:
+            return resealed(data, self.source, self.target)
+        check_whole(data, self.source)
         if self.file is None or self.places is None:
             return data
         return rewritten(self.file, data, io, self.places, self.sizes_bytes)
@@ -170,7 +176,7 @@ class Copier:
                 yield job
 
     def _definition_job(self, copy: DefinitionCopy) -> CopyJob:
-        return CopyJob(copy.source, copy.target, copy.data, there_bytes=self.there.get(copy.target))
+        return CopyJob(copy.source, copy.target, copy.data, there_bytes=self.there.get(copy.target), is_definition=True)
 
     def _run(self, jobs: Sequence[CopyJob], io: StorageFileIO, executor: Executor | None = None) -> None:
         executor = executor or self.executor

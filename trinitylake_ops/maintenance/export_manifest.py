@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from trinitylake_ops.errors import CorruptFileError, ExportExistsError, FileMissingError
 from trinitylake_ops.format.definitions import ExportRecord
+from trinitylake_ops.format.sealed_json import decode_sealed_json, encode_sealed_json
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.write_outcome import create_settled
 
@@ -80,7 +80,9 @@ def read_manifest(storage: Storage, path: str) -> list[CopiedFile]:
 
 
 def _copied(file: Mapping[str, Any], path: str) -> CopiedFile:
-    if not isinstance(file.get("size_bytes"), int) or not isinstance(file.get("sha256"), str):
+    size_bytes, source = file.get("size_bytes"), file.get("source")
+    is_measured = type(size_bytes) is int and size_bytes >= 0 and isinstance(file.get("sha256"), str)
+    if not is_measured or not isinstance(source, str | None):
         raise CorruptFileError("the manifest cannot be read", path=path)
     try:
         return CopiedFile(**file)
@@ -124,16 +126,17 @@ def _encoded(record: ExportRecord, files: list[dict[str, Any]], *, with_definiti
         **{name: value for name, value in choice.items() if value},
         "files": files,
     }
-    return json.dumps(manifest, indent=1, sort_keys=True).encode()
+    return encode_sealed_json(dict(sorted(manifest.items())), record.manifest_path, indent=1)
 
 
 def _decoded(data: bytes, path: str) -> Mapping[str, Any]:
     try:
-        manifest = json.loads(data)
+        manifest = decode_sealed_json(data, path)
         targets = [file["target"] for file in manifest["files"]]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except CorruptFileError as error:
+        raise CorruptFileError(f"the manifest cannot be read: {error.message}", path=path) from error
+    except (KeyError, TypeError) as error:
         raise CorruptFileError("the manifest cannot be read", path=path) from error
     if not all(isinstance(target, str) for target in targets):
         raise CorruptFileError("the manifest cannot be read", path=path)
-    assert isinstance(manifest, dict)
     return manifest

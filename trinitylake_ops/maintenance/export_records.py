@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from trinitylake_ops.errors import ExportExistsError, ExportNotFoundError, InvalidNameError
 from trinitylake_ops.format.definitions import ExportRecord, ExportState, LakehouseDef
+from trinitylake_ops.format.file_identity import name_identity
 from trinitylake_ops.format.keys import validate_name
 from trinitylake_ops.maintenance.report import utc_of
 from trinitylake_ops.maintenance.state_change import StateChange
@@ -17,6 +19,8 @@ from trinitylake_ops.transaction.snapshot import Snapshot
 MAX_NAME_BYTES = 200
 
 EXPORT = "export"
+
+_OWN_NAME = re.compile("(?:_export_|_ops/export-)[^/]+")
 
 
 def check_name(name: str) -> None:
@@ -193,15 +197,15 @@ def drop_exports(lake: Lakehouse, names: Sequence[str]) -> int:
 
 
 def _own_files(record: ExportRecord, remaining: LakehouseDef) -> list[str]:
-    """Return root and manifest of a dropped export where they carry names that we give, and no other export needs."""
-    own = [
-        path
-        for path, prefix in ((record.root_location, "_export_"), (record.manifest_path, "_ops/export-"))
-        if path.startswith(prefix) and "/" not in path.removeprefix("_ops/")
-    ]
-    needed = {other.root_location for other in remaining.exports} | set(remaining.exported_snapshots.values())
-    needed |= {other.manifest_path for other in remaining.exports}
-    return [path for path in own if path not in needed]
+    """Return root and manifest of a dropped export where they carry names that we give, and no other export needs.
+
+    Others may name them in another spelling, such as a full URI by way of a link: the uuid tells.
+    """
+    own = [path for path in (record.root_location, record.manifest_path) if _OWN_NAME.fullmatch(path)]
+    others = {*remaining.exported_snapshots.values()}
+    others.update(path for other in remaining.exports for path in (other.root_location, other.manifest_path))
+    needed = set(map(name_identity, others))
+    return [path for path in own if name_identity(path) not in needed]
 
 
 def _known(definition: LakehouseDef, name: str) -> str:

@@ -13,12 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trinitylake_ops.errors import InvalidInputError, MaintenanceBlockedError
-from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, LakehouseDef
-from trinitylake_ops.format.file_names import new_lakehouse_def_path, new_node_path
+from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, LakehouseDef, SourceRecord
+from trinitylake_ops.format.file_names import derived_uuid, new_lakehouse_def_path, new_node_path
+from trinitylake_ops.format.file_seals import check_file
 from trinitylake_ops.format.locations import to_uri
-from trinitylake_ops.format.node_file import LAKEHOUSE_DEF, NodeFile, encode_node
+from trinitylake_ops.format.node_file import LAKEHOUSE_DEF, NodeFile, decode_node
+from trinitylake_ops.format.places import sources_of_copy
 from trinitylake_ops.maintenance.export_content import Choice
 from trinitylake_ops.maintenance.export_records import EXPORT
+from trinitylake_ops.maintenance.root_chain import without_acknowledged
 from trinitylake_ops.storage.write_outcome import create_fresh
 from trinitylake_ops.transaction.commit_info import CommitCost, CommitInfo
 from trinitylake_ops.transaction.creation import create_first_version, first_root, has_roots, place_definition
@@ -72,20 +75,27 @@ def built_root(
         limits,
         created_at_ms=created_at_ms,
         write=checked,
-        new_path=lambda: new_node_path(uuid.uuid5(identifier, f"node {next(numbers)}")),
+        new_path=lambda: new_node_path(derived_uuid(identifier, f"node {next(numbers)}")),
     )
 
 
-def root_in_same_lakehouse(source: Snapshot, tree: NodeFile, definition_path: str) -> bytes:
-    """Return the root of an export under its source's root: the source's system rows with another tree."""
+def root_in_same_lakehouse(source: Snapshot, tree: NodeFile, definition_path: str, path: str) -> bytes:
+    """Return the root of an export at ``path`` under its source's root: the source's system rows with another tree."""
     system = {**source.root.system, LAKEHOUSE_DEF: definition_path}
-    definition = source.definition
-    return encode_node(replace(tree, system=system), definition.order, definition.node_compression)
+    return source.limits.encoded(replace(tree, system=system), path)
+
+
+def copied_root(source: Snapshot, path: str) -> bytes:
+    """Return the copy at ``path`` of a version's root; byte for byte where that has no seals. Raises StorageError."""
+    data = source.files.storage.read(source.location)
+    return (
+        source.limits.encoded(decode_node(data, source.location), path) if check_file(data, source.location) else data
+    )
 
 
 def lakehouse_def_copy(identifier: uuid.UUID) -> str:
     """Return the path of the copy of the lakehouse definition."""
-    return new_lakehouse_def_path(uuid.uuid5(identifier, "lakehouse definition"))
+    return new_lakehouse_def_path(derived_uuid(identifier, "lakehouse definition"))
 
 
 @dataclass(frozen=True)
@@ -172,7 +182,7 @@ class TargetExport:
         """
         name = f"{self.source.definition.id}/lakehouse at {self.record.target_uri}"
         return replace(
-            self.source.definition,
+            without_acknowledged(self.source.definition),
             id=str(uuid.uuid5(uuid.NAMESPACE_URL, name)),
             exports=(),
             exported_snapshots={},
@@ -180,7 +190,15 @@ class TargetExport:
             maximum_version_age_millis_overrides={},
             orphans_removed_before_millis=0,
             table_root="",
+            sources=self._sources,
         )
+
+    @property
+    def _sources(self) -> tuple[SourceRecord, ...]:
+        """What the lakehouse at the target reads from other places: nothing where all is copied."""
+        if self.choice.level == ExportLevel.FULL:
+            return ()
+        return sources_of_copy(self.source_root, self.source.definition, self.source.version)
 
     @property
     def target_definition(self) -> LakehouseDef:
@@ -198,11 +216,20 @@ class TargetExport:
         if self.target.base is None:
             place_definition(lake.storage, self._definition_path, self.definition)
             return None
+        self._record_sources()
         if self.choice.level == ExportLevel.MINIMAL:
             return None
         txn = lake.transaction(message=self._message, properties=self._own_properties, operation=EXPORT)
         txn.require(self.check_unchanged)
         return txn
+
+    def _record_sources(self) -> None:
+        """Let a target say where it reads that says it for fewer roots: an earlier version of this program made it."""
+        assert self.target.base is not None
+        known = self.target.base.definition.sources
+        missing = tuple(one for one in self._sources if one.root not in {record.root for record in known})
+        if missing:
+            self.target.lake.alter_definition(self._message, sources=(*known, *missing))
 
     def check_unchanged(self, latest: Snapshot) -> None:
         """Raise MaintenanceBlockedError where objects changed at the target: only all that differs makes a version."""

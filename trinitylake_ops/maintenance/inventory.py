@@ -35,21 +35,27 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.file_names import ROOT_PREFIX, TABLES_PREFIX, is_immutable_path
 from trinitylake_ops.format.locations import as_uri, is_uri, normalize_root_uri
+from trinitylake_ops.maintenance.budget import counted_with
 from trinitylake_ops.maintenance.executors import Executor
 from trinitylake_ops.maintenance.listing import list_folders
 from trinitylake_ops.maintenance.reachability import Mark
 from trinitylake_ops.maintenance.survey import Progress, no_progress
 from trinitylake_ops.maintenance.table_reach import is_table_path, table_id_in
-from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, Storage
+from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, Storage, open_storage
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.storage.paths import check_path
 from trinitylake_ops.tables.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.ownership import owner_path
-from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 
 _ASKED_AT_ONCE = 512
-_ROWS_AT_ONCE = 65_536
+_ROWS_AT_ONCE = 8_192
+#: What a file may name: so many keys and characters of them always, and more by its bytes. Keys shrink, not to nothing.
+_ALWAYS_ALLOWED_KEYS, _ALWAYS_ALLOWED_CHARS = 1 << 20, 64 << 20
+_CHARS_PER_BYTE = 64
+_LONGEST_KEY_BYTES = 4096
 _PIECE_BYTES = 8 << 20
+_MAX_LINE_CHARS = 1 << 20  # keys have 1024 bytes at most
 _KEY = "key"
 
 
@@ -82,7 +88,7 @@ def read_inventory(lake: Lakehouse, location: str) -> Inventory:
             f"inventory {location!r} is neither a URI nor an absolute path of its manifest.json", path=location
         )
     try:
-        data = reading_io(lake).read_whole(uri)
+        data = _inventory_io(lake, uri).read_whole(uri)
     except FileMissingError as error:
         raise FileMissingError(f"there is no inventory {uri!r}: give the URI of its manifest.json", path=uri) from error
     try:
@@ -104,10 +110,20 @@ def read_inventory(lake: Lakehouse, location: str) -> Inventory:
         raise CorruptFileError(f"{uri!r} is no manifest of an inventory: {error.message}", path=uri) from error
     if not lake.root.startswith(source_uri):
         raise InvalidInputError(f"inventory {uri!r} is one of {source_uri!r}, where {lake.root} is not", path=uri)
-    scheme, _, rest = uri.partition("://")
-    folder = f"{uri.rpartition('/')[0]}/" if scheme == "file" else f"{scheme}://{rest.partition('/')[0]}/"
-    files = tuple(folder + key for key in keys)
+    files = tuple(_folder_of(uri) + key for key in keys)
     return Inventory(uri, created_at_ms, file_format, columns, lake.root.removeprefix(source_uri), files)
+
+
+def _folder_of(uri: str) -> str:
+    """Return the root of an inventory's files: the bucket of its manifest, or its folder where it is a local file."""
+    scheme, _, rest = uri.partition("://")
+    return f"{uri.rpartition('/')[0]}/" if scheme == "file" else f"{scheme}://{rest.partition('/')[0]}/"
+
+
+def _inventory_io(lake: Lakehouse, uri: str) -> StorageFileIO:
+    """Return what reads an inventory that the caller named by the URI of its manifest. Raises InvalidLocationError."""
+    root = normalize_root_uri(_folder_of(uri))
+    return reading_io(lake, [counted_with(lake.storage, open_storage(root, options_for(lake, root)))])
 
 
 def list_by_inventory(
@@ -123,12 +139,13 @@ def list_by_inventory(
     for prefix in (ROOT_PREFIX, TEMPORARY_PREFIX):
         yield from lake.storage.list(prefix)
     reached = array("Q", sorted(map(_digest, chain(*mark.catalog.paths, mark.tables.files))))
-    search = InventorySearch(reading_io(lake), inventory, reached.tobytes())
+    search = InventorySearch(_inventory_io(lake, inventory.location), inventory, reached.tobytes())
     unreached: dict[str, None] = {}
     n_reached = 0
     for done, found in enumerate(executor.map(search, inventory.files, 1), 1):
-        n_reached += found.n_reached
-        unreached |= dict.fromkeys(path for path in found.unreached if path not in mark)
+        left = [path for path in found.unreached if path not in mark]
+        n_reached += found.n_reached + len(found.unreached) - len(left)
+        unreached |= dict.fromkeys(left)
         progress("files of the inventory", done, len(inventory.files))
     if not n_reached:
         raise InvalidInputError(
@@ -189,8 +206,10 @@ class InventorySearch:
 
     def _keys(self, uri: str) -> Iterator[str]:
         try:
-            with self.io.new_input(uri).open() as stream:
-                yield from _FORMATS[self.inventory.file_format](stream, self.inventory)
+            file = self.io.new_input(uri)
+            with file.open() as stream:
+                keys = _FORMATS[self.inventory.file_format](stream, self.inventory)
+                yield from _bounded(keys, len(file))
         except FileMissingError as error:
             message = f"file {uri!r} of inventory {self.inventory.location!r} is missing"
             raise FileMissingError(message, path=uri) from error
@@ -249,12 +268,36 @@ def _csv_keys(stream: Any, inventory: Inventory) -> Iterator[str]:
     column = inventory.columns.index(_KEY)
     buffered = io.BufferedReader(stream, _PIECE_BYTES)
     with gzip.open(buffered) as unpacked, io.TextIOWrapper(unpacked, "utf-8", newline="") as text:
-        for row in csv.reader(text):
+        for row in csv.reader(_lines(text)):
             yield unquote_plus(row[column], errors="strict")
 
 
+def _bounded(keys: Iterable[str], file_bytes: int) -> Iterator[str]:
+    """Yield keys. Raises ValueError where there are more than a file of so many bytes holds."""
+    left_keys = _ALWAYS_ALLOWED_KEYS + file_bytes
+    left_chars = _ALWAYS_ALLOWED_CHARS + _CHARS_PER_BYTE * file_bytes
+    for key in keys:
+        left_keys -= 1
+        left_chars -= len(key)
+        if left_keys < 0 or left_chars < 0:
+            raise ValueError(f"it names more than a file of {file_bytes} bytes holds")
+        yield key
+
+
+def _lines(text: io.TextIOWrapper) -> Iterator[str]:
+    """Yield the lines of a text. Raises ValueError for one that is too long: that of a bomb never ends."""
+    while line := text.readline(_MAX_LINE_CHARS):
+        if len(line) == _MAX_LINE_CHARS:
+            raise ValueError(f"a line of it is longer than {_MAX_LINE_CHARS} characters")
+        yield line
+
+
 def _parquet_keys(stream: Any, _inventory: Inventory) -> Iterator[str]:
-    file = pq.ParquetFile(pa.PythonFile(stream, mode="r"))
+    # As a dictionary: one long text that all rows name is decoded once.
+    source = pa.PythonFile(stream, mode="r")
+    if not pa.types.is_string(pq.read_schema(source).field(_KEY).type):
+        raise ValueError(f"its column {_KEY!r} is no text")
+    file = pq.ParquetFile(source, read_dictionary=[_KEY])
     return _texts(file.iter_batches(_ROWS_AT_ONCE, columns=[_KEY]))
 
 
@@ -265,7 +308,11 @@ def _orc_keys(stream: Any, _inventory: Inventory) -> Iterator[str]:
 
 def _texts(batches: Iterable[pa.RecordBatch]) -> Iterator[str]:
     for batch in batches:
-        keys = batch.column(_KEY).to_pylist()
+        column = batch.column(_KEY)
+        texts = column.dictionary if isinstance(column, pa.DictionaryArray) else column
+        if texts.nbytes > _LONGEST_KEY_BYTES * max(1, len(texts)):
+            raise ValueError(f"its column {_KEY!r} has texts that are longer than any key")
+        keys = column.to_pylist()
         if not all(isinstance(key, str) for key in keys):
             raise ValueError(f"its column {_KEY!r} is no text, or has rows without one")
         yield from keys

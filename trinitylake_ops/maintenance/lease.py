@@ -7,15 +7,15 @@ work: operations that overlap all the same, because a holder slept, delete nothi
 
 from __future__ import annotations
 
-import json
 import logging
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from trinitylake_ops.errors import FileMissingError, MaintenanceBlockedError, StorageError
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, MaintenanceBlockedError, StorageError
 from trinitylake_ops.format.file_names import LEASE_PREFIX, lease_path, parse_lease_path
+from trinitylake_ops.format.sealed_json import decode_sealed_json, encode_sealed_json
 from trinitylake_ops.maintenance.report import utc_of
 from trinitylake_ops.storage import FileInfo, Storage
 from trinitylake_ops.storage.write_outcome import create_settled
@@ -58,7 +58,9 @@ class Lease:
 
     def _write(self, expires_at_ms: int) -> None:
         self.expires_at_ms = expires_at_ms
-        self.storage.write(lease_path(self.number), _content(self.holder, self.operation, expires_at_ms))
+        self.storage.write(
+            lease_path(self.number), _content(lease_path(self.number), self.holder, self.operation, expires_at_ms)
+        )
 
 
 @contextmanager
@@ -87,7 +89,7 @@ def _take(storage: Storage, operation: str) -> Lease:
         )
     holder = str(uuid.uuid4())
     taken = Lease(storage, newest + 1, holder, operation, now_ms + DURATION_MS)
-    data = _content(holder, operation, taken.expires_at_ms)
+    data = _content(lease_path(taken.number), holder, operation, taken.expires_at_ms)
     if not create_settled(storage, lease_path(taken.number), data, is_ours=lambda found: found == data):
         raise _taken_now(lease_path(taken.number))
     storage.delete_many([info.path for info in standing.values()])  # never the newest: numbers are given once
@@ -103,11 +105,11 @@ def _standing(storage: Storage) -> dict[int, FileInfo]:
 def _check_ended(storage: Storage, info: FileInfo, now_ms: int) -> None:
     """Raise MaintenanceBlockedError unless a lease has ended; one that cannot be read ends by its age."""
     try:
-        content = json.loads(storage.read(info.path))
+        content = decode_sealed_json(storage.read(info.path), info.path)
         expires_at_ms, operation = int(content["expires_at_ms"]), str(content["operation"])
     except FileMissingError:
         raise _taken_now(info.path) from None  # with a newer one there, it was deleted
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except (CorruptFileError, ValueError, KeyError, TypeError, OverflowError):
         expires_at_ms, operation = info.last_modified_ms + DURATION_MS, "an operation"
     if expires_at_ms > now_ms + 2 * DURATION_MS:  # nobody asks for so long
         expires_at_ms = info.last_modified_ms + DURATION_MS
@@ -123,6 +125,6 @@ def _taken_now(path: str) -> MaintenanceBlockedError:
     return MaintenanceBlockedError("another operation took the lease at this moment; wait until it ends", path=path)
 
 
-def _content(holder: str, operation: str, expires_at_ms: int) -> bytes:
+def _content(path: str, holder: str, operation: str, expires_at_ms: int) -> bytes:
     content = {"holder": holder, "operation": operation, "run_id": acting_run(), "expires_at_ms": expires_at_ms}
-    return json.dumps(content, sort_keys=True).encode()
+    return encode_sealed_json(content, path)

@@ -24,7 +24,8 @@ from trinitylake_ops.format.file_names import (
     lease_path,
     parse_lease_path,
 )
-from trinitylake_ops.maintenance.deletion import NO_LIMITS, Budget, Deletion, DeletionReport, delete_unreached
+from trinitylake_ops.maintenance.budget import NO_LIMITS, Budget, Spending
+from trinitylake_ops.maintenance.deletion import Deletion, DeletionReport, delete_unreached
 from trinitylake_ops.maintenance.executors import LOCAL, Executor
 from trinitylake_ops.maintenance.inventory import list_by_inventory, read_inventory
 from trinitylake_ops.maintenance.lease import lease
@@ -122,28 +123,37 @@ class OrphanPlan(TimedPlan):
         )
 
     def execute(
-        self, approved_digest: str | None = None, *, budget: Budget = NO_LIMITS, progress: Progress = no_progress
+        self,
+        approved_digest: str | None = None,
+        *,
+        budget: Budget | Spending = NO_LIMITS,
+        progress: Progress = no_progress,
     ) -> OrphanReport:
         """Commit that orphans are removed, then delete those that nothing reaches by then.
 
         The commit takes the next version: a transaction that was stalled since before the mark meets it, and
         then its time to live. Raises PlanChangedError when the plan is not the approved one,
         MaintenanceBlockedError while another operation has the lease, a purge is unfinished, or before a
-        reconcile, StorageError. Files that cannot be deleted are in the report.
+        reconcile, BudgetSpentBeforeError where the budget was used up before anything could be deleted, StorageError.
+        Files that cannot be deleted are in the report.
         """
-        metered = MeteredLakehouse(self._lake)
+        spending = Spending.of(budget)
+        metered = MeteredLakehouse(self._lake, spending)
         lake = metered.lake
-        approved = self.as_approved(lake, approved_digest)
+        with spending.planning(progress):
+            approved = self.as_approved(lake, approved_digest)
         if approved.is_empty:
             return OrphanReport.of(Deletion(), version=None, still_needed=0, cost=metered.cost())
         with lease(lake.storage, _OPERATION) as held:
             has_tables = any(map(is_table_path, approved.paths))
 
-            def marked(base: Snapshot) -> Mark:
-                survey = survey_versions(lake, base, progress, executor=approved._executor)
-                return Mark(survey, with_tables=has_tables, progress=progress)
+            with spending.planning(progress) as told:
 
-            mark = on_latest(lake, marked)
+                def marked(base: Snapshot) -> Mark:
+                    survey = survey_versions(lake, base, told, executor=approved._executor)
+                    return Mark(survey, with_tables=has_tables, progress=told)
+
+                mark = on_latest(lake, marked)
 
             # What older transactions wrote may go now, whatever their time to live is by the time when they commit.
             before_ms = barred_before_ms(approved.now_ms, approved.older_than_ms)
@@ -163,7 +173,7 @@ class OrphanPlan(TimedPlan):
             )
             version = change.commit(lake, mark.base)
             doomed = {path: size for path, size in approved._sizes_bytes.items() if path not in mark}
-            done = delete_unreached(lake.storage, doomed, mark, held, budget, progress)
+            done = delete_unreached(lake.storage, doomed, mark, held, spending, progress)
             still_needed = len(approved._sizes_bytes) - len(doomed) + done.spared
             if done.is_complete and approved._owners:  # last: without it, nobody knows whose the other files are
                 inhabited = {table_id_in(path) for path in approved._sizes_bytes if path in mark}
@@ -172,7 +182,7 @@ class OrphanPlan(TimedPlan):
                     for path, size in approved._owners.items()
                     if path not in mark and table_id_in(path) not in inhabited
                 }
-                last = delete_unreached(lake.storage, owners, mark, held)
+                last = delete_unreached(lake.storage, owners, mark, held, spending)
                 still_needed += len(approved._owners) - len(owners) + last.spared
                 done = replace(
                     last,
@@ -188,6 +198,7 @@ def plan_orphan_removal(
     older_than: timedelta | int | None = None,
     inventory: str | None = None,
     *,
+    budget: Budget | Spending = NO_LIMITS,
     progress: Progress = no_progress,
     executor: Executor = LOCAL,
 ) -> OrphanPlan:
@@ -195,16 +206,21 @@ def plan_orphan_removal(
 
     It is never less than the lakehouse's ``txn_ttl_millis`` and 5 minutes, which is also what it is without
     one. Lists the root once and reads all nodes, definitions and tables that kept roots reach, by an executor. With the
-    URI of an ``inventory``'s manifest that takes the place of the listing. Raises InvalidInputError for a negative age
-    and for an inventory of something else, MaintenanceBlockedError for an unfinished purge or before a reconcile,
-    what reading an inventory and what marking raises.
+    URI of an ``inventory``'s manifest that takes the place of the listing. ``budget`` is that of the whole run where
+    the plan is executed with the same Spending. Raises InvalidInputError for a negative age and for an inventory of
+    something else, MaintenanceBlockedError for an unfinished purge or before a reconcile, BudgetSpentBeforeError, what
+    reading an inventory and what marking raises.
     """
     older_than_ms = None if older_than is None else duration_ms(older_than, "older_than")
-    lake = uncached(lake)
-    return on_latest(
-        lake,
-        lambda base: _plan(lake, base, lake.storage.now_ms(), older_than_ms, inventory, progress, executor=executor),
-    )
+    spending = Spending.of(budget)
+    counted = MeteredLakehouse(lake, spending).lake
+
+    def plan(base: Snapshot) -> OrphanPlan:
+        return _plan(counted, base, counted.storage.now_ms(), older_than_ms, inventory, told, executor=executor)
+
+    with spending.planning(progress) as told:
+        made = on_latest(counted, plan)
+    return replace(made, _lake=uncached(lake))
 
 
 def _plan(
@@ -332,8 +348,8 @@ def _owners_that_go(orphans: Iterable[str], found: _Listing, mark: Mark) -> set[
         path
         for path in orphans
         if _is_owner_path(path)
-        and (table_id := table_id_in(path)) not in mark.tables.managed_ids
-        and going[table_id or ""] == found.n_table_files[table_id or ""]
+        and not mark.tables.managed_ids.has_like(table_id := table_id_in(path) or "")
+        and going[table_id] == found.n_table_files[table_id]
     }
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.definitions import ExpirationBatch
 from trinitylake_ops.format.file_names import new_plan_path
+from trinitylake_ops.format.sealed_json import decode_sealed_json, encode_sealed_json
 from trinitylake_ops.maintenance.timed_plan import timed_digest
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.write_outcome import create_fresh
@@ -31,8 +31,8 @@ class PlanFile:
         files = sorted(self.sizes_bytes.items())
         return timed_digest(self.base_version, self.now_ms, self.operation, self.versions, list(self.exports), files)
 
-    def to_bytes(self) -> bytes:
-        """Return the file, JSON."""
+    def to_bytes(self, path: str) -> bytes:
+        """Return the file that will stand at ``path``, JSON."""
         content = {
             "operation": self.operation,
             "base_version": self.base_version,
@@ -41,13 +41,13 @@ class PlanFile:
             "exports": list(self.exports),
             "files": sorted(self.sizes_bytes.items()),
         }
-        return json.dumps(content, separators=(",", ":")).encode()
+        return encode_sealed_json(content, path)
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> PlanFile:
         """Read a file. Raises CorruptFileError."""
         try:
-            content = json.loads(data)
+            content = decode_sealed_json(data, path)
             return cls(
                 content["operation"],
                 content["base_version"],
@@ -56,14 +56,14 @@ class PlanFile:
                 tuple(content["exports"]),
                 {str(file): int(size_bytes) for file, size_bytes in content["files"]},
             )
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise CorruptFileError(f"{path!r} is no plan", path=path) from error
 
 
 def write_plan_file(storage: Storage, plan: PlanFile) -> str:
     """Write a plan under a fresh name and return its path. Raises StorageError."""
     path = new_plan_path()
-    create_fresh(storage, {path: plan.to_bytes()})
+    create_fresh(storage, {path: plan.to_bytes(path)})
     return path
 
 

@@ -21,7 +21,8 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState, LakehouseDef
 from trinitylake_ops.format.node_file import decode_node, encode_sealed_root
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.maintenance.deletion import NO_LIMITS, Budget, Deletion, DeletionReport, delete_unreached
+from trinitylake_ops.maintenance.budget import NO_LIMITS, Budget, Spending
+from trinitylake_ops.maintenance.deletion import Deletion, DeletionReport, delete_unreached
 from trinitylake_ops.maintenance.executors import LOCAL, Executor
 from trinitylake_ops.maintenance.lease import Lease, lease
 from trinitylake_ops.maintenance.listing import list_named
@@ -137,31 +138,38 @@ class PurgePlan(TimedPlan):
         return type(self)(**vars(_plan(lake, base, now_ms, self._grace_ms, executor=self._executor)))
 
     def execute(
-        self, approved_digest: str | None = None, *, budget: Budget = NO_LIMITS, progress: Progress = no_progress
+        self,
+        approved_digest: str | None = None,
+        *,
+        budget: Budget | Spending = NO_LIMITS,
+        progress: Progress = no_progress,
     ) -> PurgeReport:
         """Seal the versions and delete the files; what is reached by now stays.
 
         Raises PlanChangedError when the plan is not the approved one or the batches changed since,
         MaintenanceBlockedError while another operation has the lease or before a reconcile, StorageError.
-        Files that cannot be deleted are in the report.
+        BudgetSpentBeforeError where the budget was used up before anything could be sealed or deleted. Files that
+        cannot be deleted are in the report.
         """
-        metered = MeteredLakehouse(self._lake)
-        approved = self.as_approved(metered.lake, approved_digest)
+        spending = Spending.of(budget)
+        metered = MeteredLakehouse(self._lake, spending)
+        with spending.planning(progress):
+            approved = self.as_approved(metered.lake, approved_digest)
         if approved.is_empty:
             return PurgeReport.of(Deletion(), version=None, still_needed=0, cost=metered.cost(), versions="")
         with lease(metered.lake.storage, _OPERATION) as held:
-            return _Purge(approved, metered, held, budget, progress).run()
+            return _Purge(approved, metered, held, spending, progress).run()
 
 
 class _Purge:
     """One run, under the lease."""
 
-    def __init__(self, plan: PurgePlan, metered: MeteredLakehouse, held: Lease, budget: Budget, progress: Progress):
+    def __init__(self, plan: PurgePlan, metered: MeteredLakehouse, held: Lease, spending: Spending, progress: Progress):
         self._plan = plan
         self._metered = metered
         self._lake = metered.lake
         self._held = held
-        self._budget = budget
+        self._spending = spending
         self._progress = progress
         self._batches = {batch.id: batch.versions for batch in plan.batches if batch.is_due}
         self._versions = VersionRanges.parse(plan.versions)
@@ -170,14 +178,17 @@ class _Purge:
     def run(self) -> PurgeReport:
         """Run all steps."""
         mark = self._begin()
-        self._seal()
+        if (stopped := self._seal()) is not None:
+            left = Deletion(stopped=stopped)
+            cost = self._metered.cost()
+            return PurgeReport.of(left, version=None, still_needed=0, cost=cost, versions=self._plan.versions)
         mark.extend(self._lake.snapshot())
         doomed = {path: size for path, size in self._plan._sizes_bytes.items() if path not in mark}
         still_needed = len(self._plan._planned) - len(doomed)
         if self._is_resumed:  # what is gone already would use up the budget, and count twice
             standing = list_named(self._lake.storage, self._plan._executor, doomed)
             doomed = {info.path: doomed[info.path] for info in standing if info.path in doomed}
-        deletion = delete_unreached(self._lake.storage, doomed, mark, self._held, self._budget, self._progress)
+        deletion = delete_unreached(self._lake.storage, doomed, mark, self._held, self._spending, self._progress)
         still_needed += deletion.spared
         version = self._finish(deletion, still_needed) if deletion.is_complete else None
         return PurgeReport.of(
@@ -190,12 +201,13 @@ class _Purge:
 
     def _begin(self) -> Mark:
         """Record that the purge begins, on exactly the version up to which all is marked."""
+        with self._spending.planning(self._progress) as progress:
 
-        def marked(base: Snapshot) -> Mark:
-            survey = survey_versions(self._lake, base, self._progress, executor=self._plan._executor)
-            return _marked(survey, self._versions, self._plan._planned, self._progress)
+            def marked(base: Snapshot) -> Mark:
+                survey = survey_versions(self._lake, base, progress, executor=self._plan._executor)
+                return _marked(survey, self._versions, self._plan._planned, progress)
 
-        mark = on_latest(self._lake, marked)
+            mark = on_latest(self._lake, marked)
 
         def purging(base: Snapshot) -> LakehouseDef | None:
             self._check_batches(base.definition)
@@ -229,8 +241,11 @@ class _Purge:
                     f"the expired versions {versions} were undeleted, in part, or purged since the plan: plan again"
                 )
 
-    def _seal(self) -> None:
-        """Overwrite the roots of all versions, which nobody opens any more, by sealed ones."""
+    def _seal(self) -> str | None:
+        """Overwrite the roots of all versions, which nobody opens any more, by sealed ones.
+
+        Returns why it ended before all were, None where they are.
+        """
         storage, roots = self._lake.storage, self._lake.files.roots
 
         def seal(version: int) -> None:
@@ -240,15 +255,24 @@ class _Purge:
             except FileMissingError:
                 return  # deleted by another program, its name with it
             if not root.is_sealed:
-                storage.write(path, encode_sealed_root(root.system, storage.now_ms()))
+                storage.write(path, encode_sealed_root(root.system, storage.now_ms(), path))
+                sealed.append(version)
 
+        sealed: list[int] = []
         versions = list(self._versions)
-        for start in range(0, len(versions), _SEALED_AT_ONCE):
+        done = 0
+        while done < len(versions):
+            # A run that has sealed something may end here; one that found all sealed goes on, so that each gets on.
+            if sealed and (spent := self._spending.exhausted()) is not None:
+                return f"{spent}; {len(versions) - done} versions are left to seal, and all files to delete"
             self._held.check()
             self._check_batches(self._lake.snapshot().definition, (ExpirationState.PURGING,))
-            batch = versions[start : start + _SEALED_AT_ONCE]
+            batch = versions[done : done + self._spending.within(_SEALED_AT_ONCE)]
             run_parallel(in_one_round(seal), batch, storage.concurrency)
-            self._progress("sealed", start + len(batch), len(versions))
+            done += len(batch)
+            self._progress("sealed", done, len(versions))
+        spent = self._spending.exhausted() if sealed else None
+        return None if spent is None else f"{spent}; all versions are sealed, the files are left to delete"
 
     def _finish(self, deletion: Deletion, still_needed: int) -> int:
         """Record that all is done; the records of purged batches become one."""
@@ -303,6 +327,7 @@ def plan_purge(
     lake: Lakehouse,
     grace: timedelta | int | None = None,
     *,
+    budget: Budget | Spending = NO_LIMITS,
     progress: Progress = no_progress,
     executor: Executor = LOCAL,
 ) -> PurgePlan:
@@ -310,11 +335,18 @@ def plan_purge(
 
     It is never less than the lakehouse's ``txn_ttl_millis`` and 5 minutes, which is also what it is without one.
     Batches whose purge was cut off are due at once. ``executor`` marks, and deletes when the plan is executed.
-    Raises InvalidInputError for a negative grace, MaintenanceBlockedError before a reconcile, what marking raises.
+    ``budget`` is that of the whole run where the plan is executed with the same Spending. Raises InvalidInputError for
+    a negative grace, MaintenanceBlockedError before a reconcile, BudgetSpentBeforeError, what marking raises.
     """
     grace_ms = None if grace is None else duration_ms(grace, "the grace")
-    lake = uncached(lake)
-    return on_latest(lake, lambda base: _plan(lake, base, lake.storage.now_ms(), grace_ms, progress, executor=executor))
+    spending = Spending.of(budget)
+    counted = MeteredLakehouse(lake, spending).lake
+    with spending.planning(progress) as told:
+        plan = on_latest(
+            counted,
+            lambda base: _plan(counted, base, counted.storage.now_ms(), grace_ms, told, executor=executor),
+        )
+    return replace(plan, _lake=uncached(lake))
 
 
 def _plan(

@@ -15,13 +15,14 @@ from trinitylake_ops.errors import (
     StorageError,
 )
 from trinitylake_ops.format.definitions import ExpirationState, ExportState
+from trinitylake_ops.format.file_identity import OtherNames, folded
 from trinitylake_ops.format.file_names import is_immutable_path
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.format.node_file import NodeFile, decode_node
 from trinitylake_ops.maintenance.executors import LOCAL, Executor
 from trinitylake_ops.maintenance.export_manifest import manifest_targets
 from trinitylake_ops.maintenance.survey import Pointers, Progress, Survey, SurveyedRoot, no_progress
-from trinitylake_ops.maintenance.table_reach import TableReach, TableWalk, name_of, table_id_in
+from trinitylake_ops.maintenance.table_reach import TableReach, TableWalk, table_id_in
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.tables.ownership import owner_path, read_owner
 from trinitylake_ops.tables.reach import files_of
@@ -40,8 +41,8 @@ class CatalogReach:
     node is read once; subtrees in ``known`` are passed over. With ``skips_damaged`` so are nodes that are gone
     or cannot be decoded, with all below: only for roots that nobody keeps.
 
-    What is named by a URI may stand under this root by another name of it, such as a link: ``alias_names`` are the
-    last parts of such paths, each of which holds a uuid.
+    What is named by a URI may stand under this root by another name of it, such as a link, and what is named in other
+    letters than ASCII's lower case may be listed otherwise: ``other_names`` are those.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class CatalogReach:
         self.nodes: set[str] = set()
         self.tables: set[str] = set()
         self.others: set[str] = set()
-        self.alias_names: set[str] = set()
+        self.other_names = OtherNames()
 
     def __contains__(self, path: object) -> bool:
         return path in self.nodes or path in self.tables or path in self.others
@@ -80,7 +81,7 @@ class CatalogReach:
             self._add_definitions(root.pointers)
             self.others.add(root.lakehouse_def)
             frontier += root.pointers.nodes
-            self._add_aliases([root.lakehouse_def])
+            self.other_names.update([root.lakehouse_def])
         walked: set[str] = set()
         while frontier := [path for path in self._unknown(frontier) if path not in walked]:
             below: list[str] = []
@@ -102,10 +103,7 @@ class CatalogReach:
         known = self._known
         self.tables.update(path for path in pointers.tables if known is None or path not in known.tables)
         self.others.update(path for path in pointers.others if known is None or path not in known.others)
-        self._add_aliases((*pointers.nodes, *pointers.tables, *pointers.others))
-
-    def _add_aliases(self, locations: Iterable[str]) -> None:
-        self.alias_names.update(map(name_of, filter(is_uri, locations)))
+        self.other_names.update((*pointers.nodes, *pointers.tables, *pointers.others))
 
     def _unknown(self, paths: Iterable[str]) -> list[str]:
         known = self._known
@@ -154,7 +152,9 @@ def kept_roots(survey: Survey, *, without: Iterable[int] = (), without_exports: 
     roots = [survey.roots[version] for version in versions if version not in leaving]
     staying = _exports(survey, without_exports)
     records = [record for record in survey.definition.exports if record.name in staying]
-    paths = {path for record in records for path in (record.root_location, record.manifest_path) if path}
+    root_uri = survey.lake.root
+    named = (path for record in records for path in (record.root_location, record.manifest_path) if path)
+    paths = {to_location(root_uri, path) for path in named}
     paths |= {batch.plan_path for batch in survey.definition.expirations if batch.plan_path}
     for record in records:
         if record.state == ExportState.COPYING and not record.target_uri:
@@ -216,24 +216,29 @@ class Mark:
         self._without_exports = frozenset(without_exports)
         self._has_tables = with_tables
         self._paths: set[str] = set()
+        self._other_names = OtherNames()
         self._progress = progress
         self._add(survey)
 
     def __contains__(self, path: object) -> bool:
-        if path in self.catalog or path in self._paths or path in self.tables.files:
-            return True
         if not isinstance(path, str):
             return False
-        name = name_of(path)
-        return name in self.catalog.alias_names or name in self.tables.alias_names or self._is_of_kept_table(path)
+        if self._has(path) or self._is_of_kept_table(path):
+            return True
+        # A listing may show another name than a file was given: what may be needed stays.
+        names = (self.catalog.other_names, self.tables.other_names, self._other_names)
+        return self._has(folded(path)) or any(path in other_names for other_names in names)
+
+    def _has(self, path: str) -> bool:
+        return path in self.catalog or path in self._paths or path in self.tables.files
 
     def _is_of_kept_table(self, path: str) -> bool:
         """Whether a file is of a table whose files nobody can tell, or the owner file of one that is kept."""
         table_id = table_id_in(path)
         if table_id is None:
             return False
-        return table_id in self.tables.opaque_ids or (
-            table_id in self.tables.managed_ids and path == owner_path(table_id)
+        return self.tables.opaque_ids.has_like(table_id) or (
+            self.tables.managed_ids.has_like(table_id) and path == owner_path(table_id)
         )
 
     @property
@@ -273,6 +278,7 @@ class Mark:
         kept = kept_roots(survey, without=self._without, without_exports=self._without_exports)
         self.catalog.add(kept.roots, self._progress)
         self._paths |= kept.paths
+        self._other_names.update(kept.paths)
         if self._has_tables:
             self.add_tables()
 

@@ -18,6 +18,12 @@ from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.lease import lease
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table
+from trinitylake_ops.maintenance.root_chain import (
+    acknowledged_versions,
+    check_faulty,
+    parse_acknowledged,
+    with_acknowledged,
+)
 from trinitylake_ops.maintenance.state_change import StateChange
 from trinitylake_ops.maintenance.survey import RECONCILE, Survey, expired_versions, survey_versions, versions_in
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -40,46 +46,57 @@ class ReconcileReport(Document):
     restored_exports: tuple[str, ...]
     dropped_exports: tuple[str, ...]
     live_again: str
+    acknowledged: str = ""
     cost: Cost
 
     def table(self) -> Table:
         """Return one row for each thing that was put right."""
         if self.version is None:
             return new_table("Nothing to reconcile")
-        title = f"Reconciled in version {self.version}: other programs' versions {', '.join(map(str, self.steps))}"
+        title = f"Reconciled in version {self.version}"
+        if self.steps:
+            title += f": other programs' versions {', '.join(map(str, self.steps))}"
         rows = [("export restored", name) for name in self.restored_exports]
         rows += [("export was dropped", name) for name in self.dropped_exports]
         rows += [("live again", self.live_again)] if self.live_again else []
+        rows += [("acknowledged", self.acknowledged)] if self.acknowledged else []
         return new_table(title, "what", "which", rows=rows)
 
 
-def reconcile(lake: Lakehouse) -> ReconcileReport:
+def reconcile(lake: Lakehouse, *, acknowledge: str = "") -> ReconcileReport:
     """Put exports, pins and expirations right after another program replaced the lakehouse definition, in one commit.
 
     Exports and ages of single versions are those of both sides, that is of the latest definition and of each
-    that was replaced; expired is only what is expired on all. Raises CorruptFileError and FileMissingError where
+    that was replaced; expired is only what is expired on all. ``acknowledge`` are versions, such as ``7,9-12``, whose
+    roots do not follow those before as they must, and which an operator has looked into: verify tells them as past
+    from then on. Raises InvalidInputError for one with no such root, CorruptFileError and FileMissingError where
     a replaced definition cannot be read, MaintenanceBlockedError while another operation has the lease,
     CommitConflictError, StorageError.
     """
     metered = MeteredLakehouse(lake)
     settled: list[_Settled] = []
+    acknowledged = parse_acknowledged(acknowledge) if acknowledge else VersionRanges()
     with lease(metered.lake.storage, RECONCILE):  # a purge that runs may be sealing what would be live again
         survey = survey_versions(metered.lake)
+        check_faulty(survey.base, acknowledged)
 
         def change(base: Snapshot) -> LakehouseDef | None:
             now = survey if survey.base.version == base.version else survey.extended(base)
             settled[:] = [_Settled.of(now)]
-            return settled[0].definition
+            definition = with_acknowledged(settled[0].definition or base.definition, [acknowledged])
+            return None if definition == base.definition and not settled[0].steps else definition
 
+        base_version = survey.base.version
         committed = StateChange(RECONCILE, "exports, pins and expirations of both sides", change)
         version = committed.commit(metered.lake, survey.base)
     result = settled[0]
     return ReconcileReport(
-        version=None if result.definition is None else version,
+        version=None if version == base_version else version,
         steps=result.steps,
         restored_exports=result.restored,
         dropped_exports=result.dropped,
         live_again=result.live_again,
+        acknowledged=str(acknowledged),
         cost=metered.cost(),
     )
 
@@ -102,7 +119,9 @@ class _Settled:
         ours = survey.definition
         definitions = survey.lake.files.definitions
         replaced = [definitions.lakehouse(survey.roots[version - 1].lakehouse_def) for version in steps]
-        records, snapshots = _all_exports(ours, replaced)
+        root_uri = survey.lake.root
+        spelled = [_in_one_spelling(root_uri, definition) for definition in (ours, *replaced)]
+        records, snapshots = _all_exports(spelled[0], spelled[1:])
         expirations = _agreed(ours, replaced)
         gone = versions_in(expirations, _BEGUN)
         dropped = {name for name, location in snapshots.items() if not _stands(survey, location)}
@@ -119,11 +138,12 @@ class _Settled:
             before |= expired_versions(definition)
         return cls(
             replace(
-                ours,
+                with_acknowledged(ours, map(acknowledged_versions, replaced)),
                 exports=tuple(record for _, record in sorted(records.items())),
                 exported_snapshots=snapshots,
                 expirations=expirations,
                 maximum_version_age_millis_overrides=_longest_ages(ours, replaced),
+                sources=tuple({one.root: one for known in (*replaced, ours) for one in known.sources}.values()),
                 orphans_removed_before_millis=max(
                     definition.orphans_removed_before_millis for definition in (ours, *replaced)
                 ),
@@ -164,6 +184,22 @@ def _is_same(
     known = records.get(name)
     same_record = record is None or (known is not None and known.root_location == record.root_location)
     return same_record and (location is None or snapshots.get(name) == location)
+
+
+def _in_one_spelling(root_uri: str, definition: LakehouseDef) -> LakehouseDef:
+    """Return a definition whose exports' roots are named by paths where they lie under the root: so they compare."""
+
+    def spelled(record: ExportRecord) -> ExportRecord:
+        location = record.root_location
+        return replace(record, root_location=to_location(root_uri, location)) if location else record
+
+    return replace(
+        definition,
+        exports=tuple(map(spelled, definition.exports)),
+        exported_snapshots={
+            name: to_location(root_uri, location) for name, location in definition.exported_snapshots.items()
+        },
+    )
 
 
 def _free_name(name: str, records: Mapping[str, ExportRecord], snapshots: Mapping[str, str]) -> str:

@@ -32,7 +32,7 @@ from trinitylake_ops.storage.options import redact_assignments
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.file_io import reading_io
 from trinitylake_ops.tables.managed import EXTERNAL
-from trinitylake_ops.tables.registration import registered_table, registered_uri
+from trinitylake_ops.tables.registration import registered_table, registered_uri, registering_io
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.transaction.transaction import Transaction
@@ -63,7 +63,7 @@ def register_table(
     something else deletes files, and what a commit raises.
     """
     uri = registered_uri(lake.root, metadata_location)
-    io = reading_io(lake)
+    io = registering_io(reading_io(lake), [uri])
     message = f"{namespace}.{table}"[:_LONGEST_MESSAGE_CHARS]
     with (
         _undisturbed(lake, [uri]) as still_undisturbed,
@@ -315,7 +315,7 @@ def _metadata_location(txn: Transaction, name: _Name) -> str | None:
 
 
 def _definitions(lake: Lakehouse, txn: Transaction, fresh: Mapping[_Name, str]) -> dict[_Name, TableDef]:
-    io = reading_io(lake)
+    io = registering_io(reading_io(lake), fresh.values())
     lakehouse = txn.base.definition
 
     def definition(name: _Name) -> TableDef:

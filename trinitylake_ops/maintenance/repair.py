@@ -56,18 +56,20 @@ _ADVICE = {
     "root-naming-mixed": "find out which program wrote it, then move it away",
     "node-corrupt": _OLDER,
     "node-missing": _OLDER,
+    "pointer-damaged": _OLDER,
     "tree-invariant": _OLDER,
     "definition-unreadable": _OLDER,
     "definition-changed": f"{_RESTORE}; else let the program that wrote it commit the settings of creation",
     "key-malformed": "find the program that wrote it, then roll back to a version before",
     "namespace-missing": "create the namespace again, or roll back to a version before",
-    "chain-broken": "find the program that wrote it",
-    "time-not-rising": "find the clock that is wrong",
+    "chain-broken": "find the program that wrote it; then reconcile --acknowledge its versions",
+    "time-not-rising": "find the clock that is wrong; then reconcile --acknowledge its versions",
     "time-in-future": "set the clock right",
     "table-file-missing": _OLDER,
     "table-file-size": _OLDER,
     "table-file-corrupt": _OLDER,
     "table-unreadable": _OLDER,
+    "table-names-code": "find out who wrote it; any commit to the table leaves the property out",
     "file-changed": _RESTORE,
     "export-unreadable": "drop the export and make it again",
     "export-damaged": "drop the export and make it again",
@@ -77,6 +79,7 @@ _ADVICE = {
     "purge-unfinished": "run purge",
     "lease-stale": "run the operation again",
     "lease-unreadable": "allow verify to read it",
+    "operation-file-damaged": "run the operation that writes it again; what it says is not relied on",
     "record-damaged": "run verify --incremental, which writes a new one",
     "record-not-written": "allow verify to create files under _ops/, or run it without --incremental",
 }
@@ -236,7 +239,8 @@ class _Planner:
             if self._to_last_good and self._is_latest_damaged() and not self._has_other_settings(base):
                 self._plan_last_good(base)
         self._plan_hint()
-        left = [finding for finding in self._report.findings if finding not in self._mended]
+        open_findings = (finding for finding in self._report.findings if finding.severity != "past")
+        left = [finding for finding in open_findings if finding not in self._mended]
         return RepairPlan(
             base_version=self._report.latest_version,
             to_last_good=self._to_last_good,

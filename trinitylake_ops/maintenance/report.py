@@ -26,6 +26,7 @@ from rich.text import Text
 
 from trinitylake_ops.errors import PlanChangedError
 from trinitylake_ops.format.node_file import MAX_TIME_MS
+from trinitylake_ops.maintenance.budget import Spending, counting
 from trinitylake_ops.storage import MeteredStorage, Storage
 from trinitylake_ops.transaction.lakehouse import Change, Lakehouse
 from trinitylake_ops.transaction.snapshot import utc_datetime
@@ -52,8 +53,8 @@ class Cost:
 class MeteredLakehouse:
     """A lakehouse whose requests are counted, past all caches, and the time since it was opened."""
 
-    def __init__(self, lake: Lakehouse):
-        self._storage = MeteredStorage(lake.storage)
+    def __init__(self, lake: Lakehouse, spending: Spending | None = None):
+        self._storage = MeteredStorage(lake.storage) if spending is None else counting(lake.storage, spending)
         self._others: list[MeteredStorage] = []
         self._begun_s = time.monotonic()
         self.lake = Lakehouse(self._storage, lake.storage_options, cache="off")

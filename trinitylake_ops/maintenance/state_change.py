@@ -36,17 +36,18 @@ class StateChange:
         if definition == base.definition:
             return Writes({}, {}, info).draft(base, stamp)
         path = new_lakehouse_def_path()
-        return Writes({}, {path: definition.to_bytes()}, info, path, definition).draft(base, stamp)
+        return Writes({}, {path: definition.to_bytes(path)}, info, path, definition).draft(base, stamp)
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
         self.rebased(base, latest)
 
-    def commit(self, lake: Lakehouse, base: Snapshot) -> int:
+    def commit(self, lake: Lakehouse, base: Snapshot, *, written_since_ms: int | None = None) -> int:
         """Commit on a base or later; returns the version, that of the base where nothing was left to do.
 
-        Raises what ``change`` and ``rebased`` raise, and what :func:`commit.commit` raises.
+        ``written_since_ms`` is when a file was written that the definition names. Raises what ``change`` and
+        ``rebased`` raise, and what :func:`commit.commit` raises.
         """
-        return lake.commit(self, base)
+        return lake.commit(self, base, written_since_ms=written_since_ms)
 
 
 _LONGEST_MESSAGE_CHARS = 500

@@ -15,17 +15,19 @@ from trinitylake_ops.errors import (
     CorruptFileError,
     FileMissingError,
     InvalidLocationError,
+    LocationNotAllowedError,
     StorageError,
     TrinityLakeError,
 )
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
+from trinitylake_ops.format.file_identity import FoldedSet, OtherNames
 from trinitylake_ops.format.file_names import TABLES_PREFIX
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.maintenance.executors import LOCAL, Executor
 from trinitylake_ops.maintenance.survey import Progress, no_progress
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.parallel import run_parallel
-from trinitylake_ops.tables.file_io import StorageFileIO, reading_io
+from trinitylake_ops.tables.file_io import StorageFileIO, io_for, reading_io
 from trinitylake_ops.tables.reach import TableFile, files_of
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import LakehouseFiles
@@ -53,8 +55,9 @@ class TableReach:
     MANAGED tables seen that stand in their own folders; ``opaque_ids`` of those whose files nobody can tell: tables
     of other formats, with those whose folders their properties name, those whose metadata file is gone, and managed
     ones that name files beyond this root. Files beyond it may be files under it by another name of the root, or of a
-    folder in it: ``alias_names`` are their names, each of which holds a uuid. ``walk`` is how a table's files are
-    told, for those who know them already; other executors than the local one tell by themselves.
+    folder in it, and names in other letters than ASCII's lower case may be listed otherwise: ``other_names`` are those.
+    ``walk`` is how a table's files are told, for those who know them already; other executors than the local one tell
+    by themselves.
     """
 
     def __init__(self, lake: Lakehouse, walk: TableWalk = files_of, executor: Executor = LOCAL):
@@ -66,9 +69,9 @@ class TableReach:
         self._walked_metadata: set[str] = set()
         self._walked_definitions: set[str] = set()
         self.files: set[str] = set()
-        self.managed_ids: set[str] = set()
-        self.opaque_ids: set[str] = set()
-        self.alias_names: set[str] = set()
+        self.managed_ids = FoldedSet()
+        self.opaque_ids = FoldedSet()
+        self.other_names = OtherNames()
 
     def add(self, locations: Iterable[str], progress: Progress = no_progress) -> None:
         """Add what the tables of definitions reach.
@@ -118,24 +121,24 @@ class TableReach:
 
     def _note(self, outline: _TableOutline) -> None:
         if outline.is_managed_here:
-            self.managed_ids.add(outline.id)
+            self.managed_ids.update([outline.id])
         self.opaque_ids.update(outline.opaque_ids)
 
     def _take(self, outline: _TableOutline, found: set[str] | TrinityLakeError) -> None:
         """Add the files of a table that has metadata, or deal with the failure to tell them."""
         location = to_location(self._io.root, outline.metadata)
         if isinstance(found, FileMissingError) and to_location(self._io.root, found.path or "") == location:
-            self.opaque_ids |= {outline.id, table_id_in(location) or outline.id}
-        elif isinstance(found, FileMissingError | CorruptFileError | InvalidLocationError):
+            self.opaque_ids.update([outline.id, table_id_in(location) or outline.id])
+        elif isinstance(found, FileMissingError | CorruptFileError | InvalidLocationError | LocationNotAllowedError):
             raise _stopped_by(found, location) from found
         elif isinstance(found, TrinityLakeError):
             raise found
         else:
             self.files |= found
+            self.other_names.update(found)
             for uri in filter(is_uri, found):
-                self.alias_names.add(name_of(uri))
                 self.opaque_ids.update(_TABLE_FOLDER.findall(uri))
-                self.opaque_ids |= {outline.id} if outline.definition and outline.definition.is_managed else set()
+                self.opaque_ids.update([outline.id] if outline.definition and outline.definition.is_managed else [])
         self._walked_metadata.add(outline.metadata)
 
 
@@ -170,7 +173,8 @@ def _live_files(
     # Of our own tables a manifest that is gone is a loss that somebody has to look at.
     skips_missing = not definition.is_managed
     try:
-        return {file.location for file in walk(definition, io, known, skips_missing=skips_missing) if file.live}
+        files = walk(definition, io_for(definition, io), known, skips_missing=skips_missing)
+        return {file.location for file in files if file.live}
     except TrinityLakeError as error:
         return error
 
@@ -218,17 +222,13 @@ def iceberg_metadata(definition: TableDef) -> str | None:
     return definition.format_properties.get(METADATA_LOCATION) if definition.is_iceberg else None
 
 
-def name_of(location: str) -> str:
-    """Return the last part of a location."""
-    return location.rpartition("/")[2]
-
-
 def _stopped_by(error: TrinityLakeError, metadata_location: str) -> TrinityLakeError:
     """Return an error with what to do about a table whose files cannot be told."""
     stopped = copy.copy(error)
+    remedy = "its root is allowed" if isinstance(error, LocationNotAllowedError) else "that file is restored"
     stopped.message = (
-        f"{error.message}; the table of {metadata_location!r} needs it: nothing is deleted before that file is"
-        " restored, or no kept version and no export has the table"
+        f"{error.message}; the table of {metadata_location!r} needs it: nothing is deleted before {remedy}, or no kept"
+        " version and no export has the table"
     )
     return stopped
 

@@ -20,7 +20,7 @@ from trinitylake_ops.maintenance.retention import RetentionPolicy
 from trinitylake_ops.maintenance.survey import on_latest, survey_versions
 from trinitylake_ops.maintenance.trim_needs import TableTrim, candidates_of, trims_of
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
-from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.file_io import writing_io
 from trinitylake_ops.tables.trimming import write_without_snapshots
 from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -38,13 +38,15 @@ _SHOWN_IDS = 5
 class TrimPlan(Plan):
     """The tables whose metadata lists snapshots that no kept version needs.
 
-    ``unreadable`` names managed tables whose current metadata file is missing or corrupt: they are left as
-    they are, as are tables that are not MANAGED Iceberg tables in their own place.
+    ``unreadable`` names managed tables whose current metadata file is missing or corrupt, ``unwritable`` those of a
+    later Iceberg format version than can be written: they are left as they are, as are tables that are not MANAGED
+    Iceberg tables in their own place.
     """
 
     base_version: int
     tables: tuple[TableTrim, ...]
     unreadable: tuple[str, ...]
+    unwritable: tuple[str, ...]
     _lake: Lakehouse = field(repr=False, compare=False)
     _base: Snapshot = field(repr=False, compare=False)
     _policy: RetentionPolicy | None = field(repr=False, compare=False)
@@ -76,6 +78,7 @@ class TrimPlan(Plan):
             for trim in self.tables
         ]
         rows += [(name, "metadata unreadable", "", "") for name in self.unreadable]
+        rows += [(name, "left: its format version cannot be written", "", "") for name in self.unwritable]
         title = (
             f"Trim of version {self.base_version}: {self.snapshots_dropped:,} snapshots of {len(self.tables):,} tables"
         )
@@ -151,12 +154,13 @@ def plan_trim_tables(
 
 def _plan(lake: Lakehouse, base: Snapshot, policy: RetentionPolicy | None, only: tuple[str, ...] | None) -> TrimPlan:
     check_no_gap(lake.files.roots, base.version)
-    candidates, unreadable = candidates_of(lake, base, only)
-    kept = _kept_definitions(lake, base, policy) if candidates else frozenset()
+    found = candidates_of(lake, base, only)
+    kept = _kept_definitions(lake, base, policy) if found.tables else frozenset()
     return TrimPlan(
         base_version=base.version,
-        tables=trims_of(lake, candidates, kept),
-        unreadable=tuple(unreadable),
+        tables=trims_of(lake, found.tables, kept),
+        unreadable=found.unreadable,
+        unwritable=found.unwritable,
         _lake=lake,
         _base=base,
         _policy=policy,
@@ -211,7 +215,7 @@ def _commit(lake: Lakehouse, plan: TrimPlan, trims: Sequence[tuple[TableTrim, fr
 def _write(
     lake: Lakehouse, txn: Transaction, trims: Sequence[tuple[TableTrim, frozenset[int]]], written: list[str]
 ) -> None:
-    io = StorageFileIO.on(lake.storage, lake.storage_options)
+    io = writing_io(lake)
 
     def write(item: tuple[TableTrim, frozenset[int]]) -> TableDef:
         trim, dropped = item

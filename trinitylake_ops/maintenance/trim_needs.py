@@ -11,6 +11,7 @@ from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.maintenance.defined_tables import defined, in_batches, tables_of
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.file_io import reading_io
+from trinitylake_ops.tables.managed import LATEST_WRITTEN_VERSION
 from trinitylake_ops.tables.trimming import ListedSnapshots, is_trimmable, listed_snapshots, referred_snapshots
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
@@ -40,8 +41,21 @@ class Candidate:
     snapshots: ListedSnapshots
 
 
-def candidates_of(lake: Lakehouse, base: Snapshot, only: Sequence[str] | None) -> tuple[list[Candidate], list[str]]:
-    """Return the candidates, and the names of managed tables whose metadata is missing or corrupt.
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The candidates, and the names of managed tables that are none.
+
+    Of those the metadata of ``unreadable`` ones is missing or corrupt, that of ``unwritable`` ones of a later format
+    version than can be written.
+    """
+
+    tables: tuple[Candidate, ...]
+    unreadable: tuple[str, ...]
+    unwritable: tuple[str, ...]
+
+
+def candidates_of(lake: Lakehouse, base: Snapshot, only: Sequence[str] | None) -> Candidates:
+    """Return the candidates of a version.
 
     ``only`` names tables as ``namespace.table``. Raises TableNotFoundError, InvalidInputError for a named
     table that cannot be trimmed, StorageError.
@@ -56,6 +70,7 @@ def candidates_of(lake: Lakehouse, base: Snapshot, only: Sequence[str] | None) -
 
     candidates: list[Candidate] = []
     unreadable: list[str] = []
+    unwritable: list[str] = []
     refused: list[str] = []
     for entries in defined(base, tables_of(base, only)):
         refused += [str(name) for name, _, definition in entries if not is_trimmable(definition)]
@@ -66,6 +81,8 @@ def candidates_of(lake: Lakehouse, base: Snapshot, only: Sequence[str] | None) -
                 unreadable.append(str(name))
             elif not snapshots.is_in_place:
                 refused.append(str(name))
+            elif not snapshots.is_writable:
+                unwritable.append(str(name))
             elif snapshots.others:
                 metadata_location = definition.format_properties[METADATA_LOCATION]
                 candidates.append(Candidate(name, location, definition.id, metadata_location, snapshots))
@@ -73,7 +90,12 @@ def candidates_of(lake: Lakehouse, base: Snapshot, only: Sequence[str] | None) -
         raise InvalidInputError(
             f"table {refused[0]} cannot be trimmed: only MANAGED Iceberg tables in their own place under the root can"
         )
-    return candidates, unreadable
+    if only is not None and unwritable:
+        raise InvalidInputError(
+            f"table {unwritable[0]} cannot be trimmed: its Iceberg format version is later than"
+            f" {LATEST_WRITTEN_VERSION}, the latest that can be written; let another engine expire its snapshots"
+        )
+    return Candidates(tuple(candidates), tuple(unreadable), tuple(unwritable))
 
 
 def trims_of(

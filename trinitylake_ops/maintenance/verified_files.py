@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError
 from trinitylake_ops.format.file_names import VERIFIED_PREFIX, is_verified_path, new_verified_path
+from trinitylake_ops.format.ipc_body import check_stream
 from trinitylake_ops.storage import FileInfo, Storage
 from trinitylake_ops.storage.write_outcome import create_fresh
 from trinitylake_ops.tables.reach import FileKind, TableFile
@@ -24,6 +25,10 @@ _VERSION = b"1"
 _CHECKSUM_BYTES = 32
 _ROWS_PER_BATCH = 1024
 _MOST_LOOKS = 3
+_CONTENT_PER_BATCH_BYTES = 32 << 20
+#: What a record decompresses to in all, a batch after the other; metadata files of a table are much alike.
+_ALWAYS_ALLOWED_BYTES = 64 << 20
+_MAX_RATIO = 256
 _SCHEMA = pa.schema(
     [
         pa.field("path", pa.utf8(), nullable=False),
@@ -87,8 +92,17 @@ def encode_names(files: Iterable[TableFile]) -> bytes:
 
 
 def decode_names(data: bytes) -> list[TableFile]:
-    """Return the files that :func:`encode_names` was given."""
-    return [TableFile(FileKind(kind), location, size_bytes) for kind, location, size_bytes in json.loads(data)]
+    """Return the files that :func:`encode_names` was given. Raises CorruptFileError for what it cannot have made."""
+    try:
+        return [_named(*row) for row in json.loads(data)]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CorruptFileError("a record of verified files names no files where it should") from error
+
+
+def _named(kind: str, location: object, size_bytes: object) -> TableFile:
+    if not isinstance(location, str) or not isinstance(size_bytes, int | None):
+        raise TypeError("a location is text and a size a number")
+    return TableFile(FileKind(kind), location, size_bytes)
 
 
 @dataclass(frozen=True)
@@ -160,8 +174,17 @@ def _encoded(files: Mapping[str, VerifiedFile]) -> bytes:
 
 
 def _batches(rows: list[tuple[str, VerifiedFile]]) -> Iterator[list[tuple[str, VerifiedFile]]]:
-    for start in range(0, len(rows), _ROWS_PER_BATCH):
-        yield rows[start : start + _ROWS_PER_BATCH]
+    batch: list[tuple[str, VerifiedFile]] = []
+    held_bytes = 0
+    for path, row in rows:
+        size_bytes = 0 if row.content is None else row.content.size_bytes
+        if batch and (len(batch) == _ROWS_PER_BATCH or held_bytes + size_bytes > _CONTENT_PER_BATCH_BYTES):
+            yield batch
+            batch, held_bytes = [], 0
+        batch.append((path, row))
+        held_bytes += size_bytes
+    if batch:
+        yield batch
 
 
 def _decoded(data: bytes, path: str) -> Iterator[tuple[str, VerifiedFile]]:
@@ -169,14 +192,29 @@ def _decoded(data: bytes, path: str) -> Iterator[tuple[str, VerifiedFile]]:
     body, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
     if hashlib.sha256(body).digest() != checksum:
         raise CorruptFileError("the record of verified files is damaged", path=path)
+    try:
+        check_stream(body, _record_limit_bytes(len(body)))
+        yield from _rows(body, path)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CorruptFileError("the record of verified files cannot be read", path=path) from error
+
+
+def _record_limit_bytes(file_bytes: int) -> int:
+    """Return what a record of a size may decompress to."""
+    return _ALWAYS_ALLOWED_BYTES + _MAX_RATIO * file_bytes
+
+
+def _rows(body: bytes, path: str) -> Iterator[tuple[str, VerifiedFile]]:
     with pa.ipc.open_stream(body) as reader:
         if not reader.schema.equals(_SCHEMA, check_metadata=True):
             raise CorruptFileError("the record of verified files is one of another release", path=path)
         for batch in reader:
+            batch.validate(full=True)
+            if any(batch.column(field.name).null_count for field in _SCHEMA if not field.nullable):
+                raise CorruptFileError("the record of verified files lacks values", path=path)
             for row in batch.to_pylist():
                 content = None if row["content"] is None else PackedBytes.of(row["content"])
-                kept = Kept(row["kind"])
-                yield (
-                    row["path"],
-                    VerifiedFile(kept, row["size_bytes"], row["modified_millis"], row["sha256"], content),
+                found = VerifiedFile(
+                    Kept(row["kind"]), row["size_bytes"], row["modified_millis"], row["sha256"], content
                 )
+                yield row["path"], found

@@ -18,17 +18,20 @@ from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
 from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, root_naming
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance import verify_state
-from trinitylake_ops.maintenance.deletion import NO_LIMITS, Budget
+from trinitylake_ops.maintenance.budget import NO_LIMITS, Budget, BudgetSpentError, Spending
 from trinitylake_ops.maintenance.executors import LOCAL, Executor
 from trinitylake_ops.maintenance.hint import HintState, inspect_hint
 from trinitylake_ops.maintenance.listing import list_standing
+from trinitylake_ops.maintenance.relocate import moved_tables
 from trinitylake_ops.maintenance.report import MeteredLakehouse
+from trinitylake_ops.maintenance.root_chain import acknowledged_versions
 from trinitylake_ops.maintenance.survey import Survey, expired_versions
-from trinitylake_ops.maintenance.verified_files import read_records, write_record
+from trinitylake_ops.maintenance.verified_files import Records, read_records, write_record
 from trinitylake_ops.maintenance.verify_ahead import ReadAhead
 from trinitylake_ops.maintenance.verify_exports import ExportVerifier
+from trinitylake_ops.maintenance.verify_operations import check_operation_files
 from trinitylake_ops.maintenance.verify_report import Finding, Findings, VerifyReport
-from trinitylake_ops.maintenance.verify_storage import BudgetSpentError, KnownFilesStorage, LimitedStorage
+from trinitylake_ops.maintenance.verify_storage import KnownFilesStorage, LimitedStorage
 from trinitylake_ops.maintenance.verify_tables import TableVerifier
 from trinitylake_ops.maintenance.verify_versions import VersionVerifier
 from trinitylake_ops.storage import FileInfo, Storage
@@ -47,7 +50,7 @@ def verify(
     *,
     deep: bool = False,
     incremental: bool = False,
-    budget: Budget = NO_LIMITS,
+    budget: Budget | Spending = NO_LIMITS,
     executor: Executor = LOCAL,
 ) -> VerifyReport:
     """Check all live versions of a lakehouse, the files they reach, and what operations record and leave.
@@ -55,36 +58,47 @@ def verify(
     With ``incremental`` a record of what was read stays in the lakehouse, and files in the record of an earlier run
     are not read again while the listing shows them unchanged; all others are, and compared with what is recorded.
     With ``deep`` all are read, data files of tables too. A ``budget`` ends it early: the report says what was not
-    looked at; with ``incremental`` the next run goes on there. The first requests (latest version, listing, records)
-    do not count. ``progress`` is told how many versions are done, and of how many. ``executor`` lists and reads;
-    one elsewhere reads all first, and takes no budget. Raises LakehouseNotFoundError, InvalidInputError for a budget
-    with a rate, or with such an executor, and StorageError where the storage refuses to list or read at all.
+    looked at; with ``incremental`` the next run goes on there. All requests count; to find the latest version and to
+    keep the record is done in any case. ``progress`` is told how many versions are done, and of how many. ``executor``
+    lists and reads; one elsewhere reads all first, and takes no budget. Raises LakehouseNotFoundError,
+    InvalidInputError for a budget with a rate, or with such an executor, and StorageError where the storage refuses to
+    list or read at all.
     """
-    if budget.requests_per_second is not None:
+    spending = Spending.of(budget)
+    if spending.budget.requests_per_second is not None:
         raise InvalidInputError("verify keeps no rate of requests; limit their number, or the time")
-    if not executor.is_local and budget != NO_LIMITS:
+    if not executor.is_local and spending.budget != NO_LIMITS:
         raise InvalidInputError("limits of requests or seconds are for the local engine, whose runs go on by records")
-    run = _Verification(lake, executor, deep=deep, incremental=incremental)
-    return run.run(progress or (lambda _done, _all: None), budget)
+    run = _Verification(lake, executor, spending, deep=deep, incremental=incremental)
+    return run.run(progress or (lambda _done, _all: None))
 
 
 class _Verification:
     """One run of verify, up to the version that is the latest when it begins; the listing comes after it."""
 
-    def __init__(self, lake: Lakehouse, executor: Executor, *, deep: bool, incremental: bool):
-        self._metered = MeteredLakehouse(lake)
+    def __init__(self, lake: Lakehouse, executor: Executor, spending: Spending, *, deep: bool, incremental: bool):
+        self._metered = MeteredLakehouse(lake, spending)
         self._plain: Storage = self._metered.lake.storage
+        self._limited = LimitedStorage(self._plain, spending)
         self._incremental = incremental
         self._executor = executor
         self._is_deep = deep
         latest = find_latest(self._metered.lake.files.roots)[0]
-        self.listing: dict[str, FileInfo] = {
-            info.path: info for info in list_standing(self._plain, executor, with_catalog=incremental)
-        }
-        self._records = read_records(self._plain, self.listing.values())
-        self._limited = LimitedStorage(self._plain)
+        self.listing: dict[str, FileInfo] = {}
+        self._records = Records({})
+        self._stopped: str | None = None
+        try:
+            # Executors elsewhere take no budget, and storages as they are.
+            listed = list_standing(
+                self._limited if executor.is_local else self._plain, executor, with_catalog=incremental
+            )
+            listing = {info.path: info for info in listed}
+            self._records = read_records(self._limited, listing.values())
+            self.listing = listing
+        except BudgetSpentError as spent:
+            self._stopped = spent.message
         self._known = KnownFilesStorage(
-            self._limited, self.listing, self._records.files, reads_all=deep or not incremental
+            self._limited, self.listing, self._records.files, reads_all=deep or not incremental, is_deep=deep
         )
         self.lake = Lakehouse(self._known, lake.storage_options, cache="off")
         self.lake.files.roots.known_naming = self._metered.lake.files.roots.naming
@@ -97,33 +111,33 @@ class _Verification:
         self._orphans: tuple[int, int] | None = None
         self._unchecked: list[str] = []
 
-    def run(self, progress: Callable[[int, int], None], budget: Budget) -> VerifyReport:
-        self._check_names()
-        self._check_records()
+    def run(self, progress: Callable[[int, int], None]) -> VerifyReport:
+        has_listed = self._stopped is None
         steps: dict[str, Callable[[], None]] = {
+            "names of roots, records": self._check_listed,
             "settings, leases and purges": self._check_state,
             "hint": self._check_hint,
             "versions": lambda: self._check_versions(progress),
             "exports": self._check_exports,
+            "files of operations": self._check_operation_files,
             "leftovers of operations": self._check_left_over,
+            "tables that were moved": self._check_moved,
             "orphans": self._check_orphans,
         }
-        stopped: str | None = None
-        self._limited.limit(budget)
         for name, step in steps.items():
             try:
-                if stopped is None:
+                if self._stopped is None:
                     step()
                     continue
             except BudgetSpentError as spent:
-                stopped = spent.message
+                self._stopped = spent.message
             left = f" {VersionRanges(((self.versions.done, self.latest),))}" if name == "versions" else ""
             self._unchecked.append(name + left)
         self._check_changed()
-        record_path = self._write_record() if self._incremental else None
-        return self._report(stopped, record_path)
+        record_path = self._write_record() if self._incremental and has_listed else None
+        return self._report(record_path)
 
-    def _report(self, stopped: str | None, record_path: str | None) -> VerifyReport:
+    def _report(self, record_path: str | None) -> VerifyReport:
         damaged = VersionRanges.of(self.versions.damaged)
         return VerifyReport(
             latest_version=self.latest,
@@ -138,10 +152,13 @@ class _Verification:
             orphan_files=None if self._orphans is None else self._orphans[0],
             orphan_bytes=None if self._orphans is None else self._orphans[1],
             findings=self.findings.all(can_go_back=self.latest in damaged and self._definition is not None),
-            stopped=stopped,
+            stopped=self._stopped,
             unchecked=tuple(self._unchecked),
             unanswered=tuple(sorted(self._known.unanswered)),
+            not_allowed=dict(sorted(self.tables.not_allowed.items())),
             record_path=record_path,
+            checked_files=self._known.tally.checked_files,
+            without_checksum=self._known.tally.without_checksum,
             cost=self._metered.cost(),
             _root=self.lake.root,
             _records=self.versions.records(),
@@ -155,6 +172,12 @@ class _Verification:
             return None
         files = self._metered.lake.files
         return Snapshot(files, self.latest, files.roots.path(self.latest), root)
+
+    def _check_listed(self) -> None:
+        """Look at what the listing shows, and at what is wrong with records."""
+        self._check_names()
+        for path, message in sorted(self._records.damaged.items()):
+            self.findings.warn("record-damaged", f"{message}; it is passed over", path, None, "verify --incremental")
 
     def _check_names(self) -> None:
         """Root names are of one naming and contiguous; one missing, or beyond the latest, was tampered with."""
@@ -181,10 +204,6 @@ class _Verification:
             return []
         return [] if version is None else [version]
 
-    def _check_records(self) -> None:
-        for path, message in sorted(self._records.damaged.items()):
-            self.findings.warn("record-damaged", f"{message}; it is passed over", path, None, "verify --incremental")
-
     def _check_state(self) -> None:
         """Read what the latest version records of operations, and which of them runs."""
         running = verify_state.running_operation(self.lake.storage, self.listing, self.findings.warn)
@@ -193,6 +212,13 @@ class _Verification:
             latest = Snapshot.of(self.lake.files, self.latest)
             verify_state.check_expirations(latest, self.findings.error)
             verify_state.check_purges(latest, running, self.findings.warn)
+            verify_state.check_plans(
+                self.lake.storage,
+                latest,
+                lambda: self._metered.lake.snapshot().definition,
+                self.listing,
+                self.findings.warn,
+            )
         else:
             self._unchecked.append("purges, since the latest settings cannot be read")
 
@@ -214,6 +240,8 @@ class _Verification:
         purged = self._expired(ExpirationState.PURGED)
         if not self._executor.is_local:
             self._read_ahead(purged)
+        if self._definition is not None:
+            self.versions.acknowledged = acknowledged_versions(self._definition)
         batch = _BATCH if self._limited.is_unlimited else max(1, self.lake.storage.concurrency)
         self.versions.check(self.latest, purged, batch, progress)
 
@@ -232,6 +260,7 @@ class _Verification:
         ahead.walk([*roots, *(path for path in exported if path in self.listing)], is_deep=self._is_deep)
         self.versions.objects.ahead = ahead.definitions
         self.tables.ahead = ahead.contents
+        self.tables.has_seals.update(ahead.has_seals)
 
     def _expired(self, *states: ExpirationState) -> VersionRanges:
         try:
@@ -251,6 +280,11 @@ class _Verification:
         }
         lake = self.lake if self._executor.is_local else self._metered.lake
         return Survey(lake, Snapshot.of(self.lake.files, self.latest), roots, written_ms, self._executor)
+
+    def _check_operation_files(self) -> None:
+        """Read, in a deep run, what no version names: files of operations, and owner files of tables."""
+        if self._is_deep:
+            check_operation_files(self._known, self.listing, self.findings)
 
     def _check_left_over(self) -> None:
         """Look at pins, at what other programs did to the settings, and at files that operations left."""
@@ -286,10 +320,29 @@ class _Verification:
             message = f"{len(found)} files of {sum(found.values())} bytes are reached by nothing, such as {path!r}"
             self.findings.warn("orphans", message, path, None, "orphans")
 
+    def _check_moved(self) -> None:
+        """Tell once that tables of the latest version name the place where the lakehouse stood before."""
+        latest = self._latest_snapshot() if self.tables.has_moved else None
+        if latest is None:
+            return
+        try:
+            moved = moved_tables(self._metered.lake, latest)
+        except TrinityLakeError as error:  # told with the table
+            self._unchecked.append(f"tables that were moved: {error.message}")
+            return
+        if moved:
+            message = (
+                f"{len(moved)} tables, such as {moved[0].name}, name the place where the lakehouse stood before it was"
+                " copied or moved; their files are read here, other engines look for them there"
+            )
+            self.findings.warn("moved", message, moved[0].files.metadata, self.latest, "relocate")
+
     def _check_hint(self) -> None:
         hint = inspect_hint(self.lake)
         if hint.state != HintState.RIGHT:
             message = f"the hint is {hint.state}: it names {hint.hinted}, the latest version is {hint.latest}"
+            if hint.state == HintState.AHEAD and hint.hinted is not None:
+                message += f"; unless the hint is wrong, {self.lake.files.roots.path(hint.hinted)!r} is lost"
             self.findings.warn("hint-wrong", message, HINT_PATH, hint.latest, "hint --repair")
 
     def _check_changed(self) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from trinitylake_ops.errors import StorageError, TrinityLakeError
 from trinitylake_ops.format.definitions import NamespaceDef, TableDef
 from trinitylake_ops.format.file_names import is_immutable_path
+from trinitylake_ops.format.file_seals import check_file
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.format.node_file import decode_node
 from trinitylake_ops.maintenance.executors import Executor
@@ -44,12 +45,15 @@ class ReadNode:
     packed: PackedBytes
     sha256: bytes
     pointers: Pointers
+    is_sealed: bool
 
     @classmethod
     def of(cls, path: str, data: bytes, root_uri: str) -> ReadNode:
         """Return what bytes hold. Raises CorruptFileError, InvalidLocationError."""
         node = decode_node(data, path)
-        return cls(PackedBytes.of(data), hashlib.sha256(data).digest(), Pointers.of(node, root_uri))
+        return cls(
+            PackedBytes.of(data), hashlib.sha256(data).digest(), Pointers.of(node, root_uri), check_file(data, path)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,7 @@ class CheckedDefinition:
     sha256: bytes
     packed: PackedBytes | None
     table: TableDef | None
+    is_sealed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +122,17 @@ class DefinitionCheck:
             hashlib.sha256(data).digest(),
             PackedBytes.of(data) if self.keeps_bytes else None,
             definition if isinstance(definition, TableDef) and has_files else None,
+            check_file(data, path),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ReadNames:
+    """What a file of a table names, the file's SHA-256, and whether it has seals."""
+
+    files: list[TableFile]
+    sha256: bytes
+    has_seals: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +147,14 @@ class TableNames:
         """That of the lakehouse."""
         return (self.storage,)
 
-    def __call__(self, tables: Sequence[Sequence[TableDef]]) -> list[dict[str, tuple[list[TableFile], bytes]]]:
-        """Return, of each table, what its files name, with their checksums; nothing of what cannot be read."""
+    def __call__(self, tables: Sequence[Sequence[TableDef]]) -> list[dict[str, ReadNames]]:
+        """Return, of each table, what its files name; nothing of what cannot be read."""
         return run_parallel(self._named, tables, self.storage.concurrency)
 
-    def _named(self, definitions: Sequence[TableDef]) -> dict[str, tuple[list[TableFile], bytes]]:
+    def _named(self, definitions: Sequence[TableDef]) -> dict[str, ReadNames]:
         known = KnownFilesStorage(self.storage, {}, {}, reads_all=True)
-        io = WholeFileIO.on(known, self.storage_options, read_only=True)
+        has_seals: dict[str, bool] = {}
+        io = WholeFileIO.reading(known, self.storage_options, has_seals.__setitem__)
         found: dict[str, list[TableFile]] = {}
         for definition in definitions:
             try:
@@ -146,7 +162,11 @@ class TableNames:
             except TrinityLakeError:
                 continue
         checksums = known.checksums
-        return {path: (names, checksums[path]) for path, names in found.items() if path in checksums}
+        return {
+            path: ReadNames(names, checksums[path], has_seals[path])
+            for path, names in found.items()
+            if path in checksums
+        }
 
 
 def _names_of(files: TableFiles, known: Mapping[str, object]) -> dict[str, list[TableFile]]:
@@ -180,7 +200,8 @@ class ContentCheck:
 class ReadAhead:
     """Reads ahead through ``storage`` what is listed and not known, and tells ``known``.
 
-    ``definitions`` are those that are whole, ``contents`` files of data that were read. With ``keeps_bytes`` all that
+    ``definitions`` are those that are whole, ``contents`` files of data that were read, ``has_seals`` says of the
+    files that name others which have seals. With ``keeps_bytes`` all that
     is read is kept for a record, and ``listing`` has all files; else it has none of the catalog's.
     """
 
@@ -202,6 +223,7 @@ class ReadAhead:
         self._keeps_bytes = keeps_bytes
         self.definitions = WholeDefinitions()
         self.contents: dict[str, ReadContent] = {}
+        self.has_seals: dict[str, bool] = {}
 
     def walk(self, roots: Iterable[str], *, is_deep: bool) -> None:
         """Read roots, by their paths, and all that they reach, data files only with ``is_deep``."""
@@ -237,7 +259,7 @@ class ReadAhead:
             missing, self._executor.map(NodeRead(self._storage), missing, _NODES_AT_ONCE), strict=True
         ):
             if node is not None:
-                self._known.take(path, node.sha256, node.packed)
+                self._known.take(path, node.sha256, node.packed, node.is_sealed)
                 yield node
 
     def _check_definitions(self, paths: Sequence[str], kind: Kind) -> None:
@@ -245,7 +267,7 @@ class ReadAhead:
         work = DefinitionCheck(self._storage, kind, self._keeps_bytes)
         for path, found in zip(missing, self._executor.map(work, missing, _DEFINITIONS_AT_ONCE), strict=True):
             if found is not None:
-                self._known.take(path, found.sha256, found.packed)
+                self._known.take(path, found.sha256, found.packed, found.is_sealed)
                 self.definitions.add(path, kind, found.table)
 
     def _walk_tables(self) -> list[TableFile]:
@@ -257,9 +279,10 @@ class ReadAhead:
         named: list[TableFile] = []
         work = TableNames(self._storage, self._storage_options)
         for found in self._executor.map(work, [tables[key] for key in sorted(tables)], _TABLES_AT_ONCE):
-            for path, (names, sha256) in found.items():
-                self._known.take(path, sha256, None)
-                named += self._known.add_names(path, names)
+            for path, read in found.items():
+                self._known.take(path, read.sha256, None)
+                self.has_seals[path] = read.has_seals
+                named += self._known.add_names(path, read.files)
         return named
 
     def _metadata_path(self, definition: TableDef) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from trinitylake_ops.errors import TrinityLakeError
-from trinitylake_ops.format.definitions import ExportRecord, ExportState, LakehouseDef
-from trinitylake_ops.format.locations import is_uri
+from trinitylake_ops.errors import FileMissingError, InvalidLocationError, TrinityLakeError
+from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, ExportState, LakehouseDef
+from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.maintenance.export_manifest import check_manifest
 from trinitylake_ops.maintenance.verify_report import Findings
 from trinitylake_ops.maintenance.verify_versions import VersionVerifier
@@ -33,12 +33,14 @@ class ExportVerifier:
                 message = f"export {record.name!r} was cut off more than 7 days ago; finish or drop it"
                 mend = "export or drop-export"
                 self._findings.warn("export-cut-off", message, record.manifest_path, record.version, mend)
+            elif record.state == ExportState.COPYING:
+                self._check_begun(record)
             elif record.state == ExportState.COMPLETE:
                 with self._unless_dropped(record.name, definition):
                     self._check_complete(record, definition.exported_snapshots)
         for name, location in sorted(definition.exported_snapshots.items()):
             self.exports += 1
-            if is_uri(location):
+            if self._is_elsewhere(location):
                 continue
             with self._unless_dropped(name, definition):
                 try:
@@ -63,6 +65,26 @@ class ExportVerifier:
             yield
         if has_forgotten():
             self._versions.tree.forget_broken()
+
+    def _is_elsewhere(self, location: str) -> bool:
+        """Whether a location lies beyond this root; one that breaks the rules does not, and is looked at."""
+        try:
+            return is_uri(to_location(self._lake.root, location))
+        except InvalidLocationError:
+            return False
+
+    def _check_begun(self, record: ExportRecord) -> None:
+        """Warn where nothing names the copies that an export made so far: it copies within this root."""
+        if not record.manifest_path or record.target_uri or record.level == ExportLevel.MINIMAL:
+            return
+        if isinstance(self._lake.storage.read_available([record.manifest_path])[0], FileMissingError):
+            message = (
+                f"export {record.name!r} is unfinished and has no manifest: it began just now, or the file is lost,"
+                " and its copies are orphans until it is finished"
+            )
+            self._findings.warn(
+                "manifest-missing", message, record.manifest_path, record.version, "export or drop-export"
+            )
 
     def _check_complete(self, record: ExportRecord, exported: Mapping[str, str]) -> None:
         if record.name not in exported:

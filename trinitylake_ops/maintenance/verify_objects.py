@@ -19,6 +19,7 @@ from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.diff import KeyChange, diff_in_parts
+from trinitylake_ops.tree.pointers import holder_of, is_damaged_pointer
 from trinitylake_ops.tree.search import scan
 
 _CHANGES_AT_ONCE = 8_192
@@ -227,7 +228,7 @@ class ObjectVerifier:
             and not self._sees(change.after, _kind_of(name))
         }
         definitions = run_parallel(
-            lambda item: self._read_definition(item[0][0], item[1], snapshot.version),
+            lambda item: self._read_definition(item[0][0], item[1], snapshot),
             list(fresh.items()),
             self._lake.storage.concurrency,
         )
@@ -237,8 +238,9 @@ class ObjectVerifier:
                 is_whole = self._tables.check(name, definition, snapshot.version)
             self._is_whole[place] = is_whole
 
-    def _read_definition(self, location: str, name: ObjectName, version: int) -> NamespaceDef | TableDef | None:
+    def _read_definition(self, location: str, name: ObjectName, snapshot: Snapshot) -> NamespaceDef | TableDef | None:
         """Return a definition; None, and a finding, where it cannot be read or is empty."""
+        version = snapshot.version
         store, kind = self._lake.files.definitions, _kind_of(name)
         other = named_kind(location)
         if other not in (None, kind):
@@ -251,6 +253,9 @@ class ObjectVerifier:
         try:
             definition = store.namespace(location) if name.table is None else store.table(location)
         except TrinityLakeError as error:
+            if is_damaged_pointer(error):
+                self._report_pointer(location, name, snapshot)
+                return None
             message = f"the definition of {kind} {name} cannot be read: {error.message}"
             self._report("definition-unreadable", message, error.path or location, version)
             return None
@@ -258,3 +263,12 @@ class ObjectVerifier:
             self._report("definition-unreadable", f"the definition of {kind} {name} is empty", location, version)
             return None
         return definition
+
+    def _report_pointer(self, location: str, name: ObjectName, snapshot: Snapshot) -> None:
+        """Report the node whose pointer to a definition leads to a file that never was."""
+        keys = snapshot.keys
+        key = keys.namespace_key(name.namespace) if name.table is None else keys.table_key(name.namespace, name.table)
+        holder = holder_of(snapshot.files.nodes, snapshot.root, snapshot.location, key)
+        what = f"the definition of {_kind_of(name)} {name}"
+        message = f"its pointer to {what}, {location!r}, is damaged: the prefix is not that of the name"
+        self._report("pointer-damaged", message, holder, snapshot.version)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -11,10 +11,11 @@ from rich.table import Table
 
 from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.maintenance.report import Cost, Document, new_table
+from trinitylake_ops.maintenance.verify_checksums import told
 from trinitylake_ops.maintenance.version_record import VersionRecord
 from trinitylake_ops.transaction.snapshot import Snapshot
 
-Severity = Literal["error", "warning"]
+Severity = Literal["error", "warning", "past"]
 
 #: Called with code, message, path and version of an error.
 Report = Callable[[str, str, str | None, int | None], None]
@@ -24,7 +25,8 @@ Report = Callable[[str, str, str | None, int | None], None]
 class Finding:
     """Something that is not as it must be. ``mend`` names the operation that puts it right, where one does.
 
-    An error means that something cannot be read, or will be lost; a warning costs time or space.
+    An error means that something cannot be read, or will be lost; a warning costs time or space. Past is what was an
+    error once: in a version that is purged, or that an operator acknowledged (``reconcile --acknowledge``).
     """
 
     severity: Severity
@@ -45,7 +47,10 @@ class VerifyReport(Document):
     none where its tree is not sound. ``orphan_files`` and ``orphan_bytes`` are None where they could not be told.
     ``stopped`` says why it ended early, if it did, and ``unchecked`` what was not looked at, for that or another
     reason. ``unanswered`` are files with errors that the storage refused or failed to give: they may be whole.
-    ``record_path`` is the record that this run wrote.
+    ``not_allowed`` are tables of others that may not be read, by name, and why: no failure, their files are not ours.
+    ``record_path`` is the record that this run wrote. Of a deep run ``checked_files`` counts the files that were
+    compared with checksums of their own, and ``without_checksum`` those that carry none, by kind: of these a flipped
+    bit is found where it breaks a rule, or where a record knows the file.
     """
 
     latest_version: int
@@ -63,7 +68,10 @@ class VerifyReport(Document):
     stopped: str | None = None
     unchecked: tuple[str, ...] = ()
     unanswered: tuple[str, ...] = ()
+    not_allowed: Mapping[str, str] = field(default_factory=dict)
     record_path: str | None = None
+    checked_files: int = 0
+    without_checksum: Mapping[str, int] = field(default_factory=dict)
     cost: Cost
     _root: str = field(repr=False, compare=False)
     _records: tuple[VersionRecord, ...] = field(repr=False, compare=False)
@@ -101,16 +109,29 @@ class VerifyReport(Document):
             verdict = f"Not finished, as {self.stopped}; {'no error' if self.is_clean else 'errors'} so far"
         known = f", {self.known_files} of these files known from before" if self.known_files else ""
         skipped = f"; not looked at: {'; '.join(self.unchecked)}" if self.unchecked else ""
+        checksums = f"; {self.checksums}" if self.checksums else ""
         title = (
             f"{verdict}: {self.versions} versions, {self.nodes} nodes,"
             f" {self.definitions} definitions, {self.table_files} table files, {self.exports} exports{known};"
-            f" {self.cost.total_requests} requests, {self.cost.duration_ms / 1000:.1f} s{skipped}"
+            f" {self.cost.total_requests} requests, {self.cost.duration_ms / 1000:.1f} s{checksums}{skipped}"
         )
-        rows = [
+        rows: list[tuple[object, ...]] = [
             (finding.severity, finding.code, finding.message, finding.version, finding.path, finding.mend)
             for finding in self.findings
         ]
+        rows += [
+            ("not looked at", "root-not-allowed", f"table {name}: {message}", None, None, None)
+            for name, message in self.not_allowed.items()
+        ]
         return new_table(title, "severity", "finding", "what", "version", "path", "mended by", rows=rows)
+
+    @property
+    def checksums(self) -> str:
+        """What a deep run had checksums for, and what not, as text; empty where it was none."""
+        if not self.checked_files and not self.without_checksum:
+            return ""
+        rest = f", {told(self.without_checksum)} without one" if self.without_checksum else ""
+        return f"{self.checked_files} files checked by their checksums{rest}"
 
 
 #: Findings that say that a version cannot be read in full.
@@ -119,6 +140,7 @@ _DAMAGE = frozenset(
         "root-corrupt",
         "node-corrupt",
         "node-missing",
+        "pointer-damaged",
         "tree-invariant",
         "definition-unreadable",
         "namespace-missing",
@@ -130,7 +152,7 @@ _DAMAGE = frozenset(
 )
 
 #: Findings of which one file may have several.
-_SEVERAL = frozenset({"tree-invariant", "namespace-missing", "key-malformed"})
+_SEVERAL = frozenset({"pointer-damaged", "tree-invariant", "namespace-missing", "key-malformed"})
 
 
 class Findings:
@@ -156,9 +178,22 @@ class Findings:
 
     def warn_once(self, code: str, message: str, path: str | None, version: int | None, mend: str | None) -> None:
         """Report a warning unless there is one of its kind."""
-        if (code, None, "") not in self._reported:
-            self._reported.add((code, None, ""))
-            self._add("warning", code, message, path, version, mend)
+        self._add_once("warning", code, message, path, version, mend)
+
+    def past_once(self, code: str, message: str, path: str | None, version: int | None, mend: str | None) -> None:
+        """Report what would be a warning of which one is enough, were it not of a purged version."""
+        self._add_once("past", code, message, path, version, mend)
+
+    def _add_once(
+        self, severity: Severity, code: str, message: str, path: str | None, version: int | None, mend: str | None
+    ) -> None:
+        if (code, None, severity) not in self._reported:
+            self._reported.add((code, None, severity))
+            self._add(severity, code, message, path, version, mend)
+
+    def past(self, code: str, message: str, path: str | None, version: int | None) -> None:
+        """Report what was an error, and is settled."""
+        self._add("past", code, message, path, version, None)
 
     def _add(
         self, severity: Severity, code: str, message: str, path: str | None, version: int | None, mend: str | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 from trinitylake_ops.errors import (
     CorruptFileError,
@@ -12,7 +12,7 @@ from trinitylake_ops.errors import (
     StorageError,
     TrinityLakeError,
 )
-from trinitylake_ops.format.definitions import ExpirationState
+from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
 from trinitylake_ops.format.file_names import (
     OPERATIONS_PREFIX,
     is_operation_path,
@@ -91,6 +91,28 @@ def check_purges(latest: Snapshot, running: str | None, warn: Warn) -> None:
         if batch.state == ExpirationState.PURGING and running not in ("purge", _UNKNOWN):
             message = f"the purge of versions {batch.versions} was begun and is not finished"
             warn("purge-unfinished", message, batch.plan_path or None, batch.expired_at_version, "purge")
+
+
+def check_plans(
+    storage: Storage, latest: Snapshot, newest: Callable[[], LakehouseDef], listing: Container[str], warn: Warn
+) -> None:
+    """Warn of expired versions whose plan is lost; ``newest`` reads the latest settings, as a purge may have ended."""
+    states = (ExpirationState.EXPIRED, ExpirationState.PURGING)
+    lost = [
+        batch
+        for batch in latest.definition.expirations
+        if batch.state in states
+        and batch.plan_path
+        and batch.plan_path not in listing
+        and isinstance(storage.read_available([batch.plan_path])[0], FileMissingError)
+    ]
+    named = {batch.plan_path for batch in newest().expirations} if lost else set()
+    for batch in lost:
+        if batch.plan_path in named:
+            message = (
+                f"the plan of the expired versions {batch.versions} is lost: a purge leaves their files to orphans"
+            )
+            warn("plan-missing", message, batch.plan_path, batch.expired_at_version, "purge")
 
 
 def check_pins(survey: Survey, findings: Findings) -> None:

@@ -2,70 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, StorageError, TrinityLakeError
 from trinitylake_ops.format.file_names import TABLES_PREFIX, is_immutable_path, is_operation_path, root_naming
-from trinitylake_ops.maintenance.deletion import NO_LIMITS, Budget
+from trinitylake_ops.format.file_seals import check_file
+from trinitylake_ops.maintenance.budget import NO_LIMITS, Spending
 from trinitylake_ops.maintenance.verified_files import Kept, PackedBytes, VerifiedFile, decode_names, encode_names
+from trinitylake_ops.maintenance.verify_checksums import ChecksumTally, kind_of
 from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper
 from trinitylake_ops.tables.reach import FileKind, TableFile
 
-_PIECE_BYTES = 8 << 20
-
-
-class BudgetSpentError(BaseException):
-    """The limits of a run are reached. As with an interrupt, nobody on the way takes it for a damaged file."""
-
-    def __init__(self, message: str):
-        super().__init__(message)
-        self.message = message
+PIECE_BYTES = 8 << 20
 
 
 class LimitedStorage(StorageWrapper):
-    """Refuses requests beyond a budget with BudgetSpentError."""
+    """Refuses requests beyond a budget with BudgetSpentError; ``inner`` counts them."""
 
-    def __init__(self, inner: Storage):
+    def __init__(self, inner: Storage, spending: Spending):
         super().__init__(inner)
-        self._budget = NO_LIMITS
-        self._begun_s = time.monotonic()
-        self._requests = 0
-        self._lock = threading.Lock()
-
-    def limit(self, budget: Budget) -> None:
-        """Count from now on; the time counts from the beginning."""
-        self._budget = budget
-        self._requests = 0
+        self._spending = spending
 
     @property
     def is_unlimited(self) -> bool:
         """Whether nothing can end the run early."""
-        return self._budget == NO_LIMITS
+        return self._spending.budget == NO_LIMITS
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        self._count()
+        self._spending.check()
         return self.inner.read(path, offset=offset, length=length)
 
     def stat(self, path: str) -> FileInfo:
-        self._count()
+        self._spending.check()
         return self.inner.stat(path)
 
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
-        self._count()
-        return self.inner.list(prefix)
-
-    def _count(self) -> None:
-        most, longest_s = self._budget.max_requests, self._budget.max_seconds
-        with self._lock:
-            if most is not None and self._requests >= most:
-                raise BudgetSpentError(f"the budget of {most} requests is spent")
-            if longest_s is not None and time.monotonic() - self._begun_s >= longest_s:
-                raise BudgetSpentError(f"the budget of {longest_s:g} seconds is spent")
-            self._requests += 1
+        self._spending.check()
+        return self._spending.listed(self.inner.list(prefix), always=True)
 
 
 class KnownFilesStorage(StorageWrapper):
@@ -84,8 +61,12 @@ class KnownFilesStorage(StorageWrapper):
         recorded: Mapping[str, VerifiedFile],
         *,
         reads_all: bool,
+        is_deep: bool = False,
     ):
         super().__init__(inner)
+        self._is_deep = is_deep
+        #: Which files that a deep run read carry checksums.
+        self.tally = ChecksumTally()
         self._listing = listing
         self._recorded = recorded
         self._reads_all = reads_all
@@ -109,6 +90,8 @@ class KnownFilesStorage(StorageWrapper):
         data = self._answered(path, offset, length)
         if offset == 0 and (length is None or len(data) < length) and (is_catalog or _is_given_once(path)):
             self._note(path, hashlib.sha256(data).digest())
+            if self._is_deep and not path.startswith(TABLES_PREFIX):
+                self.count_checksum(path, data)
             if is_catalog and path in self._listing:
                 with self._lock:
                     self._contents[path] = PackedBytes.of(data)
@@ -166,14 +149,18 @@ class KnownFilesStorage(StorageWrapper):
             if row is not None and row.sha256 != sha256:
                 self.changed.add(path)
 
-    def read_data(self, path: str) -> bytes | None:
-        """Read a file in pieces and keep its checksum; returns its bytes, None of a large one. Raises StorageError."""
+    def read_data(self, path: str, take: Callable[[bytes], None]) -> bytes | None:
+        """Read a file in pieces and keep its checksum; returns its bytes, None of a large one.
+
+        ``take`` is given each piece. Raises StorageError.
+        """
         hashed, offset = hashlib.sha256(), 0
         while True:
-            piece = self._answered(path, offset, _PIECE_BYTES)
+            piece = self._answered(path, offset, PIECE_BYTES)
             hashed.update(piece)
+            take(piece)
             offset += len(piece)
-            if len(piece) < _PIECE_BYTES:
+            if len(piece) < PIECE_BYTES:
                 break
         self._note(path, hashed.digest())
         return piece if offset == len(piece) else None
@@ -185,7 +172,10 @@ class KnownFilesStorage(StorageWrapper):
             row = self.recorded(path)
             if row is None or row.content is None or row.kept != Kept.NAMES:
                 return None
-            found = self._names[path] = decode_names(row.content.unpacked())
+            try:
+                found = self._names[path] = decode_names(row.content.unpacked())
+            except CorruptFileError:
+                return None  # then the file itself is read, and the record's word about it compared
             with self._lock:
                 self._sha256[path] = row.sha256
                 self.n_known += 1
@@ -196,8 +186,18 @@ class KnownFilesStorage(StorageWrapper):
         """The SHA-256 of the files that were read whole, by path."""
         return self._sha256
 
-    def take(self, path: str, sha256: bytes, content: PackedBytes | None) -> None:
-        """Know a file that somebody else read whole, with its bytes where these are to be known, too."""
+    def count_checksum(self, path: str, data: bytes) -> None:
+        """Count a file of the catalog that was read whole; one that its seals refuse is told by who decodes it."""
+        with contextlib.suppress(CorruptFileError):
+            self.tally.count(kind_of(path), path, check_file(data, path))
+
+    def take(self, path: str, sha256: bytes, content: PackedBytes | None, is_sealed: bool | None = None) -> None:
+        """Know a file that somebody else read whole, with its bytes where these are to be known, too.
+
+        ``is_sealed`` says whether one of the catalog carries a checksum.
+        """
+        if self._is_deep and is_sealed is not None:
+            self.tally.count(kind_of(path), path, is_sealed)
         if content is not None or path in self._recorded or not is_immutable_path(path):
             self._note(path, sha256)
         if content is not None:

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.errors import InvalidLocationError, LocationNotAllowedError, TrinityLakeError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.format.locations import is_uri, to_uri
 from trinitylake_ops.maintenance.verify_report import Report
-from trinitylake_ops.maintenance.verify_storage import KnownFilesStorage
+from trinitylake_ops.maintenance.verify_storage import PIECE_BYTES, KnownFilesStorage
 from trinitylake_ops.storage import FileInfo
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
-from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.checked_files import check_parquet_pages
+from trinitylake_ops.tables.file_io import StorageFileIO, StorageInputFile
+from trinitylake_ops.tables.metadata import misplaced
 from trinitylake_ops.tables.reach import FileKind, TableFile, files_of
+from trinitylake_ops.tables.table_seals import PieceCheck
 from trinitylake_ops.tables.whole_files import TableFiles, WholeFileIO
 
 _PARQUET = ".parquet"
 #: What is read only when all is.
-CONTENT_KINDS = (FileKind.DATA, FileKind.DELETES, FileKind.STATISTICS)
+CONTENT_KINDS = (FileKind.DATA, FileKind.DELETES, FileKind.POSITION_DELETES, FileKind.STATISTICS)
 
 
 class TableVerifier:
@@ -46,9 +48,15 @@ class TableVerifier:
         self._listing = listing
         self._report = report
         self._is_deep = is_deep
-        self._io = WholeFileIO.on(storage, storage_options, read_only=True)
+        #: By the names of EXTERNAL tables: why their files may not be read.
+        self.not_allowed: dict[str, str] = {}
+        #: Whether files that name others have seals, where they were read.
+        self.has_seals: dict[str, bool] = {}
+        self._io = WholeFileIO.reading(storage, storage_options, self.has_seals.__setitem__)
         #: Whether all is well with a file and what it names.
         self._is_whole: dict[str, bool] = {}
+        #: The table whose metadata file each is: no other one has it.
+        self._owner_ids: dict[str, str] = {}
         self._reader = ContentReader(storage, storage_options)
         #: What was read of files of data elsewhere.
         self.ahead: Mapping[str, ReadContent] = {}
@@ -58,13 +66,24 @@ class TableVerifier:
         """Files of managed tables seen."""
         return len(self._is_whole)
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether a file was met that a table names at the place where the lakehouse stood before."""
+        return self._io.has_moved
+
     def check(self, name: ObjectName, definition: TableDef, version: int) -> bool:
         """Check the files of a table, at one version; whether all are whole."""
         metadata = definition.format_properties.get(METADATA_LOCATION)
-        if not definition.is_managed or not definition.is_iceberg or metadata is None:
+        if not definition.is_iceberg or metadata is None:
+            return True
+        if not definition.is_managed:
+            self._note_external(name, metadata)
             return True
         try:
             files = TableFiles(definition, self._io)
+            owner_id = self._owner_ids.setdefault(files.metadata_location, definition.id)
+            if owner_id != definition.id:
+                raise misplaced(definition, files.metadata_location, f"it is that of table {owner_id!r}")
             if files.metadata_location not in self._is_whole:
                 self._check(name, files, version)
             return self._is_whole[files.metadata_location]
@@ -74,6 +93,15 @@ class TableVerifier:
             self._storage.note_error(path, error)
             self._report("table-unreadable", message, path, version)
             return False
+
+    def _note_external(self, name: ObjectName, metadata: str) -> None:
+        """Note a table of others, no file of which is looked at, where it may not even be read."""
+        try:
+            self._io.strict().real_uri(to_uri(self._storage.root, metadata))
+        except LocationNotAllowedError as error:
+            self.not_allowed[str(name)] = error.message
+        except InvalidLocationError:  # in a definition of another program; whoever reads the table is told
+            return
 
     def _check(self, name: ObjectName, files: TableFiles, version: int) -> None:
         """Check a table whose metadata was not met before, from its data files up."""
@@ -94,18 +122,39 @@ class TableVerifier:
         for path in fresh_lists:
             self._is_whole[path] &= all(self._is_whole[file.location] for file in manifests[path])
         self._is_whole[files.metadata_location] &= all(self._is_whole[file.location] for file in named)
+        self._check_code(name, files, version)
+
+    def _check_code(self, name: ObjectName, files: TableFiles, version: int) -> None:
+        """Report metadata that names code for others to run; what a record knows was without."""
+        location = files.metadata_location
+        if found := files.naming_code:
+            names = ", ".join(repr(property_name[:100]) for property_name in found[:3])
+            message = f"metadata of table {name} names code for engines to run, in {names}; it is passed over here"
+            self._report("table-names-code", message, location, version)
+            self._is_whole[location] = False
 
     def _in_metadata(self, files: TableFiles) -> Sequence[TableFile]:
         location = files.metadata_location
         named = self._storage.names(location)
-        return self._storage.add_names(location, files.in_metadata()) if named is None else named
+        if named is None:
+            named = self._storage.add_names(location, files.in_metadata())
+        self._count("metadata file", [location])
+        return named
 
     def _in_lists(self, files: TableFiles, locations: Sequence[str]) -> dict[str, Sequence[TableFile]]:
         found = {location: self._storage.names(location) for location in locations}
         missing = [location for location, named in found.items() if named is None]
         for location, named in zip(missing, files.in_lists(missing), strict=True):
             found[location] = self._storage.add_names(location, named)
+        self._count("manifest list", found)
         return {location: named or () for location, named in found.items()}
+
+    def _count(self, kind: str, locations: Iterable[str]) -> None:
+        """Count the files of a kind that were read, by whether they have checksums; in a deep run all are."""
+        if self._is_deep:
+            for path in locations:
+                if (has_seals := self.has_seals.get(path)) is not None:
+                    self._storage.tally.count(kind, path, has_seals)
 
     def _in_manifests(
         self, files: TableFiles, locations: Sequence[str], lists: Sequence[str]
@@ -116,6 +165,7 @@ class TableVerifier:
             files.know_manifests(lists)
             for location, named in zip(missing, files.in_manifests(missing), strict=True):
                 found[location] = self._storage.add_names(location, named)
+        self._count("manifest", found)
         return {location: named or () for location, named in found.items()}
 
     def _check_files(self, name: ObjectName, files: Sequence[TableFile], version: int) -> None:
@@ -132,8 +182,12 @@ class TableVerifier:
                     self._storage.take_content(file.location, ahead.sha256, ahead.error)
             unread = [file for file in deep if file.location not in self.ahead]
             read = dict(zip(unread, run_parallel(self._reader.read, unread, self._storage.concurrency), strict=True))
-            messages = [(self.ahead.get(file.location) or read[file]).message for file in deep]
-            for file, message in zip(deep, messages, strict=True):
+            for file in deep:
+                content = self.ahead.get(file.location) or read[file]
+                message = content.message
+                if content.has_checksum is not None:
+                    kind = "statistics file" if file.kind == FileKind.STATISTICS else "data file"
+                    self._storage.tally.count(kind, file.location, content.has_checksum)
                 if message is not None:
                     self._is_whole[file.location] = False
                     what = f"{file.kind} file of table {name} cannot be read: {message}"
@@ -172,16 +226,18 @@ class TableVerifier:
 class ReadContent:
     """What came of reading a file of data: what is wrong with it, if anything, its checksum, and why it was not given.
 
-    The checksum is None of a file that could not be read whole, or lies beyond the root.
+    ``sha256`` is None of a file that could not be read whole, or lies beyond the root; ``has_checksum`` says whether
+    the file holds one itself, None where that is not known.
     """
 
     message: str | None
     sha256: bytes | None
     error: TrinityLakeError | None
+    has_checksum: bool | None = None
 
 
 class ContentReader:
-    """Reads files of data whole, and looks at the footers of Parquet files."""
+    """Reads files of data whole, and checks them by what they hold: seals, else footers and checksums of pages."""
 
     def __init__(self, storage: KnownFilesStorage, storage_options: StorageOptions):
         self._storage = storage
@@ -189,23 +245,39 @@ class ContentReader:
 
     def read(self, file: TableFile) -> ReadContent:
         """Read a file of data."""
-        message, error = None, None
+        message, error, has_checksum = None, None, None
         try:
-            data = None if is_uri(file.location) else self._storage.read_data(file.location)
-            if file.location.endswith(_PARQUET) and file.kind != FileKind.STATISTICS:
-                self._read_footer(file, data)
+            has_checksum = self._check(file)
         except TrinityLakeError as raised:
             self._storage.note_error(file.location, raised)
             message, error = raised.message, raised
         except (pa.ArrowException, OSError, ValueError) as raised:
             message = f"it is no Parquet file: {str(raised).splitlines()[0]}"
-        return ReadContent(message, self._storage.checksums.get(file.location), error)
+        return ReadContent(message, self._storage.checksums.get(file.location), error, has_checksum)
 
-    def _read_footer(self, file: TableFile, data: bytes | None) -> None:
-        """Read the footer of a Parquet file. Raises StorageError, ArrowException, OSError."""
-        if data is not None:
-            pq.read_metadata(pa.BufferReader(data))
-            return
+    def _check(self, file: TableFile) -> bool:
+        """Read a file, piece by piece; whether it holds its checksum. Raises CorruptFileError, StorageError."""
         io = StorageFileIO.on(self._storage, self._storage_options, read_only=True)
-        with io.new_input(to_uri(io.root, file.location)).open() as stream:
-            pq.read_metadata(pa.PythonFile(stream, mode="r"))
+        source = io.new_input(to_uri(io.root, file.location))
+        check = PieceCheck(file.location)
+        if is_uri(file.location):
+            data = _read_pieces(source, check)
+        else:
+            data = self._storage.read_data(file.location, check.add)
+        has_checksum = check.finish(lambda: source.read_range(0, len(source)))
+        if has_checksum or file.kind == FileKind.STATISTICS or not file.location.endswith(_PARQUET):
+            return has_checksum
+        if data is not None:
+            check_parquet_pages(len(data), lambda at, length: data[at : at + length], file.location)
+        else:
+            check_parquet_pages(len(source), source.read_range, file.location)
+        return False
+
+
+def _read_pieces(source: StorageInputFile, check: PieceCheck) -> bytes | None:
+    """Read a file beyond the root; returns its bytes, None of a large one. Raises StorageError."""
+    piece = b""
+    for offset in range(0, len(source), PIECE_BYTES):
+        piece = source.read_range(offset, min(PIECE_BYTES, len(source) - offset))
+        check.add(piece)
+    return piece if len(piece) == len(source) else None

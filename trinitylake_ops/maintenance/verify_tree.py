@@ -11,6 +11,7 @@ from trinitylake_ops.maintenance.verify_report import Report
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
 from trinitylake_ops.tree.invariants import check_node
 from trinitylake_ops.tree.node import TreeLimits
+from trinitylake_ops.tree.pointers import is_damaged_pointer
 from trinitylake_ops.tree.walk import VisitedNode
 
 _BATCH = 256
@@ -28,6 +29,7 @@ class TreeVerifier:
         #: What is below each known node; None where something is broken.
         self._known: dict[str, _Subtree | None] = {}
         self._unsound: set[str] = set()
+        self._parents: dict[str, str] = {}
         self._is_followable = True
         self._counted: set[str] = set()
         #: Whether the tree checked last keeps all invariants.
@@ -49,6 +51,7 @@ class TreeVerifier:
         later version has parts of it.
         """
         self._is_followable = True
+        self._parents = {}
         checked: list[_CheckedNode] = []
         met: set[str] = set()
         level: Iterable[VisitedNode] = [VisitedNode(snapshot.location, snapshot.root, 0, None, None)]
@@ -83,6 +86,7 @@ class TreeVerifier:
                 self._is_followable = False
             met.add(child)
             if child not in self._known:
+                self._parents[child] = parent.location
                 places[child] = (parent.depth + 1, bounds[position], bounds[position + 1])
             elif not _fits(self._known[child], bounds[position], bounds[position + 1]):
                 message = f"its child {child!r} holds keys outside the range that it gives this child"
@@ -98,6 +102,9 @@ class TreeVerifier:
             for location, node in zip(batch, self._files.nodes.load_available(batch), strict=True):
                 if isinstance(node, CorruptFileError):
                     self._report("node-corrupt", node.message, location, version)
+                elif isinstance(node, StorageError) and is_damaged_pointer(node):
+                    message = f"its pointer to {location!r} is damaged: the prefix is not that of the name"
+                    self._report("pointer-damaged", message, self._parents[location], version)
                 elif isinstance(node, StorageError):
                     self._report("node-missing", f"a node cannot be read: {node.message}", location, version)
                 else:

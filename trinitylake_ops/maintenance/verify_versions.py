@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from trinitylake_ops.errors import CorruptFileError, InvalidLocationError, StorageError, TrinityLakeError
+from trinitylake_ops.errors import CorruptFileError, StorageError, TrinityLakeError
 from trinitylake_ops.format.file_names import MAX_VERSION, named_kind
 from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.format.limits import IMMUTABLE_SETTINGS
-from trinitylake_ops.format.locations import to_location
-from trinitylake_ops.format.node_file import PREVIOUS_ROOT, NodeFile, decode_node
+from trinitylake_ops.format.node_file import NodeFile, decode_node
 from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.maintenance.root_chain import chain_faults
 from trinitylake_ops.maintenance.survey import SurveyedRoot
 from trinitylake_ops.maintenance.verify_objects import ObjectVerifier
 from trinitylake_ops.maintenance.verify_report import Findings
@@ -45,6 +45,7 @@ class VersionVerifier:
         self.objects = ObjectVerifier(lake, tables, findings.error)
         self.versions = 0
         self.done = 0
+        self.acknowledged = VersionRanges()
         self.damaged: list[int] = []
         self.damaged_objects: tuple[ObjectName, ...] = ()
         self.roots: dict[int, SurveyedRoot] = {}
@@ -110,7 +111,8 @@ class VersionVerifier:
         try:
             self.roots[version] = SurveyedRoot.of(version, root, path, self._lake.root)
         except TrinityLakeError as error:  # reported with the content
-            self._findings.error("root-corrupt", error.message, path, version)
+            is_past = root.is_sealed and version in purged  # nobody reads more of it than that it is sealed
+            (self._findings.past if is_past else self._findings.error)("root-corrupt", error.message, path, version)
         return root.created_at_ms
 
     def _is_still_latest(self, version: int) -> bool:
@@ -118,27 +120,16 @@ class VersionVerifier:
         return version == MAX_VERSION or not self._lake.storage.exists(self._lake.files.roots.path(version + 1))
 
     def _check_chain(self, version: int, root: NodeFile, before_ms: int) -> None:
-        roots = self._lake.files.roots
-        path = roots.path(version)
-        expected = roots.path(version - 1) if version > 0 else None
-        if self._previous_path(root) != expected:
-            message = f"previous_root is {root.system.get(PREVIOUS_ROOT)!r}, not {expected!r}"
-            self._findings.error("chain-broken", message, path, version)
-        if root.created_at_ms <= before_ms:
-            message = f"created at {root.created_at_ms} ms, not after its predecessor at {before_ms} ms"
-            self._findings.error("time-not-rising", message, path, version)
+        path = self._lake.files.roots.path(version)
+        is_past = root.is_sealed or version in self.acknowledged
+        for code, message in chain_faults(self._lake.files.roots, version, root, before_ms):
+            (self._findings.past if is_past else self._findings.error)(code, message, path, version)
         if root.created_at_ms > self._now_ms + CLOCK_MARGIN_MS:
             # Once: later versions take the time of a writer whose clock was wrong and one millisecond more.
             message = f"created at {utc_datetime(root.created_at_ms):%Y-%m-%d %H:%M:%S} UTC, which is still to come"
-            self._findings.warn_once("time-in-future", message, path, version, "find the clock that is wrong")
-
-    def _previous_path(self, root: NodeFile) -> str | None:
-        """Return the path of the previous root; others may name it by its URI."""
-        location = root.system.get(PREVIOUS_ROOT)
-        try:
-            return None if location is None else to_location(self._lake.root, location)
-        except InvalidLocationError:
-            return location
+            mend = None if root.is_sealed else "find the clock that is wrong"
+            tell = self._findings.past_once if root.is_sealed else self._findings.warn_once
+            tell("time-in-future", message, path, version, mend)
 
     @contextmanager
     def _unless_purged(self, snapshot: Snapshot) -> Iterator[None]:

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from trinitylake_ops.format.node_file import (
     COMMIT_ID,
     CREATED_AT_MILLIS,
-    ROLLBACK_FROM_ROOT,
     SEALED_AT_MILLIS,
     decode_commit_info,
 )
-from trinitylake_ops.transaction.history import version_at
+from trinitylake_ops.transaction.history import rollback_from
 
 #: The property of a rollback's commit that names the version whose content came back.
 ROLLED_BACK_TO = "to_version"
@@ -53,14 +52,11 @@ class VersionRecord:
             commit_id=system.get(COMMIT_ID),
             is_sealed=SEALED_AT_MILLIS in system,
         )
-        return made.with_rollback(version_at(system.get(ROLLBACK_FROM_ROOT)), info.get("properties"))
+        return made.with_rollback(rollback_from(version, system), info.get("properties"))
 
     def with_rollback(self, rollback_from: int | None, properties: object) -> VersionRecord:
-        """Return the record of a rollback, where its root names the version before as rolled back.
-
-        Others may have copied that row from a root before.
-        """
-        if rollback_from is None or rollback_from != self.version - 1:
+        """Return the record of a rollback, where ``rollback_from`` is the version before."""
+        if rollback_from is None:
             return self
         to = rolled_back_to(self.version, self.message, properties)
         return replace(self, rollback_from=rollback_from, rollback_to=to)

@@ -23,7 +23,8 @@ from trinitylake_ops.spark_jobs.stream_reader import Offset, expired_between, ga
 from trinitylake_ops.spark_jobs.table_reader import check_reachable, found_table, group_files, planned
 from trinitylake_ops.spark_jobs.table_tasks import ReadJob, read_tasks
 from trinitylake_ops.tables.file_io import reading_io
-from trinitylake_ops.tables.managed import metadata_uri, read_metadata, without_history
+from trinitylake_ops.tables.managed import metadata_uri, without_history
+from trinitylake_ops.tables.metadata import table_metadata
 from trinitylake_ops.tables.reach import entries_in, manifests_in
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
@@ -245,7 +246,7 @@ class _Batch:
             uri = metadata_uri(definition, self._lake.root)
             if uri not in seen:
                 seen.add(uri)
-                yield read_metadata(self.io, uri)
+                yield table_metadata(definition, self.io)
 
     def _gap(self) -> VersionExpiredError:
         return gap_error(

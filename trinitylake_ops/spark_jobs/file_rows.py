@@ -55,7 +55,8 @@ class Files:
 
     def rows(self, partition: tuple[KeyRange, ...]) -> Iterator[Row]:
         snapshot = self.snapshot.open()
-        io = StorageFileIO.on(snapshot.files.storage, self.snapshot.storage_options, read_only=True)
+        names = snapshot.files.nodes.elsewhere.names
+        io = StorageFileIO.on(snapshot.files.storage, self.snapshot.storage_options, read_only=True, names=names)
         for keys in partition:
             # All definitions of an object together, as those that are shadowed share files with the others.
             locations: dict[ObjectName, list[str]] = {}

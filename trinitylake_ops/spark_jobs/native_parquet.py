@@ -21,9 +21,9 @@ from pyiceberg.table import FileScanTask
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from trinitylake_ops.format.locations import as_uri
 from trinitylake_ops.spark_jobs.spark_schema import to_spark_schema
 from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.tables.file_io import StorageFileIO
 
 _LOCAL = "file://"
 _FIELD_ID = b"PARQUET:field_id"
@@ -57,11 +57,14 @@ _PRIMITIVES: dict[type[iceberg.IcebergType], tuple[pa.DataType, ...]] = {
 }
 
 
-def frame_of(spark: SparkSession, schema: Schema, tasks: Sequence[FileScanTask]) -> DataFrame | None:
-    """Return the rows of a table's files by Spark's own reader, None where it would not read them rightly."""
+def frame_of(spark: SparkSession, schema: Schema, tasks: Sequence[FileScanTask], io: StorageFileIO) -> DataFrame | None:
+    """Return the rows of a table's files by Spark's own reader, None where it would not read them rightly.
+
+    ``io`` says where each file is read. Raises LocationNotAllowedError.
+    """
     if not _has_plain_columns(schema.fields):
         return None
-    paths = [_local_path(task) for task in tasks]
+    paths = [_local_path(task, io) for task in tasks]
     found = [path for path in paths if path is not None]
     if len(set(found)) < len(paths) or not all(run_parallel(_Footers(schema).fit, found, _FOOTERS_AT_ONCE)):
         return None
@@ -76,9 +79,9 @@ def selected(frame: DataFrame, schema: Schema) -> DataFrame:
     return frame.select(*(F.col(f"`{field.name.replace('`', '``')}`") for field in schema.fields))
 
 
-def _local_path(task: FileScanTask) -> str | None:
+def _local_path(task: FileScanTask, io: StorageFileIO) -> str | None:
     """Return the path of a file that is on the local disk, whole, and seen by Spark; else None."""
-    uri = as_uri(task.file.file_path)
+    uri = io.real_uri(task.file.file_path)
     if task.delete_files or task.file.file_format != FileFormat.PARQUET or not uri.startswith(_LOCAL):
         return None
     path = uri.removeprefix(_LOCAL)

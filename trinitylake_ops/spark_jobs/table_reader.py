@@ -28,10 +28,11 @@ from trinitylake_ops.spark_jobs.spark_schema import to_spark_schema
 from trinitylake_ops.spark_jobs.table_tasks import ReadJob, Scan, TableScan, read_group
 from trinitylake_ops.spark_jobs.task_frames import frame_by_tasks
 from trinitylake_ops.tables.data_reading import ReadVersion, check_manifests, reading_at
-from trinitylake_ops.tables.file_io import StorageFileIO, reading_io
-from trinitylake_ops.tables.managed import ICEBERG, metadata_uri, read_metadata
+from trinitylake_ops.tables.file_io import StorageFileIO, io_for, reading_io
+from trinitylake_ops.tables.managed import ICEBERG
+from trinitylake_ops.tables.metadata import read_metadata, table_metadata
 from trinitylake_ops.tables.staged_table import StagedTable
-from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 from trinitylake_ops.transaction.names import resolve_table
 from trinitylake_ops.transaction.snapshot import Snapshot
 
@@ -125,7 +126,7 @@ class FoundTable:
     ) -> DataFrame | None:
         """Return the rows of files as Spark's own reader of Parquet gives them, None where it cannot be relied on."""
         schema = projected(self.metadata.schema(), columns)
-        frame = native_parquet.frame_of(spark, self.metadata.schema(), tasks)
+        frame = native_parquet.frame_of(spark, self.metadata.schema(), tasks, self.io)
         return None if frame is None else native_parquet.selected(frame, schema)
 
     def scanned_frame(
@@ -172,11 +173,19 @@ def found_table(lake: Lakehouse, snapshot: Snapshot, namespace: str, table: str)
         raise InvalidInputError(
             f"table {namespace}.{table} has the format {definition.table_format!r}; only {ICEBERG} can be read"
         )
-    io = reading_io(lake)
-    # An export may stand in another lakehouse, whose definitions give paths below its own root.
+    io = io_for(definition, _io_of(lake, snapshot))
     version = ReadVersion.of(snapshot, io)
     with reading_at(version, io):
-        return FoundTable(io, read_metadata(io, metadata_uri(definition, snapshot.files.storage.root)), version)
+        return FoundTable(io, table_metadata(definition, io), version)
+
+
+def _io_of(lake: Lakehouse, snapshot: Snapshot) -> StorageFileIO:
+    """Return what reads the tables of a version; an export may stand in another lakehouse, below its own root."""
+    storage = snapshot.files.storage
+    if storage.root == lake.root:
+        return reading_io(lake)
+    names, options = snapshot.files.nodes.elsewhere.names, options_for(lake, storage.root)
+    return StorageFileIO.on(storage, options, read_only=True, others=[lake.storage], names=names)
 
 
 def group_files(tasks: Iterable[FileScanTask], parallelism: int) -> list[tuple[FileScanTask, ...]]:

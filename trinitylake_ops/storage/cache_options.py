@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.storage.options import ALLOWED_ROOTS
 
 CACHE_BYTES = "cache_bytes"
 CACHE_FOLDER = "cache_folder"
@@ -57,7 +58,9 @@ def storage_identity(root: str, options: Mapping[str, str]) -> str:
     What was read with some credentials is thus not handed out for others, as far as these tell them
     apart: not when a file of AWS or the role of the machine changed meanwhile.
     """
-    reaching = sorted((name, value) for name, value in options.items() if name not in CACHE_OPTIONS)
+    reaching = sorted(
+        (name, value) for name, value in options.items() if name not in CACHE_OPTIONS and name != ALLOWED_ROOTS
+    )
     environment = [os.environ.get(name) for name in S3_ENVIRONMENT] if root.startswith("s3://") else []
     return hashlib.sha256(json.dumps([root, reaching, environment]).encode()).hexdigest()
 

@@ -218,7 +218,7 @@ def _remove_temporary(temporary: bytes) -> None:
     except FileNotFoundError:
         return  # renamed into place, or never made
     except OSError as error:
-        logger.warning("could not remove the temporary file %r: %s", temporary, error.strerror)
+        logger.warning("could not remove the temporary file %r: %s", os.fsdecode(temporary), error.strerror)
 
 
 def _file_info(path: str, status: os.stat_result) -> FileInfo:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
@@ -9,7 +10,7 @@ from trinitylake_ops.storage.cache_options import CACHE_OPTIONS
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.local import LocalStorage
 from trinitylake_ops.storage.memory import MemoryStorage
-from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
 from trinitylake_ops.storage.retry import RetryStorage
 from trinitylake_ops.storage.s3_settings import S3_CLIENTS, S3_OPTIONS
 
@@ -20,19 +21,24 @@ def open_storage(root_uri: str, storage_options: Mapping[str, str] | None = None
     ``file:///folder/`` takes the option ``fsync`` (``true``, the default, or ``false``),
     ``memory://name/`` none of its own, ``s3://bucket/prefix/`` those of ``S3_OPTIONS``, of which
     ``client`` (``s3fs``, the default, or ``obstore``) picks the library. Those of the cache go with
-    every root, and mean nothing here. Opening touches no file and sends no request. Raises
+    every root, and mean nothing here, as does ``allowed_roots``. Opening touches no file and sends no request. Raises
     InvalidLocationError for a root of another scheme or form and InvalidInputError for an option
     that is not known or not valid; neither message repeats credentials.
     """
     scheme, separator, _ = root_uri.partition("://")
     if not separator or scheme not in _SCHEMES:
-        shown = f"the scheme {scheme!r}" if separator else "a root without a scheme"
+        # What stands there may be no scheme at all, but a credential in the wrong place.
+        shown = f"the scheme {scheme!r}" if _SCHEME.fullmatch(scheme) else "this scheme"
+        shown = shown if separator else "a root without a scheme"
         *others, last = (f"{known}://" for known in _SCHEMES)
         raise InvalidLocationError(f"{shown} is not supported: roots start with {', '.join(others)} or {last}")
     known_options, open_inner = _SCHEMES[scheme]
     options = StorageOptions(storage_options)
-    _check_option_names(scheme, options, known_options | CACHE_OPTIONS)
+    _check_option_names(scheme, options, known_options | CACHE_OPTIONS | {ALLOWED_ROOTS})
     return RetryStorage(open_inner(root_uri, options))
+
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,15}")
 
 
 def _open_local(root: str, options: StorageOptions) -> Storage:

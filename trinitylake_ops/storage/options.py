@@ -15,10 +15,15 @@ SECRET_OPTIONS = frozenset({"access_key_id", "secret_access_key", "session_token
 #: The environment variable from which programs take options that the command line or the code does not give.
 OPTIONS_VARIABLE = "TRINITYLAKE_STORAGE_OPTIONS"
 
+#: Roots, URIs with white space between them, that may be read, and written, beyond the one of a lakehouse.
+ALLOWED_ROOTS = "allowed_roots"
+
 _HIDDEN = "***"
 # No longer and no other letters, so that a credential in the place of a name is seldom taken for one.
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _SECRET_ASSIGNMENT = re.compile(rf"({'|'.join(sorted(SECRET_OPTIONS))})(['\"]?\s*[=:]\s*)[^\s,]+")
+# A path made of a URI has one slash of the two.
+_USER_INFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,39}:/{1,2})[^/\s@'\"]+@")
 _ENVIRONMENT_SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _MIN_SECRET_CHARS = 6
 
@@ -126,5 +131,8 @@ class StorageOptions(Mapping[str, str]):
 
 
 def redact_assignments(text: str) -> str:
-    """Return a text in which whatever is assigned to the name of a credential, ``NAME=VALUE``, is asterisks."""
-    return _SECRET_ASSIGNMENT.sub(rf"\1\2{_HIDDEN}", text)
+    """Return a text without what may be credentials by where it stands: asterisks take its place.
+
+    That is what is assigned to the name of one, ``NAME=VALUE``, and what stands before the host of a URI.
+    """
+    return _USER_INFO.sub(rf"\1{_HIDDEN}@", _SECRET_ASSIGNMENT.sub(rf"\1\2{_HIDDEN}", text))

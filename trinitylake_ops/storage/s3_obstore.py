@@ -12,7 +12,7 @@ import obstore
 from botocore.exceptions import BotoCoreError
 from obstore.exceptions import InvalidPathError
 
-from trinitylake_ops.errors import FileMissingError
+from trinitylake_ops.errors import FileMissingError, StorageError
 from trinitylake_ops.storage import s3_failures
 from trinitylake_ops.storage.interface import FileInfo
 from trinitylake_ops.storage.options import StorageOptions
@@ -143,9 +143,20 @@ class ObstoreS3Storage(S3Storage):
                 rest = super()._files(prefix, key_prefix)
                 yield from (file for file in rest if self._location.key(file.path) > last_key)
                 return
+            self._check_order(prefix, last_key, page)
             yield from self._shown(prefix, key_prefix, page, empty_paths)
             last_key = max(last_key, *(found["path"] for found in page))
             empty_paths = {path for path in empty_paths if is_folder_ahead(self._location.key(path), last_key)}
+
+    def _check_order(self, prefix: str, last_key: str, page: Sequence[ObjectMeta]) -> None:
+        """Raise StorageError for a list in no order, of which the part that is asked for would seem to end early."""
+        keys = [last_key, *(found["path"] for found in page if found["size"])]  # names of folders lost their last "/"
+        if keys != sorted(keys):
+            raise StorageError(
+                f"cannot list {prefix!r} under {self.root}: the server lists files in no order, as directory buckets"
+                " do; set the option 'client' to 's3fs'",
+                path=prefix,
+            )
 
     def _obstore_pages(self, prefix: str, key_prefix: str) -> Iterator[Sequence[ObjectMeta] | None]:
         """Yield the pages of a list in the order of the keys; None where obstore cannot go on.

@@ -40,9 +40,11 @@ from pyiceberg.io import PY_IO_IMPL, FileIO
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import CommitTableResponse, CreateTableTransaction, StagedTable, Table, TableProperties
+from pyiceberg.table import Transaction as IcebergTransaction
+from pyiceberg.table.locations import LocationProvider
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
-from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpdate
+from pyiceberg.table.update import AddSnapshotUpdate, SetPropertiesUpdate, TableRequirement, TableUpdate
 from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties, TableVersion
 from pyiceberg.view import View
 
@@ -51,20 +53,21 @@ from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.file_names import TABLES_PREFIX
 from trinitylake_ops.format.locations import to_location
 from trinitylake_ops.tables.change import changing
-from trinitylake_ops.tables.file_io import StorageFileIO, public_properties
+from trinitylake_ops.tables.file_io import StorageFileIO, io_for, public_properties
 from trinitylake_ops.tables.managed import (
     ICEBERG,
     check_managed_properties,
     managed_properties,
     metadata_uri,
     new_table_location,
-    read_metadata,
     table_definition,
     table_id_of,
 )
+from trinitylake_ops.tables.metadata import InlineSnapshot, table_metadata
 from trinitylake_ops.tables.ownership import claim_location
+from trinitylake_ops.tables.properties import check_names_no_code, location_provider
 from trinitylake_ops.tables.reach import oldest_file_ms
-from trinitylake_ops.tables.registration import registered_table, registered_uri
+from trinitylake_ops.tables.registration import registered_table, registered_uri, registering_io
 from trinitylake_ops.tables.target import CatalogTarget, LatestTarget, SnapshotTarget, TransactionTarget, target_of
 from trinitylake_ops.tables.types import check_arrow_schema
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -87,6 +90,19 @@ class _LoadedTable(Table):
         super().refresh()
         self.config = config
         return self
+
+    def transaction(self) -> IcebergTransaction:
+        """Begin a change. Raises InvalidDefinitionError for a table that can be read, but not written."""
+        if any(isinstance(snapshot, InlineSnapshot) for snapshot in self.metadata.snapshots):
+            raise errors.InvalidDefinitionError(
+                f"table {'.'.join(self.name())} has snapshots of format version 1 that list their manifests by"
+                " themselves; write it with another engine"
+            )
+        return super().transaction()
+
+    def location_provider(self) -> LocationProvider:
+        """Return what chooses the places of new files: never a class that the metadata names."""
+        return location_provider(self.metadata)
 
 
 class TrinityLakeCatalog(MetastoreCatalog):
@@ -113,7 +129,9 @@ class TrinityLakeCatalog(MetastoreCatalog):
         shown = public_properties(self.properties, target.storage.root, target.storage_options)
         self.properties = {**shown, PY_IO_IMPL: _FILE_IO}
         self.target = target
-        self.io = StorageFileIO.on(target.storage, target.storage_options, read_only=target.read_only)
+        self.io = StorageFileIO.on(
+            target.storage, target.storage_options, read_only=target.read_only, names=target.names
+        )
 
     # Tables
 
@@ -196,11 +214,11 @@ class TrinityLakeCatalog(MetastoreCatalog):
                     f"{metadata_location!r} is of a table of this lakehouse; bring it back with the command"
                     " register-table, or maintenance.register_table, which let no purge run beside them"
                 )
-            metadata, definition = registered_table(self.io, uri, change.writer.base.definition)
+            metadata, definition = registered_table(registering_io(self.io, [uri]), uri, change.writer.base.definition)
             if overwrite and change.writer.has_table(namespace, table):
                 change.writer.drop_table(namespace, table)
             change.writer.create_table(namespace, table, definition)
-        return self._table((namespace, table), metadata, uri)
+        return self._table((namespace, table), metadata, uri, io_for(definition, self.io))
 
     def drop_table(self, identifier: str | Identifier) -> None:
         """Drop a table; older versions still read it, so its files stay. Raises NoSuchTableError."""
@@ -236,9 +254,12 @@ class TrinityLakeCatalog(MetastoreCatalog):
 
         Raises CommitFailedException when the table has changed meanwhile (pyiceberg then retries),
         CommitStateUnknownException when the outcome could not be read back,
-        InvalidDefinitionError when the update would move a managed table or let Iceberg delete files.
+        InvalidDefinitionError when the update would move a managed table, let Iceberg delete files or name code.
         """
         namespace, name = self.identifier_to_database_and_table(table.name(), NoSuchTableError)
+        for update in updates:
+            if isinstance(update, SetPropertiesUpdate):
+                check_names_no_code(update.updates)
         with changing(self.target, self.io, _commit_message(f"{namespace}.{name}", updates)) as change:
             writer = change.writer
             base = writer.table(namespace, name) if writer.has_table(namespace, name) else None
@@ -399,7 +420,7 @@ class TrinityLakeCatalog(MetastoreCatalog):
 
     def _load(self, namespace: str, table: str, definition: TableDef) -> Table:
         uri = metadata_uri(definition, self.io.root)
-        return self._table((namespace, table), read_metadata(self.io, uri), uri)
+        return self._table((namespace, table), table_metadata(definition, self.io), uri, io_for(definition, self.io))
 
     def _current(self, table: Table, namespace: str, name: str, definition: TableDef) -> Table:
         """Return the table as the lakehouse has it: the caller's own, unless that is stale."""
@@ -408,8 +429,10 @@ class TrinityLakeCatalog(MetastoreCatalog):
             return table
         return self._load(namespace, name, definition)
 
-    def _table(self, identifier: Identifier, metadata: TableMetadata, uri: str) -> Table:
-        return _LoadedTable(identifier, metadata, uri, self.io, self, self._loaded_now())
+    def _table(
+        self, identifier: Identifier, metadata: TableMetadata, uri: str, io: StorageFileIO | None = None
+    ) -> Table:
+        return _LoadedTable(identifier, metadata, uri, io or self.io, self, self._loaded_now())
 
     def _loaded_now(self) -> dict[str, str]:
         return {_LOADED_AT_MS: str(self.io.storage.now_ms())}

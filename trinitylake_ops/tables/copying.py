@@ -20,10 +20,15 @@ from typing import Any
 import fastavro
 
 from trinitylake_ops.errors import CorruptFileError, InvalidInputError, TrinityLakeError
+from trinitylake_ops.format.checksums import SEAL_KEYS
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
-from trinitylake_ops.format.file_names import table_prefix
+from trinitylake_ops.format.file_names import derived_uuid, table_prefix
+from trinitylake_ops.tables.avro_files import uncompressed
 from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.metadata import COMPRESSED, metadata_json
+from trinitylake_ops.tables.properties import without_code
 from trinitylake_ops.tables.reach import FileKind, files_of
+from trinitylake_ops.tables.table_seals import sealed_table_file
 
 #: Iceberg files that hold paths; manifest lists hold the lengths of manifests, so they come after those.
 REWRITTEN = (FileKind.MANIFEST, FileKind.MANIFEST_LIST, FileKind.METADATA)
@@ -42,7 +47,7 @@ _HEADER = fastavro.parse_schema(
 )
 
 _ELSEWHERE = "elsewhere/"
-_LONGEST_OWN_NAME_BYTES = 255 - 37  # a uuid and a dash before it
+_LONGEST_OWN_NAME_BYTES = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,8 @@ class TablePlaces:
         if path.startswith(prefix):
             return f"{prefix}{self.folder}{path.removeprefix(prefix)}"
         own_name = location.rpartition("/")[2].encode()[-_LONGEST_OWN_NAME_BYTES:].decode(errors="ignore")
-        return f"{prefix}{self.folder}{_ELSEWHERE}{uuid.uuid5(uuid.NAMESPACE_URL, location)}-{own_name}"
+        # A folder, not a part of the name: checksums within files are bound to the name.
+        return f"{prefix}{self.folder}{_ELSEWHERE}{derived_uuid(uuid.NAMESPACE_URL, location)}/{own_name}"
 
     def uri(self, io: StorageFileIO, uri: str) -> str:
         """Return what a URI in a file of Iceberg's becomes; ``io`` is that of the source."""
@@ -103,7 +109,8 @@ def copies_of(definition: TableDef, io: StorageFileIO, places: TablePlaces) -> l
         if file.kind == FileKind.POSITION_DELETES and file.live:
             raise InvalidInputError(
                 f"table {definition.id} has position deletes, which name data files by their paths and cannot be"
-                f" copied ({file.location!r}); rewrite its data files first, or leave its namespace out"
+                f" copied ({file.location!r}); let an engine rewrite its data files first, such as by Spark's"
+                " rewrite_data_files with 'delete-file-threshold' 1, or leave its namespace out"
             )
         if file.live:
             found.append(FileCopy(file.kind, file.location, places.path(file.location), file.size_bytes))
@@ -123,11 +130,7 @@ def rewritten(
         return places.uri(io, uri)
 
     try:
-        if copy.kind == FileKind.METADATA:
-            return _metadata(copy.source, data, new_uri, places)
-        if copy.kind == FileKind.MANIFEST_LIST:
-            return _avro(data, lambda record: _place_manifest(record, new_uri, places.target_root, sizes_bytes))
-        return _avro(data, lambda record: _place_data_file(record, new_uri))
+        return sealed_table_file(_rewritten(copy, data, new_uri, places, sizes_bytes), copy.target)
     except TrinityLakeError:
         raise
     except Exception as error:  # of broken bytes the decoders raise anything at all
@@ -136,9 +139,28 @@ def rewritten(
         ) from error
 
 
+def _rewritten(
+    copy: FileCopy,
+    data: bytes,
+    new_uri: Callable[[str], str],
+    places: TablePlaces,
+    sizes_bytes: Mapping[str, int],
+) -> bytes:
+    if copy.kind == FileKind.METADATA:
+        return _metadata(copy.source, data, new_uri, places)
+    if copy.kind == FileKind.MANIFEST_LIST:
+        return _avro(
+            copy.source, data, lambda record: _place_manifest(record, new_uri, places.target_root, sizes_bytes)
+        )
+    return _avro(copy.source, data, lambda record: _place_data_file(record, new_uri))
+
+
 def _metadata(location: str, data: bytes, new_uri: Callable[[str], str], places: TablePlaces) -> bytes:
-    is_compressed = location.endswith((".gz.metadata.json", ".metadata.json.gz"))
-    metadata: dict[str, Any] = json.loads(gzip.decompress(data) if is_compressed else data)
+    is_compressed = location.endswith(COMPRESSED)
+    metadata: dict[str, Any] = json.loads(metadata_json(data, location))
+    metadata["properties"] = without_code(metadata.get("properties") or {})
+    for key in SEAL_KEYS:
+        metadata.pop(key, None)  # of the file that it is a copy of
     metadata["location"] = places.location_uri
     metadata["metadata-log"] = []  # former metadata files stay behind
     for snapshot in metadata.get("snapshots") or ():
@@ -164,25 +186,28 @@ def _place_data_file(record: dict[str, Any], new_uri: Callable[[str], str]) -> N
         data_file["referenced_data_file"] = new_uri(data_file["referenced_data_file"])
 
 
-def _avro(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+def _avro(location: str, data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
     """Return an Avro file with changed records, its schema, codec and properties as they were.
 
     Values are read as they are stored: dates and times may lie beyond what Python can count.
     """
-    schema, plain = _schema_of(data)
-    reader = fastavro.reader(io.BytesIO(_with_schema(data, json.dumps(plain).encode())))
+    content = uncompressed(data, location)
+    schema, plain = _schema_of(content.data)
+    reader = fastavro.reader(io.BytesIO(_with_schema(content.data, json.dumps(plain).encode())))
     records: list[dict[str, Any]] = []
     for record in reader:
         assert isinstance(record, dict)
         change(record)
         records.append(record)
-    own = {name: value for name, value in reader.metadata.items() if not name.startswith("avro.")}
+    own = {
+        name: value for name, value in reader.metadata.items() if not name.startswith("avro.") and name not in SEAL_KEYS
+    }
     written = io.BytesIO()
     fastavro.writer(
         written,
         plain,
         records,
-        codec=reader.codec,
+        codec=content.codec,
         metadata=own,
         sync_marker=hashlib.md5(data, usedforsecurity=False).digest(),
     )

@@ -18,7 +18,6 @@ from pyiceberg.io.fileformat import FileFormatFactory, FileFormatWriter
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.partitioning import PartitionFieldValue, PartitionKey, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table.locations import load_location_provider
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
@@ -26,6 +25,7 @@ from pyiceberg.types import DoubleType, FloatType, PrimitiveType
 
 from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError, StorageError
 from trinitylake_ops.tables.file_io import StorageFileIO, StorageOutputFile
+from trinitylake_ops.tables.properties import location_provider
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ class _PartitionedWriter:
             self._known = _KnownPartition([], self._spec, self._schema, partition)
         self._partition_columns = [] if partition is not None else identity_columns(self._spec, self._schema)
         self._sort_order_id = sort_order_id
-        self._locations = load_location_provider(metadata.location, metadata.properties)
+        self._locations = location_provider(metadata)
         self._target_file_size_bytes = target_file_size_bytes
         self._buffer_bytes = buffer_bytes
         self._partitions: dict[_Key, _Partition] = {}

@@ -11,14 +11,17 @@ reader_override="pyiceberg")`` and ``polars.from_arrow(table.scan().to_arrow())`
 
 from __future__ import annotations
 
+import copy
 import io
+import logging
+import re
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
+import google_crc32c
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.typedef import EMPTY_DICT, Properties
 
@@ -27,15 +30,31 @@ from trinitylake_ops.errors import (
     FileMissingError,
     InvalidInputError,
     InvalidLocationError,
+    LakehouseNotFoundError,
+    LocationNotAllowedError,
     StorageError,
     StoragePermissionError,
 )
+from trinitylake_ops.format.definitions import LakehouseDef, TableDef
+from trinitylake_ops.format.file_names import TABLES_PREFIX
 from trinitylake_ops.format.locations import as_uri, is_uri, normalize_root_uri, to_location, to_uri
+from trinitylake_ops.format.places import NamedRoots, Places
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.options import SECRET_OPTIONS, StorageOptions
 from trinitylake_ops.storage.write_outcome import create_fresh_file
+from trinitylake_ops.tables.avro_files import check_no_avro, is_avro, uncompressed
+from trinitylake_ops.tables.file_claims import PARQUET_END_BYTES, check_claims, claims_bytes, footer_bytes
+from trinitylake_ops.tables.inflate import MAX_INFLATED_BYTES, too_large
+from trinitylake_ops.tables.ownership import claim_folder
+from trinitylake_ops.tables.parquet_model import SealedOutputFile, write_sealed_parquet
+from trinitylake_ops.tables.puffin_claims import MAGIC as PUFFIN_MAGIC
+from trinitylake_ops.tables.puffin_claims import check_puffin
+from trinitylake_ops.tables.table_seals import SealedKind, check_table_file, sealed_footer, sealed_table_file
 from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.tree.elsewhere import Elsewhere
+
+write_sealed_parquet()
 
 ROOT = "root"
 STORAGE_OPTION_PREFIX = "storage."
@@ -46,6 +65,10 @@ WHOLE_FILE_BYTES = 1 << 20
 READ_AHEAD_BYTES = 256 << 10
 #: What a file being written may hold in memory before it moves to a temporary file.
 SPOOL_BYTES = 8 << 20
+
+logger = logging.getLogger(__name__)
+_LONGEST_SHOWN_CHARS = 200
+_TABLE_FILE = re.compile(rf"{TABLES_PREFIX}([^/]+)/.+", re.DOTALL)
 
 
 class TableFileMissingError(FileMissingError, FileNotFoundError):
@@ -101,8 +124,8 @@ class StorageFileIO(FileIO):
 
     Made by pyiceberg from properties (``py-io-impl``; ``root`` and ``storage.*`` say where) or by
     :meth:`on` from an open Storage. Locations are URIs; those under the storage's root go through
-    it, any other one through a storage opened for the file's own folder (local) or for its bucket,
-    with the same options when the scheme is the same, else with none. Pickles with its storage. Its
+    it, any other one where ``format/places.py`` allows it, through a storage of its own, with the same
+    options when the scheme is the same, else with none. Pickles with its storage. Its
     ``properties`` hold no credentials. ``read_only`` refuses writes and deletes with
     InvalidInputError. Raises InvalidInputError when ``root`` is missing.
     """
@@ -124,26 +147,52 @@ class StorageFileIO(FileIO):
         *,
         read_only: bool = False,
         others: Sequence[Storage] = (),
-    ) -> StorageFileIO:
+        names: NamedRoots | None = None,
+    ) -> Self:
         """Return a FileIO on an open storage; ``storage_options`` are for files beyond its root.
 
-        Those under the root of one of the ``others`` go through that one.
+        Those under the root of one of the ``others`` go through that one. ``names`` are the roots that the
+        lakehouse's definitions name; without them its latest definition is read when a file needs it.
         """
         file_io = cls.__new__(cls)
         FileIO.__init__(file_io, properties)
-        file_io._bind(storage, StorageOptions(storage_options), read_only=read_only, others=tuple(others))
+        options = StorageOptions(storage_options)
+        file_io._bind(storage, options, read_only=read_only, others=tuple(others), names=names)
         return file_io
 
     def _bind(
-        self, storage: Storage, options: StorageOptions, *, read_only: bool, others: tuple[Storage, ...] = ()
+        self,
+        storage: Storage,
+        options: StorageOptions,
+        *,
+        read_only: bool,
+        others: tuple[Storage, ...] = (),
+        names: NamedRoots | None = None,
+        follows_moves: bool = True,
     ) -> None:
         self.properties = public_properties(self.properties, storage.root, options)
         self.storage = storage
         self.storage_options = options
         self.read_only = read_only
         self._others = others
-        self._foreign: dict[str, Storage] = {}
-        self._foreign_lock = threading.Lock()
+        self._strict: Self | None = None
+        #: Whether any file was met that content names at the place where the lakehouse stood before.
+        self.has_moved = False
+        self._elsewhere = Elsewhere(
+            storage.root,
+            options,
+            names,
+            others,
+            look_up=self._latest_definition,
+            follows_moves=follows_moves,
+            own=storage,
+        )
+
+    def _latest_definition(self) -> LakehouseDef | None:
+        try:
+            return Lakehouse(self.storage, self.storage_options, cache="off").snapshot().definition
+        except LakehouseNotFoundError:  # a folder of files, as in a program that only copies them
+            return None
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -152,11 +201,33 @@ class StorageFileIO(FileIO):
             "options": self.storage_options,
             "read_only": self.read_only,
             "others": self._others,
+            "names": self._elsewhere.names,
+            "follows_moves": self.places.follows_moves,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        names = ("read_only", "others", "names", "follows_moves")
         self.properties = state["properties"]
-        self._bind(state["storage"], state["options"], read_only=state["read_only"], others=state["others"])
+        self._bind(state["storage"], state["options"], **{name: state[name] for name in names})
+
+    @property
+    def table_roots(self) -> tuple[str, ...]:
+        """The table roots of the lakehouse, with their final ``/``."""
+        return self._elsewhere.table_roots()
+
+    @property
+    def places(self) -> Places:
+        """What may be read beyond the root, as far as it is known."""
+        return self._elsewhere.places
+
+    def strict(self) -> Self:
+        """Return what takes no file of a table elsewhere for the one of the same path here: for tables of others."""
+        if not self.places.follows_moves:
+            return self
+        if self._strict is None:
+            self._strict = copy.copy(self)
+            self._strict.__setstate__({**self.__getstate__(), "follows_moves": False})
+        return self._strict
 
     @property
     def root(self) -> str:
@@ -166,16 +237,42 @@ class StorageFileIO(FileIO):
     def location(self, uri: str) -> str:
         """Return a URI, or an absolute path, as a path when it lies under the root, else as a URI.
 
-        What no name of ours is, with an empty segment for one, stays a URI also under the root. Raises
-        InvalidLocationError for what is neither.
+        The file of a table of a lakehouse that was moved is told by the place where it is read: by its path here, or
+        by its URI in a source of this copy. What no name of ours is, with an empty segment for one, stays a URI also
+        under the root. Raises InvalidLocationError for what is
+        neither, StorageError.
         """
         full = as_uri(uri)
         if not is_uri(full):
             raise InvalidLocationError(f"{uri!r} is neither a URI nor an absolute path", path=uri)
+        if not full.startswith(self.root):
+            try:
+                place = self._elsewhere.find(full)
+            except (InvalidLocationError, LocationNotAllowedError):  # who reads it is told
+                return full
+            self.has_moved |= place.is_moved
+            full = place.root + place.path
         try:
             return to_location(self.root, full)
         except InvalidLocationError:
             return full
+
+    def note_place_of(self, location: str) -> bool:
+        """Note where a table was when metadata of ours was written, a URI; whether it is a place that was left.
+
+        Raises StorageError.
+        """
+        try:
+            is_moved = self._elsewhere.place_named(f"{location}/metadata/any").is_moved
+        except (InvalidLocationError, LocationNotAllowedError):
+            return False
+        self.has_moved |= is_moved
+        return is_moved
+
+    def real_uri(self, uri: str) -> str:
+        """Return the URI at which a file is read. Raises InvalidLocationError, LocationNotAllowedError."""
+        storage, path = self._resolve(uri)
+        return storage.root + path
 
     def size_bytes(self, location: str) -> int | None:
         """Return the size of a file, a path under the root or a URI; None when it is missing. Raises StorageError."""
@@ -192,19 +289,42 @@ class StorageFileIO(FileIO):
     def new_input(self, location: str) -> StorageInputFile:
         """Return a file to read. Raises InvalidLocationError."""
         storage, path = self._resolve(location)
-        return StorageInputFile(location, storage, path)
+        return StorageInputFile(location, storage, path, shown=self._shown(location, storage, path))
+
+    def _shown(self, location: str, storage: Storage, path: str) -> str:
+        """Return how errors name a file: by its path under the root, else by its URI."""
+        return path if storage is self.storage else location
 
     def new_output(self, location: str) -> StorageOutputFile:
-        """Return a file to write. Raises InvalidLocationError, InvalidInputError when read-only."""
+        """Return a file to write.
+
+        Raises InvalidLocationError, InvalidInputError when read-only, LocationNotAllowedError for a place that is
+        neither under the root nor under its table root, nor allowed by the operator.
+        """
         self._check_writable(location)
-        storage, path = self._resolve(location)
+        storage, path = self._resolve(location, is_written=True)
+        if storage is self.storage:
+            self.claim_folder_of(path)
+        if self.has_moved:
+            _say_once(self.root)
         return StorageOutputFile(location, storage, path)
+
+    def claim_folder_of(self, path: str) -> None:
+        """Write the owner file of a table's folder, once, in a copy: the file to write may be the first one there.
+
+        In other lakehouses whoever makes a table does. Raises FileExistsAlreadyError, StorageError.
+        """
+        names = self._elsewhere.names
+        match = _TABLE_FILE.fullmatch(path) if names.copy_id else None
+        if match is not None and match[1] not in names.claimed:
+            claim_folder(self.storage, match[1], names.copy_id)
+            names.note_claimed(match[1])
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
         """Delete a file; a missing one is no error. Raises StorageError, InvalidInputError when read-only."""
         text = location if isinstance(location, str) else location.location
         self._check_writable(text)
-        storage, path = self._resolve(text)
+        storage, path = self._resolve(text, is_written=True)
         with _as_pyiceberg_expects(text):
             storage.delete(path)
 
@@ -215,36 +335,63 @@ class StorageFileIO(FileIO):
                 path=location,
             )
 
-    def _resolve(self, location: str) -> tuple[Storage, str]:
+    def _resolve(self, location: str, *, is_written: bool = False) -> tuple[Storage, str]:
         uri = as_uri(location)
-        for storage in (self.storage, *self._others):
-            if uri.startswith(storage.root):
-                return storage, uri.removeprefix(storage.root)
-        if not is_uri(uri):
-            raise InvalidLocationError(f"table file {location!r} is no URI", path=location)
-        scheme, _, rest = uri.partition("://")
-        folder = rest.rpartition("/")[0] if scheme == "file" else rest.partition("/")[0]
-        root = normalize_root_uri(f"{scheme}://{folder}/")
-        with self._foreign_lock:
-            if root not in self._foreign:
-                is_alike = self.root.startswith(f"{scheme}://")
-                self._foreign[root] = open_storage(root, self.storage_options if is_alike else None)
-            return self._foreign[root], uri.removeprefix(root)
+        if uri.startswith(self.root):
+            return self.storage, uri.removeprefix(self.root)
+        place = self._elsewhere.find(uri)
+        if is_written and (place.is_moved or not place.is_writable):
+            raise LocationNotAllowedError(
+                f"{uri[:_LONGEST_SHOWN_CHARS]!r} is not under {self.root}, and a lakehouse writes and deletes below its"
+                " own root only; load the table again, which gives it its place there",
+                path=uri[:_LONGEST_SHOWN_CHARS],
+            )
+        self.has_moved |= place.is_moved
+        return self.storage if place.is_moved else self._elsewhere.storage_of(place), place.path
 
 
-def reading_io(lake: Lakehouse) -> StorageFileIO:
-    """Return what reads files of a lakehouse's tables, and writes none."""
-    return StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
+_said: set[str] = set()
+
+
+def _say_once(root: str) -> None:
+    """Say, once in a process, that a lakehouse which is written to was moved."""
+    if root not in _said:
+        _said.add(root)
+        logger.warning(
+            "the lakehouse at %s was copied or moved: its tables' files name the place where it stood before, and are"
+            " read here; 'trinitylake relocate' writes their metadata for this place",
+            root,
+        )
+
+
+def reading_io(lake: Lakehouse, others: Sequence[Storage] = ()) -> StorageFileIO:
+    """Return what reads files of a lakehouse's tables, and writes none; ``others`` as in :meth:`StorageFileIO.on`."""
+    names = lake.elsewhere.names
+    return StorageFileIO.on(lake.storage, lake.storage_options, read_only=True, others=others, names=names)
+
+
+def writing_io(lake: Lakehouse) -> StorageFileIO:
+    """Return what reads and writes files of a lakehouse's tables."""
+    return StorageFileIO.on(lake.storage, lake.storage_options, names=lake.elsewhere.names)
+
+
+def io_for(definition: TableDef, io: StorageFileIO) -> StorageFileIO:
+    """Return what reads the files of a table: only those of our own are taken to have moved with their lakehouse."""
+    return io if definition.is_managed else io.strict()
 
 
 class StorageInputFile(InputFile):
     """A table file to read."""
 
-    def __init__(self, location: str, storage: Storage, path: str, size_bytes: int | None = None):
+    def __init__(
+        self, location: str, storage: Storage, path: str, size_bytes: int | None = None, shown: str | None = None
+    ):
         super().__init__(location)
         self._storage = storage
         self._path = path
         self._size_bytes = size_bytes
+        #: How errors name it.
+        self.shown = location if shown is None else shown
 
     def __len__(self) -> int:
         """Size in bytes; one request unless it is known. Raises FileNotFoundError."""
@@ -262,13 +409,50 @@ class StorageInputFile(InputFile):
         """Return a seekable stream; the first request is sent at once.
 
         A file up to WHOLE_FILE_BYTES takes that one request; a larger one a second for its size and
-        then one for each range. Raises FileNotFoundError, PermissionError, StorageError.
+        then one for each range. An Avro file is read whole and comes without compression, so that no decoder
+        inflates it without bounds. Raises FileNotFoundError, PermissionError, StorageError, CorruptFileError for
+        an Avro, Parquet or ORC file that holds or claims too much, and for metadata that is read whole and is not the
+        file of its checksum. Of a file larger than WHOLE_FILE_BYTES its stream raises it, when the end is read.
         """
+        head = self._read_head()
+        if is_avro(self.location, head):
+            return self._opened(self._with_rest(head))
+        return RangeReader(self, head)
+
+    def read_whole(self) -> bytes:
+        """Return the bytes of the file as it is stored, in as many requests as ``open`` and one range at most.
+
+        Raises FileNotFoundError, PermissionError, StorageError, CorruptFileError for more than MAX_INFLATED_BYTES.
+        """
+        return self._with_rest(self._read_head())
+
+    def _read_head(self) -> bytes:
         with _as_pyiceberg_expects(self.location):
             head = self._storage.read(self._path, offset=0, length=WHOLE_FILE_BYTES)
         if len(head) < WHOLE_FILE_BYTES:
             self._size_bytes = len(head)
-        return RangeReader(self, head)
+            self._check_seals(head)
+        return head
+
+    def _check_seals(self, data: bytes) -> None:
+        """Raise CorruptFileError for metadata that is not the file of its checksum; of data, scans read parts."""
+        if SealedKind.of(self.location) is not SealedKind.PARQUET:
+            check_table_file(data, self.shown)
+
+    def _with_rest(self, head: bytes) -> bytes:
+        if len(head) < WHOLE_FILE_BYTES:
+            return head
+        if len(self) > MAX_INFLATED_BYTES:
+            raise too_large(self.shown, len(self))
+        data = head + self.read_range(len(head), len(self) - len(head)) if len(self) > len(head) else head
+        self._check_seals(data)
+        return data
+
+    def _opened(self, data: bytes) -> InputStream:
+        """Return the stream of a file that was read whole."""
+        if not is_avro(self.location, data):
+            return io.BytesIO(data)
+        return io.BytesIO(uncompressed(data, self.shown).data)
 
     def read_range(self, offset: int, length: int) -> bytes:
         """Return ``length`` bytes from ``offset`` on, in one request. Raises FileNotFoundError, StorageError."""
@@ -286,7 +470,8 @@ class RangeReader(io.RawIOBase):
     """A seekable stream over ranged reads: keeps the file's start, its end and the last small range.
 
     Parquet readers begin with the footer, so the first read near the end fetches all of the last
-    READ_AHEAD_BYTES. A large read is one request of exactly its size and is not kept.
+    READ_AHEAD_BYTES, or all of the footer. What it claims is checked then, and what a Puffin file does when it is read
+    whole: CorruptFileError. A large read is one request of exactly its size and is not kept.
     """
 
     def __init__(self, file: StorageInputFile, head: bytes):
@@ -297,6 +482,16 @@ class RangeReader(io.RawIOBase):
         self._head = (0, head)
         self._tail = (self._size_bytes, b"")
         self._window = (0, b"")
+        if self._size_bytes <= len(head):
+            self._check_end(head)
+
+    def _check_end(self, end: bytes) -> bytes:
+        """Return the last bytes of the file, or more of them, after what they claim was checked."""
+        needed_bytes = claims_bytes(end, self._size_bytes, self._file.shown)
+        if needed_bytes > len(end):
+            end = self._file.read_range(self._size_bytes - needed_bytes, needed_bytes)
+        check_claims(end, self._size_bytes, self._file.shown)
+        return end
 
     def readable(self) -> bool:
         return True
@@ -321,6 +516,10 @@ class RangeReader(io.RawIOBase):
         rest = max(0, self._size_bytes - self._position)
         length = rest if size is None or size < 0 else min(size, rest)
         data = self._range(self._position, length) if length else b""
+        if size is None or size < 0:  # as pyiceberg reads Avro, and nobody Parquet
+            check_no_avro(self._file.shown, data)
+            if data.startswith(PUFFIN_MAGIC):
+                check_puffin(data, self._file.shown)
         self._position += length
         return data
 
@@ -342,7 +541,8 @@ class RangeReader(io.RawIOBase):
                 return data[offset - start : offset - start + length]
         tail_start = max(0, self._size_bytes - READ_AHEAD_BYTES)
         if offset >= tail_start:
-            self._tail = (tail_start, self._file.read_range(tail_start, self._size_bytes - tail_start))
+            tail = self._check_end(self._file.read_range(tail_start, self._size_bytes - tail_start))
+            self._tail = (self._size_bytes - len(tail), tail)
             return self._range(offset, length)
         if length >= READ_AHEAD_BYTES:
             return self._file.read_range(offset, length)
@@ -350,7 +550,7 @@ class RangeReader(io.RawIOBase):
         return self._range(offset, length)
 
 
-class StorageOutputFile(OutputFile):
+class StorageOutputFile(SealedOutputFile):
     """A table file to write."""
 
     def __init__(self, location: str, storage: Storage, path: str):
@@ -440,8 +640,8 @@ class StorageOutputStream:
         if self._buffer.closed:
             return
         try:
-            self._buffer.seek(0)
-            data = self._buffer.read()
+            data = self._sealed()
+            self._written_bytes = len(data)
             with _as_pyiceberg_expects(self._location):
                 if self._overwrite:
                     self._storage.write(self._path, data)
@@ -450,6 +650,33 @@ class StorageOutputStream:
             self.published = True
         finally:
             self._buffer.close()
+
+    def _sealed(self) -> bytes:
+        """Return what was written, with its checksums (FORMAT.md, "Files of tables")."""
+        if SealedKind.of(self._location) is SealedKind.PARQUET:
+            self._seal_footer()
+        self._buffer.seek(0)
+        data = self._buffer.read()
+        if SealedKind.of(self._location) is SealedKind.PARQUET:
+            return data
+        return sealed_table_file(data, self._location)
+
+    def _seal_footer(self) -> None:
+        """Fill in the digits where they stand: a data file may be large, so it is in memory once only."""
+        end_at = max(0, self._written_bytes - PARQUET_END_BYTES)
+        self._buffer.seek(end_at)
+        footer_at = self._written_bytes - footer_bytes(self._buffer.read())
+        if not 0 <= footer_at < end_at:
+            return
+        crc = 0
+        self._buffer.seek(0)
+        while piece := self._buffer.read(WHOLE_FILE_BYTES):
+            crc = google_crc32c.extend(crc, piece)
+        self._buffer.seek(footer_at)
+        footer = sealed_footer(self._buffer.read(), self._location, crc)
+        if footer is not None:
+            self._buffer.seek(footer_at)
+            self._buffer.write(footer)
 
     def discard(self) -> None:
         """Drop what was written; later writes are accepted and go nowhere, so that a writer can still finish."""

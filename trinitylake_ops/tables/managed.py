@@ -8,21 +8,17 @@ Iceberg's own deletions are switched off by table properties that cannot be chan
 
 from __future__ import annotations
 
-import gzip
 import uuid
-import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pyiceberg.exceptions import ValidationError
-from pyiceberg.io import FileIO
-from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata
 
-from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError
-from trinitylake_ops.format.definitions import METADATA_LOCATION, LakehouseDef, TableDef
+from trinitylake_ops.errors import InvalidDefinitionError
+from trinitylake_ops.format.definitions import METADATA_LOCATION, TABLE_UUID, LakehouseDef, TableDef
 from trinitylake_ops.format.file_names import TABLES_PREFIX, table_prefix
 from trinitylake_ops.format.locations import normalize_root_uri, to_location, to_uri
+from trinitylake_ops.tables.properties import PATH_PROPERTIES, check_names_no_code
 from trinitylake_ops.tables.types import from_iceberg_schema
 
 ICEBERG = "ICEBERG"
@@ -34,9 +30,8 @@ MANAGED_PROPERTIES: Mapping[str, str] = {
     "gc.enabled": "false",
     "write.metadata.delete-after-commit.enabled": "false",
 }
-_LATEST_WRITTEN_VERSION = 2
-#: Properties that would put files beyond the table's own prefix.
-_PATH_PROPERTIES = ("write.data.path", "write.metadata.path", "write.folder-storage.path", "write.object-storage.path")
+#: Format version of Iceberg tables: of later ones pyiceberg would lose what it does not know.
+LATEST_WRITTEN_VERSION = 2
 
 
 def new_table_location(root: str, definition: LakehouseDef) -> str:
@@ -69,21 +64,22 @@ def managed_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 def check_format_version(metadata: TableMetadata) -> None:
     """Raise InvalidDefinitionError for a table that pyiceberg can read, but not write."""
-    if metadata.format_version > _LATEST_WRITTEN_VERSION:
+    if metadata.format_version > LATEST_WRITTEN_VERSION:
         raise InvalidDefinitionError(
-            f"its Iceberg format version is {metadata.format_version}, and {_LATEST_WRITTEN_VERSION} is the latest that"
+            f"its Iceberg format version is {metadata.format_version}, and {LATEST_WRITTEN_VERSION} is the latest that"
             " can be written; write it with another engine"
         )
 
 
 def check_managed_properties(properties: Mapping[str, str]) -> None:
-    """Raise InvalidDefinitionError when properties let Iceberg delete files or put them elsewhere."""
+    """Raise InvalidDefinitionError when properties let Iceberg delete files, put them elsewhere or name code."""
+    check_names_no_code(properties)
     for name, value in MANAGED_PROPERTIES.items():
         if properties.get(name, "").lower() != value:
             raise InvalidDefinitionError(
                 f"property {name!r} of a managed table must stay {value!r}: the lakehouse decides when files go"
             )
-    for name in _PATH_PROPERTIES:
+    for name in PATH_PROPERTIES:
         if name in properties:
             raise InvalidDefinitionError(
                 f"property {name!r} cannot be set: a managed table's files stay under its own location"
@@ -98,16 +94,6 @@ def metadata_uri(definition: TableDef, root: str) -> str:
             f"table {definition.id!r} has no {METADATA_LOCATION!r} in its format properties; register its metadata file"
         )
     return to_uri(root, location)
-
-
-def read_metadata(io: FileIO, uri: str) -> TableMetadata:
-    """Read an Iceberg metadata file. Raises CorruptFileError, FileMissingError and other StorageErrors."""
-    try:
-        return FromInputFile.table_metadata(io.new_input(uri))
-    except (ValueError, ValidationError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        # Without what stands in the file: it may be any file, with secrets.
-        reason = ": ".join(line.partition("[type=")[0].strip() for line in str(error).splitlines()[:2])
-        raise CorruptFileError(f"{uri!r} is no Iceberg table metadata: {reason}", path=uri) from error
 
 
 def without_history(metadata: TableMetadata) -> TableMetadata:
@@ -150,8 +136,17 @@ def table_definition(
         sort_keys=_columns(sort_ids, top_level),
         distribution_keys=_columns([field.source_id for field in metadata.spec().fields], top_level),
         unique_columns=_columns(before.unique_columns, top_level),
-        format_properties={**before.format_properties, METADATA_LOCATION: to_location(root, uri)},
+        format_properties={
+            **before.format_properties,
+            METADATA_LOCATION: to_location(root, uri),
+            **_identity(metadata),
+        },
     )
+
+
+def _identity(metadata: TableMetadata) -> dict[str, str]:
+    """Return the format property that says which table it is; in version 1 the metadata need not say so."""
+    return {TABLE_UUID: str(metadata.table_uuid)} if metadata.format_version > 1 else {}
 
 
 def _columns(ids: list[int] | tuple[int, ...], top_level: list[int]) -> tuple[int, ...]:

@@ -7,11 +7,10 @@ and may be removed as an orphan; a folder without that file, which no version de
 
 from __future__ import annotations
 
-import json
-
 from trinitylake_ops.errors import CorruptFileError, FileExistsAlreadyError
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import table_prefix
+from trinitylake_ops.format.sealed_json import decode_sealed_json, encode_sealed_json
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.write_outcome import create_settled
 from trinitylake_ops.tables.managed import managed_table_id
@@ -27,16 +26,19 @@ def owner_path(table_id: str) -> str:
 
 def owner_file(definition: LakehouseDef) -> bytes:
     """Return the owner file of every managed table of a lakehouse."""
-    return json.dumps({_LAKEHOUSE_ID: definition.id}).encode("ascii")
+    return _owner_file(definition.id)
+
+
+def _owner_file(lakehouse_id: str) -> bytes:
+    return encode_sealed_json({_LAKEHOUSE_ID: lakehouse_id}, OWNER_NAME)
 
 
 def read_owner(data: bytes, path: str) -> str:
     """Return the id of the lakehouse that an owner file names. Raises CorruptFileError."""
     try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise CorruptFileError("this is no owner file of a table: it holds no JSON", path=path) from error
-    owner = found.get(_LAKEHOUSE_ID) if isinstance(found, dict) else None
+        owner = decode_sealed_json(data, path).get(_LAKEHOUSE_ID)
+    except CorruptFileError as error:
+        raise CorruptFileError(f"this is no owner file of a table: {error.message}", path=path) from error
     if not isinstance(owner, str) or not owner:
         raise CorruptFileError(f"this is no owner file of a table: it has no {_LAKEHOUSE_ID!r}", path=path)
     return owner
@@ -48,9 +50,17 @@ def claim_location(storage: Storage, location: str, definition: LakehouseDef) ->
     None, and nothing written, for a location beyond the root: its files are never deleted. Raises StorageError.
     """
     table_id = managed_table_id(location, storage.root)
-    if table_id is None:
-        return None
-    path, data = owner_path(table_id), owner_file(definition)
-    if not create_settled(storage, path, data, is_ours=lambda found: found == data, trusts_refusals=True):
+    return None if table_id is None else claim_folder(storage, table_id, definition.id)
+
+
+def claim_folder(storage: Storage, table_id: str, lakehouse_id: str) -> str:
+    """Write the owner file of a table's folder under the root; return its path.
+
+    Raises FileExistsAlreadyError where it is another lakehouse's, InvalidDefinitionError, StorageError.
+    """
+    path, data = owner_path(table_id), _owner_file(lakehouse_id)
+    if not create_settled(
+        storage, path, data, is_ours=lambda found: read_owner(found, path) == lakehouse_id, trusts_refusals=True
+    ):
         raise FileExistsAlreadyError(f"another lakehouse has the fresh table folder of {path!r}", path=path)
     return path

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
+from trinitylake_ops.format.definitions import IsolationLevel
+from trinitylake_ops.tables.reads import TableRead, check_unchanged
 from trinitylake_ops.tables.staged_table import StagedTable
 from trinitylake_ops.tables.staging import is_published, publish
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -49,14 +51,18 @@ def publish_once(
     operation: str = PUBLISH,
     require: Callable[[Snapshot], None] | None = None,
     since: int | None = None,
+    reads: Sequence[TableRead] = (),
+    own: Sequence[StagedTable] = (),
 ) -> Publication:
     """Commit staged tables as one version, unless ``publication`` was committed since they were staged.
 
     Whoever may have staged them again gives the version ``since`` which it can have been committed, exclusive.
     ``require`` raises a typed error where the version that the commit would land on is not as it has to be.
+    A serializable commit lands only where all ``reads`` are as they were read, but for what is there now as one of
+    ``own`` was staged, which the same reader published before. With snapshot isolation they do not count.
     The namespaces that new tables need are created. Some of the tables may be there as they were staged, by
     another publication: they stay. Without changes there is no commit, and the latest version is returned.
-    Raises InvalidInputError without tables, CommitConflictError when a table moved since it was staged, and
+    Raises InvalidInputError without tables, CommitConflictError when a table moved since it was staged or read, and
     what a commit raises; VersionNotFoundError where a root is gone, so that nobody can tell whether it was
     committed.
     """
@@ -83,6 +89,8 @@ def publish_once(
             txn.require(must_be_unpublished)
             if require is not None:
                 txn.require(require)
+            if reads and txn.isolation != IsolationLevel.SNAPSHOT:
+                txn.require(lambda latest: check_unchanged(latest, reads, [*own, *staged]))
             # What a run took over from one that had published it is there: only the rest can be published again.
             publish(txn, [table for table in staged if not is_published(txn, table)] or staged)
     except CommittedElsewhereError as error:

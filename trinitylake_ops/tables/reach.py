@@ -6,8 +6,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
+from io import BytesIO
+from typing import TypeVar, cast
 
+from pyiceberg.io import FileIO, InputFile, InputStream
 from pyiceberg.manifest import (
     DataFileContent,
     ManifestEntry,
@@ -22,8 +24,10 @@ from trinitylake_ops.errors import CorruptFileError, FileMissingError, Transacti
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.tables.avro_files import SNAPSHOT_ID, AvroContent, uncompressed
 from trinitylake_ops.tables.file_io import StorageFileIO
-from trinitylake_ops.tables.managed import metadata_uri, read_metadata
+from trinitylake_ops.tables.managed import metadata_uri
+from trinitylake_ops.tables.metadata import InlineSnapshot, walked_metadata
 
 T = TypeVar("T")
 _ADDED = ManifestEntryStatus.ADDED
@@ -74,14 +78,18 @@ def files_of(
     seen all.
     """
     uri = metadata_uri(definition, io.root)
-    metadata = read_metadata(io, uri)
+    metadata = walked_metadata(definition, io)
     yield TableFile(FileKind.METADATA, io.location(uri))
     former = dict.fromkeys(entry.metadata_file for entry in metadata.metadata_log if entry.metadata_file != uri)
     for location in former:
         yield TableFile(FileKind.METADATA_LOG, io.location(location), live=False)
     yield from statistics_of(metadata, io)
     known = set() if known is None else known
-    snapshots = [shot for shot in metadata.snapshots if shot.manifest_list and shot.manifest_list not in known]
+    snapshots = [
+        shot
+        for shot in metadata.snapshots
+        if isinstance(shot, InlineSnapshot) or (shot.manifest_list and shot.manifest_list not in known)
+    ]
     yield from _snapshot_files(snapshots, io, known, skips_missing=skips_missing)
 
 
@@ -129,20 +137,30 @@ def _snapshot_files(
 
     for batch in _batches(snapshots, concurrency):
         for snapshot, listed in zip(batch, run_parallel(listed_in, batch, concurrency), strict=True):
-            yield TableFile(FileKind.MANIFEST_LIST, io.location(snapshot.manifest_list))
+            if snapshot.manifest_list:
+                yield TableFile(FileKind.MANIFEST_LIST, io.location(snapshot.manifest_list))
             for manifest in listed:
                 if manifest.manifest_path not in manifests and manifest.manifest_path not in known:
                     manifests[manifest.manifest_path] = manifest
                     yield TableFile(FileKind.MANIFEST, io.location(manifest.manifest_path), manifest.manifest_length)
     yield from _content_files(list(manifests.values()), io, skips_missing=skips_missing)
-    known.update(manifests, (snapshot.manifest_list for snapshot in snapshots))
+    known.update(manifests, (snapshot.manifest_list for snapshot in snapshots if snapshot.manifest_list))
 
 
 def manifests_in(snapshot: Snapshot, io: StorageFileIO) -> list[ManifestFile]:
-    """Return what the manifest list of a snapshot lists. Raises CorruptFileError, StorageError."""
+    """Return what the manifest list of a snapshot lists.
+
+    Raises CorruptFileError, also for the list of another snapshot where it says whose it is, and StorageError.
+    """
+    if isinstance(snapshot, InlineSnapshot):
+        return snapshot.manifests(io)
     with _decoding(snapshot.manifest_list, "manifest list", io):
+        file, content = _opened(snapshot.manifest_list, io)
+        of = content.meta_int(SNAPSHOT_ID)
+        if of not in (None, snapshot.snapshot_id):
+            raise _swapped(snapshot.manifest_list, f"it is of snapshot {of}, not of {snapshot.snapshot_id}", io)
         # Not by the snapshot, which takes manifests from a cache of the process: the file may say something else.
-        manifests = list(read_manifest_list(io.new_input(snapshot.manifest_list)))
+        manifests = list(read_manifest_list(file))
         expected = int((snapshot.summary or {}).get("total-data-files", "0"))  # type: ignore[call-overload]
     if expected and not manifests:
         location = io.location(snapshot.manifest_list)
@@ -151,9 +169,13 @@ def manifests_in(snapshot: Snapshot, io: StorageFileIO) -> list[ManifestFile]:
 
 
 def entries_in(manifest: ManifestFile, io: StorageFileIO) -> list[ManifestEntry]:
-    """Return all entries of a manifest, those of deleted files too. Raises CorruptFileError, StorageError."""
+    """Return all entries of a manifest, those of deleted files too.
+
+    Raises CorruptFileError, also for another manifest than its list says, and StorageError.
+    """
     with _decoding(manifest.manifest_path, "manifest", io):
-        entries = manifest.fetch_manifest_entry(io, discard_deleted=False)
+        file, content = _opened(manifest.manifest_path, io)
+        entries = manifest.fetch_manifest_entry(cast(FileIO, _OneFile(file)), discard_deleted=False)
     counts = (manifest.added_files_count, manifest.existing_files_count, manifest.deleted_files_count)
     if None not in counts and len(entries) != sum(count or 0 for count in counts):
         location = io.location(manifest.manifest_path)
@@ -161,7 +183,56 @@ def entries_in(manifest: ManifestFile, io: StorageFileIO) -> list[ManifestEntry]
             f"{location!r} lists {len(entries)} files, its manifest list says {sum(count or 0 for count in counts)}",
             path=location,
         )
+    _check_is_listed(manifest, entries, content.file_bytes, io)
     return entries
+
+
+def _check_is_listed(manifest: ManifestFile, entries: list[ManifestEntry], file_bytes: int, io: StorageFileIO) -> None:
+    """Raise CorruptFileError when a manifest is another one than its list says."""
+    uri, of = manifest.manifest_path, manifest.added_snapshot_id
+    if file_bytes != manifest.manifest_length:
+        raise _swapped(uri, f"it has {file_bytes} bytes, its manifest list says {manifest.manifest_length}", io)
+    added = {entry.snapshot_id for entry in entries if entry.status == _ADDED and of is not None}
+    if others := added - {of}:
+        raise _swapped(uri, f"it has files of snapshot {others.pop()}, its manifest list says of {of}", io)
+
+
+@dataclass(frozen=True, slots=True)
+class _OneFile:
+    """What pyiceberg asks for the one file that it reads, opened before."""
+
+    file: InputFile
+
+    def new_input(self, location: str) -> InputFile:
+        return self.file
+
+
+def _opened(uri: str, io: StorageFileIO) -> tuple[InputFile, AvroContent]:
+    """Return a file for pyiceberg's decoder, and what it holds. Raises CorruptFileError for what is no Avro file."""
+    content = uncompressed(io.new_input(uri).read_whole(), io.location(uri))
+    return _Uncompressed(uri, content.data), content
+
+
+class _Uncompressed(InputFile):
+    """An Avro file that was looked through and inflated."""
+
+    def __init__(self, location: str, data: bytes):
+        super().__init__(location)
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def exists(self) -> bool:
+        return True
+
+    def open(self, seekable: bool = True) -> InputStream:
+        return BytesIO(self._data)
+
+
+def _swapped(uri: str, how: str, io: StorageFileIO) -> CorruptFileError:
+    location = io.location(uri)
+    return CorruptFileError(f"{location!r} is not the file that its table names: {how}; restore it", path=location)
 
 
 @contextmanager

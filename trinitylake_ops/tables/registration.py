@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pyiceberg.table.metadata import TableMetadata
 
 from trinitylake_ops.errors import FileMissingError, InvalidInputError
 from trinitylake_ops.format.definitions import LakehouseDef, TableDef
-from trinitylake_ops.format.locations import as_uri, to_uri
+from trinitylake_ops.format.locations import as_uri, normalize_root_uri, to_uri
+from trinitylake_ops.format.places import Places
+from trinitylake_ops.storage import open_storage
 from trinitylake_ops.tables.file_io import StorageFileIO
-from trinitylake_ops.tables.managed import EXTERNAL, MANAGED, managed_table_id, read_metadata, table_definition
+from trinitylake_ops.tables.managed import EXTERNAL, MANAGED, managed_table_id, metadata_uri, table_definition
+from trinitylake_ops.tables.metadata import read_metadata
 from trinitylake_ops.tables.ownership import owner_path, read_owner
 
 FEDERATED = "FEDERATED"
@@ -20,6 +25,30 @@ def registered_uri(root: str, metadata_location: str) -> str:
     Raises InvalidLocationError.
     """
     return to_uri(root, as_uri(metadata_location))
+
+
+def registering_io(io: StorageFileIO, uris: Iterable[str]) -> StorageFileIO:
+    """Return what reads metadata files that a caller named, URIs, wherever they are. Raises InvalidLocationError."""
+    scheme = io.root.partition("://")[0]
+    folders = {normalize_root_uri(uri[: uri.rindex("/") + 1]) for uri in uris if not uri.startswith(io.root)}
+    opened = [
+        open_storage(folder, io.storage_options if folder.startswith(f"{scheme}://") else None)
+        for folder in sorted(folders)
+    ]
+    names = io.places.names
+    return StorageFileIO.on(io.storage, io.storage_options, read_only=True, others=opened, names=names).strict()
+
+
+def root_to_allow(definition: TableDef, io: StorageFileIO) -> str | None:
+    """Return the root that has to be allowed for a registered table to be read later, None where that is so now.
+
+    ``io`` may read its metadata file. Raises CorruptFileError, StorageError.
+    """
+    uri = metadata_uri(definition, io.root)
+    location = f"{as_uri(read_metadata(io, uri).location).rstrip('/')}/"
+    needed = [location, *([] if uri.startswith(location) else [uri[: uri.rindex("/") + 1]])]
+    plain = Places(io.root, io.places.names, io.places.allowed)
+    return " ".join(root for root in needed if plain.known(f"{root}metadata/file") is None) or None
 
 
 def registered_table(

@@ -27,6 +27,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import EMPTY_DICT, Record
 
 from trinitylake_ops.errors import CommitConflictError, CorruptFileError, InvalidDefinitionError
+from trinitylake_ops.tables.checked_files import CheckedFileIO
 from trinitylake_ops.tables.data_files import (
     TARGET_FILE_SIZE_BYTES,
     conform,
@@ -43,6 +44,7 @@ from trinitylake_ops.tables.staging import StagingCatalog
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 TARGET_PROPERTY = "write.target-file-size-bytes"
+_MOST_DIGITS = 18
 #: A file below this share of the target is small.
 SMALL_SHARE = 0.75
 #: A group may grow to this share of the target when it is written, so that no tiny file is left over.
@@ -67,7 +69,9 @@ class RewriteRules:
         if self.target_file_size_bytes is not None:
             return self.target_file_size_bytes
         own = metadata.properties.get(TARGET_PROPERTY, "")
-        return int(own) if own.isascii() and own.isdecimal() and int(own) else TARGET_FILE_SIZE_BYTES
+        # What is longer is no size of a file, and Python refuses numbers of thousands of digits.
+        is_size = own.isascii() and own.isdecimal() and len(own) <= _MOST_DIGITS
+        return (int(own) if is_size else 0) or TARGET_FILE_SIZE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,8 @@ class Rewriting:
         """Write the rows of a group as new data files, in the table's sort order, and return them, unpublished.
 
         Rows of an unsorted table are streamed; those of a sorted one are held in memory, a group at a time. Raises
-        CorruptFileError where there are more or fewer rows than the manifests say, StorageError. Nothing is left then.
+        CorruptFileError where a file is not that of its checksums, or there are more or fewer rows than the manifests
+        say, StorageError. Nothing is left then.
         """
         order = _arrow_sort_order(self.metadata)
         read = _Counted(self._batches(group))
@@ -125,7 +130,8 @@ class Rewriting:
     def _batches(self, group: FileGroup) -> Iterator[pa.RecordBatch]:
         from pyiceberg.io.pyarrow import ArrowScan  # loads pandas
 
-        scan = ArrowScan(self.metadata, self.io, self.metadata.schema(), AlwaysTrue())
+        # What is damaged is not written anew, with fresh checksums.
+        scan = ArrowScan(self.metadata, CheckedFileIO.like(self.io), self.metadata.schema(), AlwaysTrue())
         for file in group.files:  # one at a time: pyiceberg holds all batches of the files it is given
             yield from file_batches(scan, FileScanTask(file), self.io)
 

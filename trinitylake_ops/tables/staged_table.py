@@ -25,7 +25,8 @@ from pyiceberg.table.snapshots import (
 from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.tables.file_io import StorageFileIO
-from trinitylake_ops.tables.managed import metadata_uri, read_metadata
+from trinitylake_ops.tables.metadata import table_metadata
+from trinitylake_ops.tables.reach import entries_in, manifests_in
 from trinitylake_ops.transaction.snapshot import Snapshot as Version
 
 
@@ -88,12 +89,12 @@ def describe_change(
 
     ``base`` is the latest version, as it was read before anything was staged. Raises StorageError.
     """
-    metadata = read_metadata(io, metadata_uri(after, io.root))
+    metadata = table_metadata(after, io)
     known: set[int] = set()
     base_location: str | None = None
     if before is not None:
         base_location = before.format_properties.get(METADATA_LOCATION)
-        known = {snapshot.snapshot_id for snapshot in read_metadata(io, metadata_uri(before, io.root)).snapshots}
+        known = {snapshot.snapshot_id for snapshot in table_metadata(before, io).snapshots}
     new = [snapshot for snapshot in metadata.snapshots if snapshot.snapshot_id not in known]
     current = metadata.current_snapshot()
     latest = [current] if current is not None else []
@@ -127,13 +128,13 @@ def _touched_partitions(io: StorageFileIO, metadata: TableMetadata, new: list[Sn
     specs, schema = metadata.specs(), metadata.schema()
     touched: set[str] = set()
     for snapshot in new:
-        for manifest in snapshot.manifests(io):
+        for manifest in manifests_in(snapshot, io):
             if manifest.added_snapshot_id != snapshot.snapshot_id:
                 continue
             spec = specs[manifest.partition_spec_id]
             touched.update(
                 spec.partition_to_path(entry.data_file.partition, schema)
-                for entry in manifest.fetch_manifest_entry(io, discard_deleted=False)
+                for entry in entries_in(manifest, io)
                 if entry.status != ManifestEntryStatus.EXISTING
             )
     return tuple(sorted(touched))

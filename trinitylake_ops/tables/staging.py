@@ -50,16 +50,17 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.definitions import Schema as Columns
+from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.data_files import TARGET_FILE_SIZE_BYTES, identity_columns, write_data_files
-from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.file_io import StorageFileIO, writing_io
 from trinitylake_ops.tables.managed import (
     check_format_version,
     managed_properties,
     metadata_uri,
     new_table_location,
-    read_metadata,
 )
+from trinitylake_ops.tables.metadata import table_metadata
 from trinitylake_ops.tables.ownership import claim_location
 from trinitylake_ops.tables.replacement import all_files, files_in_partitions_of, files_matching
 from trinitylake_ops.tables.staged_table import StagedTable, describe_change
@@ -197,7 +198,7 @@ def plan_write(
     """
     snapshot = lake.snapshot()
     catalog = TrinityLakeCatalog.on(SnapshotTarget(snapshot, lake.storage_options))
-    writer_io = StorageFileIO.on(lake.storage, lake.storage_options)
+    writer_io = writing_io(lake)
     wanted = None if schema is None else _iceberg_schema(schema)
     if snapshot.has_namespace(namespace) and snapshot.has_table(namespace, table):
         current = catalog.load_table((namespace, table))
@@ -216,7 +217,7 @@ def plan_write(
         base_location = None
     check_format_version(metadata)
     identity_columns(metadata.spec(), metadata.schema())
-    if base_location is None:
+    if base_location is None or is_uri(base_location):  # the first files that a copy of a lakehouse has of its own
         claim_location(lake.storage, metadata.location, snapshot.definition)
     return TableWrite(
         namespace, table, snapshot.version, snapshot.read_at_ms, base_location, metadata, writer_io, updates
@@ -300,7 +301,9 @@ def load_staged(lake: Lakehouse, staged: StagedTable) -> Table:
     """
     catalog = TrinityLakeCatalog.on(SnapshotTarget(lake.snapshot(), lake.storage_options))
     uri = metadata_uri(staged.table_def, lake.root)
-    return Table((staged.namespace, staged.table), read_metadata(catalog.io, uri), uri, catalog.io, catalog)
+    return Table(
+        (staged.namespace, staged.table), table_metadata(staged.table_def, catalog.io), uri, catalog.io, catalog
+    )
 
 
 def publish(

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Protocol
 
 from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.format.places import NamedRoots
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.tables.file_io import ROOT, storage_options_of
@@ -39,6 +40,10 @@ class CatalogTarget(Protocol):
         """Options for the storages of files beyond the lakehouse's root."""
 
     @property
+    def names(self) -> NamedRoots:
+        """The roots that the lakehouse's definitions name."""
+
+    @property
     def read_only(self) -> bool:
         """Whether ``change`` is refused."""
 
@@ -58,6 +63,7 @@ class LatestTarget:
         self._lake = lake
         self.storage = lake.storage
         self.storage_options = lake.storage_options
+        self.names = lake.elsewhere.names
 
     def reader(self) -> CatalogReader:
         return self._lake.snapshot()
@@ -74,6 +80,7 @@ class TransactionTarget:
     def __init__(self, transaction: Transaction, storage_options: Mapping[str, str] | None = None):
         self._transaction = transaction
         self.storage = transaction.base.files.storage
+        self.names = transaction.base.files.nodes.elsewhere.names
         self.storage_options = StorageOptions(storage_options)
 
     def reader(self) -> CatalogReader:
@@ -91,6 +98,7 @@ class SnapshotTarget:
     def __init__(self, snapshot: Snapshot, storage_options: Mapping[str, str] | None = None):
         self._snapshot = snapshot
         self.storage = snapshot.files.storage
+        self.names = snapshot.files.nodes.elsewhere.names
         self.storage_options = StorageOptions(storage_options)
 
     def reader(self) -> CatalogReader:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from pyiceberg.catalog import MetastoreCatalog
 from pyiceberg.serializers import ToOutputFile
-from pyiceberg.table.locations import load_location_provider
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import (
     RemovePartitionStatisticsUpdate,
@@ -25,7 +24,9 @@ from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.tables.file_io import StorageFileIO
-from trinitylake_ops.tables.managed import managed_table_id, metadata_uri, read_metadata
+from trinitylake_ops.tables.managed import LATEST_WRITTEN_VERSION, managed_table_id, metadata_uri
+from trinitylake_ops.tables.metadata import table_metadata
+from trinitylake_ops.tables.properties import location_provider
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +34,13 @@ class ListedSnapshots:
     """The ids of the snapshots in a table's metadata, oldest first, and which of them it refers to.
 
     ``referred`` are the current one and those of branches and tags. ``is_in_place`` says whether the table's
-    location is the place of the managed table of its id.
+    location is the place of the managed table of its id, ``is_writable`` whether its format version can be written.
     """
 
     ids: tuple[int, ...]
     referred: frozenset[int]
     is_in_place: bool
+    is_writable: bool
 
     @property
     def others(self) -> frozenset[int]:
@@ -55,10 +57,11 @@ def is_trimmable(definition: TableDef) -> bool:
 
 def listed_snapshots(definition: TableDef, io: StorageFileIO) -> ListedSnapshots:
     """Return the snapshots that a table's metadata lists. Raises CorruptFileError and other StorageErrors."""
-    metadata = read_metadata(io, metadata_uri(definition, io.root))
+    metadata = table_metadata(definition, io)
     ordered = sorted(metadata.snapshots, key=lambda snapshot: (snapshot.sequence_number or 0, snapshot.timestamp_ms))
     ids = tuple(snapshot.snapshot_id for snapshot in ordered)
-    return ListedSnapshots(ids, _referred(metadata), managed_table_id(metadata.location, io.root) == definition.id)
+    is_in_place = managed_table_id(metadata.location, io.root) == definition.id
+    return ListedSnapshots(ids, _referred(metadata), is_in_place, metadata.format_version <= LATEST_WRITTEN_VERSION)
 
 
 def referred_snapshots(definition: TableDef, io: StorageFileIO) -> frozenset[int]:
@@ -81,7 +84,7 @@ def write_without_snapshots(
     StorageErrors.
     """
     uri = metadata_uri(definition, io.root)
-    metadata = read_metadata(io, uri)
+    metadata = table_metadata(definition, io)
     updates: list[TableUpdate] = [
         RemovePartitionStatisticsUpdate.model_validate({"snapshot-id": snapshot_id})
         for snapshot_id in dict.fromkeys(file.snapshot_id for file in metadata.partition_statistics)
@@ -89,7 +92,7 @@ def write_without_snapshots(
     ]
     updates.append(RemoveSnapshotsUpdate.model_validate({"snapshot-ids": sorted(dropped)}))
     trimmed = update_table_metadata(metadata, tuple(updates), metadata_location=uri)
-    locations = load_location_provider(trimmed.location, trimmed.properties)
+    locations = location_provider(trimmed)
     version = MetastoreCatalog._parse_metadata_version(uri) + 1
     new_uri = locations.new_table_metadata_file_location(version)
     announce(io.location(new_uri))

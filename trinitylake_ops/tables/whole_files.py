@@ -5,8 +5,7 @@ So whoever stands between sees all bytes of a file at once, and can tell whether
 
 from __future__ import annotations
 
-import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from pyiceberg.io import InputStream
@@ -14,10 +13,14 @@ from pyiceberg.manifest import ManifestEntryStatus, ManifestFile
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
+from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.storage import Storage
+from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.file_io import StorageFileIO, StorageInputFile
-from trinitylake_ops.tables.managed import metadata_uri, read_metadata
+from trinitylake_ops.tables.managed import metadata_uri
+from trinitylake_ops.tables.metadata import InlineSnapshot, LoadedMetadata, load_table_metadata
 from trinitylake_ops.tables.reach import (
     FileKind,
     TableFile,
@@ -26,21 +29,53 @@ from trinitylake_ops.tables.reach import (
     manifests_in,
     statistics_of,
 )
+from trinitylake_ops.tables.table_seals import check_table_file
 
 
 class WholeFileIO(StorageFileIO):
-    """A FileIO whose files are read whole."""
+    """A FileIO whose files are read whole, and checked by their seals.
+
+    ``on_checked`` is told the location of each, and whether it has seals.
+    """
+
+    on_checked: Callable[[str, bool], None] | None = None
+
+    @classmethod
+    def reading(
+        cls, storage: Storage, storage_options: StorageOptions, on_checked: Callable[[str, bool], None]
+    ) -> WholeFileIO:
+        """Return one that writes nothing."""
+        whole = cls.on(storage, storage_options, read_only=True)
+        assert isinstance(whole, WholeFileIO)
+        whole.on_checked = on_checked
+        return whole
 
     def new_input(self, location: str) -> StorageInputFile:
         """Return a file to read. Raises InvalidLocationError."""
         storage, path = self._resolve(location)
-        return _WholeFile(location, storage, path)
+        return _WholeFile(location, storage, path, self)
 
 
 class _WholeFile(StorageInputFile):
+    def __init__(self, location: str, storage: Storage, path: str, file_io: WholeFileIO):
+        super().__init__(location, storage, path)
+        self._io = file_io
+
     def open(self, seekable: bool = True) -> InputStream:
-        """Return the file in memory. Raises StorageError."""
-        return io.BytesIO(self._storage.read(self._path))
+        """Return the file in memory, an Avro file without compression. Raises StorageError, CorruptFileError."""
+        return self._opened(self.read_whole())
+
+    def read_whole(self) -> bytes:
+        """Return the bytes of the file as it is stored, in one request.
+
+        Raises CorruptFileError where it is not that of its checksum, StorageError.
+        """
+        data = self._storage.read(self._path)
+        location = self._io.location(self.location)
+        has_seals = check_table_file(data, location)
+        if self._io.on_checked is not None:
+            self._io.on_checked(location, has_seals)
+        return data
 
 
 class TableFiles:
@@ -52,6 +87,7 @@ class TableFiles:
 
     def __init__(self, definition: TableDef, io: StorageFileIO):
         self._io = io
+        self._definition = definition
         self._uri = metadata_uri(definition, io.root)
         self._manifests: dict[str, ManifestFile] = {}
         self._read_lists: set[str] = set()
@@ -61,9 +97,18 @@ class TableFiles:
         """Where the current metadata file stands."""
         return self._io.location(self._uri)
 
+    @property
+    def naming_code(self) -> tuple[str, ...]:
+        """The names of properties that name code in the metadata file, none where it was not read."""
+        return self._loaded.naming_code if "_loaded" in self.__dict__ else ()
+
     @cached_property
+    def _loaded(self) -> LoadedMetadata:
+        return load_table_metadata(self._definition, self._io)
+
+    @property
     def _metadata(self) -> TableMetadata:
-        return read_metadata(self._io, self._uri)
+        return self._loaded.metadata
 
     def in_metadata(self) -> list[TableFile]:
         """Return the statistics files and manifest lists that the metadata names."""
@@ -72,6 +117,12 @@ class TableFiles:
 
     @cached_property
     def _snapshots(self) -> dict[str, Snapshot]:
+        if any(isinstance(snapshot, InlineSnapshot) for snapshot in self._metadata.snapshots):
+            raise CorruptFileError(
+                f"{self.metadata_location!r} has snapshots without manifest lists, which no writer of managed tables"
+                " leaves; restore it",
+                path=self.metadata_location,
+            )
         listed = (snapshot for snapshot in self._metadata.snapshots if snapshot.manifest_list)
         return {self._io.location(snapshot.manifest_list): snapshot for snapshot in listed}
 

@@ -65,6 +65,12 @@ class Committable(Protocol):
 class Clock(Protocol):
     """Tells whether a change may still be committed."""
 
+    def begin_writing(self) -> None:
+        """Be told that all files of an attempt are still to be written."""
+
+    def check_base(self, definition: LakehouseDef) -> None:
+        """Raise as ``check`` does where what a version reaches that was lost on may be purged by now."""
+
     def check(self, definition: LakehouseDef) -> None:
         """Raise TransactionExpiredError or DraftOutdatedError when that is not so, by the newest definition read."""
 
@@ -76,10 +82,41 @@ class CommitClock:
     storage: Storage
     begun_at_ms: int
 
+    def begin_writing(self) -> None:
+        """Nothing: the transaction keeps its age."""
+
+    def check_base(self, definition: LakehouseDef) -> None:
+        """Raise TransactionExpiredError as ``check`` does: it knows its base since it began."""
+        self.check(definition)
+
     def check(self, definition: LakehouseDef) -> None:
         """Raise TransactionExpiredError when the transaction is older than its time to live."""
         barred_ms = removed_before_ms(self.storage, definition, self.begun_at_ms)  # first: it may take a while
         check_age(self.begun_at_ms, self.storage.now_ms(), definition, barred_ms)
+
+
+class OperationClock:
+    """Of an operation that writes all its files in each attempt: it is as old as the first of these.
+
+    What it found out before took as long as it did. That still holds where its root can be created: then nothing was
+    committed since the version that it looked at, and what that reaches is there.
+    """
+
+    def __init__(self, storage: Storage):
+        self._storage = storage
+        self._writing_since_ms: int | None = None
+
+    def begin_writing(self) -> None:
+        """Count from now."""
+        self._writing_since_ms = self._storage.now_ms()
+
+    def check_base(self, definition: LakehouseDef) -> None:
+        """Nothing: it does all anew on the latest version."""
+
+    def check(self, definition: LakehouseDef) -> None:
+        """Raise TransactionExpiredError when the files of this attempt are older than the time to live."""
+        if self._writing_since_ms is not None:
+            CommitClock(self._storage, self._writing_since_ms).check(definition)
 
 
 def check_age(begun_at_ms: int, now_ms: int, definition: LakehouseDef, barred_before_ms: int) -> None:
@@ -158,15 +195,23 @@ def _snapshot(files: LakehouseFiles, version: int, root_file: bytes, read_at_ms:
 
 
 def commit(
-    files: LakehouseFiles, change: Committable, base: Snapshot, *, max_attempts: int = DEFAULT_MAX_ATTEMPTS
+    files: LakehouseFiles,
+    change: Committable,
+    base: Snapshot,
+    *,
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+    written_since_ms: int | None = None,
 ) -> int:
     """Commit a change and return its version, or ``base.version`` when nothing would change.
+
+    Its time to live counts from ``written_since_ms``, when the first file was written that it names, by the storage's
+    clock; by default in each attempt anew, as its files are written then.
 
     Raises CommitConflictError, CommitAttemptsExhaustedError, TransactionExpiredError,
     CommitOutcomeUnknownError and what the storage raises. But for an unknown outcome, nothing of
     a failed commit remains, best effort.
     """
-    clock = CommitClock(files.storage, base.read_at_ms)
+    clock = OperationClock(files.storage) if written_since_ms is None else CommitClock(files.storage, written_since_ms)
     return Commit(files, change, clock, max_attempts).run(base).version
 
 
@@ -211,6 +256,12 @@ class Commit:
         """Commit on ``base`` or a later version. Raises what :func:`commit` raises."""
         turn = TurnRequest(self._files.storage)
         try:
+            return self._run(base, turn)
+        finally:  # also where it was interrupted: who waits for this writer would wait in vain
+            turn.end()
+
+    def _run(self, base: Snapshot, turn: TurnRequest) -> Committed:
+        try:
             while True:
                 began_s = time.monotonic()
                 with reading_bases(base):
@@ -225,7 +276,7 @@ class Commit:
                 latest = self._latest_after(base.version + 1, turn, time.monotonic() - began_s)
                 # First: what the base of an old one reaches may be purged.
                 with contextlib.suppress(DraftOutdatedError):  # rebase and draft leave out who is too old
-                    self._clock.check(latest.definition)
+                    self._clock.check_base(latest.definition)
                 with reading_bases(base, latest):
                     self._change.rebase(base, latest)
                 base = latest
@@ -281,7 +332,7 @@ class Commit:
             draft = self._change.draft(base, stamp)
             if draft is None:
                 return Committed(base.version, None)
-            root_file = self._write_files(draft)
+            root_file = self._write_files(draft, base.files.roots.path(version), version)
             in_time = functools.partial(self._clock.check, base.definition)
             self.sent = (version, stamp.commit_id)
             try:
@@ -294,19 +345,22 @@ class Commit:
             self._discard_nodes()
             return None
 
-    def _write_files(self, draft: Draft) -> bytes:
-        """Write all files of an attempt but the root, and return that."""
+    def _write_files(self, draft: Draft, root_path: str, version: int) -> bytes:
+        """Write all files of an attempt at a version but the root, and return that."""
         # A definition of the lakehouse from before a merge, or those of a transaction that left a group.
         replaced = sorted(self._kept.keys() - draft.definition_files.keys())
         discard(self._files.storage, replaced)
         for path in replaced:
             del self._kept[path]
+        if not self._kept:
+            self._clock.begin_writing()
         fresh = {path: data for path, data in draft.definition_files.items() if path not in self._kept}
         self._kept |= fresh
         nodes = draft.tree.node_files
         self._n_requests += len(fresh) + len(nodes) + 1
         n_bytes = sum(map(len, self._kept.values())) + sum(map(len, nodes.values()))
-        root_file = draft.root_file(CommitCost(self._n_lost + 1, self._n_requests + 1, n_bytes))
+        cost = CommitCost(self._n_lost + 1, self._n_requests + 1, n_bytes)
+        root_file = draft.root_file(cost, root_path, version)
         self._nodes = nodes
         create_fresh(self._files.storage, {**fresh, **nodes})
         return root_file

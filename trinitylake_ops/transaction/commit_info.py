@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from importlib.metadata import version as package_version
 from typing import Any
 
-from trinitylake_ops.format.node_file import encode_commit_info
+from trinitylake_ops.format.file_names import MAX_VERSION
+from trinitylake_ops.format.node_file import STAMPED_VERSION, encode_commit_info
 
 #: Longest name of a person that a commit records.
 LONGEST_USER_CHARS = 64
@@ -54,8 +55,7 @@ class CommitCost:
     bytes: int
 
 
-#: Room that a root keeps for the cost, which is known only once its nodes are.
-LARGEST_COST = CommitCost(10**6, 10**9, 10**15)
+_LARGEST_COST = CommitCost(10**6, 10**9, 10**15)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,15 @@ class CommitInfo:
     counts: Mapping[str, int] = field(default_factory=dict)
     transactions: tuple[CommitInfo, ...] = ()
 
-    def encode(self, cost: CommitCost) -> str:
-        """Return the JSON text. Raises InvalidInputError above 4 KiB."""
+    def largest(self) -> str:
+        """Return the longest JSON text that it can become: a root keeps room for the cost, known once its nodes are.
+
+        Raises InvalidInputError above 4 KiB.
+        """
+        return self.encode(_LARGEST_COST, MAX_VERSION)
+
+    def encode(self, cost: CommitCost, version: int) -> str:
+        """Return the JSON text for the root of a version. Raises InvalidInputError above 4 KiB."""
         info = {
             "user": _user(),
             "host": socket.gethostname(),
@@ -87,7 +94,8 @@ class CommitInfo:
             "members": list(self.members),
             "transactions": [info._own() for info in self.transactions],
         }
-        return encode_commit_info({name: value for name, value in info.items() if value})
+        said = {name: value for name, value in info.items() if value}
+        return encode_commit_info({**said, STAMPED_VERSION: version})
 
     def _own(self) -> dict[str, Any]:
         info = {

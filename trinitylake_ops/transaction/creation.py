@@ -19,13 +19,13 @@ from trinitylake_ops.format.node_file import (
     CREATED_AT_MILLIS,
     LAKEHOUSE_DEF,
     NodeFile,
-    encode_node,
 )
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.write_outcome import create_fresh
 from trinitylake_ops.transaction.commit import check_time, create_root, discard
 from trinitylake_ops.transaction.commit_info import CommitCost, CommitInfo
 from trinitylake_ops.transaction.snapshot import LakehouseFiles
+from trinitylake_ops.tree.node import TreeLimits
 
 
 def create_lakehouse(files: LakehouseFiles, definition: LakehouseDef) -> None:
@@ -60,7 +60,7 @@ def has_roots(storage: Storage) -> bool:
 
 def place_definition(storage: Storage, path: str, definition: LakehouseDef) -> None:
     """Write the definition of a new lakehouse, and check that its storage can hold one. Raises StorageError."""
-    content = definition.to_bytes()
+    content = definition.to_bytes(path)
     create_fresh(storage, {path: content})
     _check_storage(storage, path, content)
 
@@ -80,7 +80,7 @@ def first_root(
         LAKEHOUSE_DEF: definition_path,
         CREATED_AT_MILLIS: str(created_at_ms),
         COMMIT_ID: commit_id,
-        COMMIT_INFO: info.encode(cost or CommitCost(1, 3, len(definition.to_bytes()))),
+        COMMIT_INFO: info.encode(cost or CommitCost(1, 3, len(definition.to_bytes(definition_path))), 0),
     }
     return NodeFile(system=system)
 
@@ -88,7 +88,7 @@ def first_root(
 def create_first_version(files: LakehouseFiles, definition: LakehouseDef, root: NodeFile) -> bool:
     """Create version 0; False when another one stands there. Raises CommitOutcomeUnknownError, StorageError."""
     files.roots.known_naming = ROOT_NAMING
-    data = encode_node(root, definition.order, definition.node_compression)
+    data = TreeLimits.of(definition).encoded(root, files.roots.path(0))
     is_ours = create_root(files.roots, 0, data, root.system[COMMIT_ID])
     if is_ours:
         files.hint.write(0)

@@ -11,10 +11,10 @@ from trinitylake_ops.format.file_names import root_of
 from trinitylake_ops.format.limits import check_readable_sizes
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.storage.cache import decoded
-from trinitylake_ops.storage.elsewhere import Elsewhere
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.lru import ByteLru
 from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.tree.elsewhere import Elsewhere
 
 DEFAULT_CACHE_BYTES = 32 * 1024 * 1024
 _MEMORY_PER_FILE_BYTE = 2
@@ -37,7 +37,9 @@ class DefinitionStore:
 
     def lakehouse(self, location: str) -> LakehouseDef:
         """Return the lakehouse definition at a location. Raises CorruptFileError, StorageError."""
-        return self._load([location], LakehouseDef, _lakehouse_def)[0]
+        definition = self._load([location], LakehouseDef, _lakehouse_def)[0]
+        self._elsewhere.names.note(definition)
+        return definition
 
     def namespace(self, location: str) -> NamespaceDef:
         """Return the namespace definition at a location. Raises CorruptFileError, StorageError."""

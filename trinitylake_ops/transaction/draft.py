@@ -15,9 +15,8 @@ from trinitylake_ops.format.node_file import (
     ROLLBACK_FROM_ROOT,
     SYSTEM_KEYS,
     NodeFile,
-    encode_node,
 )
-from trinitylake_ops.transaction.commit_info import LARGEST_COST, CommitCost, CommitInfo
+from trinitylake_ops.transaction.commit_info import CommitCost, CommitInfo
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.write_buffer import EditedTree, apply_messages, carried_tree
@@ -51,7 +50,7 @@ class RootStamp:
             **({ROLLBACK_FROM_ROOT: previous} if is_rollback else {}),
             CREATED_AT_MILLIS: str(self.created_at_ms),
             COMMIT_ID: self.commit_id,
-            COMMIT_INFO: info.encode(LARGEST_COST),
+            COMMIT_INFO: info.largest(),
         }
 
 
@@ -70,11 +69,14 @@ class Draft:
     definition_files: Mapping[str, bytes]
     definition: LakehouseDef
 
-    def root_file(self, cost: CommitCost) -> bytes:
-        """Return the root. Raises InvalidDefinitionError for a ``node_compression`` that this program cannot write."""
-        tree, system = self.tree.root, {**self.root_system, COMMIT_INFO: self.info.encode(cost)}
+    def root_file(self, cost: CommitCost, path: str, version: int) -> bytes:
+        """Return the root of a version that will stand at ``path``.
+
+        Raises InvalidDefinitionError for a ``node_compression`` that this program cannot write.
+        """
+        tree, system = self.tree.root, {**self.root_system, COMMIT_INFO: self.info.encode(cost, version)}
         root = NodeFile(tree.keys, tree.values, tree.children, tree.buffer, system)
-        return encode_node(root, self.definition.order, self.definition.node_compression)
+        return TreeLimits.of(self.definition).encoded(root, path)
 
 
 def draft_of_tree(

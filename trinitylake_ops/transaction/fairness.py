@@ -1,15 +1,17 @@
 """Fairness between processes: who has lost often asks the others to wait (docs/protocol.md, C; decision 10).
 
 A request is an empty file, whose name says how long an attempt of its writer takes. It is advice: no commit depends on
-it, no failure of it harms one, and one that its writer no longer renews counts for nothing.
+it, no failure of it harms one. Its writer renews it every second for as long as the attempt may take; one that was not
+renewed for some seconds counts for nothing.
 """
 
 from __future__ import annotations
 
 import logging
 import random
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.format.file_names import TURN_PREFIX, new_turn_path, parse_turn_path
@@ -22,12 +24,17 @@ LOSSES_BEFORE_ASKING = 5
 #: A process looks for requests after so many of its commits.
 COMMITS_BETWEEN_LOOKS = 8
 #: How long a process waits at once, whoever asks.
-LONGEST_WAIT_S = 60.0
+LONGEST_WAIT_S = 20.0
+#: How often a writer shows that it is there, and for how long it is believed to be, by the storage's clock.
+RENEWAL_S = 1.0
+LAPSE_MS = 3_500
 _FEWEST_PAUSES = 8
 _MOST_PAUSES = 64
-_LONGEST_PAUSE_S = 5.0
+_LONGEST_PAUSE_S = 1.0  # between two looks at whether those who ask are still there
 _LONGEST_ATTEMPT_MS = 600_000
-_CLOCK_MARGIN_MS = 5_000
+_ATTEMPTS_RENEWED = 4
+_SHORTEST_RENEWAL_S = 5.0
+_LONGEST_RENEWAL_WAIT_S = 1.0
 
 
 class TurnRequest:
@@ -36,6 +43,7 @@ class TurnRequest:
     def __init__(self, storage: Storage):
         self._storage = storage
         self._path: str | None = None
+        self._renewal: _Renewal | None = None
 
     def lost(self, n_lost: int, attempt_seconds: float) -> None:
         """Ask, or go on asking, where ``n_lost`` attempts were lost; the last one, with its rebase, took so long."""
@@ -49,12 +57,60 @@ class TurnRequest:
             self._storage.write(self._path, b"")
         except TrinityLakeError as error:
             logger.warning("could not ask other writers to wait: %s", error)
+        self.end()
+        longest_s = max(_SHORTEST_RENEWAL_S, _ATTEMPTS_RENEWED * attempt_ms / 1000)
+        self._renewal = _Renewal(self._storage, self._path, time.monotonic() + longest_s)
+        start_beside(self._renewal)
+
+    def end(self) -> None:
+        """Renew the request no longer; who sees it waits some seconds at most."""
+        if self._renewal is not None:
+            self._renewal.end()
+            self._renewal = None
 
     def withdraw(self) -> None:
         """Ask no longer."""
+        self.end()
         if self._path is not None:
             path, self._path = self._path, None
             _delete(self._storage, [path])
+
+
+class _Renewal:
+    """Shows that the writer of a request is there, until it is ended or its attempt takes too long to be waited for."""
+
+    def __init__(self, storage: Storage, path: str, until_s: float):
+        self._storage = storage
+        self._path = path
+        self._until_s = until_s
+        self._is_ended = threading.Event()
+        self._is_idle = threading.Event()
+        self._is_idle.set()
+
+    def __call__(self) -> None:
+        """Renew the request every second."""
+        while not self._is_ended.wait(RENEWAL_S) and time.monotonic() < self._until_s:
+            self._is_idle.clear()
+            try:
+                if not self._is_ended.is_set():
+                    self._storage.write(self._path, b"")
+            except TrinityLakeError as error:
+                logger.warning("could not go on asking other writers to wait: %s", error)
+            finally:
+                self._is_idle.set()
+
+    def end(self) -> None:
+        """Renew no more; waits a little for a renewal on its way, which would outlive the request's deletion."""
+        self._is_ended.set()
+        self._is_idle.wait(_LONGEST_RENEWAL_WAIT_S)
+
+
+def start_beside(work: Callable[[], None]) -> None:
+    """Do work in a thread of its own, which ends with the process."""
+    try:
+        threading.Thread(target=work, name="turn-request", daemon=True).start()
+    except RuntimeError as error:  # as where the interpreter ends: it can start no threads any more
+        logger.warning("a request for a turn is not renewed: %s", error)
 
 
 class Courtesy:
@@ -105,8 +161,7 @@ def _asking(storage: Storage) -> dict[str, int]:
             attempt_ms = parse_turn_path(info.path)
             if attempt_ms is None:
                 continue
-            # Renewed at each loss.
-            if abs(storage.now_ms() - info.last_modified_ms) > 4 * attempt_ms + _CLOCK_MARGIN_MS:
+            if abs(storage.now_ms() - info.last_modified_ms) > LAPSE_MS:
                 lapsed.append(info.path)
             else:
                 asking[info.path] = attempt_ms

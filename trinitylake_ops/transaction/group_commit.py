@@ -29,7 +29,7 @@ from trinitylake_ops.transaction.commit import (
     outcome_unknown,
     reading_bases,
 )
-from trinitylake_ops.transaction.commit_info import LARGEST_COST, CommitInfo
+from trinitylake_ops.transaction.commit_info import CommitInfo
 from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
 from trinitylake_ops.transaction.fairness import Courtesy
 from trinitylake_ops.transaction.orphan_barrier import removed_before_ms
@@ -313,7 +313,7 @@ class _Group:
         if any(candidate.footprint.is_touched_by(footprint.writes) for footprint in footprints):
             return False
         try:
-            group_info([member.largest_info for member in (*self.members, candidate)]).encode(LARGEST_COST)
+            group_info([member.largest_info for member in (*self.members, candidate)]).largest()
         except InvalidInputError:
             return False
         return True
@@ -416,6 +416,13 @@ class _Group:
             elif member.n_lost >= member.max_attempts:
                 self._fail(member, attempts_exhausted(member.max_attempts, latest.version))
         self.bring_to(latest)
+
+    def begin_writing(self) -> None:
+        """Nothing: each transaction keeps its age."""
+
+    def check_base(self, definition: LakehouseDef) -> None:
+        """Raise DraftOutdatedError as ``check`` does."""
+        self.check(definition)
 
     def check(self, definition: LakehouseDef) -> None:
         """Raise DraftOutdatedError where a member has outlived its time to live: it is left out of the next draft.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import chain
 from typing import Any, Literal, TypeVar
 
 from trinitylake_ops.errors import VersionNotFoundError
@@ -17,6 +18,7 @@ from trinitylake_ops.format.node_file import (
     SEALED_AT_MILLIS,
     decode_commit_info,
     decode_system_rows,
+    without_carried_stamp,
 )
 from trinitylake_ops.transaction.commit import latest_snapshot
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot, utc_datetime
@@ -85,12 +87,41 @@ def history(files: LakehouseFiles, limit: int | None = None, latest: Snapshot | 
     yield from version_infos(files, range(latest.version, oldest - 1, -1), latest)
 
 
-def version_infos(files: LakehouseFiles, versions: Sequence[int], latest: Snapshot) -> Iterator[VersionInfo]:
-    """Yield what is recorded about some versions up to ``latest``, in their order, as :func:`history` does."""
-    for version, data in read_roots(files.roots, versions, _BATCH):
-        if data is not None:
-            system = decode_system_rows(data, files.roots.path(version))
-            yield _version_info(version, system, len(data), latest.definition)
+def version_infos(
+    files: LakehouseFiles, versions: Sequence[int], latest: Snapshot, before: Snapshot | None = None
+) -> Iterator[VersionInfo]:
+    """Yield what is recorded about some versions up to ``latest``, in their order, as :func:`history` does.
+
+    Whose stamp is that of its neighbour among them, or of ``before``, has none of its own.
+    """
+    earlier = None if before is None else _Root(before.version, before.root.system, 0)
+    held: _Root | None = None
+    read = (_Root.of(files, version, data) for version, data in read_roots(files.roots, versions, _BATCH))
+    for root in chain(read, [None]):
+        if held is not None and held.system:
+            yield _version_info(held.beside(earlier, root), latest.definition)
+        earlier, held = held if held is not None else earlier, root
+
+
+@dataclass(frozen=True, slots=True)
+class _Root:
+    """What the root of a version says, nothing where it is gone, and its size."""
+
+    version: int
+    system: dict[str, str]
+    size_bytes: int
+
+    @classmethod
+    def of(cls, files: LakehouseFiles, version: int, data: bytes | None) -> _Root:
+        """Return what was read."""
+        if data is None:
+            return cls(version, {}, 0)
+        return cls(version, decode_system_rows(data, files.roots.path(version)), len(data))
+
+    def beside(self, *neighbours: _Root | None) -> _Root:
+        """Return the root without a stamp that one of its neighbours, of the version before, has."""
+        before = next((one for one in neighbours if one is not None and one.version == self.version - 1), None)
+        return self if before is None else replace(self, system=without_carried_stamp(self.system, before.system))
 
 
 def _of_type(kind: type[T], value: object) -> T:
@@ -123,7 +154,17 @@ def version_at(location: str | None) -> int | None:
         return None
 
 
-def _version_info(version: int, system: dict[str, str], root_bytes: int, definition: LakehouseDef) -> VersionInfo:
+def rollback_from(version: int, system: Mapping[str, str]) -> int | None:
+    """Return the version that a rollback went back from, None for any other version.
+
+    That is the one before: another program may have copied the row from an earlier root.
+    """
+    named = version_at(system.get(ROLLBACK_FROM_ROOT))
+    return named if named is not None and named == version - 1 else None
+
+
+def _version_info(root: _Root, definition: LakehouseDef) -> VersionInfo:
+    version, system = root.version, root.system
     info = decode_commit_info(system)
     is_expired = any(batch.contains(version) for batch in definition.expirations)
     return VersionInfo(
@@ -132,7 +173,7 @@ def _version_info(version: int, system: dict[str, str], root_bytes: int, definit
         operation=_text(info.get("operation")),
         message=_text(info.get("message")),
         commit_id=system.get(COMMIT_ID),
-        rollback_from=version_at(system.get(ROLLBACK_FROM_ROOT)),
+        rollback_from=rollback_from(version, system),
         state="sealed" if SEALED_AT_MILLIS in system else "expired" if is_expired else "live",
         run_id=_text(info.get("run_id")),
         approved_by=_text(info.get("approved_by")),
@@ -143,7 +184,7 @@ def _version_info(version: int, system: dict[str, str], root_bytes: int, definit
         properties=_texts(info.get("properties")),
         members=tuple(map(str, _of_type(list, info.get("members")))),
         cost=_numbers(info.get("cost")),
-        root_bytes=root_bytes,
+        root_bytes=root.size_bytes,
         transactions=_transactions(info),
     )
 

@@ -35,8 +35,7 @@ from trinitylake_ops.format.node_file import (
 from trinitylake_ops.storage import Storage, open_storage
 from trinitylake_ops.storage.cache import private_cache_view, shared_cache_view
 from trinitylake_ops.storage.cache_options import storage_identity
-from trinitylake_ops.storage.elsewhere import Elsewhere
-from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
 from trinitylake_ops.transaction.commit import (
     DEFAULT_MAX_ATTEMPTS,
     CommitClock,
@@ -57,6 +56,7 @@ from trinitylake_ops.transaction.time_travel import find_version_at
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.transaction.versions import ProbedRoots, Roots, find_latest, open_roots
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
+from trinitylake_ops.tree.elsewhere import Elsewhere
 from trinitylake_ops.tree.node_store import NodeStore
 
 _MAX_VERSION_DIGITS = 100  # far more than any version has, and few enough to convert and show
@@ -95,7 +95,8 @@ class Lakehouse:
             files = shared_cache_view(storage, is_immutable_path, self.storage_options)
         elif cache == "private":
             files = private_cache_view(storage, is_immutable_path, self.storage_options)
-        self._elsewhere = elsewhere = Elsewhere(self.root, self.storage_options)
+        look_up = self._latest_definition
+        self.elsewhere = elsewhere = Elsewhere(self.root, self.storage_options, look_up=look_up, follows_moves=False)
         nodes, definitions = NodeStore(files, elsewhere=elsewhere), DefinitionStore(files, elsewhere=elsewhere)
         self.files = LakehouseFiles(files, nodes, definitions, HintWriter(storage), Roots(storage))
         is_shared = cache == "shared"
@@ -149,6 +150,9 @@ class Lakehouse:
         lake = cls(storage or open_storage(root, storage_options), storage_options, cache=cache)
         open_roots(lake.files.roots)
         return lake
+
+    def _latest_definition(self) -> LakehouseDef | None:
+        return latest_snapshot(self.files).definition
 
     # Versions
 
@@ -231,6 +235,10 @@ class Lakehouse:
             if any(record.name == name for record in latest.definition.exports):
                 raise ExportNotFoundError(f"export {name!r} is not finished; export it again to finish it, or drop it")
             known = ", ".join(sorted(latest.definition.exported_snapshots)) or "none"
+            if name[:1] in ("-", "+") and name[1:].isdecimal():
+                raise VersionNotFoundError(
+                    f"{name!r} is no version: they are numbered from 0 to {latest.version}; nor is it an export"
+                )
             raise ExportNotFoundError(f"there is no export {name!r}; exports: {known}")
         path = to_location(self.root, location)
         if is_uri(path):
@@ -253,9 +261,11 @@ class Lakehouse:
         version, root = parse_root_path(file_name), normalize_root_uri(f"{folder}/")
         if version is None:
             raise CorruptFileError(f"export {name!r} stands at {uri!r}, which is no root of a version", path=uri)
+        if storage_options is None:  # else the caller knows where it goes
+            self.elsewhere.places.check_root(root)
         options = storage_options if storage_options is not None else options_for(self, root)
         other = Lakehouse.open(root, options)
-        other._elsewhere.give(self.storage)  # what was not copied
+        other.elsewhere.give(self.storage)  # what was not copied
         return other.snapshot(version)
 
     def history(self, limit: int | None = None, latest: Snapshot | None = None) -> Iterator[VersionInfo]:
@@ -340,18 +350,30 @@ class Lakehouse:
         """How many of this object's commits could not write the hint."""
         return self.files.hint.n_failures
 
-    def commit(self, change: Committable, base: Snapshot, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> int:
+    def commit(
+        self,
+        change: Committable,
+        base: Snapshot,
+        max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+        *,
+        written_since_ms: int | None = None,
+    ) -> int:
         """Commit a change of any kind on the version that was the latest, as operations do.
 
-        Raises what :func:`commit.commit` raises.
+        Arguments and errors as of :func:`commit.commit`.
         """
-        return commit(self.files, change, base, max_attempts=max_attempts)
+        return commit(self.files, change, base, max_attempts=max_attempts, written_since_ms=written_since_ms)
 
 
 def options_for(lake: Lakehouse, other_root: str) -> StorageOptions | None:
-    """Return a lakehouse's options where another root has the same scheme, else None: the environment's."""
+    """Return a lakehouse's options where another root has the same scheme, else None: the environment's.
+
+    What the operator allows is allowed there, too.
+    """
     is_alike = other_root.partition("://")[0] == lake.root.partition("://")[0]
-    return lake.storage_options if is_alike else None
+    if is_alike or ALLOWED_ROOTS not in lake.storage_options:
+        return lake.storage_options if is_alike else None
+    return StorageOptions({ALLOWED_ROOTS: lake.storage_options[ALLOWED_ROOTS]})
 
 
 def check_not_expired(version: int, definition: LakehouseDef) -> None:

@@ -6,11 +6,10 @@ older definition forgets the one, and knows nothing of the other.
 
 from __future__ import annotations
 
-import json
-
 from trinitylake_ops.errors import CorruptFileError, FileMissingError
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import ORPHAN_BARRIER_PATH
+from trinitylake_ops.format.sealed_json import decode_sealed_json, encode_sealed_json
 from trinitylake_ops.storage.interface import Storage
 
 #: Orphans are older than any time to live and a margin of minutes: who is younger than that has lost nothing.
@@ -34,17 +33,17 @@ def raise_barrier(storage: Storage, before_ms: int) -> None:
     except CorruptFileError:
         standing_ms = 0
     if before_ms > standing_ms:
-        storage.write(ORPHAN_BARRIER_PATH, json.dumps({_FIELD: before_ms}).encode("ascii"))
+        storage.write(ORPHAN_BARRIER_PATH, encode_sealed_json({_FIELD: before_ms}, ORPHAN_BARRIER_PATH))
 
 
 def _read(storage: Storage) -> int:
     try:
-        found = json.loads(storage.read(ORPHAN_BARRIER_PATH))[_FIELD]
-        if type(found) is not int:
-            raise TypeError(f"{_FIELD} is {found!r}")
+        found = decode_sealed_json(storage.read(ORPHAN_BARRIER_PATH), ORPHAN_BARRIER_PATH)[_FIELD]
+        if type(found) is not int or not 0 <= found <= storage.now_ms():  # none was ever raised beyond its own time
+            raise TypeError(f"{_FIELD} is no time that has passed")
     except FileMissingError:
         return 0
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (CorruptFileError, KeyError, TypeError) as error:
         raise CorruptFileError(
             "no number can be read that bars transactions from before orphans were removed; remove orphans once more,"
             " which writes it anew, and begin new transactions",

@@ -53,13 +53,14 @@ def stage_definition(snapshot: Snapshot, namespace: str, table: str, definition:
         definition = replace(definition, id=str(uuid.uuid4()))
     path = new_table_path(namespace, table, snapshot.definition.file_path_max_size_bytes)
     table_prefix(definition.id)
-    create_fresh(snapshot.files.storage, {path: validate_table_def(definition).to_bytes()})
+    create_fresh(snapshot.files.storage, {path: validate_table_def(definition).to_bytes(path)})
     return StagedDefinition(namespace, table, path)
 
 
 def write_saved(storage: Storage, saved: SavedTransaction) -> None:
     """Save a transaction, in place of what was saved of it before. Raises StorageError."""
-    storage.write(saved_transaction_path(saved.id), saved.to_bytes())
+    path = saved_transaction_path(saved.id)
+    storage.write(path, saved.to_bytes(path))
 
 
 def read_saved(storage: Storage, transaction_id: str) -> SavedTransaction:

@@ -23,13 +23,14 @@ from trinitylake_ops.format.definitions import LakehouseDef, NamespaceDef, Table
 from trinitylake_ops.format.file_names import RootNaming
 from trinitylake_ops.format.keys import NAMESPACE_KEY_PREFIX, KeyCodec, ObjectName
 from trinitylake_ops.format.node_file import LAKEHOUSE_DEF, SEALED_AT_MILLIS, NodeFile, decode_node, decode_system_rows
-from trinitylake_ops.storage.elsewhere import Elsewhere
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.transaction.definition_store import DefinitionStore
 from trinitylake_ops.transaction.hint_writer import HintWriter
 from trinitylake_ops.transaction.versions import Roots
+from trinitylake_ops.tree.elsewhere import Elsewhere
 from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.node_store import NodeStore
+from trinitylake_ops.tree.pointers import is_damaged_pointer, told_of_pointer
 from trinitylake_ops.tree.search import get, prefix_keys
 from trinitylake_ops.tree.shape import TreeShape, measure_tree
 
@@ -241,6 +242,8 @@ class Snapshot(CatalogReader):
                 raise VersionExpiredError(
                     "the version was expired and purged while it was read", path=self.location, version=self.version
                 ) from error
+            if is_damaged_pointer(error):
+                raise told_of_pointer(error) from error
             raise
 
     def is_sealed_now(self) -> bool:

@@ -45,7 +45,7 @@ from trinitylake_ops.format.node_file import COMMIT_ID
 from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS, reading_bases
-from trinitylake_ops.transaction.commit_info import LARGEST_COST, CommitInfo
+from trinitylake_ops.transaction.commit_info import CommitInfo
 from trinitylake_ops.transaction.conflicts import (
     describe_key,
     merge_lakehouse_defs,
@@ -94,7 +94,7 @@ class Transaction(CatalogReader):
         self.committed_version: int | None = None
         self._info = replace(info, members=(self.id,))
         # Refused here, not at the commit: a message that leaves no room for what the commit adds.
-        self._largest_info("\N{LARGE BLUE CIRCLE}" * _LONGEST_SUMMARY_CHARS).encode(LARGEST_COST)
+        self._largest_info("\N{LARGE BLUE CIRCLE}" * _LONGEST_SUMMARY_CHARS).largest()
         self._definition: LakehouseDef | None = None
         self._writes: dict[str, Entry | None] = {}
         self._paths: dict[str, str] = {}
@@ -320,6 +320,17 @@ class Transaction(CatalogReader):
         for key, one in zip(keys, staged, strict=True):
             self._write(key, one.location)
 
+    def date_forward(self) -> None:
+        """Count the time to live from now, where what took until now has written nothing.
+
+        The base may be old: nothing was committed since where the version after it can be created. Raises
+        ConflictError for a transaction that was saved: others know its age.
+        """
+        self._check_changeable()
+        if self._is_saved:
+            raise ConflictError("the transaction was saved, and keeps its age")
+        self._begun_at_ms = self.base.files.storage.now_ms()
+
     def date_back(self, begun_at_ms: int) -> None:
         """Count the time to live from an earlier moment, when the oldest file was written that this publishes.
 
@@ -490,12 +501,12 @@ class Transaction(CatalogReader):
             else:
                 path = self._paths.setdefault(key, self._new_path(key))
                 messages[key] = path
-                files[path] = entry.to_bytes()
+                files[path] = entry.to_bytes(path)
         lakehouse_def, definition = None, None
         if self._definition is not None and self._definition != base.definition:
             definition = self._definition
             lakehouse_def = self._definition_path = self._definition_path or new_lakehouse_def_path()
-            files[lakehouse_def] = definition.to_bytes()
+            files[lakehouse_def] = definition.to_bytes(lakehouse_def)
         if not messages and lakehouse_def is None:
             return None
         counts = {

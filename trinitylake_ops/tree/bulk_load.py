@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise
 
 from trinitylake_ops.format.file_names import new_node_path
-from trinitylake_ops.format.node_file import CREATED_AT_MILLIS, NodeFile, encode_node
+from trinitylake_ops.format.node_file import CREATED_AT_MILLIS, NodeFile
 from trinitylake_ops.tree.node import TreeLimits
 
 #: The part of a node's keys that a load fills: full nodes would split at the first entry that follows.
@@ -74,7 +74,7 @@ class _NodeWriter:
         """Return the path of a node that is written with the next batch."""
         node.system.update(self._system)
         path = self._new_path()
-        self._pending[path] = encode_node(node, self.limits.order, self.limits.compression)
+        self._pending[path] = self.limits.encoded(node, path)
         if len(self._pending) >= _NODES_PER_WRITE:
             self.write_pending()
         return path

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import new_node_path
-from trinitylake_ops.format.node_file import NodeFile, encoded_size_bytes, text_bytes
+from trinitylake_ops.format.limits import smallest_node_file_limit_bytes
+from trinitylake_ops.format.node_file import NodeFile, encode_node, encoded_size_bytes, seal_room_bytes, text_bytes
 
 DEFAULT_BUFFER_TARGET_BYTES = 48 * 1024
 
@@ -21,23 +22,39 @@ class TreeLimits:
 
     ``buffer_target_bytes`` is the text a buffer may gather before it is flushed; it is a choice of
     the writer, while ``order``, ``node_file_max_size_bytes`` and ``compression`` of new files
-    belong to the lakehouse. All sizes are those of uncompressed files.
+    belong to the lakehouse. ``seal_room_bytes`` of a file are left for its seals. All sizes are those
+    of uncompressed files.
     """
 
     order: int
     node_file_max_size_bytes: int
     buffer_target_bytes: int = DEFAULT_BUFFER_TARGET_BYTES
     compression: str = ""
+    seal_room_bytes: int = 0
 
     @classmethod
     def of(cls, definition: LakehouseDef) -> TreeLimits:
-        """Return what the settings of a lakehouse say."""
+        """Return what the settings of a lakehouse say; one of files too small for seals leaves no room for them."""
+        has_room = definition.node_file_max_size_bytes >= smallest_node_file_limit_bytes(definition)
         return cls(
             definition.order,
             definition.node_file_max_size_bytes,
             DEFAULT_BUFFER_TARGET_BYTES,
             definition.node_compression,
+            seal_room_bytes() if has_room else 0,
         )
+
+    @property
+    def rows_max_size_bytes(self) -> int:
+        """What a file may take without its seals."""
+        return self.node_file_max_size_bytes - self.seal_room_bytes
+
+    def encoded(self, node: NodeFile, path: str) -> bytes:
+        """Return the file of a node that will stand at ``path``, sealed where that leaves it within its limit.
+
+        Raises InvalidDefinitionError for a ``compression`` that this program cannot write.
+        """
+        return encode_node(node, self.order, self.compression, path, self.node_file_max_size_bytes)
 
     @property
     def max_keys(self) -> int:

@@ -9,10 +9,10 @@ from trinitylake_ops.format.file_names import root_of
 from trinitylake_ops.format.locations import is_uri, to_location, to_uri
 from trinitylake_ops.format.node_file import NodeFile, decode_node
 from trinitylake_ops.storage.cache import decoded
-from trinitylake_ops.storage.elsewhere import Elsewhere
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.lru import ByteLru
 from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.tree.elsewhere import Elsewhere
 from trinitylake_ops.tree.node import messages_bytes
 
 DEFAULT_CACHE_BYTES = 64 * 1024 * 1024

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trinitylake_ops.format.file_names import new_node_path
-from trinitylake_ops.format.node_file import CREATED_AT_MILLIS, NodeFile, encode_node
+from trinitylake_ops.format.node_file import CREATED_AT_MILLIS, NodeFile
 from trinitylake_ops.tree.bulk_load import bulk_load
 from trinitylake_ops.tree.descent import MetNodes, check_depth
 from trinitylake_ops.tree.node import DirtyNode, TreeLimits, message_bytes, messages_bytes
@@ -102,7 +102,7 @@ def carried_tree(
     """
     is_ours = len(root.keys) <= limits.max_keys and not (root.is_leaf and root.buffer)
     size_bytes = DirtyNode.copy_of(root).size_bytes(limits.order, dict(root_system))
-    if is_ours and size_bytes <= limits.node_file_max_size_bytes:
+    if is_ours and size_bytes <= limits.rows_max_size_bytes:
         return EditedTree(root, {})
     return apply_messages(store, root, {}, limits, created_at_ms=created_at_ms, root_system=root_system)
 
@@ -117,7 +117,7 @@ def frozen_root(node: DirtyNode, limits: TreeLimits, created_at_ms: int, node_fi
         path = new_node_path()
         content = frozen_root(child, limits, created_at_ms, node_files)
         content.system[CREATED_AT_MILLIS] = str(created_at_ms)
-        node_files[path] = encode_node(content, limits.order, limits.compression)
+        node_files[path] = limits.encoded(content, path)
         children.append(path)
     return NodeFile(node.keys, node.values, children, node.buffer)
 
@@ -181,7 +181,7 @@ class TreeEditor:
         may_flush = max_flushes is None or max_flushes > 0
         if may_flush and messages_bytes(node.buffer) > self.limits.buffer_target_bytes:
             return True
-        return node.size_bytes(self.limits.order, system) > self.limits.node_file_max_size_bytes
+        return node.size_bytes(self.limits.order, system) > self.limits.rows_max_size_bytes
 
     def relieve(self, node: DirtyNode, system: dict[str, str], max_flushes: int | None) -> None:
         """Flush the heaviest groups of messages until the buffer fits its target and the file its limit.

@@ -202,9 +202,12 @@ def tree_of(snapshot: Snapshot) -> Tree:
     return Tree(note=note, levels=rows, figure=Figure("Leaf fill", f"{shape.leaf_fill:.0%}", levels))
 
 
+_SEVERITIES = ("error", "warning", "past")
+
+
 def finding_rows(findings: Sequence[Finding]) -> tuple[tuple[FindingRow, ...], str]:
     """Return the first findings, errors first, and how many more there are of which kind."""
-    ordered = sorted(findings, key=lambda finding: finding.severity != "error")
+    ordered = sorted(findings, key=lambda finding: _SEVERITIES.index(finding.severity))
     rows = tuple(
         FindingRow(
             severity=finding.severity,

@@ -17,9 +17,13 @@ def check_page_path(path: str | os.PathLike[str]) -> None:
     """
     target = Path(os.path.realpath(path))
     folder = target.parent
-    if not folder.is_dir():
+    try:
+        is_there, is_something = folder.is_dir(), target.exists()
+    except OSError as error:  # such as for a name that no file can have
+        raise _error(path, error.strerror or str(error)) from error
+    if not is_there:
         raise _error(path, f"there is no folder {str(folder)!r}")
-    if target.exists() and not target.is_file():
+    if is_something and not target.is_file():
         raise _error(path, "what stands there is no file; choose another name")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise _error(path, f"the folder {str(folder)!r} cannot be written to")

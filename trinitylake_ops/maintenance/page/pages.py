@@ -102,6 +102,7 @@ def verification_page(report: VerifyReport, now_ms: int) -> str:
         f" {counted(report.exports, 'export')}, in {counted(report.cost.total_requests, 'request')}."
     )
     skipped = f"Not looked at: {clipped('; '.join(report.unchecked), 400)}." if report.unchecked else ""
+    checksums = f"Of all that it read, {report.checksums}." if report.checksums else ""
     n_findings = f"{len(report.findings):,}" if report.findings else "none"
     return render_page(
         _page(
@@ -117,7 +118,7 @@ def verification_page(report: VerifyReport, now_ms: int) -> str:
             if report.latest is None
             else tree_of(report.latest),
             report=report,
-            notes=list(filter(None, (looked, skipped, note))),
+            notes=list(filter(None, (looked, checksums, skipped, note))),
         )
     )
 
@@ -275,13 +276,17 @@ def _verified_chart(report: VerifyReport, versions: Timeline) -> Chart:
 def _tone(report: VerifyReport) -> str:
     if report.is_clean and not report.is_complete:
         return "warn"
-    return "good" if not report.findings else "warn" if report.is_clean else "bad"
+    if not report.is_clean:
+        return "bad"
+    return "warn" if any(finding.severity == "warning" for finding in report.findings) else "good"
 
 
 def _verification_headline(report: VerifyReport, versions: Timeline) -> str:
     n_errors = sum(finding.severity == "error" for finding in report.findings)
-    n_warnings = len(report.findings) - n_errors
-    parts = [counted(number, word) for number, word in ((n_errors, "error"), (n_warnings, "warning")) if number]
+    n_warnings = sum(finding.severity == "warning" for finding in report.findings)
+    n_past = len(report.findings) - n_errors - n_warnings
+    words = ((n_errors, "error"), (n_warnings, "warning"), (n_past, "past finding"))
+    parts = [counted(number, word) for number, word in words if number]
     found = " and ".join(parts) or "no findings"
     every = counted(len(versions.versions), "version")
     latest = f"the latest is {report.latest_version:,}"

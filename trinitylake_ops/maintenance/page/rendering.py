@@ -1,4 +1,4 @@
-"""From content to HTML: templates that escape all they are given."""
+"""From content to HTML: templates that escape all they are given, and show what cannot be seen."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from trinitylake_ops.maintenance.page.chart import Chart, LegendEntry
 from trinitylake_ops.maintenance.page.content import Page
+from trinitylake_ops.maintenance.report import visible
 
 
 @functools.cache
@@ -17,11 +18,17 @@ def _environment() -> Environment:
         loader=PackageLoader("trinitylake_ops.maintenance.page", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters["px"] = _pixels
     return environment
+
+
+def _shown(value: object) -> object:
+    """Return text with control characters as escapes, whoever wrote it and wherever in a page it stands."""
+    return visible(value) if type(value) is str else value
 
 
 def _pixels(value: float) -> str:

@@ -1,0 +1,141 @@
+"""The process at its edges: signals before anything is loaded, streams that fail, and long or hostile input."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.test_processes import PROGRAM, run
+from tests.lakes import Lakes, lakes
+from trinitylake_ops.cli.wording import LONGEST_ECHO_CHARS, SaidFormatter, said
+
+__all__ = ["lakes"]
+
+# The process says when it stands where the signal is to come: at the first import that takes long, and in a command.
+_LOADING = """
+import builtins, os, sys, time
+from trinitylake_ops.cli.entry import main
+real = builtins.__import__
+def slow(name, *rest):
+    if name == "trinitylake_ops.cli.app":
+        os.write(1, b"!")
+        time.sleep(60)
+    return real(name, *rest)
+builtins.__import__ = slow
+sys.argv = ["trinitylake", "ls"]
+main()
+"""
+_RUNNING = """
+import os, sys, time
+from trinitylake_ops.cli import app
+from trinitylake_ops.cli.entry import main
+def wait(*_):
+    os.write(1, b"!")
+    time.sleep(60)
+app.trinitylake.invoke = wait
+sys.argv = ["trinitylake", "ls"]
+main()
+"""
+
+
+@pytest.mark.parametrize("moment", [_LOADING, _RUNNING], ids=["loading", "running"])
+@pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
+def test_a_signal_is_one_line_and_a_code(moment: str, number: signal.Signals, word: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", moment], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1) == b"!"
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.decode()) == (128 + number, f"Error: {word}\n")
+
+
+# The signal comes with the n-th import, counted from the first one of ours.
+_AT_IMPORT = """
+import os, runpy, signal, sys
+number, left = int(sys.argv.pop(1)), 0
+has_begun = False
+def hook(event, arguments):
+    global left, has_begun
+    if event != "import":
+        return
+    has_begun = has_begun or arguments[0] == "trinitylake_ops.cli.app"
+    left += has_begun
+    if left == number:
+        os.kill(os.getpid(), signal.SIGINT)
+sys.addaudithook(hook)
+runpy.run_module("trinitylake_ops.cli", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("number", [1, 2, 20, 100, 300, 700])
+def test_a_signal_at_any_import_shows_no_traceback(number: int) -> None:
+    """Also inside of modules that lose an exception while they load."""
+    done = subprocess.run(
+        [sys.executable, "-c", _AT_IMPORT, str(number), "--version"], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Error: interrupted\n")
+
+
+def test_streams_that_fail_change_no_exit_code(lakes: Lakes) -> None:
+    lake = lakes.local("lake")
+    program = shlex.join([*PROGRAM, "--root", lake.root])
+    expected = {
+        f"{program} ls nowhere 2>/dev/full": 4,
+        f"{program} ls nowhere 2>&-": 4,
+        f"{program} ls nowhere >&- 2>&- <&-": 4,
+        f"{program} expire --keep-last 1 2>/dev/full": 0,
+        f"{program} log --json 2>&- | head -1": 0,
+        f"{program} log >&-": 0,
+    }
+    for command, code in expected.items():
+        done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (code, ""), command
+
+
+def test_no_message_repeats_a_long_input(lakes: Lakes) -> None:
+    lake = lakes.local("lake")
+    long = "x" * 5000
+    calls: list[tuple[str, ...]] = [
+        ("ls", "--version", long),
+        ("ls", long),
+        ("ls", f"{long} y" * 3),
+        ("show", f"{long}.{long}"),
+        ("show", "--timestamp", long),
+        ("expire", "--apply", long, "--keep-last", "1"),
+        ("log", "--limit", long),
+        ("purge", "--grace", long),
+        (long,),
+        (f"--{long}",),
+        ("export", "name", "--target", f"/{long}"),
+        ("orphans", "--inventory", long),
+        ("resolve-commit", "1", long),
+    ]
+    for arguments in calls:
+        result = run("--root", lake.root, *arguments)
+        assert result.code in (2, 3, 4, 5), result
+        assert "x" * LONGEST_ECHO_CHARS not in result.err
+        assert len(result.err) < 1000, arguments[:1]
+
+
+def test_messages_obey_no_input() -> None:
+    assert said("a\x1b[31m\nb") == "a\\x1b[31m b"
+    assert said(f"file {'a/' * 300!r} is gone").startswith("file 'a/a/")
+    assert len(said(f"{'word ' * 100!r} it's {'y' * 300}")) < 400
+    plain = "the lakehouse's own 'level' is not 'snapshot'; " * 20
+    assert said(plain) == plain
+    record = logging.LogRecord("name", logging.WARNING, "path", 1, "file %r\x1b]0;x\x07", ("\u202e",), None)
+    assert SaidFormatter("%(message)s").format(record) == "file '\\u202e'\\x1b]0;x\\x07"
+
+
+@pytest.mark.parametrize("version", ["-1", "+1", "-0"])
+def test_a_version_with_a_sign_is_told_as_a_version(lakes: Lakes, version: str) -> None:
+    result = run("--root", lakes.local("lake").root, "ls", "--version", version)
+    assert result.code == 4
+    assert f"{version!r} is no version: they are numbered from 0" in result.err
+    assert os.linesep not in result.err.rstrip(os.linesep)

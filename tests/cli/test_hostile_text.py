@@ -1,0 +1,188 @@
+"""What a hostile lakehouse says reaches no terminal raw, in any command, and breaks no JSON and no page."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import unicodedata
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_commands import Cli, cli, logging_as_it_was
+from tests.maintenance.changes import append_rows
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import StoragePermissionError
+from trinitylake_ops.format.definitions import METADATA_LOCATION, ExpirationBatch, ExportLevel, ExportRecord, TableDef
+from trinitylake_ops.format.file_names import root_path
+from trinitylake_ops.format.node_file import COMMIT_INFO, decode_node, encode_node
+from trinitylake_ops.storage import LocalStorage
+
+__all__ = ["cli", "logging_as_it_was"]
+
+#: A screen that is cleared, a title that is set, a C1 control, a line that is forged, text that runs backwards.
+EVIL = "\x1b[2J\x1b]0;pwned\x07\x9b31m\rError: none\nDone\u202egpj.exe\u2028\u200b"
+#: What of it a name may hold.
+NAME = "evil\x9b31m\u202egpj\u200b"
+#: What a file's name may hold on a disk.
+FILE = "evil\x1b[2J\x9b\nx\u202e"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    """The root of a lakehouse in which all that can be named, messaged or pointed to is hostile."""
+    folder = tmp_path / "lake"
+    lake = Lakehouse.create(f"file://{folder}/", properties={EVIL: EVIL}, minimum_versions_to_keep=1)
+    append_rows(lake, "ns.t")
+    with lake.transaction(message=EVIL, run_id=EVIL, properties={EVIL: EVIL}, operation=EVIL) as txn:
+        txn.create_namespace(NAME, {EVIL: EVIL})
+        txn.create_table(NAME, NAME, TableDef(properties={EVIL: EVIL}, format_properties={EVIL: EVIL}))
+        lost = {METADATA_LOCATION: f"tables/{FILE}/metadata/1.json".replace("\n", "")}
+        txn.create_table(NAME, "lost", TableDef(format_properties=lost, id="lost"))
+    maintenance.plan_export(lake, NAME).execute()
+    with lake.transaction() as txn:
+        txn.drop_table(NAME, "lost")
+    _forge(lake)
+    for path in (FILE, f"tables/{FILE}/data/{FILE}", f"0000/0000/0000/00000000-{FILE}", f"_ops/{FILE}"):
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"x")
+    return lake.root
+
+
+def _forge(lake: Lakehouse) -> None:
+    """Put what no writer of ours would write: records, and who made the latest version."""
+    with lake.transaction() as txn:
+        definition = txn.base.definition
+        export = ExportRecord(name=EVIL, version=1, level=ExportLevel.MINIMAL, target_uri="", root_location=FILE)
+        batch = ExpirationBatch(id=EVIL, versions="0", plan_path=f"_ops/{FILE}", digest=EVIL)
+        changed = replace(definition, exports=(*definition.exports, export), expirations=(batch,))
+        txn.alter_definition(changed)
+    path = root_path(lake.latest_version())
+    node = decode_node(lake.storage.read(path), path)
+    info = {"operation": EVIL, "message": EVIL, "user": EVIL, "host": EVIL, "engine": EVIL, "run_id": EVIL}
+    info |= {"approved_by": EVIL, "members": [EVIL], "properties": {EVIL: EVIL}, "counts": {EVIL: 1}}
+    system = {**node.system, COMMIT_INFO: json.dumps(info, ensure_ascii=False), f"odd{EVIL}": EVIL}
+    node.system = system
+    lake.storage.write(path, encode_node(node, order=128))
+
+
+def is_harmless(text: str) -> bool:
+    """Whether text for a terminal holds nothing that it obeys, nor what cannot be seen."""
+    return all(char == "\n" or unicodedata.category(char) not in {"Cc", "Cf", "Cs", "Zl", "Zp"} for char in text)
+
+
+COMMANDS: tuple[tuple[object, ...], ...] = (
+    ("log",),
+    ("ls",),
+    ("ls", NAME),
+    ("show",),
+    ("show", NAME),
+    ("show", f"{NAME}.{NAME}"),
+    ("show", "--version", EVIL),
+    ("show", "--version", NAME),
+    ("show", f"{NAME}.{EVIL}"),
+    ("diff", "0", "latest"),
+    ("diff", "0", NAME),
+    ("tree",),
+    ("verify",),
+    ("verify", "--deep"),
+    ("repair",),
+    ("exports",),
+    ("verify-export", NAME),
+    ("verify-export", EVIL),
+    ("expire",),
+    ("purge",),
+    ("orphans",),
+    ("trim",),
+    ("compact-tables",),
+    ("prune-exports",),
+    ("drop-namespace", NAME),
+    ("rollback", "1"),
+    ("restore", NAME),
+    ("reconcile",),
+    ("hint",),
+    ("undelete", EVIL),
+    ("export", EVIL),
+    ("drop-export", EVIL),
+    ("register-table", f"{NAME}.x", EVIL),
+    ("register-table", f"{NAME}.x", f"/{EVIL}"),
+    ("resolve-commit", EVIL),
+    ("create-namespace", EVIL),
+    ("expire", "--yes"),
+    ("purge", "--yes"),
+    ("orphans", "--yes"),
+    ("compact", "--yes"),
+    ("compact",),
+    ("trim", "--yes"),
+    ("drop-namespace", NAME, "--yes"),
+)
+_WITH_JSON = [command for command in COMMANDS if "--yes" not in command]
+_WITH_PAGE = (("log",), ("verify",), ("expire",))
+
+
+def _id(command: tuple[object, ...]) -> str:
+    return ascii(" ".join(map(str, command)))[1:40].replace("\\", "")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=_id)
+def test_nothing_that_a_terminal_obeys_is_printed(cli: Cli, root: str, command: tuple[object, ...]) -> None:
+    done = cli(*command, root=root)
+    assert is_harmless(done.out), done.out
+    assert is_harmless(done.err), done.err
+    assert done.code != 1 or not done.err.startswith("Traceback")
+    assert sum(line.startswith("Error: ") for line in done.err.splitlines()) <= 1
+
+
+@pytest.mark.parametrize("command", _WITH_JSON, ids=_id)
+def test_json_stays_json(cli: Cli, root: str, command: tuple[object, ...]) -> None:
+    done = cli(*command, "--json", root=root)
+    assert is_harmless(done.out) and is_harmless(done.err), done
+    if done.code in (0, 1) and done.out:
+        json.loads(done.out)
+
+
+@pytest.mark.parametrize("command", _WITH_PAGE, ids=_id)
+def test_pages_hold_no_control_characters(cli: Cli, root: str, command: tuple[object, ...], tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = cli(*command, "--html", page, root=root)
+    assert is_harmless(done.out) and is_harmless(done.err), done
+    assert is_harmless(page.read_text())
+
+
+def test_the_name_of_a_page_is_shown_harmlessly(cli: Cli, root: str, tmp_path: Path) -> None:
+    done = cli("log", "--html", tmp_path / f"{FILE}.html", root=root)
+    assert is_harmless(done.out) and is_harmless(done.err), done
+    assert is_harmless(cli("log", "--html", tmp_path / FILE / "no" / "folder.html", root=root).err)
+
+
+def test_warnings_are_one_harmless_line_each(cli: Cli, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a log, with what went wrong, and of libraries."""
+
+    def write(storage: LocalStorage, path: str, data: bytes) -> None:
+        warnings.warn(f"{EVIL}{'x' * 5_000}", stacklevel=1)
+        logging.getLogger("library").warning("name %r of %s", EVIL, "y" * 5_000)
+        try:
+            raise ValueError(f"{EVIL}{'z' * 5_000}")
+        except ValueError:
+            logging.getLogger("library").warning("it went on", exc_info=True)
+        raise StoragePermissionError(f"{EVIL}{'a/' * 2_500}", path=f"{EVIL}{'b/' * 2_500}")
+
+    monkeypatch.setattr(LocalStorage, "write", write)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # of which pytest has some
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        done = cli("create-namespace", "fresh", root=root)
+    assert done.code == 0
+    assert is_harmless(done.err), done.err
+    lines = done.err.splitlines()
+    assert len(lines) == 4, lines
+    for line in lines:
+        assert line.startswith("WARNING: ")
+        assert len(line) < 1_000, line
+        assert "Traceback" not in line
+        assert not re.search(r"(x{201}|y{201}|z{201}|(a/){101}|(b/){101})", line)
+    assert "hint could not be written" in lines[-1]

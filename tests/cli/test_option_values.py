@@ -1,0 +1,153 @@
+"""Every option of every command with values that it cannot mean: a code, one line, nothing raw and nothing secret."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from tests.cli.test_commands import Cli, cli, logging_as_it_was
+from tests.cli.test_hostile_text import is_harmless
+from tests.lakes import table
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.cli.app import trinitylake
+from trinitylake_ops.cli.context import Duration, Timestamp
+from trinitylake_ops.storage import drop_memory_root
+
+__all__ = ["cli", "logging_as_it_was"]
+
+ROOT = "memory://values/"
+
+
+@pytest.fixture(autouse=True)
+def _folder_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Pages are written to paths that are odd, and relative."""
+    monkeypatch.chdir(tmp_path)
+
+
+SECRET = "verysecret42"
+LONGEST_LINE_CHARS = 420
+LONG = "x" * 10_000
+
+TEXTS = {
+    "empty": "",
+    "long": LONG,
+    "long-of-words": "word " * 2_000,
+    "long-path": "a/" * 5_000,
+    "escape": "\x1b[2J\x1b]0;pwned\x07",
+    "lines": "a\r\nError: none\nDone",
+    "bidi": "a\u202egpj.exe\u2066",
+    "bytes": "a\udcff\udc80z",
+    "dash": "-",
+    "nul-like": "\u2028\u200b",
+    "credentials": f"s3://user:{SECRET}@host/path",
+    "parent": "../../etc/passwd",
+    "percent": "%s%d{0}{x}",
+}
+NUMBERS = {
+    "negative": "-1",
+    "zero": "0",
+    "huge": "9" * 30,
+    "beyond-float": "1e400",
+    "nan": "nan",
+    "infinite": "inf",
+    "other-digits": "\u0663",
+    "underscore": "1_0",
+    "spaces": " 1 ",
+}
+DURATIONS = {"no-unit": "5", "negative-days": "-1d", "huge-days": "999999999d", "huge-hours": "9" * 9 + "h", "0d": "0d"}
+TIMES = {
+    "year-0": "0000-01-01",
+    "year-9999": "9999-12-31T23:59:59",
+    "no-month": "2026-13-01",
+    "negative": "-62135596800001",
+}
+_FEW = ("empty", "long", "escape", "bytes", "credentials", "negative")
+#: What each command needs before the option that is tried.
+NEEDED: dict[str, tuple[str, ...]] = {
+    "create-namespace": ("fresh",),
+    "diff": ("0", "1"),
+    "drop-export": ("export",),
+    "drop-namespace": ("ns",),
+    "export": ("fresh",),
+    "register-table": ("ns.fresh", "memory://values/none.json"),
+    "resolve-commit": ("1", "0f0f0f0f-0f0f-4f0f-8f0f-0f0f0f0f0f0f"),
+    "restore": ("export",),
+    "rollback": ("0",),
+    "undelete": ("0",),
+    "verify-export": ("export",),
+}
+#: They would start a session of Spark, or reach out to a server.
+_NOT_HERE = {("--spark", None), ("--spark-master", None), ("--spark-remote", None)}
+
+
+@pytest.fixture
+def lake() -> Iterator[Lakehouse]:
+    drop_memory_root(ROOT)
+    made = Lakehouse.create(ROOT)
+    with made.transaction() as txn:
+        txn.create_namespace("ns")
+        txn.create_table("ns", "t", table())
+    yield made
+    drop_memory_root(ROOT)
+
+
+def _values(kind: click.ParamType) -> dict[str, str]:
+    if isinstance(kind, click.types.IntParamType | click.types.FloatParamType):
+        return TEXTS | NUMBERS
+    if isinstance(kind, Duration):
+        return TEXTS | NUMBERS | DURATIONS
+    if isinstance(kind, Timestamp):
+        return TEXTS | NUMBERS | TIMES
+    return TEXTS | {"negative": "-1", "huge": "9" * 30}
+
+
+def _cases() -> Iterator[tuple[str, click.Parameter, dict[str, str]]]:
+    """Yield commands and parameters; what several commands share is tried with all values once, then with few."""
+    known: set[tuple[str, str]] = set()
+    for name, command in sorted(trinitylake.commands.items()):
+        for parameter in command.params:
+            if (isinstance(parameter, click.Option) and parameter.is_flag) or (parameter.opts[0], None) in _NOT_HERE:
+                continue
+            values = _values(parameter.type)
+            shared = (parameter.opts[0], type(parameter.type).__name__)
+            yield name, parameter, {kind: values[kind] for kind in _FEW} if shared in known else values
+            known.add(shared)
+
+
+def _calls(name: str, parameter: click.Parameter, value: str) -> list[str]:
+    needed = list(NEEDED.get(name, ()))
+    if isinstance(parameter, click.Option):
+        return [name, *needed, f"{parameter.opts[0]}={value}"]
+    arguments = [one for one in trinitylake.commands[name].params if isinstance(one, click.Argument)]
+    at = arguments.index(parameter)
+    return [name, "--", *needed[:at], value, *needed[at + 1 :]]
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "values"),
+    [pytest.param(*case, id=f"{case[0]}-{case[1].name}") for case in _cases()],
+)
+def test_a_value_is_told_in_one_line(
+    cli: Cli, lake: Lakehouse, name: str, parameter: click.Parameter, values: dict[str, str]
+) -> None:
+    for kind, value in values.items():
+        done = cli(*_calls(name, parameter, value), root=lake.root)
+        _check(f"{name} {parameter.opts[0]} {kind}", done.code, done.out, done.err)
+
+
+def _check(case: str, code: int, out: str, err: str) -> None:
+    assert code in (0, 1, 2, 3, 4, 5), (case, err)
+    assert is_harmless(out), (case, out)
+    assert is_harmless(err), (case, err)
+    for text in ("Traceback", SECRET):
+        assert text not in err, (case, err)
+    assert not re.search(r"(?<!\w)b['\"]", err), (case, err)
+    if code >= 2:
+        assert err.startswith("Error: "), (case, err)
+        assert err.count("\n") == 1, (case, err)
+        assert len(err) <= LONGEST_LINE_CHARS, (case, len(err), err)
+    assert "x" * 201 not in err, case

@@ -1,0 +1,224 @@
+"""What a run read at its pinned version counts when it publishes with serializable isolation, and only then."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from tests.dagster_plugin.quiet import QUIET
+from tests.lakes import Lakes
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
+from trinitylake_ops.dagster_plugin.publish import build_publish_asset
+from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+from trinitylake_ops.errors import CommitConflictError, InvalidInputError
+from trinitylake_ops.format.definitions import IsolationLevel
+from trinitylake_ops.tables.arrow_writer import stage_arrow
+from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.tables.publication import publication_id, publish_once
+from trinitylake_ops.tables.reads import TableRead
+
+OTHER = dg.AssetKey(["ref", "other"])
+PARTS = dg.StaticPartitionsDefinition(["x", "y"])
+
+
+@pytest.fixture
+def lake(lakes: Lakes) -> Lakehouse:
+    made = lakes.local()
+    made.alter_definition(isolation_level=IsolationLevel.SERIALIZABLE)
+    put(made, "other", 1)
+    return made
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.instance_for_test() as made:
+        yield made
+
+
+def put(lake: Lakehouse, table: str, value: int) -> None:
+    staged = stage_arrow(lake, pa.table({"n": [value]}), "ref", table, mode="replace_table")
+    publish_once(lake, [staged], publication_id(table, str(value)))
+
+
+def asset(key: str, then: Callable[[], object] = lambda: None, **options: Any) -> dg.AssetsDefinition:
+    @dg.asset(key=["marts", key], ins={"other": dg.AssetIn(OTHER)}, **options)
+    def made(other: pa.Table) -> pa.Table:
+        then()
+        return other
+
+    return made
+
+
+def job(
+    lake: Lakehouse, *assets: Any, published: list[dg.AssetKey] | None = None, version: str = "", **fields: Any
+) -> dg.JobDefinition:
+    lakehouse = TrinityLakeResource(root=lake.root, **fields)
+    keys = published or [key for one in assets for key in one.keys]
+    publish = build_publish_asset(
+        key=["publish"], tables={key.path[-1]: key for key in keys}, description="All.",
+        partitions_def=assets[0].partitions_def,
+    )  # fmt: skip
+    return dg.Definitions(
+        assets=[*assets, publish, dg.AssetSpec(OTHER)],
+        resources={"lakehouse": lakehouse, "io_manager": TrinityLakeIOManager(lakehouse=lakehouse, version=version)},
+        jobs=[dg.define_asset_job("everything")],
+        executor=dg.in_process_executor,
+    ).resolve_job_def("everything")
+
+
+def run(job: dg.JobDefinition, instance: dg.DagsterInstance, **options: Any) -> dg.ExecuteInProcessResult:
+    return job.execute_in_process(instance=instance, run_config=QUIET, raise_on_error=False, **options)
+
+
+def failure(result: dg.ExecuteInProcessResult) -> str:
+    (failed,) = [event.step_failure_data for event in result.all_events if event.is_step_failure]
+    return str(failed.error)
+
+
+def test_a_run_whose_input_changed_publishes_nothing(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    result = run(job(lake, asset("a", lambda: put(lake, "other", 2))), instance)
+    assert not result.success
+    assert "table ref.other: we read it at version" in failure(result)
+    assert not lake.snapshot().has_namespace("marts")
+    assert run(job(lake, asset("a")), instance).success
+
+
+def test_the_level_is_that_of_the_lakehouse_unless_it_is_chosen(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    moved = job(lake, asset("a", lambda: put(lake, "other", lake.latest_version())), isolation="snapshot")
+    assert run(moved, instance).success
+    lake.alter_definition(isolation_level=IsolationLevel.SNAPSHOT)
+    values = iter((100, 101))
+    assert run(job(lake, asset("a", lambda: put(lake, "other", next(values)))), instance).success
+    chosen = job(lake, asset("a", lambda: put(lake, "other", next(values))), isolation="serializable")
+    assert not run(chosen, instance).success
+
+
+def test_two_runs_that_read_what_the_other_writes_do_not_both_publish(
+    lake: Lakehouse, instance: dg.DagsterInstance
+) -> None:
+    def flip(name: str, other: str, then: Callable[[], object] = lambda: None) -> dg.JobDefinition:
+        @dg.asset(key=["ref", name], ins={"given": dg.AssetIn(["ref", other])})
+        def flipped(given: pa.Table) -> pa.Table:
+            then()
+            return pa.table({"n": [0 if given["n"][0].as_py() else 1]})
+
+        lakehouse = TrinityLakeResource(root=lake.root)
+        publish = build_publish_asset(key=["publish"], tables={name: dg.AssetKey(["ref", name])}, description="One.")
+        return dg.Definitions(
+            assets=[flipped, publish, dg.AssetSpec(["ref", other])],
+            resources={"lakehouse": lakehouse, "io_manager": TrinityLakeIOManager(lakehouse=lakehouse)},
+            executor=dg.in_process_executor,
+        ).resolve_implicit_global_asset_job_def()
+
+    put(lake, "on", 1)
+    second: list[bool] = []
+    inner = flip("on", "other")
+    outer = flip("other", "on", lambda: second.append(run(inner, instance).success))
+    assert not run(outer, instance).success
+    assert second == [True]
+    found = {
+        name: catalog_at(lake).load_table(("ref", name)).scan().to_arrow()["n"][0].as_py() for name in ("other", "on")
+    }
+    assert found == {"other": 1, "on": 0}
+
+
+def test_what_an_unpublished_step_read_counts_too(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    first = asset("first", lambda: put(lake, "other", 2))
+
+    @dg.asset(key=["marts", "second"], ins={"given": dg.AssetIn(first.key)})
+    def second(given: pa.Table) -> pa.Table:
+        return given
+
+    assert not run(job(lake, first, second, published=[dg.AssetKey(["marts", "second"])]), instance).success
+
+
+def test_a_version_that_was_asked_for_is_no_dependence(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    version = str(lake.latest_version())
+    assert run(job(lake, asset("a", lambda: put(lake, "other", 2)), version=version), instance).success
+
+
+def test_another_lakehouse_is_no_dependence(lakes: Lakes, lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    elsewhere = lakes.local("elsewhere")
+    put(elsewhere, "other", 1)
+
+    @dg.asset(
+        key=["marts", "a"], ins={"other": dg.AssetIn(OTHER, input_manager_key="elsewhere")}, io_manager_key="here"
+    )
+    def a(other: pa.Table) -> pa.Table:
+        put(elsewhere, "other", 2)
+        return other
+
+    there, here = (TrinityLakeResource(root=one.root) for one in (elsewhere, lake))
+    definitions = dg.Definitions(
+        assets=[a, build_publish_asset(key=["publish"], tables={"a": a.key}, description="One."), dg.AssetSpec(OTHER)],
+        resources={
+            "lakehouse": here,
+            "elsewhere": TrinityLakeIOManager(lakehouse=there),
+            "here": TrinityLakeIOManager(lakehouse=here),
+        },
+        executor=dg.in_process_executor,
+    )
+    assert run(definitions.resolve_implicit_global_asset_job_def(), instance).success
+
+
+def two_steps(root: str) -> dg.JobDefinition:
+    """A job whose second step fails in a run that goes on from no other."""
+    first = asset("first")
+
+    @dg.asset(key=["marts", "second"], ins={"given": dg.AssetIn(["marts", "first"])})
+    def second(context: dg.AssetExecutionContext, given: pa.Table) -> pa.Table:
+        if context.run.parent_run_id is None:
+            raise dg.Failure("not now")
+        return given
+
+    return job(Lakehouse.open(root), first, second, published=[dg.AssetKey(["marts", "second"])])
+
+
+def test_what_is_taken_over_from_another_run_comes_with_its_reads(
+    lake: Lakehouse, instance: dg.DagsterInstance
+) -> None:
+    made = dg.build_reconstructable_job("tests.dagster_plugin.test_run_reads", "two_steps", (lake.root,))
+
+    def execute(again: dg.ReexecutionOptions | None = None) -> dg.DagsterRun:
+        with dg.execute_job(made, instance, run_config=QUIET, reexecution_options=again) as result:
+            run = instance.get_run_by_id(result.run_id)
+        assert run is not None
+        return run
+
+    failed = execute()
+    put(lake, "other", 2)
+    rest = ["marts__second", "publish"]
+    assert not execute(dg.ReexecutionOptions(failed.run_id, rest)).is_success
+    assert not execute(dg.ReexecutionOptions.from_failure(failed.run_id, instance)).is_success
+    assert execute(dg.ReexecutionOptions(failed.run_id)).is_success
+
+
+def test_partitions_that_were_read_count(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    moved = job(lake, asset("a", lambda: put(lake, "other", 2), partitions_def=PARTS))
+    assert not run(moved, instance, partition_key="x").success
+
+
+def test_own_changes_do_not_stand_in_the_way(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    """Two publications of one run: the second one read, before, what the first one wrote."""
+    snapshot = lake.snapshot()
+    read = TableRead.of(snapshot, "ref", "other")
+    own = stage_arrow(lake, pa.table({"n": [2]}), "ref", "other", mode="replace_table")
+    publish_once(lake, [own], publication_id("first"), reads=[read])
+    more = stage_arrow(lake, pa.table({"n": [2]}), "marts", "more", mode="replace_table")
+    with pytest.raises(CommitConflictError, match=r"ref\.other"):
+        publish_once(lake, [more], publication_id("second"), reads=[read])
+    version = publish_once(lake, [more], publication_id("second"), reads=[read], own=[own]).version
+    assert publish_once(lake, [more], publication_id("second"), reads=[read]).version == version
+
+
+def test_reads_are_text_between_processes(lake: Lakehouse) -> None:
+    read = TableRead.of(lake.snapshot(), "ref", "other")
+    assert TableRead.from_json(read.to_json()) == read
+    for text in ("", "[]", "{}", '{"root": 1, "extra": 2}'):
+        with pytest.raises(InvalidInputError, match="no read of a table"):
+            TableRead.from_json(text)
+    with pytest.raises(InvalidInputError, match=r"no table ref\.missing"):
+        TableRead.of(lake.snapshot(), "ref", "missing")

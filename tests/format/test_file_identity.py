@@ -1,0 +1,75 @@
+"""Which names may mean the same file, on file systems that fold case or normalise Unicode."""
+
+from __future__ import annotations
+
+import unicodedata
+import uuid
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.format.strategies import names
+from trinitylake_ops.format.file_identity import FoldedSet, OtherNames, folded, name_identity
+from trinitylake_ops.format.file_names import new_node_path, optimize_path
+
+ID = "6fcb514b-b878-4c9d-95b7-8dc3a7ce6fd8"
+Shown = Callable[[str], str]
+
+#: What file systems make of a name.
+SHOWN: list[Shown] = [
+    str.lower,
+    str.upper,
+    lambda name: unicodedata.normalize("NFD", name),
+    lambda name: unicodedata.normalize("NFC", name),
+    lambda name: unicodedata.normalize("NFD", name).upper(),
+]
+
+
+@given(names, st.sampled_from(SHOWN))
+def test_a_name_is_known_however_a_file_system_shows_it(name: str, shown: Shown) -> None:
+    definition = optimize_path(f"table-{name.replace('/', '-')}-ns-{ID}.binpb")
+    data = f"tables/t/data/part={name}/00000-0-{ID}.parquet"
+    for path in (definition, data):
+        other = shown(path)
+        is_plain = path == folded(path)
+        assert folded(other) == path if is_plain else other in OtherNames([path])
+
+
+def test_of_a_plain_path_nothing_is_kept() -> None:
+    assert OtherNames([new_node_path(), f"tables/t/data/{ID}.parquet"])._hashes == set()
+
+
+@pytest.mark.parametrize(
+    ("needed", "listed", "is_same"),
+    [
+        (f"0000/table-größe-{ID}.binpb", f"0000/table-gr??e-{ID}.binpb", True),
+        (f"0000/table-Größe-{ID}.binpb", f"0000/table-größe-{uuid.UUID(int=1)}.binpb", False),
+        (f"file:///elsewhere/_export_{ID}.arrow", f"_export_{ID.upper()}.arrow", True),
+        ("file:///elsewhere/plain.txt", "tables/t/plain.txt", True),
+        ("tables/T/data/Überall.parquet", "tables/t/data/überall.parquet", True),
+        ("tables/T/data/Überall.parquet", "tables/u/data/überall.parquet", False),
+        # Files of one write share its uuid.
+        (f"tables/t/A/00000-0-{ID}.parquet", f"tables/t/a/00000-1-{ID}.parquet", False),
+    ],
+)
+def test_what_counts_is_the_uuid_of_the_catalogs_files_and_the_name_of_others(
+    needed: str, listed: str, is_same: bool
+) -> None:
+    assert (listed in OtherNames([needed])) == is_same
+
+
+def test_the_identity_of_a_file_of_the_catalog_is_its_uuid() -> None:
+    assert name_identity(f"file:///a/b/_export_{ID.upper()}.arrow") == ID
+    assert name_identity(f"_ops/export-{ID}.json") == f"export-{ID}.json"
+    assert object() not in OtherNames(["A"])
+
+
+def test_ids_of_tables_are_told_exactly_and_alike() -> None:
+    ids = FoldedSet()
+    ids.update(["Größe"])
+    assert "Größe" in ids
+    assert "größe" not in ids
+    assert ids.has_like(unicodedata.normalize("NFD", "größe"))
+    assert not ids.has_like("other")

@@ -1,0 +1,116 @@
+"""Arrow files that name the same bytes many times: refused before they cost more memory than they have bytes."""
+
+from __future__ import annotations
+
+import struct
+import time
+import tracemalloc
+
+import pyarrow as pa
+import pytest
+
+from trinitylake_ops.errors import CorruptFileError
+from trinitylake_ops.format.ipc_body import check_body
+from trinitylake_ops.format.node_file import decode_node, decode_system_rows
+
+_BLOCK_BYTES = 24
+_PATH = "node"
+
+
+def _file(n_batches: int, text_bytes: int = 100_000) -> bytearray:
+    """Return a file of one large batch and many tiny ones, which make room for blocks in the footer."""
+    schema = pa.schema([("key", pa.utf8()), ("pvalue", pa.utf8()), ("pnode", pa.utf8())])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, schema) as writer:
+        for number in range(n_batches):
+            text = "x" * (0 if number else text_bytes)
+            columns = [pa.array(["created_at_millis"]), pa.array([text]), pa.array([None], pa.utf8())]
+            writer.write_batch(pa.record_batch(columns, schema=schema))
+    return bytearray(sink.getvalue())
+
+
+def _blocks(data: bytes, n_batches: int) -> int:
+    """Return where the blocks of the footer begin."""
+    start = len(data) - 10 - struct.unpack("<i", data[-10:-6])[0]
+    for place in range(start + 4, len(data) - _BLOCK_BYTES * n_batches):
+        is_vector = struct.unpack_from("<I", data, place - 4)[0] == n_batches
+        if is_vector and 0 < struct.unpack_from("<q", data, place)[0] < len(data):
+            return place
+    raise AssertionError("no blocks")
+
+
+@pytest.mark.parametrize("decode", [decode_node, decode_system_rows])
+def test_blocks_that_name_one_batch_many_times_are_refused_at_once(decode: object) -> None:
+    assert callable(decode)
+    n_batches = 500
+    data = _file(n_batches)
+    first = _blocks(data, n_batches)
+    blocks = [data[first + _BLOCK_BYTES * number :][:_BLOCK_BYTES] for number in range(n_batches)]
+    large = max(blocks, key=lambda block: struct.unpack("<qi4xq", block)[2])
+    data[first : first + _BLOCK_BYTES * n_batches] = large * n_batches
+    allocated_bytes, started = pa.total_allocated_bytes(), time.process_time()
+    tracemalloc.start()
+    with pytest.raises(CorruptFileError, match="its messages overlap"):
+        decode(bytes(data), _PATH)
+    most_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most_bytes + pa.total_allocated_bytes() - allocated_bytes < 10 * len(data)
+    assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda start, meta, body: (start, meta, body + 10**6), "overlap|footer"),
+        (lambda start, meta, body: (start, meta, -body), "overlap"),
+        (lambda start, meta, body: (start + 8, meta, body), "overlap|footer"),
+        (lambda start, meta, body: (-start, meta, body), "overlap"),
+        (lambda start, meta, body: (start, -meta, body), "overlap"),
+    ],
+)
+def test_blocks_that_reach_into_each_other_are_refused(change: object, reason: str) -> None:
+    assert callable(change)
+    data = _file(3)
+    first = _blocks(data, 3)
+    for number in range(3):
+        place = first + _BLOCK_BYTES * number
+        block = struct.unpack_from("<qi4xq", data, place)
+        if block[2] > 1_000:
+            struct.pack_into("<qi4xq", data, place, *change(*block))
+    with pytest.raises(ValueError, match=reason):
+        check_body(bytes(data))
+
+
+def test_buffers_that_share_bytes_are_refused() -> None:
+    schema = pa.schema([("key", pa.utf8()), ("value", pa.utf8())])
+    texts = pa.array(["a" * 4_000])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, schema) as writer:
+        writer.write_batch(pa.record_batch([texts, texts], schema=schema))
+    data = bytes(sink.getvalue())
+    check_body(data)
+    lengths = struct.pack("<q", 4_000)
+    assert data.count(lengths) == 2
+    with pytest.raises(ValueError, match="its buffers overlap"):
+        check_body(data.replace(lengths, struct.pack("<q", 8_000)))
+
+
+def test_a_column_that_is_ignored_is_not_read() -> None:
+    """Of any type, it could cost more than the file: dictionaries, nested lists, views."""
+    texts = pa.array(["created_at_millis", "n_keys"]), pa.array(["5", "0"])
+    strange = pa.array([[["x"]], None], pa.list_(pa.list_(pa.dictionary(pa.int32(), pa.utf8()))))
+    table = pa.table({"key": texts[0], "pvalue": texts[1], "txn": strange})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    assert decode_node(bytes(sink.getvalue()), _PATH).system == {"created_at_millis": "5"}
+
+
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.dictionary(pa.int32(), pa.utf8()), pa.list_(pa.utf8())])
+def test_columns_of_other_types_are_refused_unread(kind: pa.DataType) -> None:
+    table = pa.table({"key": pa.nulls(1, kind), "pvalue": pa.nulls(1, pa.utf8())})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(CorruptFileError, match="has columns"):
+        decode_node(bytes(sink.getvalue()), _PATH)

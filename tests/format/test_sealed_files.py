@@ -1,0 +1,167 @@
+"""Nodes, definitions and JSON files: every flipped bit of them is found by whoever reads them, and by nobody else's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from trinitylake_ops.errors import CorruptFileError
+from trinitylake_ops.format.definitions import LakehouseDef, NamespaceDef, TableDef, resealed
+from trinitylake_ops.format.file_names import (
+    new_export_root_path,
+    new_namespace_path,
+    new_node_path,
+    new_plan_path,
+    root_path,
+)
+from trinitylake_ops.format.file_seals import check_file
+from trinitylake_ops.format.limits import smallest_node_file_limit_bytes
+from trinitylake_ops.format.node_file import (
+    NodeFile,
+    decode_node,
+    decode_system_rows,
+    encode_node,
+    encode_sealed_root,
+    seal_room_bytes,
+)
+from trinitylake_ops.format.sealed_json import decode_sealed_json, encode_sealed_json
+from trinitylake_ops.tree.node import TreeLimits
+
+NODE = NodeFile(
+    ["B===a   ", "C===a   t       "], ["v", "w"], system={"created_at_millis": "1700000000000", "commit_id": "é"}
+)
+PATH, OTHER = new_node_path(), new_node_path()
+DEFINITION = NamespaceDef(id="n", properties={"a": "b"})
+DEFINITION_PATH = new_namespace_path("n", 200)
+JSON_PATH = new_plan_path()
+
+#: A file of each form, its path, and what reads it.
+FORMS: dict[str, tuple[bytes, str, Callable[[bytes, str], object]]] = {
+    "node": (encode_node(NODE, 3, "", PATH), PATH, decode_node),
+    "lz4": (encode_node(replace(NODE, values=["v" * 500, "w"]), 3, "lz4", PATH), PATH, decode_node),
+    "system rows": (encode_node(NODE, 3, "", PATH), PATH, decode_system_rows),
+    "sealed root": (encode_sealed_root(NODE.system, 5, root_path(3)), root_path(3), decode_node),
+    "definition": (DEFINITION.to_bytes(DEFINITION_PATH), DEFINITION_PATH, NamespaceDef.from_bytes),
+    "json": (encode_sealed_json({"a": 1, "b": ["é"]}, JSON_PATH), JSON_PATH, decode_sealed_json),
+}
+forms = pytest.mark.parametrize("form", FORMS)
+
+
+@forms
+def test_every_flipped_bit_and_truncation_is_refused(form: str) -> None:
+    data, path, decode = FORMS[form]
+    decode(data, path)
+    assert check_file(data, path)
+    for place in range(len(data)):
+        damaged = bytearray(data)
+        damaged[place] ^= 1 << random.Random(place).randrange(8)
+        with pytest.raises(CorruptFileError):
+            decode(bytes(damaged), path)
+        with pytest.raises(CorruptFileError):
+            check_file(bytes(damaged), path)
+    for size_bytes in range(1, len(data)):
+        with pytest.raises(CorruptFileError):
+            decode(data[:size_bytes], path)
+
+
+@forms
+def test_a_file_in_the_place_of_another_is_refused(form: str) -> None:
+    data, path, decode = FORMS[form]
+    letter = path[-8]
+    other = {"0": "1", "1": "0"}.get(letter, "0")
+    place = f"{path[:-8]}{other}{path[-7:]}"
+    with pytest.raises(CorruptFileError, match="took its place"):
+        decode(data, place)
+    decode(data, f"memory://elsewhere/{path}")
+
+
+NAMES_OF_NOTHING = ["x", "node", "root", "a/b.arrow", "/srv/copies/node.arrow", "s3://b/x.json", "n.binpb"]
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "sealed root"])
+@pytest.mark.parametrize("path", NAMES_OF_NOTHING)
+def test_a_name_that_is_none_of_ours_claims_no_file(form: str, path: str) -> None:
+    """Whatever a caller, or another program, calls a whole file; where it is damaged nothing tells its own name."""
+    data, own_path, decode = FORMS[form]
+    assert decode(data, path) == decode(data, own_path)
+    if path.endswith(own_path[-6:]):
+        assert check_file(data, path), "it has a checksum, which was compared"
+
+
+@pytest.mark.parametrize("compression", ["", "lz4"])
+def test_an_old_root_may_be_copied_to_later_versions_and_exports_alone(compression: str) -> None:
+    """As programs do that know the published format alone: these files are no damage."""
+    node = replace(NODE, values=["v" * 500, "w"])
+    data = encode_node(node, 3, compression, root_path(5))
+    for path in (root_path(6), root_path(99), new_export_root_path(), "exports/monthly", f"s3://b/{root_path(7)}"):
+        assert decode_node(data, path).values == node.values
+        assert check_file(data, path if path.endswith(".arrow") else f"{path}.arrow")
+    for path in (root_path(4), root_path(0), new_node_path()):
+        with pytest.raises(CorruptFileError, match="took its place"):
+            decode_node(data, path)
+    sealed_root = encode_sealed_root(NODE.system, 5, root_path(5))
+    with pytest.raises(CorruptFileError, match="took its place"):
+        decode_system_rows(sealed_root, root_path(6))
+
+
+@pytest.mark.parametrize("digits", ["0" * 33, "1" * 64, "2" * 32])
+def test_a_seal_that_names_no_version_is_a_typed_error_at_most(digits: str) -> None:
+    data = encode_node(NODE, 3, "", f"_{digits}.arrow")
+    with pytest.raises(CorruptFileError, match="took its place"):
+        decode_node(data, root_path(2))
+
+
+def test_a_node_reads_the_same_with_and_without_seals() -> None:
+    assert decode_node(encode_node(NODE, 3), PATH) == decode_node(FORMS["node"][0], PATH) == NODE
+    assert not check_file(encode_node(NODE, 3), PATH)
+    table = pa.ipc.open_file(FORMS["node"][0]).read_all()
+    assert table.equals(pa.ipc.open_file(encode_node(NODE, 3)).read_all()), "for other readers, too"
+
+
+def test_metadata_that_another_program_carried_on_means_nothing() -> None:
+    table = pa.ipc.open_file(FORMS["node"][0]).read_all()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table.slice(0, 2))
+        writer.write_table(table.slice(2))
+    data = bytes(sink.getvalue())
+    assert not check_file(data, OTHER)
+    assert decode_node(data, OTHER) == NODE
+
+
+def test_fields_that_another_program_carried_on_mean_nothing_and_go_with_the_next_write() -> None:
+    data = FORMS["definition"][0].replace(b"n\x12", b"m\x12")
+    path = new_namespace_path("m", 200)
+    found = NamespaceDef.from_bytes(data, path)
+    assert found == replace(DEFINITION, id="m")
+    assert found.unknown_fields == b""
+    assert b"seal" not in found.to_bytes()
+    assert found.to_bytes(path).count(path.rpartition("/")[2].encode()) == 2
+
+
+@pytest.mark.parametrize("kind", [LakehouseDef, NamespaceDef, TableDef])
+def test_a_copy_of_a_definition_is_sealed_anew(kind: type[LakehouseDef | NamespaceDef | TableDef]) -> None:
+    definition = kind(id="x", properties={"a": "b"})
+    source, target = new_namespace_path("n", 200), new_namespace_path("longer", 200)
+    copy = resealed(definition.to_bytes(source), source, target)
+    assert copy == definition.to_bytes(target)
+    assert resealed(definition.to_bytes(), source, target) == definition.to_bytes(), "those of others stay as they are"
+
+
+def test_a_lakehouse_of_smaller_files_than_we_create_has_nodes_without_seals() -> None:
+    """Such as one that was created when the smallest limit had no room for them."""
+    definition = LakehouseDef(id="x", order=4, namespace_name_max_size_bytes=8, table_name_max_size_bytes=8)
+    smallest_bytes = smallest_node_file_limit_bytes(definition)
+    old = TreeLimits.of(replace(definition, node_file_max_size_bytes=smallest_bytes - seal_room_bytes()))
+    assert old.rows_max_size_bytes == old.node_file_max_size_bytes
+    new = TreeLimits.of(replace(definition, node_file_max_size_bytes=smallest_bytes))
+    assert new.rows_max_size_bytes == old.rows_max_size_bytes, "what a root needs fits both"
+    size_bytes = len(encode_node(NODE, 3))
+    tight = TreeLimits(3, size_bytes)
+    assert tight.encoded(NODE, PATH) == encode_node(NODE, 3)
+    roomy = TreeLimits(3, size_bytes + seal_room_bytes())
+    assert check_file(roomy.encoded(NODE, root_path(1)), root_path(1))

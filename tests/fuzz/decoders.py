@@ -1,0 +1,410 @@
+"""Every decoder of a file that stands in a lakehouse, as what fuzzing calls with the bytes of one file.
+
+Each goes on to use what it decoded, as its callers do: a value of a wrong type that comes through is a fault, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestFile
+from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.typedef import Record
+
+from tests.fuzz import mutations
+from tests.fuzz.mutations import Mutator
+from tests.fuzz.reseal import resealed, saved_transaction_resealed, verified_record_resealed
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import FileMissingError, TrinityLakeError
+from trinitylake_ops.format.definitions import ExpirationBatch, LakehouseDef, NamespaceDef, SavedTransaction, TableDef
+from trinitylake_ops.format.file_names import (
+    HINT_PATH,
+    ORPHAN_BARRIER_PATH,
+    is_immutable_path,
+    is_operation_path,
+    is_verified_path,
+    lease_path,
+    named_kind,
+    parse_hint,
+    parse_lease_path,
+    parse_root_path,
+    parse_turn_path,
+    root_of,
+    root_path,
+    table_prefix,
+)
+from trinitylake_ops.format.keys import KeyCodec
+from trinitylake_ops.format.limits import check_readable_sizes, validate_changed_settings, validate_table_def
+from trinitylake_ops.format.locations import as_uri, normalize_root_uri, to_location, to_uri, validate_location
+from trinitylake_ops.format.node_file import COMMIT_INFO, decode_node, decode_system_rows, encode_node
+from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.maintenance.export_manifest import manifest_targets, read_manifest
+from trinitylake_ops.maintenance.inventory import Inventory, InventorySearch, read_inventory
+from trinitylake_ops.maintenance.lease import lease
+from trinitylake_ops.maintenance.plan_file import PlanFile, read_plan_file
+from trinitylake_ops.maintenance.report import utc_of
+from trinitylake_ops.maintenance.table_reach import iceberg_metadata
+from trinitylake_ops.maintenance.verified_files import Kept, decode_names, read_records
+from trinitylake_ops.storage import drop_memory_root
+from trinitylake_ops.tables.avro_files import SNAPSHOT_ID, uncompressed
+from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.tables.checked_files import CheckedFileIO
+from trinitylake_ops.tables.copying import FileCopy, TablePlaces, rewritten
+from trinitylake_ops.tables.data_reading import file_batches
+from trinitylake_ops.tables.file_io import StorageFileIO, reading_io
+from trinitylake_ops.tables.managed import table_definition
+from trinitylake_ops.tables.metadata import read_metadata
+from trinitylake_ops.tables.ownership import read_owner
+from trinitylake_ops.tables.reach import FileKind, content_file, entries_in, files_of, manifests_in, statistics_of
+from trinitylake_ops.transaction.history import version_infos
+from trinitylake_ops.transaction.orphan_barrier import removed_before_ms
+
+T = TypeVar("T")
+
+CORPUS = Path(__file__).parent / "corpus"
+REGRESSIONS = Path(__file__).parent / "regressions"
+#: Where samples stood whose names are part of what they hold, or of their checksums.
+UUID = "6fcb514b-b878-4c9d-95b7-8dc3a7ce6fd8"
+TABLE_ID = "0b9d3a5e-7c1f-4f7e-9a53-3b1f0c6f2d11"
+FUZZ_ROOT = "memory://fuzz/"
+#: What the data files of the samples hold.
+ROWS = pa.table({"id": [1, 2], "place": ["a", "a"], "score": [0.5, None]})
+
+
+@functools.cache
+def _lake() -> Lakehouse:
+    drop_memory_root(FUZZ_ROOT)
+    return Lakehouse.create(FUZZ_ROOT, id="fuzz")
+
+
+@functools.cache
+def _io() -> StorageFileIO:
+    return reading_io(_lake())
+
+
+def _uri(path: str) -> str:
+    return FUZZ_ROOT + path
+
+
+def _node(data: bytes, path: str) -> None:
+    node = decode_node(data, path)
+    keys = KeyCodec(8, 8)
+    for key in (*node.keys, *node.buffer):
+        _refusing(keys.decode, key)
+    assert len(list(node.values)) == len(list(node.keys))
+    assert not node.children or len(list(node.children)) == len(node.keys) + 1
+    assert node.created_at_ms >= 0
+    if not node.is_sealed:
+        again = decode_node(encode_node(node, order=max(3, len(node.keys) + 1)), path)
+        assert list(again.keys) == list(node.keys) and dict(again.buffer) == dict(node.buffer)
+    decode_system_rows(data, path)
+
+
+def _commit_info(data: bytes, path: str) -> None:
+    """What stands in a root as ``commit_info``, and whatever of it the log shows."""
+    del path
+    lake = _lake()
+    latest = lake.snapshot()
+    text = data.decode("utf-8", "replace")
+    root = latest.root
+    system = {**root.system, COMMIT_INFO: text}
+    written = encode_node(type(root)(list(root.keys), list(root.values), [], {}, system), order=128)
+    lake.storage.write(root_path(0), written)
+    for info in version_infos(lake.files, [0], latest):
+        json.dumps([info.operation, info.message, dict(info.counts), dict(info.properties), info.members])
+        assert info.bytes_written >= 0
+
+
+def _lakehouse_def(data: bytes, path: str) -> None:
+    definition = check_readable_sizes(LakehouseDef.from_bytes(data, path), path)
+    for batch in definition.expirations:
+        batch.contains(7)
+    assert LakehouseDef.from_bytes(definition.to_bytes(), path).id == definition.id
+    validate_changed_settings(definition, definition)
+
+
+def _namespace_def(data: bytes, path: str) -> None:
+    NamespaceDef.from_bytes(data, path).to_bytes()
+
+
+def _table_def(data: bytes, path: str) -> None:
+    definition = TableDef.from_bytes(data, path)
+    iceberg_metadata(definition)
+    definition.rebased(FUZZ_ROOT)
+    definition.to_bytes()
+    table_prefix(definition.id)
+    validate_table_def(definition)
+
+
+def _hint(data: bytes, path: str) -> None:
+    del path
+    parse_hint(data)
+    _lake().storage.write(HINT_PATH, data)
+    _lake().latest_version()
+
+
+def _names(data: bytes, path: str) -> None:
+    """Names of files, one to a line, each asked for all that it may be."""
+    del path
+    for name in data.decode("utf-8", "surrogateescape").splitlines():
+        for ask in (named_kind, parse_lease_path, parse_turn_path, is_operation_path, is_verified_path):
+            ask(name)
+        is_immutable_path(name)
+        root_of(name)
+        for refuse in (
+            parse_root_path,
+            validate_location,
+            as_uri,
+            normalize_root_uri,
+            table_prefix,
+            lambda location: to_uri(FUZZ_ROOT, location),
+            lambda location: to_location(FUZZ_ROOT, location),
+            lambda location: _io().location(location),
+            VersionRanges.parse,
+        ):
+            _refusing(refuse, name)
+
+
+def _refusing(decode: Callable[[T], object], text: T) -> None:
+    """Decode one of several things in a file, any of which may be refused."""
+    try:
+        decode(text)
+    except TrinityLakeError:
+        return
+
+
+def _plan(data: bytes, path: str) -> None:
+    plan = PlanFile.from_bytes(data, path)
+    assert all(type(path) is str and type(size) is int for path, size in plan.sizes_bytes.items())
+    _lake().storage.write(path, data)
+    read_plan_file(_lake().storage, ExpirationBatch(id="b", versions="1", plan_path=path, digest=plan.digest))
+    assert PlanFile.from_bytes(plan.to_bytes(path), path) == plan
+
+
+def _export_manifest(data: bytes, path: str) -> None:
+    storage = _lake().storage
+    storage.write(path, data)
+    assert all(isinstance(target, str) for target in manifest_targets(storage, path))
+    for file in read_manifest(storage, path):
+        assert file.size_bytes >= 0 and (file.source is None or isinstance(file.source, str))
+
+
+def _inventory_manifest(data: bytes, path: str) -> None:
+    _lake().storage.write(path, data)
+    utc_of(read_inventory(_lake(), _uri(path)).created_at_ms)
+
+
+def _inventory(file_format: str) -> Callable[[bytes, str], None]:
+    def decode(data: bytes, path: str) -> None:
+        _lake().storage.write(path, data)
+        uri = _uri(path)
+        columns = ("bucket", "key", "versionid", "islatest", "isdeletemarker", "size", "lastmodifieddate")
+        InventorySearch(_io(), Inventory(uri, 0, file_format, columns, "", (uri,)), b"")([uri])
+
+    return decode
+
+
+def _owner(data: bytes, path: str) -> None:
+    assert read_owner(data, path)
+
+
+def _lease(data: bytes, path: str) -> None:
+    storage = _lake().storage
+    try:
+        storage.write(path, data)
+        with lease(storage, "expire"):
+            pass
+    finally:
+        storage.delete_many([info.path for info in storage.list("_ops/lease-")])
+
+
+def _orphan_barrier(data: bytes, path: str) -> None:
+    _lake().storage.write(path, data)
+    try:
+        assert 0 <= removed_before_ms(_lake().storage, LakehouseDef(id=""), 0) <= _lake().storage.now_ms()
+    finally:
+        _lake().storage.delete(path)
+
+
+def _verified_record(data: bytes, path: str) -> None:
+    storage = _lake().storage
+    try:
+        storage.write(path, data)
+        for file in read_records(storage, [storage.stat(path)]).files.values():
+            content = None if file.content is None else file.content.unpacked()
+            assert (file.size_bytes, file.modified_ms, len(file.sha256)) >= (0, 0, 32)
+            if file.kept == Kept.NAMES and content is not None:
+                _refusing(decode_names, content)
+    finally:
+        storage.delete(path)
+
+
+def _saved_transaction(data: bytes, path: str) -> None:
+    saved = SavedTransaction.from_bytes(data, path)
+    for write in saved.writes:
+        if write.definition is not None:
+            TableDef.from_bytes(write.definition, path)
+    if saved.lakehouse_def is not None:
+        LakehouseDef.from_bytes(saved.lakehouse_def, path)
+    saved.to_bytes()
+
+
+def _places() -> TablePlaces:
+    return TablePlaces(TABLE_ID, FUZZ_ROOT, "memory://copy/")
+
+
+def _table_metadata(data: bytes, path: str) -> None:
+    _lake().storage.write(path, data)
+    metadata = read_metadata(_io(), _uri(path))
+    table_definition(metadata, _uri(path), FUZZ_ROOT, table_id=TABLE_ID)
+    statistics_of(metadata, _io())
+    definition = TableDef(id=TABLE_ID, format_properties={"metadata_location": path})
+    try:
+        list(files_of(definition, _io()))
+    except FileMissingError:
+        return
+    finally:
+        rewritten(FileCopy(FileKind.METADATA, path, path, None), data, _io(), _places(), {})
+
+
+def _manifest_list(data: bytes, path: str) -> None:
+    _lake().storage.write(path, data)
+    snapshot_id = uncompressed(data, path).meta_int(SNAPSHOT_ID) or 1
+    manifests = manifests_in(Snapshot(snapshot_id=snapshot_id, timestamp_ms=0, manifest_list=_uri(path)), _io())
+    sizes = {}
+    for manifest in manifests:
+        sizes[_places().path(_io().location(manifest.manifest_path))] = manifest.manifest_length
+    rewritten(FileCopy(FileKind.MANIFEST_LIST, path, path, None), data, _io(), _places(), sizes)
+
+
+def _manifest(data: bytes, path: str) -> None:
+    _lake().storage.write(path, data)
+    listed = ManifestFile.from_args(
+        _table_format_version=2,
+        manifest_path=_uri(path),
+        manifest_length=len(data),
+        partition_spec_id=0,
+        content=0,
+        sequence_number=1,
+        min_sequence_number=1,
+        added_snapshot_id=None,
+    )
+    for entry in entries_in(listed, _io()):
+        content_file(entry, _io(), live=True)
+    rewritten(FileCopy(FileKind.MANIFEST, path, path, None), data, _io(), _places(), {})
+
+
+@functools.cache
+def _table() -> Table:
+    """A table of one data file with the columns of the samples."""
+    catalog = catalog_at(_lake())
+    catalog.create_namespace("ns")
+    table = catalog.create_table("ns.t", ROWS.schema)
+    table.append(ROWS)
+    return table
+
+
+def _data_file(path: str, content: DataFileContent, file_format: FileFormat) -> DataFile:
+    data_file = DataFile.from_args(
+        content=content,
+        file_path=_uri(path),
+        file_format=file_format,
+        partition=Record(),
+        record_count=len(ROWS),
+        file_size_in_bytes=1,
+    )
+    data_file.spec_id = 0
+    return data_file
+
+
+def _rows(file_format: FileFormat) -> Callable[[bytes, str], None]:
+    """Read rows as a scan does, and as compaction."""
+
+    def decode(data: bytes, path: str) -> None:
+        _lake().storage.write(path, data)
+        task = FileScanTask(_data_file(path, DataFileContent.DATA, file_format))
+        metadata = _table().metadata
+        for io in (_io(), CheckedFileIO.like(_io())):
+            for batch in file_batches(ArrowScan(metadata, io, metadata.schema(), AlwaysTrue()), task, io):
+                batch.validate()
+
+    return decode
+
+
+def _deletes(data: bytes, path: str) -> None:
+    _lake().storage.write(path, data)
+    scan = _table().scan()
+    (task,) = scan.plan_files()
+    vectors = _data_file(path, DataFileContent.POSITION_DELETES, FileFormat.PUFFIN)
+    reader = ArrowScan(scan.table_metadata, _io(), scan.table_metadata.schema(), AlwaysTrue())
+    for batch in file_batches(reader, FileScanTask(task.file, {vectors}), _io()):
+        batch.validate()
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A decoder with the path of the file that it is given, its mutator, and what makes checksums right again."""
+
+    decode: Callable[[bytes, str], None]
+    path: str
+    change: Mutator
+    reseal: Callable[[bytes, str], bytes] = resealed
+
+
+_METADATA = f"tables/{TABLE_ID}/metadata/"
+_DATA = f"tables/{TABLE_ID}/data/"
+_INVENTORY = f"tables/{TABLE_ID}/inventory"
+
+DECODERS: dict[str, Decoder] = {
+    "node": Decoder(_node, f"0110/0000/1011/01111000-node-{UUID}.arrow", mutations.arrow_file_changed),
+    "commit_info": Decoder(_commit_info, root_path(0), mutations.json_changed),
+    "lakehouse_def": Decoder(_lakehouse_def, f"_lakehouse_def_{UUID}.binpb", mutations.protobuf_changed),
+    "namespace_def": Decoder(_namespace_def, f"namespace-n-{UUID}.binpb", mutations.protobuf_changed),
+    "table_def": Decoder(_table_def, f"table-t-n-{UUID}.binpb", mutations.protobuf_changed),
+    "hint": Decoder(_hint, HINT_PATH, mutations.text_changed),
+    "names": Decoder(_names, "names", mutations.text_changed),
+    "plan": Decoder(_plan, f"_ops/plan-{UUID}.json", mutations.json_changed),
+    "export_manifest": Decoder(_export_manifest, f"_ops/export-{UUID}.json", mutations.json_changed),
+    "inventory_manifest": Decoder(_inventory_manifest, f"{_INVENTORY}/manifest.json", mutations.json_changed),
+    "inventory_csv": Decoder(_inventory("CSV"), f"{_INVENTORY}/data.csv.gz", mutations.gzip_text_changed),
+    "inventory_orc": Decoder(_inventory("ORC"), f"{_INVENTORY}/data.orc", mutations.orc_changed),
+    "inventory_parquet": Decoder(_inventory("Parquet"), f"{_INVENTORY}/data.parquet", mutations.parquet_changed),
+    "owner": Decoder(_owner, f"tables/{TABLE_ID}/_owner.json", mutations.json_changed),
+    "lease": Decoder(_lease, lease_path(7), mutations.json_changed),
+    "orphan_barrier": Decoder(_orphan_barrier, ORPHAN_BARRIER_PATH, mutations.json_changed),
+    "verified_record": Decoder(
+        _verified_record, f"_ops/verified-{UUID}.arrow", mutations.arrow_stream_changed, verified_record_resealed
+    ),
+    "saved_transaction": Decoder(
+        _saved_transaction, f"_ops/txn-{UUID}.binpb", mutations.protobuf_changed, saved_transaction_resealed
+    ),
+    "table_metadata": Decoder(_table_metadata, f"{_METADATA}00001-{UUID}.metadata.json", mutations.json_changed),
+    "table_metadata_gzip": Decoder(
+        _table_metadata, f"{_METADATA}00001-{UUID}.gz.metadata.json", mutations.gzip_json_changed
+    ),
+    "manifest_list": Decoder(_manifest_list, f"{_METADATA}snap-1-0-{UUID}.avro", mutations.avro_changed),
+    "manifest": Decoder(_manifest, f"{_METADATA}{UUID}-m0.avro", mutations.avro_changed),
+    "data_parquet": Decoder(_rows(FileFormat.PARQUET), f"{_DATA}{UUID}.parquet", mutations.parquet_changed),
+    "data_orc": Decoder(_rows(FileFormat.ORC), f"{_DATA}{UUID}.orc", mutations.orc_changed),
+    "puffin": Decoder(_deletes, f"{_DATA}{UUID}.puffin", mutations.puffin_changed),
+}
+
+
+def corpus(name: str) -> list[bytes]:
+    """Return the valid samples of a kind of file, in the order of their names."""
+    return [file.read_bytes() for file in sorted((CORPUS / name).iterdir())]
+
+
+def regressions(name: str) -> dict[str, bytes]:
+    """Return inputs that a decoder once failed on, by file name."""
+    folder = REGRESSIONS / name
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir())} if folder.is_dir() else {}

@@ -1,0 +1,66 @@
+"""Fuzzing led by coverage: atheris keeps what reaches new lines of the program and goes on from there.
+
+``python -m tests.fuzz.guided DECODER --seconds T --folder F`` ends with an error on the first fault, whose input is
+``F/current``; ``--seed`` is where its chance begins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=["trinitylake_ops", "pyiceberg", "fastavro"]):
+    from tests.fuzz.decoders import DECODERS, corpus, regressions
+    from tests.fuzz.mutations import mutated
+    from tests.fuzz.run import fault_of, limit_process
+
+_MAX_INPUT_BYTES = 1 << 16
+
+
+def main() -> None:
+    """Run by arguments."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("decoder", choices=DECODERS)
+    parser.add_argument("--seconds", type=int, required=True)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--folder", type=Path, required=True)
+    chosen = parser.parse_args()
+    decoder = DECODERS[chosen.decoder]
+    seeds = chosen.folder / "seeds"
+    seeds.mkdir(exist_ok=True)
+    for number, data in enumerate((*corpus(chosen.decoder), *regressions(chosen.decoder).values())):
+        (seeds / str(number)).write_bytes(data)
+        fault_of(decoder, decoder.reseal(data, decoder.path))
+    current = chosen.folder / "current"
+
+    def test_one_input(data: bytes) -> None:
+        data = decoder.reseal(data, decoder.path)
+        current.write_bytes(data)
+        reason = fault_of(decoder, data)
+        if reason is not None:
+            print(f"{current}: {reason}", file=sys.stderr)
+            raise AssertionError(reason)
+
+    def change(data: bytes, max_size: int, seed: int) -> bytes:
+        rng = random.Random(seed)
+        if rng.random() < 0.5:
+            return atheris.Mutate(data, max_size)
+        try:
+            return mutated(data, decoder.change, rng)[:max_size]
+        except Exception:  # noqa: BLE001 - what stands there is damaged beyond its structure
+            return atheris.Mutate(data, max_size)
+
+    limit_process()
+    options = [f"-max_total_time={chosen.seconds}", f"-seed={chosen.seed % 2**32 or 1}", "-print_final_stats=0"]
+    options += [f"-max_len={_MAX_INPUT_BYTES}", "-rss_limit_mb=0", f"-artifact_prefix={chosen.folder}{os.sep}"]
+    atheris.Setup([sys.argv[0], *options, str(seeds)], test_one_input, custom_mutator=change)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Checksums made right again in changed files, so that a decoder goes on to what was changed."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+import google_crc32c
+
+from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.format import definitions
+from trinitylake_ops.format.definitions import SavedTransaction
+from trinitylake_ops.format.generated import definitions_pb2 as pb
+
+_SHA256_BYTES = 32
+
+
+def resealed(data: bytes, path: str) -> bytes:
+    """Return a file with seals that are right for its bytes and its path, where it has any (FORMAT.md, "Checksums")."""
+    name = path.rpartition("/")[2].encode()
+    seal = re.compile(rb"[0-9a-f]{8} " + re.escape(name))
+    if not seal.search(data):
+        return data
+    blank = b"00000000 " + name
+    data = seal.sub(blank, data)
+    return data.replace(blank, f"{google_crc32c.value(data):08x} ".encode() + name)
+
+
+def verified_record_resealed(data: bytes, path: str) -> bytes:
+    """Return a record of verified files with its SHA-256; what a mutator made of the stream has none yet."""
+    body = resealed(data, path)
+    if hashlib.sha256(body[:-_SHA256_BYTES]).digest() != body[-_SHA256_BYTES:]:
+        body += hashlib.sha256(body).digest()
+    return body
+
+
+def saved_transaction_resealed(data: bytes, path: str) -> bytes:
+    """Return a saved transaction with the checksum of what it says, where it can be read at all."""
+    try:
+        message = definitions._parsed(data, pb.SavedTransaction, path)
+        saved = definitions._from_message(SavedTransaction, message)
+        message.checksum = saved._checksum()
+    except TrinityLakeError:
+        return data
+    return resealed(message.SerializeToString(), path)

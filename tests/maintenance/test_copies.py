@@ -1,0 +1,233 @@
+"""Lakehouses that were copied: as files, or by exports that leave files in their source."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from typing import Any
+
+import pytest
+
+from tests.lakes import Lakes
+from tests.maintenance.aging import Aging, AgingStorage
+from tests.maintenance.changes import ROWS, append_rows
+from tests.maintenance.copies import clean_up, copied, drop_all, files, rows
+from tests.maintenance.later_tables import make_later
+from trinitylake_ops import Lakehouse, TableDef, maintenance
+from trinitylake_ops.errors import CommitConflictError
+from trinitylake_ops.maintenance import relocate
+from trinitylake_ops.storage import MeteredStorage
+from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.tables.file_io import reading_io
+from trinitylake_ops.tables.ownership import owner_path
+
+
+@pytest.fixture
+def source(lakes: Lakes) -> Aging:
+    aging = Aging.on(lakes.storage("source"))
+    append_rows(aging.lake)
+    append_rows(aging.lake)
+    return aging
+
+
+@pytest.fixture
+def there(lakes: Lakes) -> AgingStorage:
+    storage = lakes.storage("copy")
+    return AgingStorage(storage, storage.now_ms())
+
+
+def test_a_copy_of_all_files_reads_and_writes_at_its_own_place(
+    source: Aging, there: AgingStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = copied(source.lake, there)
+    before = files(source.lake)
+    with caplog.at_level(logging.WARNING):
+        append_rows(copy)
+        append_rows(copy)
+    said = [record for record in caplog.records if "trinitylake relocate" in record.getMessage()]
+    assert len(said) == 1
+    assert files(source.lake) == before
+    assert rows(copy) == [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
+    assert rows(source.lake) == [1, 1, 2, 2, 3, 3]
+    drop_all(source.lake)
+    assert rows(copy) == [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
+    clean_up(Aging(copy, there))
+    assert len(rows(copy)) == 15
+
+
+def test_relocation_leaves_nothing_that_names_the_former_place(source: Aging, there: AgingStorage) -> None:
+    copy = copied(source.lake, there)
+    former = source.lake.root
+    append_rows(copy)
+    drop_all(source.lake)
+    report = maintenance.verify(copy)
+    assert report.is_clean
+    assert [finding.code for finding in report.findings if finding.mend == "relocate"] == ["moved"]
+    data = {path for path in files(copy) if path.endswith(".parquet")}
+    plan = maintenance.plan_relocation(copy)
+    assert plan.tables == ("ns.t",)
+    done = plan.execute(plan.digest)
+    assert (done.tables, done.version) == (("ns.t",), copy.latest_version())
+    assert {path for path in files(copy) if path.endswith(".parquet")} == data
+    assert maintenance.plan_relocation(copy).is_empty
+    assert maintenance.plan_relocation(copy).execute().version == done.version
+    assert not [finding for finding in maintenance.verify(copy, deep=True).findings if finding.code == "moved"]
+    table = catalog_at(copy).load_table("ns.t")
+    assert table.location().startswith(copy.root)
+    assert former not in table.metadata.model_dump_json()
+    assert all(task.file.file_path.startswith(copy.root) for task in table.scan().plan_files())
+    assert rows(copy) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    clean_up(Aging(copy, there))
+    assert len(rows(copy)) == 12
+
+
+def test_a_relocation_that_loses_a_race_is_planned_again(source: Aging, there: AgingStorage) -> None:
+    copy = copied(source.lake, there)
+    plan = maintenance.plan_relocation(copy)
+    append_rows(copy)
+    done = plan.execute()
+    assert (done.tables, done.version) == (("ns.t",), copy.latest_version())
+    assert rows(copy) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert maintenance.plan_relocation(copy).is_empty
+
+
+@pytest.mark.parametrize("is_ever_won", [True, False])
+def test_a_commit_between_what_relocation_writes_and_its_commit(
+    source: Aging, there: AgingStorage, monkeypatch: pytest.MonkeyPatch, is_ever_won: bool
+) -> None:
+    copy = copied(source.lake, there)
+    before = files(copy)
+    races = iter(range(1) if is_ever_won else range(relocate.MAX_ATTEMPTS))
+    write_relocated = relocate.write_relocated
+
+    def write_late(*arguments: Any) -> TableDef:
+        definition = write_relocated(*arguments)
+        if next(races, None) is not None:
+            append_rows(Lakehouse(there))
+        return definition
+
+    monkeypatch.setattr(relocate, "write_relocated", write_late)
+    plan = maintenance.plan_relocation(copy)
+    if is_ever_won:
+        assert plan.execute().version == copy.latest_version()
+        assert rows(copy) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    else:
+        with pytest.raises(CommitConflictError):
+            plan.execute()
+        assert len(rows(copy)) == 6 + 3 * relocate.MAX_ATTEMPTS
+    assert maintenance.plan_relocation(copy).is_empty == is_ever_won
+    assert {finding.code for finding in maintenance.verify(copy).findings} <= {"moved"}, "no file was left behind"
+    assert before <= files(copy)
+
+
+@pytest.mark.parametrize("level", ["minimal", "partial", "definitions", "full"])
+@pytest.mark.parametrize("source_first", [True, False])
+def test_source_and_copy_never_take_what_the_other_needs(
+    source: Aging, there: AgingStorage, level: str, source_first: bool
+) -> None:
+    chosen, definitions = ("partial", True) if level == "definitions" else (level, False)
+    maintenance.plan_export(source.lake, "dev", chosen, target=there.root, definitions=definitions).execute()
+    copy = Aging(Lakehouse(there), there)
+    before = files(source.lake)
+    append_rows(copy.lake)
+    assert files(source.lake) == before, "a write in a copy is one below its own root"
+    table_id = copy.lake.snapshot().table("ns", "t").id
+    assert owner_path(table_id) in files(copy.lake)
+    for aging in [source, copy] if source_first else [copy, source]:
+        clean_up(aging)
+        assert len(rows(source.lake)) >= len(ROWS) * 2
+        assert len(rows(copy.lake)) >= len(ROWS) * 3
+    for aging in (copy, source, copy):
+        clean_up(aging)
+    assert maintenance.verify(source.lake).is_clean
+    assert maintenance.verify(copy.lake).is_clean
+    assert len(rows(copy.lake)) == len(ROWS) * 6
+    assert maintenance.plan_relocation(copy.lake).is_empty
+
+
+def test_a_partial_export_of_a_managed_table_names_its_source(source: Aging, there: AgingStorage) -> None:
+    for level, expected in (("partial", [source.lake.root]), ("full", [])):
+        drop_all(Lakehouse(there))
+        maintenance.plan_export(source.lake, f"as {level}".replace(" ", "-"), level, target=there.root).execute()
+        assert [record.root for record in Lakehouse(there).snapshot().definition.sources] == expected
+
+
+@pytest.mark.parametrize("level", ["minimal", "partial", "definitions"])
+def test_a_copy_of_a_moved_lakehouse_reads_files_where_its_source_has_them(
+    lakes: Lakes, source: Aging, there: AgingStorage, level: str
+) -> None:
+    storage = lakes.storage("moved")
+    moved = Aging(copied(source.lake, storage), AgingStorage(storage, source.clock.now_ms()))
+    moved = Aging(Lakehouse(moved.clock), moved.clock)
+    drop_all(source.lake)
+    before = moved.lake.latest_version()
+    maintenance.plan_relocation(moved.lake).execute()
+    chosen, definitions = ("partial", True) if level == "definitions" else (level, False)
+    for name, version, target in (("before", before, there), ("after", None, lakes.storage("after"))):
+        plan = maintenance.plan_export(
+            moved.lake, name, chosen, version=version, target=target.root, definitions=definitions
+        )
+        plan.execute()
+        copy = Lakehouse(target)
+        assert rows(copy) == rows(moved.lake) == [1, 1, 2, 2, 3, 3]
+        assert {finding.code for finding in maintenance.verify(copy, deep=True).findings} <= {"orphans"}
+        assert maintenance.plan_relocation(copy).is_empty
+    copy, full = Aging(Lakehouse(there), there), lakes.storage("full")
+    append_rows(copy.lake)
+    for aging in (moved, copy, moved):
+        clean_up(aging)
+        assert maintenance.verify(copy.lake, deep=True).is_clean
+    maintenance.plan_export(copy.lake, "all", "full", target=full.root).execute()
+    expected = rows(copy.lake)
+    for lake in (moved.lake, copy.lake):
+        drop_all(lake)
+    assert rows(Lakehouse(full)) == expected == sorted([1, 2, 3] * 4)
+
+
+def test_where_a_moved_file_stands_is_asked_once(lakes: Lakes, source: Aging, there: AgingStorage) -> None:
+    moved = copied(source.lake, lakes.storage("moved"))
+    maintenance.plan_export(moved, "dev", "minimal", target=there.root).execute()
+    metered = MeteredStorage(there)
+    copy = Lakehouse(metered)
+    io = reading_io(copy)
+    (task, *_) = catalog_at(Lakehouse(there)).load_table("ns.t").scan().plan_files()
+    assert task.file.file_path.startswith(source.lake.root)
+    before = metered.snapshot().requests.get("stat", 0)
+    found = [io.location(task.file.file_path) for _ in range(3)]
+    assert set(found) == {task.file.file_path.replace(source.lake.root, moved.root)}
+    assert metered.snapshot().requests.get("stat", 0) - before == 1
+    assert {pickle.loads(pickle.dumps(io)).location(one) for one in found} == set(found)
+
+
+def test_a_definition_that_stands_in_another_lakehouse_keeps_its_place_in_further_copies(
+    lakes: Lakes, source: Aging, there: AgingStorage
+) -> None:
+    further = lakes.storage("further")
+    maintenance.plan_export(source.lake, "one", "partial", target=there.root).execute()
+    maintenance.plan_export(Lakehouse(there), "two", "partial", target=further.root, definitions=True).execute()
+    assert rows(Lakehouse(further)) == [1, 1, 2, 2, 3, 3]
+
+
+def test_a_first_write_that_fails_leaves_a_folder_that_is_known_for_the_copys_own(
+    source: Aging, there: AgingStorage
+) -> None:
+    maintenance.plan_export(source.lake, "dev", "partial", target=there.root).execute()
+    copy = Aging(Lakehouse(there), there)
+    transaction = catalog_at(copy.lake).load_table("ns.t").transaction()
+    transaction.append(ROWS)
+    table_id = copy.lake.snapshot().table("ns", "t").id
+    assert owner_path(table_id) in files(copy.lake)
+    with copy.lake.transaction() as txn:
+        txn.drop_table("ns", "t")
+    copy.clean_up()
+    assert not [path for path in files(copy.lake) if path.startswith("tables/")]
+
+
+def test_a_table_with_position_deletes_is_left_and_the_plan_says_what_to_do(source: Aging, there: AgingStorage) -> None:
+    make_later(source.lake, "dv", with_vectors=True)
+    copy = copied(source.lake, there)
+    plan = maintenance.plan_relocation(copy)
+    assert (plan.tables, list(plan.refused)) == (("ns.t",), ["ns.dv"])
+    assert "rewrite_data_files" in plan.refused["ns.dv"]
+    report = plan.execute()
+    assert (report.tables, report.refused) == (plan.tables, plan.refused)

@@ -1,0 +1,37 @@
+"""Random histories of a lakehouse and of what was copied from it, as files or by exports: nothing is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.maintenance.copy_world import Clock, CopyWorld
+from trinitylake_ops.storage import MemoryStorage
+
+pytestmark = pytest.mark.filterwarnings("ignore:Delete operation did not match any records")
+
+_STEPS = 25
+_SEEDS_EACH = 10
+
+
+def _run(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
+    clock = Clock()
+    monkeypatch.setattr(MemoryStorage, "now_ms", lambda _storage: clock.now_ms)
+    for seed in seeds:
+        world = CopyWorld(seed, clock)
+        try:
+            for _ in range(_STEPS):
+                world.step()
+            world.check_all()
+        finally:
+            world.close()
+
+
+@pytest.mark.parametrize("first", range(0, 40, _SEEDS_EACH))
+def test_nothing_that_is_needed_is_ever_gone(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    _run(monkeypatch, range(first, first + _SEEDS_EACH))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("first", range(40, 240, _SEEDS_EACH))
+def test_nothing_that_is_needed_is_ever_gone_in_200_more(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    _run(monkeypatch, range(first, first + _SEEDS_EACH))

@@ -1,0 +1,147 @@
+"""A lakehouse that names what lies elsewhere: nothing of it is read, copied or deleted unless somebody allowed it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.typedef import Record
+
+from tests.lakes import Lakes, allowing
+from tests.maintenance.aging import Aging
+from tests.maintenance.changes import ROWS, append_rows, create
+from trinitylake_ops import Lakehouse, TableDef, maintenance
+from trinitylake_ops.errors import LocationNotAllowedError
+from trinitylake_ops.format.node_file import decode_node, encode_node
+from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.tables.staging import plan_write, publish, stage_data_files
+
+SECRET = b"AWS_SECRET_ACCESS_KEY=hunter2\n"
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "id_rsa"
+    path.write_bytes(SECRET)
+    return path
+
+
+@pytest.fixture
+def lake(lakes: Lakes) -> Lakehouse:
+    return lakes.memory()
+
+
+def leaked(*lakehouses: Lakehouse) -> list[str]:
+    storages = [lake.storage for lake in lakehouses]
+    return [info.path for storage in storages for info in storage.list() if SECRET in storage.read(info.path)]
+
+
+def point_to(lake: Lakehouse, uri: str) -> None:
+    """Let the latest root say that the definition of the namespace ``ns`` is a file elsewhere."""
+    latest = lake.snapshot()
+    key = latest.keys.namespace_key("ns")
+    node = decode_node(lake.storage.read(latest.location), latest.location)
+    buffer = {**node.buffer, key: uri}
+    data = encode_node(replace(node, buffer=buffer), latest.definition.order, latest.definition.node_compression)
+    lake.storage.write(latest.location, data)
+
+
+@pytest.mark.parametrize("level", ["partial", "full"])
+def test_an_export_copies_no_file_that_a_pointer_names_elsewhere(lakes: Lakes, secret: Path, level: str) -> None:
+    storage = lakes.storage()
+    lake = Lakehouse.create(storage.root, storage=storage)
+    create(lake, "ns")
+    point_to(lake, f"file://{secret}")
+    opened = Lakehouse(lake.storage)
+    with pytest.raises(LocationNotAllowedError, match="--allow-root"):
+        maintenance.plan_export(opened, "nightly", level, definitions=level == "partial").execute()
+    with pytest.raises(LocationNotAllowedError):
+        opened.snapshot().namespace("ns")
+    assert leaked(lake) == []
+
+
+def add_file(lake: Lakehouse, uri: str) -> None:
+    """Let a managed table have a data file elsewhere."""
+    create(lake, "ns")
+    write = plan_write(lake, "ns", "t", ROWS.schema)
+    counts = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
+    unknown: dict[str, dict[int, int]] = {name: {} for name in counts}
+    absent = dict.fromkeys(("key_metadata", "split_offsets", "equality_ids", "sort_order_id"))
+    data_file = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=uri,
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        record_count=1,
+        file_size_in_bytes=len(SECRET),
+        **unknown,
+        **absent,
+    )
+    data_file.spec_id = 0
+    staged = stage_data_files(lake, write, [data_file])
+    with lake.transaction() as txn:
+        publish(txn, [staged])
+
+
+def test_an_export_copies_no_file_that_a_manifest_names_elsewhere(lakes: Lakes, secret: Path) -> None:
+    lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
+    target = lakes.storage("target")
+    add_file(lake, f"file://{secret}")
+    for name, where in (("here", None), ("away", target.root)):
+        with pytest.raises(LocationNotAllowedError, match="id_rsa"):
+            maintenance.plan_export(lake, name, "full", target=where).execute()
+    assert leaked(lake, Lakehouse(target)) == []
+    with pytest.raises(PermissionError), catalog_at(lake) as catalog:
+        catalog.load_table("ns.t").scan().to_arrow()
+
+
+def test_verify_tells_a_managed_table_that_names_a_place_elsewhere(lakes: Lakes, secret: Path) -> None:
+    lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
+    add_file(lake, f"file://{secret}")
+    report = maintenance.verify(lake, deep=True)
+    assert {(finding.code, finding.severity) for finding in report.findings} >= {("table-unreadable", "error")}
+    assert "id_rsa" in report.findings[0].message
+
+
+def test_what_a_table_of_others_may_share_stays_until_its_root_is_allowed(lakes: Lakes, tmp_path: Path) -> None:
+    aging = Aging.on(lakes.storage())
+    other = lakes.local("other")
+    append_rows(other)
+    append_rows(aging.lake)
+    location = other.snapshot().table("ns", "t").format_properties["metadata_location"]
+    maintenance.register_table(aging.lake, "ns", "theirs", other.root + location)
+    with aging.lake.transaction() as txn:
+        txn.drop_table("ns", "t")
+    allowed = replace(aging, lake=allowing(aging.lake, tmp_path))
+    aging.later()
+    allowed.expire()
+    aging.later()
+    before = {info.path for info in aging.clock.list("tables/")}
+    for clean_up in (aging.purge, aging.remove_orphans):
+        with pytest.raises(LocationNotAllowedError, match="nothing is deleted before its root is allowed"):
+            clean_up()
+    assert {info.path for info in aging.clock.list("tables/")} == before
+    report = maintenance.verify(aging.lake)
+    assert report.is_clean
+    assert any("--allow-root" in text for text in report.unchecked)
+    assert list(report.not_allowed) == ["ns.theirs"]
+    shown = [cell for column in report.table().columns for cell in column.cells]
+    assert sum("ns.theirs" in str(cell) and "--allow-root" in str(cell) for cell in shown) == 1
+    assert maintenance.verify(allowed.lake).not_allowed == {}
+    with pytest.raises(LocationNotAllowedError):
+        catalog_at(aging.lake).load_table("ns.theirs")
+    assert catalog_at(allowed.lake).load_table("ns.theirs").scan().to_arrow().num_rows == 3
+    allowed.purge()
+    assert {info.path for info in aging.clock.list("tables/")} < before
+
+
+def test_an_external_table_by_the_place_of_a_managed_one_elsewhere_is_not_taken_for_one_here(lake: Lakehouse) -> None:
+    create(lake, "ns")
+    location = "s3://elsewhere/tables/an-id/metadata/1.metadata.json"
+    with lake.transaction() as txn:
+        external = TableDef(table_type="EXTERNAL", format_properties={"metadata_location": location})
+        txn.create_table("ns", "t", external)
+    with pytest.raises(LocationNotAllowedError, match="'s3://elsewhere/tables/an-id/'"):
+        catalog_at(lake).load_table("ns.t")

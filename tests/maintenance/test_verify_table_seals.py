@@ -1,0 +1,153 @@
+"""Damage of every kind to every kind of file of tables that is written here: a deep verify without a record finds it.
+
+So does whoever writes the rows anew, or copies the files, before damage gets checksums of its own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.lakes import Lakes
+from tests.maintenance.changes import flip
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import CorruptFileError
+from trinitylake_ops.maintenance import Finding
+from trinitylake_ops.storage import Storage
+from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.tables.table_seals import check_table_file
+
+KINDS: dict[str, Callable[[str], bool]] = {
+    "data": lambda path: path.endswith(".parquet"),
+    "manifest": lambda path: path.endswith("-m0.avro"),
+    "manifest list": lambda path: "/snap-" in path,
+    "metadata": lambda path: path.rpartition("/")[2].startswith("00003-"),
+    "former metadata": lambda path: path.rpartition("/")[2].startswith(("00001-", "00002-")),
+}
+FLIPS = 30
+
+
+def rows(*ids: int) -> pa.Table:
+    return pa.table(
+        {"id": pa.array(ids, pa.int64()), "text": pa.array([f"text {number}" for number in ids], pa.string())}
+    )
+
+
+@pytest.fixture
+def lake(lakes: Lakes) -> Lakehouse:
+    """Two tables of three appends each."""
+    lake = lakes.memory()
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    for name in ("t", "u"):
+        table = catalog.create_table(f"ns.{name}", rows().schema)
+        for number in range(3):
+            table.append(rows(number, number + 1))
+    return lake
+
+
+def found(storage: Storage) -> Sequence[Finding]:
+    return maintenance.verify(Lakehouse(storage), deep=True, incremental=False).findings
+
+
+def paths_of(lake: Lakehouse, kind: str) -> list[str]:
+    return sorted(info.path for info in lake.storage.list("tables/") if KINDS[kind](info.path))
+
+
+def assert_found(lake: Lakehouse, *paths: str) -> None:
+    findings = [finding for finding in found(lake.storage) if finding.severity == "error"]
+    assert {finding.path for finding in findings} & set(paths), (paths, findings)
+
+
+def damage(lake: Lakehouse, kind: str, chance: random.Random, flips: int) -> None:
+    """Do all kinds of damage to files of one kind, one after the other."""
+    storage, paths = lake.storage, paths_of(lake, kind)
+    for _ in range(flips):
+        path = chance.choice(paths)
+        data = storage.read(path)
+        flipped = bytearray(data)
+        bit = chance.randrange(8 * len(data))
+        flipped[bit // 8] ^= 1 << bit % 8
+        storage.write(path, bytes(flipped))
+        assert_found(lake, path)
+        storage.write(path, data)
+    for _ in range(max(2, flips // 10)):
+        path = chance.choice(paths)
+        data = storage.read(path)
+        storage.write(path, data[: chance.randrange(len(data))])
+        assert_found(lake, path)
+        storage.delete(path)
+        assert_found(lake, path)
+        storage.write(path, data)
+        first, second = chance.sample(paths, 2)
+        contents = storage.read(first), storage.read(second)
+        storage.write(first, contents[1])
+        storage.write(second, contents[0])
+        assert_found(lake, first, second)
+        storage.write(first, contents[0])
+        storage.write(second, contents[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_damage_is_found_by_path(lake: Lakehouse, kind: str) -> None:
+    assert found(lake.storage) == ()
+    damage(lake, kind, random.Random(f"verify {kind}"), FLIPS)
+    assert found(lake.storage) == ()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_of_many_damages_is_found_by_path(lake: Lakehouse, kind: str) -> None:
+    damage(lake, kind, random.Random(f"soak {kind}"), 1000)
+
+
+def unsealed(storage: Storage, path: str) -> bytes:
+    """Write a data file as another program would: with checksums of pages, without seals. Returns its bytes."""
+    written = pa.BufferOutputStream()
+    table = pq.read_table(pa.BufferReader(storage.read(path)))
+    schema = {key: value for key, value in (table.schema.metadata or {}).items() if b"seal" not in key}
+    pq.write_table(table.replace_schema_metadata(schema), written, write_page_checksum=True, compression="zstd")
+    data = written.getvalue().to_pybytes()
+    storage.write(path, data)
+    return data
+
+
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_rows_of_a_damaged_file_are_not_written_anew(lake: Lakehouse, is_sealed: bool) -> None:
+    plan = maintenance.plan_compact_tables(lake, min_input_files=2)
+    path = paths_of(lake, "data")[0]
+    data = lake.storage.read(path) if is_sealed else unsealed(lake.storage, path)
+    chunk = pq.read_metadata(pa.BufferReader(data)).row_group(0).column(0)
+    end = chunk.data_page_offset + chunk.total_compressed_size
+    flip(lake.storage, path, end - 2)
+    before = {info.path for info in lake.storage.list()}
+    version = lake.latest_version()
+    with pytest.raises(CorruptFileError) as refused:
+        plan.execute()
+    assert path in refused.value.message
+    assert lake.latest_version() == version
+    assert {info.path for info in lake.storage.list()} == before
+
+
+@pytest.mark.parametrize("kind", ["data", "manifest", "manifest list", "metadata"])
+def test_a_damaged_file_is_not_copied(lake: Lakehouse, kind: str) -> None:
+    """Where decoding says nothing of it."""
+    path = paths_of(lake, kind)[0]
+    data = lake.storage.read(path)
+    at = data.index(b"seal") + len("seal") + 6 if kind != "data" else len(data) // 3
+    lake.storage.write(path, data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    with pytest.raises(CorruptFileError, match=path):
+        maintenance.plan_export(Lakehouse(lake.storage), "e", level="full").execute()
+
+
+def test_copies_are_sealed_with_their_own_names(lake: Lakehouse, lakes: Lakes) -> None:
+    target = lakes.storage("target")
+    maintenance.plan_export(lake, "e", target=target.root, level="full").execute()
+    copied = [info.path for info in target.list("tables/") if any(is_kind(info.path) for is_kind in KINDS.values())]
+    assert len(copied) >= 14
+    assert all(check_table_file(target.read(path), path) for path in copied)
+    assert found(target) == ()

@@ -1,0 +1,34 @@
+"""Each line of docs/threat-model.md names a test, and that test exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+_PROJECT = Path(__file__).resolve().parent.parent
+_TEXT = (_PROJECT / "docs" / "threat-model.md").read_text()
+_NAMED = re.compile(r"`(tests/[a-z0-9_/]+\.py)?(?:::(test_[a-z0-9_]+))?`")
+
+
+def _named() -> list[tuple[str, str]]:
+    """Return (file, test) of what the page names; ``::test`` alone is of the file named last."""
+    found, file = [], ""
+    for path, test in _NAMED.findall(_TEXT):
+        file = path or file
+        found.append((file, test))
+    return found
+
+
+@pytest.mark.parametrize(("file", "test"), _named())
+def test_what_the_page_names_exists(file: str, test: str) -> None:
+    text = (_PROJECT / file).read_text()
+    assert re.search(rf"^def {test}\(" if test else r"^def test_", text, re.MULTILINE)
+
+
+def test_every_line_on_what_is_tried_names_a_test() -> None:
+    tables = [part for part in _TEXT.split("\n## ") if part.startswith(("What a writer cannot", "What content"))]
+    lines = [line for part in tables for line in part.splitlines() if line.startswith("|")]
+    assert len(tables) == 2
+    assert [line for line in lines[2:] if "test" not in line and "---" not in line] == []

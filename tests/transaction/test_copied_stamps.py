@@ -1,0 +1,197 @@
+"""Another program carries system rows on that it does not know: of another version they are not believed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.clock import AgingStorage
+from tests.foreign import ForeignLake
+from tests.lakes import Lakes, seal, table
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.format.file_names import root_path
+from trinitylake_ops.format.node_file import (
+    COMMIT_ID,
+    COMMIT_INFO,
+    decode_commit_info,
+    decode_node,
+    encode_commit_info,
+    encode_node,
+)
+from trinitylake_ops.storage import Storage
+from trinitylake_ops.transaction.history import VersionInfo
+from trinitylake_ops.transaction.resolve import CommitResolution
+from trinitylake_ops.transaction.saved import version_of
+
+START_MS = 1_700_000_000_000
+MINUTE_MS = 60_000
+
+
+@pytest.fixture
+def clock(lakes: Lakes) -> AgingStorage:
+    return AgingStorage(lakes.storage(), START_MS)
+
+
+@pytest.fixture
+def lake(clock: AgingStorage) -> Lakehouse:
+    """Five versions, a minute apart, the last four by runs of ours."""
+    lake = Lakehouse.create(clock.root, storage=clock)
+    with lake.transaction(run_id="ours", message="first") as txn:
+        txn.create_namespace("ns")
+    for number in range(3):
+        clock.time_ms += MINUTE_MS
+        with lake.transaction(run_id="ours", message=f"number {number}", properties={"a": "b"}) as txn:
+            txn.create_table("ns", f"t{number}", table())
+    return lake
+
+
+def shown(lake: Lakehouse, version: int) -> VersionInfo:
+    return next(info for info in Lakehouse(lake.storage).history() if info.version == version)
+
+
+def says_nothing(info: VersionInfo) -> bool:
+    said = (info.commit_id, info.operation, info.message, info.run_id, info.user, info.members, info.properties)
+    return not any(said)
+
+
+def without_versions(storage: Storage, latest: int) -> None:
+    """Let all roots say what we once said: their stamps name no version."""
+    for version in range(latest + 1):
+        path = root_path(version)
+        node = decode_node(storage.read(path), path)
+        info = {name: said for name, said in decode_commit_info(node.system).items() if name != "version"}
+        system = {**node.system, COMMIT_INFO: encode_commit_info(info)}
+        storage.write(path, encode_node(replace(node, system=system), 128))
+
+
+def test_each_root_of_ours_names_its_version(lake: Lakehouse) -> None:
+    for version in range(5):
+        assert decode_commit_info(lake.snapshot(version).root.system)["version"] == version
+
+
+def test_the_log_does_not_attribute_a_version_of_another_program(lake: Lakehouse) -> None:
+    version = ForeignLake(lake.storage).commit_table("ns", "foreign", keeps_unknown=True)
+    assert says_nothing(shown(lake, version))
+    assert shown(lake, version - 1).run_id == "ours"
+    assert COMMIT_ID not in Lakehouse(lake.storage).snapshot().root.system
+
+
+@pytest.mark.parametrize("target", [1, 3])
+def test_nor_a_rollback_of_another_program(lake: Lakehouse, target: int) -> None:
+    version = ForeignLake(lake.storage).rollback(target, keeps_unknown=True)
+    assert says_nothing(shown(lake, version))
+    assert shown(lake, version).rollback_from == version - 1
+
+
+def test_a_carried_rollback_row_makes_no_rollback(lake: Lakehouse) -> None:
+    foreign = ForeignLake(lake.storage)
+    rollback = foreign.rollback(2, keeps_unknown=True)
+    version = foreign.commit_table("ns", "foreign", keeps_unknown=True)
+    assert shown(lake, rollback).rollback_from == rollback - 1
+    assert shown(lake, version).rollback_from is None
+
+
+@pytest.mark.parametrize("keeps_unknown", [False, True])
+def test_time_travel_finds_the_version_of_then_beside_a_clock_that_is_behind(
+    lake: Lakehouse, clock: AgingStorage, keeps_unknown: bool
+) -> None:
+    foreign = ForeignLake(lake.storage, behind_ms=2 * MINUTE_MS + MINUTE_MS // 2)
+    foreign.commit_table("ns", "foreign", keeps_unknown=keeps_unknown)
+    at_ms = START_MS + MINUTE_MS // 2 + 1
+    assert Lakehouse(clock).snapshot(timestamp=at_ms).version == 1
+
+
+def test_ours_on_top_is_younger_than_all_before_it(lake: Lakehouse, clock: AgingStorage) -> None:
+    newest_ms = lake.snapshot().created_at_ms
+    ForeignLake(lake.storage, behind_ms=MINUTE_MS).commit_table("ns", "foreign", keeps_unknown=True)
+    clock.time_ms = START_MS
+    with Lakehouse(clock).transaction() as txn:
+        txn.create_namespace("more")
+    assert Lakehouse(clock).snapshot().created_at_ms > newest_ms
+
+
+def test_a_carried_id_is_no_answer_to_what_became_of_a_commit(lake: Lakehouse) -> None:
+    latest = next(lake.history(1))
+    assert latest.commit_id is not None
+    version = ForeignLake(lake.storage).commit_table("ns", "foreign", keeps_unknown=True)
+    fresh = Lakehouse(lake.storage)
+    assert fresh.resolve_commit(version, latest.commit_id) == CommitResolution.LOST
+    assert fresh.resolve_commit(version - 1, latest.commit_id) == CommitResolution.COMMITTED
+
+
+def test_a_transaction_is_found_in_the_version_that_has_it(lake: Lakehouse) -> None:
+    (member,) = next(lake.history(1)).members
+    latest = lake.latest_version()
+    ForeignLake(lake.storage).commit_table("ns", "foreign", keeps_unknown=True)
+    assert version_of(lake.files, member, latest - 1, latest + 1) == latest
+    assert version_of(lake.files, member, latest, latest + 1) is None
+
+
+def test_a_saved_transaction_goes_on_from_a_version_of_another_program(lake: Lakehouse) -> None:
+    version = ForeignLake(lake.storage).commit_table("ns", "foreign", keeps_unknown=True)
+    fresh = Lakehouse(lake.storage)
+    txn = fresh.transaction()
+    txn.create_namespace("saved")
+    with fresh.resume_transaction(txn.save()) as resumed:
+        assert resumed.base.version == version
+    assert fresh.snapshot().has_namespace("saved")
+
+
+def test_a_sealed_root_names_its_version_and_one_of_another_program_says_nothing(lake: Lakehouse) -> None:
+    version = ForeignLake(lake.storage).commit_table("ns", "foreign", keeps_unknown=True)
+    with Lakehouse(lake.storage).transaction() as txn:
+        txn.create_namespace("more")
+    for sealed in (version - 1, version):
+        seal(lake, sealed)
+    assert shown(lake, version - 1).commit_id is not None
+    assert says_nothing(shown(lake, version))
+    # Nor where another program puts the sealed root of one version in the place of another.
+    lake.storage.write(root_path(version), lake.storage.read(root_path(version - 1)))
+    assert says_nothing(shown(lake, version))
+
+
+def test_the_root_of_an_export_says_what_its_source_says(lake: Lakehouse) -> None:
+    maintenance.plan_export(lake, "ours").execute()
+    ForeignLake(lake.storage).commit_table("ns", "foreign", keeps_unknown=True)
+    fresh = Lakehouse(lake.storage)
+    version = fresh.latest_version()
+    maintenance.plan_export(fresh, "theirs").execute()
+    ours, theirs = (fresh.snapshot(name) for name in ("ours", "theirs"))
+    assert decode_commit_info(ours.root.system)["version"] == ours.version
+    assert theirs.version == version
+    assert COMMIT_ID not in theirs.root.system
+
+
+@pytest.mark.parametrize("limit", [None, 2])
+def test_stamps_from_before_they_named_their_version_are_believed_but_not_twice(
+    lake: Lakehouse, limit: int | None
+) -> None:
+    latest = lake.latest_version()
+    without_versions(lake.storage, latest)
+    fresh = Lakehouse(lake.storage)
+    assert [info.run_id for info in fresh.history()] == ["ours"] * latest + [None]
+    ForeignLake(lake.storage).commit_table("ns", "foreign", keeps_unknown=True)
+    newest, before = list(Lakehouse(lake.storage).history(limit))[:2]
+    assert says_nothing(newest)
+    assert before.run_id == "ours"
+
+
+def test_an_older_program_of_ours_that_follows_is_believed(lake: Lakehouse) -> None:
+    """It writes a stamp of its own, without a version."""
+    latest = lake.latest_version()
+    path = root_path(latest)
+    node = decode_node(lake.storage.read(path), path)
+    info = {name: said for name, said in decode_commit_info(node.system).items() if name != "version"}
+    system = {**node.system, COMMIT_INFO: encode_commit_info(info)}
+    lake.storage.write(path, encode_node(replace(node, system=system), 128))
+    assert shown(lake, latest).run_id == "ours"
+
+
+@pytest.mark.parametrize("version", ["4", 4.0, True, None, [4], 10**30])
+def test_what_is_no_version_is_not_believed(lake: Lakehouse, version: object) -> None:
+    path = root_path(4)
+    node = decode_node(lake.storage.read(path), path)
+    said = encode_commit_info({**decode_commit_info(node.system), "version": version})
+    lake.storage.write(path, encode_node(replace(node, system={**node.system, COMMIT_INFO: said}), 128))
+    assert says_nothing(shown(lake, 4))

@@ -1,0 +1,101 @@
+"""Where the process begins: signals and failing streams end it tidily from the first moment, before Arrow loads."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+_STDERR = 2
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: whatever an interrupt closes on its way out is closed."""
+
+
+def main() -> NoReturn:
+    """Run the command line, and end the process with its exit code."""
+    # While modules load nothing is open that would have to be closed, and some of them lose an exception.
+    signal.signal(signal.SIGINT, _leave)
+    signal.signal(signal.SIGTERM, _leave)
+    _open_missing_streams()
+    sys.stderr = io.TextIOWrapper(
+        _Forgiving(), encoding=sys.stderr.encoding, errors="backslashreplace", write_through=True
+    )
+    from trinitylake_ops.cli.app import run
+
+    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        code = run()
+    except Terminated:  # between what `run` catches
+        code = _exit_code(signal.SIGTERM)
+    except KeyboardInterrupt:
+        code = _exit_code(signal.SIGINT)
+    # Python waits for threads of ours when it exits; whoever does not want to wait for them gets out.
+    signal.signal(signal.SIGINT, _leave)
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):  # said by now; at exit it would become another code and a traceback
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(code)
+
+
+class _Forgiving(io.BufferedIOBase):
+    """Standard error, which loses what it cannot write: that nobody listens is no failure of a command."""
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return _STDERR
+
+    def isatty(self) -> bool:
+        return os.isatty(_STDERR)
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        while rest:
+            try:
+                rest = rest[os.write(_STDERR, rest) :]
+            except OSError:
+                break
+        return size
+
+
+def _exit_code(number: int) -> int:
+    return 128 + number
+
+
+def _leave(number: int, _frame: FrameType | None) -> NoReturn:
+    what = b"terminated" if number == signal.SIGTERM else b"interrupted"
+    _Forgiving().write(b"Error: %s\n" % what)
+    os._exit(_exit_code(number))
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise Terminated
+
+
+def _open_missing_streams() -> None:
+    """Put what gives and takes nothing in the place of streams that are closed.
+
+    Else the next file that is opened gets their number, and what is printed goes into it.
+    """
+    for number, mode in ((0, os.O_RDONLY), (1, os.O_WRONLY), (_STDERR, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open(os.devnull, mode), number)
+    if sys.stdout is None:
+        sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), encoding="utf-8")
+    if sys.stderr is None:
+        sys.stderr = io.TextIOWrapper(io.FileIO(_STDERR, "w", closefd=False), encoding="utf-8")

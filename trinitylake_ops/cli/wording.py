@@ -1,0 +1,51 @@
+"""What errors and warnings say on a terminal: on one line, without credentials, and with little of a long input."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TextIO
+
+from trinitylake_ops.maintenance.report import visible
+from trinitylake_ops.storage.options import redact_assignments
+
+#: Of any input no message repeats more characters than that.
+LONGEST_ECHO_CHARS = 200
+_SHOWN_CHARS = 60
+# Quoted, as repr() does it; or without a space, as names of tables and paths are where they are not quoted.
+_LONG = re.compile(
+    rf"""(?<!\w)(?P<quote>['"])(?:\\.|(?!(?P=quote))[^\\]){{{LONGEST_ECHO_CHARS - 1},}}(?P=quote)(?!\w)"""
+    rf"""|\S{{{LONGEST_ECHO_CHARS + 1},}}"""
+)
+
+
+def said(message: str) -> str:
+    """Return a message as it is printed: one line, invisible characters as escapes, long inputs cut in their middle."""
+    return _LONG.sub(_cut, visible(redact_assignments(" ".join(message.splitlines()))))
+
+
+def _cut(long: re.Match[str]) -> str:
+    text = long[0]
+    return f"{text[:_SHOWN_CHARS]}... {len(text) - 2 * _SHOWN_CHARS} more ...{text[-_SHOWN_CHARS:]}"
+
+
+class SaidFormatter(logging.Formatter):
+    """Formats warnings as errors are printed: of what went wrong with it the message, and no traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        record.message = record.getMessage()
+        text = self.formatMessage(record)
+        error = record.exc_info[1] if record.exc_info else None
+        return said(text if error is None else f"{text}: {str(error) or type(error).__name__}")
+
+
+def log_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Log what a library warns of, in the place of ``warnings.showwarning``, which prints it as it is."""
+    logging.getLogger("py.warnings").warning("%s", message)

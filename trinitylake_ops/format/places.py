@@ -1,0 +1,201 @@
+"""Where the files that a lakehouse's content names may be read (docs/protocol.md, "Which places may be read").
+
+Whoever can write into a lakehouse can put any location into a pointer, a definition or a manifest. So content
+never decides by itself what is read: a location must lie where this module says.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from trinitylake_ops.errors import InvalidInputError, InvalidLocationError, LocationNotAllowedError
+from trinitylake_ops.format.definitions import LakehouseDef, SourceRecord
+from trinitylake_ops.format.file_names import TABLES_PREFIX, is_immutable_path
+from trinitylake_ops.format.locations import as_uri, is_uri, normalize_root_uri
+
+_LOCAL_SCHEMES = frozenset({"file", "memory"})
+_TABLE_FILE = re.compile(rf"{TABLES_PREFIX}[^/]+/.+", re.DOTALL)
+_MOVED_TABLE_FILE = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://.*?/({TABLES_PREFIX}[^/]+/.+)", re.DOTALL)
+_TABLE_FOLDER = re.compile(rf"(.*?/{TABLES_PREFIX}[^/]+/|.*/)(?:metadata|data)/.*", re.DOTALL)
+_LONGEST_SHOWN_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A file by the root under which it is read, and its path there.
+
+    ``is_moved`` says that content named it elsewhere, and that it is read at its own place; ``is_writable`` that
+    files may be written and deleted there.
+    """
+
+    root: str
+    path: str
+    is_moved: bool = False
+    is_writable: bool = False
+
+
+class NamedRoots:
+    """The roots that definitions of one lakehouse name: noted as they are read, shared by all that reads it.
+
+    Names of what a lakehouse holds may be read there, and nothing else. ``sources`` are those of a copy, in their
+    order, ``targets`` those where exports went. ``copy_id`` is the id of a lakehouse that has sources, ``claimed`` are
+    the ids of tables whose folders are known to have its owner file. Safe to use from several threads.
+    """
+
+    def __init__(
+        self,
+        table_roots: tuple[str, ...] = (),
+        sources: tuple[str, ...] = (),
+        targets: tuple[str, ...] = (),
+        copy_id: str = "",
+        claimed: frozenset[str] = frozenset(),
+    ):
+        self._lock = threading.Lock()
+        self.table_roots = table_roots
+        self.sources = sources
+        self.targets = targets
+        self.copy_id = copy_id
+        self.claimed = claimed
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (NamedRoots, (self.table_roots, self.sources, self.targets, self.copy_id, self.claimed))
+
+    def note(self, definition: LakehouseDef) -> None:
+        """Add what a definition names: its table root, the sources of a copy, and where exports went."""
+        sources = [record.root for record in definition.sources]
+        targets = [record.target_uri for record in definition.exports if record.target_uri]
+        if not sources and not targets and not definition.table_root:
+            return
+        with self._lock:
+            self.table_roots = _with_roots(self.table_roots, [definition.table_root] if definition.table_root else [])
+            self.sources = _with_roots(self.sources, sources)
+            self.targets = _with_roots(self.targets, targets)
+            self.copy_id = definition.id if sources else self.copy_id
+
+    def note_claimed(self, table_id: str) -> None:
+        """Note that the folder of a table has the owner file of the lakehouse."""
+        with self._lock:
+            self.claimed |= {table_id}
+
+
+def _with_roots(known: tuple[str, ...], named: Iterable[str]) -> tuple[str, ...]:
+    roots = list(known)
+    for uri in named:
+        try:
+            root = normalize_root_uri(uri)
+        except InvalidLocationError:  # of no use to anybody, and refused where it is used
+            continue
+        if root not in roots:
+            roots.append(root)
+    return tuple(roots)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What may be read beyond the root of a lakehouse.
+
+    ``given`` are roots that a caller passed, ``allowed`` those that the operator did: all below them may be read, and
+    below the latter also written. ``names`` are those that content names, where only names of a lakehouse count, and
+    never a local file for a lakehouse that is not local. With ``follows_moves`` the file of a table of any other
+    lakehouse is taken for the one of the same path here: this is what a copy of all files leaves.
+    """
+
+    root: str
+    names: NamedRoots
+    allowed: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
+    follows_moves: bool = True
+
+    def strict(self) -> Places:
+        """Return the same places, without taking any file for one of the same path here."""
+        return replace(self, follows_moves=False)
+
+    def find(self, location: str) -> Place:
+        """Return where a location, a URI, is read. Raises InvalidLocationError, LocationNotAllowedError."""
+        uri = as_uri(location)
+        if not is_uri(uri):
+            raise InvalidLocationError(f"{_shown(location)} is no URI", path=_cut(location))
+        return self.known(uri) or self._moved(uri) or self._refused(uri)
+
+    def known(self, location: str) -> Place | None:
+        """Return where a location is read that lies under a root which is known, None for any other."""
+        uri = as_uri(location)
+        if uri.startswith(self.root):
+            return Place(self.root, uri.removeprefix(self.root), is_writable=True)
+        for root in self.given:
+            if uri.startswith(root):
+                return Place(root, uri.removeprefix(root))
+        for root in self.allowed:
+            if uri.startswith(root):
+                return Place(root, uri.removeprefix(root), is_writable=True)
+        return self._named(uri)
+
+    def _named(self, uri: str) -> Place | None:
+        for root in self.names.table_roots:
+            path = uri.removeprefix(root)
+            if path != uri and _TABLE_FILE.fullmatch(path) and self.may_be_named(root):
+                return Place(root, path, is_writable=True)
+        for root in (*self.names.sources, *self.names.targets):
+            path = uri.removeprefix(root)
+            if path != uri and self.may_be_named(root) and (_TABLE_FILE.fullmatch(path) or is_immutable_path(path)):
+                return Place(root, path)
+        return None
+
+    def in_sources(self, moved: Place) -> list[Place]:
+        """Return where a file of a table may stand that is not at its own place: a source may have been moved, too."""
+        return [Place(root, moved.path) for root in self.names.sources if self.may_be_named(root)]
+
+    def may_be_named(self, root: str) -> bool:
+        """Whether content may name this root: one of this machine only for a lakehouse that is there, too."""
+        is_local = root.partition("://")[0] in _LOCAL_SCHEMES
+        return not is_local or self.root.partition("://")[0] in _LOCAL_SCHEMES
+
+    def check_root(self, root: str) -> None:
+        """Raise LocationNotAllowedError for the root of another lakehouse that content may not name."""
+        if not self.may_be_named(root) and not any(root.startswith(known) for known in (*self.allowed, *self.given)):
+            self._refused(root)
+
+    def _moved(self, uri: str) -> Place | None:
+        match = _MOVED_TABLE_FILE.fullmatch(uri) if self.follows_moves else None
+        return Place(self.root, match[1], is_moved=True) if match else None
+
+    def _refused(self, uri: str) -> Place:
+        match = _TABLE_FOLDER.fullmatch(uri)
+        folder = match[1] if match else uri[: uri.rindex("/") + 1]
+        raise LocationNotAllowedError(
+            f"{_shown(uri)} lies beyond the lakehouse at {self.root}, which alone does not make it readable: if you"
+            f" trust whoever writes this lakehouse with it, allow a root that holds it, such as {_shown(folder)}, by"
+            " --allow-root, TRINITYLAKE_ALLOWED_ROOTS, or the storage option 'allowed_roots'",
+            path=_cut(uri),
+        )
+
+
+def allowed_roots(text: str) -> tuple[str, ...]:
+    """Return the roots that the operator allows, of an option's text. Raises InvalidInputError."""
+    roots = []
+    for uri in text.split():
+        try:
+            roots.append(normalize_root_uri(uri))
+        except InvalidLocationError as error:
+            raise InvalidInputError(f"the option 'allowed_roots': {error.message}") from error
+    return tuple(dict.fromkeys(roots))
+
+
+def sources_of_copy(root: str, source: LakehouseDef, version: int) -> tuple[SourceRecord, ...]:
+    """Return the lakehouses from which one reads that is made of a version of ``source`` without copying all of it."""
+    own = SourceRecord(root=root, lakehouse_id=source.id, version=version)
+    table_root = (normalize_root_uri(source.table_root),) if source.table_root else ()
+    roots = {record.root: record for record in source.sources}
+    roots.update((uri, replace(own, root=uri)) for uri in table_root)
+    return (own, *(record for uri, record in roots.items() if uri != root))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_SHOWN_CHARS else f"{text[:_LONGEST_SHOWN_CHARS]}..."
+
+
+def _shown(text: str) -> str:
+    return repr(_cut(text))

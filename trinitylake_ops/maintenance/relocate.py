@@ -1,0 +1,197 @@
+"""Relocating: after a lakehouse's files were copied or moved, its tables' metadata names the place where it is now.
+
+All tables of the latest version get new metadata files, manifest lists and manifests in one commit; no data file is
+copied. Older versions stay as they are: they are readable without it, as is the latest one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rich.table import Table
+
+from trinitylake_ops.errors import CommitConflictError, CommitOutcomeUnknownError, TrinityLakeError
+from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.maintenance.defined_tables import defined, tables_of
+from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, Plan, digest_of, new_table
+from trinitylake_ops.maintenance.survey import on_latest
+from trinitylake_ops.maintenance.table_reach import iceberg_metadata
+from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.tables.file_io import reading_io, writing_io
+from trinitylake_ops.tables.relocating import DELETES_REMEDY, MovedFiles, moved_files, write_relocated
+from trinitylake_ops.transaction.commit import discard
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.snapshot import Snapshot
+
+MAX_ATTEMPTS = 5
+
+_OPERATION = "relocate"
+
+
+@dataclass(frozen=True, slots=True)
+class MovedTable:
+    """A table whose files name the place where its lakehouse stood before; ``files`` are written anew."""
+
+    namespace: str
+    table: str
+    table_id: str
+    definition_location: str
+    files: MovedFiles
+
+    @property
+    def name(self) -> str:
+        """Namespace and table."""
+        return f"{self.namespace}.{self.table}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelocationPlan(Plan):
+    """The tables that would get metadata for the place of the lakehouse, and ``refused`` ones with the reasons."""
+
+    base_version: int
+    tables: tuple[str, ...]
+    refused: dict[str, str]
+    files: int
+    _moved: tuple[MovedTable, ...] = field(repr=False, compare=False)
+    _lake: Lakehouse = field(repr=False, compare=False)
+
+    @property
+    def digest(self) -> str:
+        """Return ``<base version>-<sha256>`` over all tables and their metadata files."""
+        content = [[one.name, one.table_id, one.files.metadata] for one in self._moved]
+        return digest_of(self.base_version, _OPERATION, content, sorted(self.refused))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no table would be relocated."""
+        return not self.tables
+
+    def table(self) -> Table:
+        """Return one row for each table."""
+        rows: list[tuple[object, ...]] = [(one.name, one.files.count, "") for one in self._moved]
+        rows += [(name, "", f"left: {reason}") for name, reason in self.refused.items()]
+        title = f"Relocation of version {self.base_version}: {self.files:,} files of {len(self.tables):,} tables"
+        return new_table(title, "table", "files to write", "", rows=rows)
+
+    def execute(self, approved_digest: str | None = None) -> RelocationReport:
+        """Write the tables' new metadata and point to all of it in one commit; nothing is committed for no table.
+
+        It is planned again whenever a concurrent commit touched a table. Raises PlanChangedError when an approved
+        digest is not that of the new plan, CommitConflictError after MAX_ATTEMPTS, what planning raises and what a
+        commit raises. Files of a failed attempt are deleted, best effort.
+        """
+        metered = MeteredLakehouse(self._lake)
+        plan = plan_relocation(metered.lake)
+        if approved_digest is not None:
+            plan.check_approved(approved_digest)
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            try:
+                version = _commit(metered.lake, plan._moved) if plan.tables else plan.base_version
+            except CommitConflictError:
+                if attempt == MAX_ATTEMPTS:
+                    raise
+                plan = plan_relocation(metered.lake)
+                continue
+            return RelocationReport(
+                version=version, tables=plan.tables, refused=plan.refused, files=plan.files, cost=metered.cost()
+            )
+        raise AssertionError("the last attempt returns or raises")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelocationReport(Document):
+    """What was relocated; ``version`` holds it, the latest version of then where there was nothing to do."""
+
+    version: int
+    tables: tuple[str, ...]
+    refused: dict[str, str]
+    files: int
+    cost: Cost
+
+    def table(self) -> Table:
+        """Return one row for each table."""
+        rows = [*(("relocated", name) for name in self.tables), *(("left", name) for name in self.refused)]
+        done = f"committed as version {self.version}" if self.tables else f"nothing to do, version {self.version}"
+        return new_table(f"Relocation, {done}: {self.files:,} files written", "", "table", rows=rows)
+
+
+def plan_relocation(lake: Lakehouse) -> RelocationPlan:
+    """Plan to write the metadata of all tables of the latest version for the place of the lakehouse; reads only.
+
+    Tables with position deletes are refused by name. Raises CorruptFileError and other StorageErrors.
+    """
+    return on_latest(lake, lambda base: _plan(lake, base))
+
+
+def moved_tables(lake: Lakehouse, base: Snapshot) -> list[MovedTable]:
+    """Return the MANAGED Iceberg tables of a version that name the place where the lakehouse stood before.
+
+    Raises CorruptFileError and other StorageErrors.
+    """
+    io = reading_io(lake)
+
+    def look(definition: TableDef) -> MovedFiles | None:
+        is_ours = definition.is_managed and iceberg_metadata(definition)
+        return moved_files(definition, io) if is_ours else None
+
+    found = []
+    for entries in defined(base, tables_of(base)):
+        moved = run_parallel(in_one_round(look), [definition for _, _, definition in entries], lake.storage.concurrency)
+        found += [
+            MovedTable(name.namespace, name.table or "", definition.id, location, files)
+            for (name, location, definition), files in zip(entries, moved, strict=True)
+            if files is not None
+        ]
+    return found
+
+
+def _plan(lake: Lakehouse, base: Snapshot) -> RelocationPlan:
+    found = moved_tables(lake, base)
+    moved = tuple(one for one in found if one.files.deletes is None)
+    return RelocationPlan(
+        base_version=base.version,
+        tables=tuple(one.name for one in moved),
+        refused={
+            one.name: f"its position deletes name data files by their paths ({one.files.deletes!r}); {DELETES_REMEDY}"
+            for one in found
+            if one.files.deletes is not None
+        },
+        files=sum(one.files.count for one in moved),
+        _moved=moved,
+        _lake=lake,
+    )
+
+
+def _commit(lake: Lakehouse, tables: Sequence[MovedTable]) -> int:
+    """Write the new files and commit; raises CommitConflictError when the plan is out of date."""
+    written: list[str] = []
+    io = writing_io(lake)
+    try:
+        with lake.transaction(message=f"{len(tables)} tables", operation=_OPERATION) as txn:
+            changed = [
+                one.name
+                for one in tables
+                if txn.base.entry(txn.keys.table_key(one.namespace, one.table)) != one.definition_location
+            ]
+            if changed:
+                raise CommitConflictError(
+                    f"{len(changed)} tables changed since the relocation was planned, such as {changed[0]}",
+                    conflicts=tuple(f"table {name}: changed since the plan" for name in changed),
+                    latest_version=txn.base.version,
+                )
+            base = txn.base
+
+            def write(one: MovedTable) -> TableDef:
+                return write_relocated(base.table_at(one.definition_location), one.files, io, written.append)
+
+            definitions = run_parallel(in_one_round(write), tables, lake.storage.concurrency)
+            for one, definition in zip(tables, definitions, strict=True):
+                txn.alter_table(one.namespace, one.table, definition)
+    except CommitOutcomeUnknownError:
+        raise
+    except TrinityLakeError:
+        discard(lake.storage, written)  # typed errors say that nothing was committed
+        raise
+    assert txn.committed_version is not None
+    return txn.committed_version

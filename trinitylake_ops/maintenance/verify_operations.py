@@ -1,0 +1,56 @@
+"""Checking the files that no version names: those of operations, and the owner files of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from trinitylake_ops.errors import FileMissingError, StorageError
+from trinitylake_ops.format.definitions import SavedTransaction
+from trinitylake_ops.format.file_names import OPERATIONS_PREFIX, TABLES_PREFIX
+from trinitylake_ops.format.sealed_json import decode_sealed_json
+from trinitylake_ops.maintenance.plan_file import PlanFile
+from trinitylake_ops.maintenance.verify_report import Findings
+from trinitylake_ops.maintenance.verify_storage import KnownFilesStorage
+from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo
+from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.tables.ownership import OWNER_NAME, read_owner
+
+_BATCH = 256
+
+
+def check_operation_files(known: KnownFilesStorage, listing: Mapping[str, FileInfo], findings: Findings) -> None:
+    """Read all such files that stand, and report those that are damaged or in the place of another one."""
+    paths = sorted(path for path in listing if _decoder_of(path) is not None)
+    for start in range(0, len(paths), _BATCH):
+        batch = paths[start : start + _BATCH]
+        errors = run_parallel(lambda path: _error_in(known, path), batch, known.concurrency)
+        for path, error in zip(batch, errors, strict=True):
+            if error is not None:
+                findings.error("operation-file-damaged", error.message, path, None)
+
+
+def _error_in(known: KnownFilesStorage, path: str) -> StorageError | None:
+    decode = _decoder_of(path)
+    assert decode is not None
+    try:
+        data = known.read(path)
+        decode(data, path)
+    except FileMissingError:  # its operation has ended since the listing
+        return None
+    except StorageError as error:
+        return error
+    known.count_checksum(path, data)
+    return None
+
+
+def _decoder_of(path: str) -> Callable[[bytes, str], object] | None:
+    """Return what reads such a file; None for others, and for records of verify, which it reads anyway."""
+    if path.startswith(TABLES_PREFIX) and path.endswith(f"/{OWNER_NAME}"):
+        return read_owner
+    if not path.startswith(OPERATIONS_PREFIX) or path.startswith(TEMPORARY_PREFIX):
+        return None
+    if path.endswith(".binpb"):
+        return SavedTransaction.from_bytes
+    if path.startswith(f"{OPERATIONS_PREFIX}plan-"):
+        return PlanFile.from_bytes
+    return decode_sealed_json if path.endswith(".json") else None

@@ -1,0 +1,89 @@
+"""Properties of Iceberg tables that name code, or places of files: none of them is believed.
+
+pyiceberg imports the class that ``write.py-location-provider.impl`` names, and engines on Java load classes by
+properties of the same kind. Whoever may write a JSON file into a lakehouse must not say what its readers run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from pyiceberg.table.locations import LocationProvider, ObjectStoreLocationProvider, SimpleLocationProvider
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.name_mapping import parse_mapping_from_json
+
+from trinitylake_ops.errors import InvalidDefinitionError
+
+#: Properties that would put files beyond the table's own prefix.
+PATH_PROPERTIES = ("write.data.path", "write.metadata.path", "write.folder-storage.path", "write.object-storage.path")
+
+#: How names of properties end whose values engines load as a class, such as ``write.py-location-provider.impl``,
+#: ``encryption.kms-impl`` and ``client.factory``.
+_CODE_ENDING = re.compile(r"(?:^|[.-])(?:impl|factory)\Z")
+#: Parquet's Java library loads its factories of keys by these; a signer signs requests at an address of its own.
+_CODE_PREFIXES = ("parquet.crypto.", "parquet.encryption.", "s3.signer")
+#: How names of properties end whose values pyiceberg makes a whole number of, without asking whether it is one.
+_NUMBER_ENDING = re.compile(r"(-bytes|-ms|-limit|num-retries|-level|-max|min-count-to-merge|snapshots-to-keep)\Z")
+_NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
+_LEVEL = re.compile(r"-?[0-9]{1,2}", re.ASCII)  # of compression
+_METRICS = "write.metadata.metrics."
+_METRICS_MODE = re.compile(r"\s*(?:none|counts|full|truncate\([1-9][0-9]{0,8}\))\s*", re.ASCII | re.IGNORECASE)
+_NAME_MAPPING = "schema.name-mapping.default"
+_OBJECT_STORE = "write.object-storage.enabled"
+
+
+def names_code(name: str) -> bool:
+    """Whether an engine may load the value of a property as code."""
+    folded = name.strip().casefold()
+    return folded.startswith(_CODE_PREFIXES) or _CODE_ENDING.search(folded) is not None
+
+
+def naming_code(names: Iterable[str]) -> tuple[str, ...]:
+    """Return those of some properties' names whose values may be loaded as code, in order."""
+    return tuple(sorted(name for name in names if names_code(name)))
+
+
+def meaningless(properties: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of properties of Iceberg's whose values nobody can use: pyiceberg fails by them, untyped."""
+    return tuple(name for name, value in properties.items() if not _has_meaning(name, value))
+
+
+def _has_meaning(name: str, value: str) -> bool:
+    if name.startswith(_METRICS) and (name.endswith(".default") or ".column." in name):
+        return _METRICS_MODE.fullmatch(value) is not None
+    if name == _NAME_MAPPING:
+        return _is_name_mapping(value)
+    if name.startswith(("write.", "commit.", "history.")) and _NUMBER_ENDING.search(name):
+        return (_LEVEL if name.endswith("-level") else _NUMBER).fullmatch(value) is not None
+    return True
+
+
+def _is_name_mapping(text: str) -> bool:
+    try:
+        parse_mapping_from_json(text)
+    except Exception:  # noqa: BLE001 - of what is no mapping its validators raise anything at all
+        return False
+    return True
+
+
+def check_names_no_code(names: Iterable[str]) -> None:
+    """Raise InvalidDefinitionError when a property names code."""
+    if found := naming_code(names):
+        raise InvalidDefinitionError(
+            f"property {found[0][:100]!r} cannot be set: no property of a table may name code that others would run;"
+            " leave it out"
+        )
+
+
+def without_code(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return properties without those that name code."""
+    return {name: value for name, value in properties.items() if not names_code(name)}
+
+
+def location_provider(metadata: TableMetadata) -> LocationProvider:
+    """Return what chooses the places of a table's new files: one of pyiceberg's own two, never one by name."""
+    properties = without_code(metadata.properties)
+    is_hashed = properties.get(_OBJECT_STORE, "").lower() == "true"
+    provider = ObjectStoreLocationProvider if is_hashed else SimpleLocationProvider
+    return provider(metadata.location.rstrip("/"), properties)
