@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.faults import DeathError, FaultyStorage, fail
-from tests.lakes import Lakes
+from tests.lakes import Lakes, allowing
 from tests.tables.test_catalog import SCHEMA, ids_of, rows
 from tests.tables.test_data_files import FLIGHTS, flights
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.errors import CorruptFileError, FileExistsAlreadyError, InvalidInputError
-from trinitylake_ops.format.definitions import LakehouseDef
+from trinitylake_ops.errors import CorruptFileError, FileExistsAlreadyError, InvalidInputError, LocationNotAllowedError
+from trinitylake_ops.format.definitions import METADATA_LOCATION, LakehouseDef
 from trinitylake_ops.storage import MeteredStorage
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at, catalog_for
+from trinitylake_ops.tables.managed import metadata_uri
 from trinitylake_ops.tables.ownership import claim_location, owner_file, owner_path, read_owner
 from trinitylake_ops.tables.staging import StagingCatalog, plan_write, stage_data_files
 
@@ -79,14 +81,41 @@ def test_the_owner_file_takes_no_round_of_its_own(
     assert with_owner.counts.rounds == without.counts.rounds
 
 
-def test_tables_beyond_the_root_are_not_claimed(lakes: Lakes, tmp_path: Path) -> None:
+def test_tables_under_a_table_root_are_claimed_there(lakes: Lakes, tmp_path: Path) -> None:
     lake = lakes.local(table_root=f"file://{tmp_path}/elsewhere")
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
-    catalog.create_table("ns.t", SCHEMA)
+    table = catalog.create_table("ns.t", SCHEMA)
+    table.append(rows(1))
     plan_write(lake, "ns", "u", SCHEMA)
     assert list(lake.storage.list("tables/")) == []
-    assert list(tmp_path.rglob("_owner.json")) == []
+    owners = {path: read_owner(path.read_bytes(), path.name) for path in tmp_path.rglob("_owner.json")}
+    assert set(owners.values()) == {lake.snapshot().definition.id}
+    assert Path(table.location().removeprefix("file://")) / "_owner.json" in owners
+
+
+def test_a_table_of_another_lakehouse_is_not_written_through_a_table_root(lakes: Lakes) -> None:
+    """Who writes a lakehouse can name any root as its table root, and a table there by its id."""
+    victim, lake = lakes.local("victim"), lakes.local()
+    theirs = catalog_at(victim)
+    theirs.create_namespace("ns")
+    theirs.create_table("ns.t", SCHEMA).append(rows(1))
+    stolen = victim.snapshot().table("ns", "t")
+    properties = {**stolen.format_properties, METADATA_LOCATION: metadata_uri(stolen, victim.root)}
+    with lake.transaction() as transaction:
+        transaction.create_namespace("ns")
+        transaction.alter_definition(replace(transaction.definition, table_root=victim.root))
+        transaction.create_table("ns", "t", replace(stolen, format_properties=properties))
+    before = {info.path for info in victim.storage.list()}
+    catalog = catalog_at(lake)
+    with pytest.raises(LocationNotAllowedError, match="belongs to another lakehouse"):
+        catalog.load_table("ns.t").append(rows(1))
+    some_file = f"{victim.root}tables/{stolen.id}/data/any.parquet"
+    with pytest.raises(LocationNotAllowedError, match="belongs to another lakehouse"):
+        catalog.io.delete(some_file)
+    assert {info.path for info in victim.storage.list()} == before
+    allowed = catalog_at(allowing(lake, Path(victim.root.removeprefix("file://"))))
+    allowed.load_table("ns.t").append(rows(1))
 
 
 def test_a_folder_of_another_lakehouse_is_not_taken(lake: Lakehouse) -> None:

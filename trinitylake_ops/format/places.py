@@ -41,8 +41,8 @@ class NamedRoots:
     """The roots that definitions of one lakehouse name: noted as they are read, shared by all that reads it.
 
     Names of what a lakehouse holds may be read there, and nothing else. ``sources`` are those of a copy, in their
-    order, ``targets`` those where exports went. ``copy_id`` is the id of a lakehouse that has sources, ``claimed`` are
-    the ids of tables whose folders are known to have its owner file. Safe to use from several threads.
+    order, ``targets`` those where exports went. ``lakehouse_id`` is its id, where it names any, ``claimed`` are the
+    ids of tables whose folders are known to have its owner file. Safe to use from several threads.
     """
 
     def __init__(
@@ -50,18 +50,18 @@ class NamedRoots:
         table_roots: tuple[str, ...] = (),
         sources: tuple[str, ...] = (),
         targets: tuple[str, ...] = (),
-        copy_id: str = "",
+        lakehouse_id: str = "",
         claimed: frozenset[str] = frozenset(),
     ):
         self._lock = threading.Lock()
         self.table_roots = table_roots
         self.sources = sources
         self.targets = targets
-        self.copy_id = copy_id
+        self.lakehouse_id = lakehouse_id
         self.claimed = claimed
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (NamedRoots, (self.table_roots, self.sources, self.targets, self.copy_id, self.claimed))
+        return (NamedRoots, (self.table_roots, self.sources, self.targets, self.lakehouse_id, self.claimed))
 
     def note(self, definition: LakehouseDef) -> None:
         """Add what a definition names: its table root, the sources of a copy, and where exports went."""
@@ -73,7 +73,12 @@ class NamedRoots:
             self.table_roots = _with_roots(self.table_roots, [definition.table_root] if definition.table_root else [])
             self.sources = _with_roots(self.sources, sources)
             self.targets = _with_roots(self.targets, targets)
-            self.copy_id = definition.id if sources else self.copy_id
+            self.lakehouse_id = definition.id
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the lakehouse was made of versions of others, whose files it reads."""
+        return bool(self.sources)
 
     def note_claimed(self, table_id: str) -> None:
         """Note that the folder of a table has the owner file of the lakehouse."""
@@ -117,7 +122,7 @@ class Places:
         """Return where a location, a URI, is read. Raises InvalidLocationError, LocationNotAllowedError."""
         uri = as_uri(location)
         if not is_uri(uri):
-            raise InvalidLocationError(f"{_shown(location)} is no URI", path=_cut(location))
+            raise InvalidLocationError(f"{_shown(location)} is no URI", path=cut(location))
         return self.known(uri) or self._moved(uri) or self._refused(uri)
 
     def known(self, location: str) -> Place | None:
@@ -169,7 +174,7 @@ class Places:
             f"{_shown(uri)} lies beyond the lakehouse at {self.root}, which alone does not make it readable: if you"
             f" trust whoever writes this lakehouse with it, allow a root that holds it, such as {_shown(folder)}, by"
             " --allow-root, TRINITYLAKE_ALLOWED_ROOTS, or the storage option 'allowed_roots'",
-            path=_cut(uri),
+            path=cut(uri),
         )
 
 
@@ -193,9 +198,10 @@ def sources_of_copy(root: str, source: LakehouseDef, version: int) -> tuple[Sour
     return (own, *(record for uri, record in roots.items() if uri != root))
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
+    """Return a location as errors quote it: content can make it as long as it likes."""
     return text if len(text) <= _LONGEST_SHOWN_CHARS else f"{text[:_LONGEST_SHOWN_CHARS]}..."
 
 
 def _shown(text: str) -> str:
-    return repr(_cut(text))
+    return repr(cut(text))

@@ -36,17 +36,17 @@ from trinitylake_ops.errors import (
     StoragePermissionError,
 )
 from trinitylake_ops.format.definitions import LakehouseDef, TableDef
-from trinitylake_ops.format.file_names import TABLES_PREFIX
+from trinitylake_ops.format.file_names import TABLES_PREFIX, table_prefix
 from trinitylake_ops.format.locations import as_uri, is_uri, normalize_root_uri, to_location, to_uri
-from trinitylake_ops.format.places import NamedRoots, Places
+from trinitylake_ops.format.places import NamedRoots, Places, cut
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.open import open_storage
-from trinitylake_ops.storage.options import SECRET_OPTIONS, StorageOptions
+from trinitylake_ops.storage.options import ALLOWED_ROOTS, SECRET_OPTIONS, StorageOptions
 from trinitylake_ops.storage.write_outcome import create_fresh_file
 from trinitylake_ops.tables.avro_files import check_no_avro, is_avro, uncompressed
 from trinitylake_ops.tables.file_claims import PARQUET_END_BYTES, check_claims, claims_bytes, footer_bytes
 from trinitylake_ops.tables.inflate import MAX_INFLATED_BYTES, too_large
-from trinitylake_ops.tables.ownership import claim_folder
+from trinitylake_ops.tables.ownership import OWNER_NAME, claim_folder
 from trinitylake_ops.tables.parquet_model import SealedOutputFile, write_sealed_parquet
 from trinitylake_ops.tables.puffin_claims import MAGIC as PUFFIN_MAGIC
 from trinitylake_ops.tables.puffin_claims import check_puffin
@@ -67,7 +67,6 @@ READ_AHEAD_BYTES = 256 << 10
 SPOOL_BYTES = 8 << 20
 
 logger = logging.getLogger(__name__)
-_LONGEST_SHOWN_CHARS = 200
 _TABLE_FILE = re.compile(rf"{TABLES_PREFIX}([^/]+)/.+", re.DOTALL)
 
 
@@ -303,8 +302,7 @@ class StorageFileIO(FileIO):
         """
         self._check_writable(location)
         storage, path = self._resolve(location, is_written=True)
-        if storage is self.storage:
-            self.claim_folder_of(path)
+        self._check_owner(storage, path)
         if self.has_moved:
             _say_once(self.root)
         return StorageOutputFile(location, storage, path)
@@ -314,17 +312,38 @@ class StorageFileIO(FileIO):
 
         In other lakehouses whoever makes a table does. Raises FileExistsAlreadyError, StorageError.
         """
+        if self._elsewhere.names.is_copy:
+            self._claim(self.storage, path)
+
+    def _check_owner(self, storage: Storage, path: str) -> None:
+        """Make sure that the folder of a file to write or delete is of this lakehouse, where content names its root."""
+        if storage is self.storage:
+            self.claim_folder_of(path)
+        elif storage.root in self.table_roots and storage.root not in self.places.allowed:
+            self._claim(storage, path)
+
+    def _claim(self, storage: Storage, path: str) -> None:
         names = self._elsewhere.names
-        match = _TABLE_FILE.fullmatch(path) if names.copy_id else None
-        if match is not None and match[1] not in names.claimed:
-            claim_folder(self.storage, match[1], names.copy_id)
-            names.note_claimed(match[1])
+        match = _TABLE_FILE.fullmatch(path)
+        if match is None or match[1] in names.claimed:
+            return
+        try:
+            claim_folder(storage, match[1], names.lakehouse_id)
+        except FileExistsAlreadyError as error:
+            folder = f"{storage.root}{table_prefix(match[1])}"
+            raise LocationNotAllowedError(
+                f"{cut(folder)!r} belongs to another lakehouse, whose {OWNER_NAME} stands there: nothing is written"
+                f" or deleted there; if it is yours, allow it by --allow-root or the option {ALLOWED_ROOTS!r}",
+                path=cut(folder),
+            ) from error
+        names.note_claimed(match[1])
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
         """Delete a file; a missing one is no error. Raises StorageError, InvalidInputError when read-only."""
         text = location if isinstance(location, str) else location.location
         self._check_writable(text)
         storage, path = self._resolve(text, is_written=True)
+        self._check_owner(storage, path)
         with _as_pyiceberg_expects(text):
             storage.delete(path)
 
@@ -342,9 +361,9 @@ class StorageFileIO(FileIO):
         place = self._elsewhere.find(uri)
         if is_written and (place.is_moved or not place.is_writable):
             raise LocationNotAllowedError(
-                f"{uri[:_LONGEST_SHOWN_CHARS]!r} is not under {self.root}, and a lakehouse writes and deletes below its"
+                f"{cut(uri)!r} is not under {self.root}, and a lakehouse writes and deletes below its"
                 " own root only; load the table again, which gives it its place there",
-                path=uri[:_LONGEST_SHOWN_CHARS],
+                path=cut(uri),
             )
         self.has_moved |= place.is_moved
         return self.storage if place.is_moved else self._elsewhere.storage_of(place), place.path
