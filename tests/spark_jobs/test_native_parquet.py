@@ -179,6 +179,18 @@ def test_a_missing_file_is_told_by_the_other_reader(
     assert not is_native(read_table(spark, lake, "ns.t"))
 
 
+@pytest.mark.parametrize("footer_bytes", [0, 100, 1 << 20, (1 << 32) - 1])
+def test_a_footer_that_lies_is_told_by_the_other_reader(
+    spark: SparkSession, lake: Lakehouse, catalog: TrinityLakeCatalog, footer_bytes: int
+) -> None:
+    table = catalog.create_table("ns.t", ROWS.schema)
+    table.append(ROWS)
+    (task,) = table.scan().plan_files()
+    path = Path(task.file.file_path.removeprefix("file://"))
+    path.write_bytes(path.read_bytes()[:-8] + footer_bytes.to_bytes(4, "little") + b"PAR1")
+    assert not is_native(read_table(spark, lake, "ns.t"))
+
+
 def test_columns_that_differ_by_case_only(spark: SparkSession, lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     rows = pa.table({"a": pa.array([1], pa.int32()), "A": ["x"]})
     table = catalog.create_table("ns.t", rows.schema)

@@ -9,11 +9,11 @@ reader that knows Iceberg.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyiceberg import types as iceberg
 from pyiceberg.manifest import FileFormat
 from pyiceberg.schema import Schema
@@ -21,8 +21,11 @@ from pyiceberg.table import FileScanTask
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.spark_jobs.spark_schema import to_spark_schema
 from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.tables.checked_files import parquet_end
+from trinitylake_ops.tables.file_claims import read_footer
 from trinitylake_ops.tables.file_io import StorageFileIO
 
 _LOCAL = "file://"
@@ -105,8 +108,11 @@ class _Footers:
         says what is wrong with it.
         """
         try:
-            columns = pq.read_schema(path)
-        except (OSError, pa.ArrowException):
+            with open(path, "rb", buffering=0) as file:
+                size_bytes = os.fstat(file.fileno()).st_size
+                end = parquet_end(size_bytes, lambda offset, length: os.pread(file.fileno(), length, offset), path)
+            columns = read_footer(end, path).schema.to_arrow_schema()
+        except (OSError, CorruptFileError, pa.ArrowException):
             return False
         return _same_fields(list(columns), self._fields)
 

@@ -75,13 +75,17 @@ def check_parquet_pages(size_bytes: int, read: Callable[[int, int], bytes], path
     """
     from trinitylake_ops.tables.parquet_pages import check_pages
 
+    end = parquet_end(size_bytes, read, path)
+    check_parquet_claims(read_footer(end, path), size_bytes, path)
+    check_pages(end, read, path)
+
+
+def parquet_end(size_bytes: int, read: Callable[[int, int], bytes], path: str) -> bytes:
+    """Return a Parquet file's last bytes, all of its footer among them. Raises CorruptFileError, and as ``read``."""
     end_bytes = min(size_bytes, _END_BYTES)
     end = read(size_bytes - end_bytes, end_bytes)
     needed_bytes = claims_bytes(end, size_bytes, path)
-    if needed_bytes > end_bytes:
-        end = read(size_bytes - needed_bytes, needed_bytes)
-    check_parquet_claims(read_footer(end, path), size_bytes, path)
-    check_pages(end, read, path)
+    return read(size_bytes - needed_bytes, needed_bytes) if needed_bytes > end_bytes else end
 
 
 def _slices(data: bytes) -> Callable[[int, int], bytes]:
