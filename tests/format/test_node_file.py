@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -290,6 +291,30 @@ def test_flipped_bits_give_another_node_or_a_corrupt_file_error() -> None:
             assert error is None or error.path == PATH
             n_refused += error is not None
     assert n_refused > len(data) / 2
+
+
+@pytest.mark.parametrize("kind", [0, 3, 8, 255])
+def test_a_first_message_that_is_no_schema(kind: int) -> None:
+    """Arrow reads any message as a schema, unchecked, and ends the process on most: its kind has to be asked before."""
+    data = encode_node(NODE, 4)
+    end = 16 + int.from_bytes(data[12:16], "little")
+    places = [index for index in range(16, end) if kind_of_first_message(data, index, kind) != "schema"]
+    assert places
+    for place, index in itertools.product(places, range(16, end)):
+        for value in (1, 128):
+            damaged = bytearray(data)
+            damaged[place], damaged[index] = kind, value
+            error = refusal(decode_node, bytes(damaged), PATH)
+            assert error is None or error.path == PATH
+
+
+def kind_of_first_message(data: bytes, index: int, value: int) -> str:
+    """Return what a node's first message says that it is, with one byte changed; a schema where it cannot be read."""
+    changed = data[:index] + bytes([value]) + data[index + 1 :]
+    try:
+        return str(pa.ipc.read_message(pa.py_buffer(changed)[8:]).type)
+    except (pa.ArrowException, OSError):
+        return "schema"
 
 
 @settings(max_examples=300)

@@ -86,7 +86,9 @@ def _may_be_copied_to(path: str, name: str) -> bool:
 def _first_schema(data: bytes) -> pa.Schema | None:
     """Return the schema that a file begins with; None where there is none that can be read, as in very old files."""
     try:
-        return pa.ipc.read_schema(pa.ipc.read_message(pa.py_buffer(data)[_MAGIC_BYTES:]))
+        message = pa.ipc.read_message(pa.py_buffer(data)[_MAGIC_BYTES:])
+        # Arrow takes any message for a schema, and ends the process on another one.
+        return pa.ipc.read_schema(message) if message.type == "schema" else None
     except (pa.ArrowException, OSError, ValueError, EOFError):
         return None
 
