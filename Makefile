@@ -51,6 +51,7 @@ ui: ## open the Dagster UI on the runs of the demo, http://127.0.0.1:PORT
 bytecode: setup ## begin to compile all tests, in the background (make test does so beside lint)
 	@$(if $(strip $(ARGS)),:,PYTEST_ADDOPTS= $(BIN)/python -m pytest --collect-only -qq </dev/null >/dev/null 2>&1 &)
 
+# A worker that dies ends the run: pytest-xdist waits for ever after some of those it replaces.
 test: bytecode lint ## check everything: lint, all tests, and beside them transactions and races once more on radosgw (not with ARGS)
 	@selection=$$(scripts/debian_packages.sh); pytest="$(BIN)/python -m pytest"; again=$$(mktemp); \
 	if $(if $(strip $(ARGS)),false,true) && [ -z "$$selection" ]; then \
@@ -59,7 +60,7 @@ test: bytecode lint ## check everything: lint, all tests, and beside them transa
 	else true & fi; \
 	beside=$$!; trap 'kill $$beside 2>/dev/null || true; rm -f "$$again"' EXIT; \
 	echo "==> pytest"; \
-	$$pytest -n 4 --durations=25 --dist loadfile --no-loadscope-reorder -m "not soak$${selection:+ and $$selection}" $(ARGS) \
+	$$pytest -n 4 --max-worker-restart=0 --durations=25 --dist loadfile --no-loadscope-reorder -m "not soak$${selection:+ and $$selection}" $(ARGS) \
 		&& main=0 || main=$$?; \
 	wait $$beside && other=0 || other=$$?; \
 	if [ -s "$$again" ]; then echo "==> pytest, lakehouses on radosgw"; cat "$$again"; fi; \

@@ -122,6 +122,14 @@ def bytes_changed(data: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
+def bytes_in_place_changed(data: bytes, rng: random.Random) -> bytes:
+    """Change some bytes and no length: kinds, offsets and counts of binary metadata, which checks of others hide."""
+    changed = bytearray(data)
+    for _ in range(rng.randint(1, 8) if changed else 0):
+        changed[rng.randrange(len(changed))] = rng.choice((0, 1, 4, 8, 0x80, 0xFF, rng.randrange(256)))
+    return bytes(changed)
+
+
 def value_changed(value: Any, rng: random.Random) -> Any:
     """Return a value as JSON has it with one part changed, left out, doubled or renamed."""
     places: list[tuple[Any, Any]] = []
@@ -288,8 +296,7 @@ def arrow_file_changed(data: bytes, rng: random.Random) -> bytes:
     options = pa.ipc.IpcWriteOptions(compression=rng.choice((None, None, "zstd", "lz4")))
     with pa.ipc.new_file(sink, table.schema, options=options) as writer:
         writer.write_table(table, max_chunksize=rng.choice((None, None, 3)))
-    changed = bytes(sink.getvalue())
-    return bytes_changed(changed, rng) if rng.random() < 0.3 else changed
+    return _damaged(bytes(sink.getvalue()), rng)
 
 
 def arrow_stream_changed(data: bytes, rng: random.Random) -> bytes:
@@ -299,8 +306,13 @@ def arrow_stream_changed(data: bytes, rng: random.Random) -> bytes:
     options = pa.ipc.IpcWriteOptions(compression=rng.choice((None, "zstd")))
     with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
         writer.write_table(table, max_chunksize=rng.choice((None, 2)))
-    changed = bytes(sink.getvalue())
-    return bytes_changed(changed, rng) if rng.random() < 0.3 else changed
+    return _damaged(bytes(sink.getvalue()), rng)
+
+
+def _damaged(data: bytes, rng: random.Random) -> bytes:
+    """Return a file as it is, or with bytes changed, each often enough."""
+    how = rng.choice((None, bytes_changed, bytes_in_place_changed, bytes_in_place_changed))
+    return how(data, rng) if how else data
 
 
 def puffin_changed(data: bytes, rng: random.Random) -> bytes:
@@ -325,14 +337,14 @@ def parquet_changed(data: bytes, rng: random.Random) -> bytes:
     with pq.ParquetWriter(sink, table.schema, compression=rng.choice(("none", "zstd"))) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata(own)
-    return bytes(sink.getvalue())
+    return _damaged(bytes(sink.getvalue()), rng)
 
 
 def orc_changed(data: bytes, rng: random.Random) -> bytes:
     """Change rows and columns of an ORC file."""
     sink = pa.BufferOutputStream()
     orc.write_table(_table_changed(orc.read_table(io.BytesIO(data)), rng), sink)
-    return bytes(sink.getvalue())
+    return _damaged(bytes(sink.getvalue()), rng)
 
 
 def _table_changed(table: pa.Table, rng: random.Random) -> pa.Table:

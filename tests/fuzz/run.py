@@ -131,7 +131,7 @@ def run(
 def faults_apart(name: str, chosen: argparse.Namespace) -> list[Fault]:
     """Run a decoder in a process forked for it; the input on which that one dies is a fault, too."""
     folder = chosen.folder / name
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     told = folder / "faults.json"
     child = os.fork()
     if not child:

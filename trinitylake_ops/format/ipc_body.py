@@ -107,6 +107,8 @@ def _claimed_bytes(data: bytes, start: int, metadata_bytes: int, body_bytes: int
     """
     prefix_bytes = 8 if _read(_U32, data, start) == _CONTINUATION else 4
     message = _root(data, start + prefix_bytes)
+    if _number(_I64, data, message, _MESSAGE_BODY_BYTES) != body_bytes:  # Arrow allocates it before it compares
+        raise ValueError("a message and the footer differ in the size of its body")
     body = start + metadata_bytes
     batch = _linked(data, _field(data, message, _MESSAGE_HEADER))
     if batch and _number(_U8, data, message, _MESSAGE_HEADER_TYPE) == _DICTIONARY_BATCH:
