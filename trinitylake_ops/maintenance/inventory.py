@@ -24,7 +24,6 @@ from urllib.parse import unquote_plus
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import orc
 
 from trinitylake_ops.errors import (
     CorruptFileError,
@@ -45,6 +44,7 @@ from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, Storage, open_st
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.storage.paths import check_path
 from trinitylake_ops.tables.file_io import StorageFileIO, reading_io
+from trinitylake_ops.tables.orc_process import column_in_process
 from trinitylake_ops.tables.ownership import owner_path
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 
@@ -302,8 +302,7 @@ def _parquet_keys(stream: Any, _inventory: Inventory) -> Iterator[str]:
 
 
 def _orc_keys(stream: Any, _inventory: Inventory) -> Iterator[str]:
-    file = orc.ORCFile(pa.PythonFile(stream, mode="r"))
-    return _texts(file.read_stripe(number, columns=[_KEY]) for number in range(file.nstripes))
+    return _texts(column_in_process(stream, _KEY))
 
 
 def _texts(batches: Iterable[pa.RecordBatch]) -> Iterator[str]:
