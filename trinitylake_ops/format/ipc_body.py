@@ -132,8 +132,8 @@ def _claimed_bytes(data: bytes, start: int, metadata_bytes: int, body_bytes: int
 
 
 def _read(code: struct.Struct, data: bytes, place: int) -> int:
-    if place < 0:
-        raise ValueError(f"its metadata leads to byte {place}")  # struct would count from the end
+    if not 0 <= place <= len(data):
+        raise ValueError(f"its metadata leads to byte {place}")  # struct would count from the end, or overflow
     number: int = code.unpack_from(data, place)[0]
     return number
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import google_crc32c
 import pyarrow as pa
 
+from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.checksums import SEAL_KEYS, check_seals
 from trinitylake_ops.format.file_names import is_immutable_path, version_named
 
@@ -63,7 +64,10 @@ def check_file_seals(data: bytes, schema: pa.Schema, path: str) -> bool:
 
 def check_is_no_copy(data: bytes, path: str) -> None:
     """Check that a file which was found whole is no copy of an older root either. Raises CorruptFileError."""
-    seal = _seal_in(pa.ipc.open_file(data).schema)
+    try:
+        seal = _seal_in(pa.ipc.open_file(data).schema)
+    except (pa.ArrowException, OSError, ValueError) as error:  # the own form leaves out bytes, some of the footer
+        raise CorruptFileError(f"{path!r} is no readable Arrow IPC file: its footer is damaged", path=path) from error
     check_seals(data, (seal, seal), path)
 
 
