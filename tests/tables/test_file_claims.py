@@ -17,8 +17,9 @@ from tests.fuzz.decoders import DECODERS, corpus, regressions
 from tests.maintenance.later_tables import puffin, vector_blob
 from tests.tables.hostile import change_metadata
 from tests.tables.test_catalog import SCHEMA, rows
-from trinitylake_ops import Lakehouse
+from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError
+from trinitylake_ops.maintenance.data_files import survey_data_files
 from trinitylake_ops.storage.memory import MemoryStorage
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.checked_files import CheckedFileIO, check_parquet_pages
@@ -205,6 +206,31 @@ def test_a_property_that_means_nothing_is_passed_over(
     assert name not in table.properties
     table.append(rows(2))
     assert table.scan().to_arrow().num_rows == 2
+
+
+@pytest.mark.parametrize("count", ["abc", "", "-1", "9" * 5000, None, 7, ["1"]], ids=lambda count: repr(count)[:9])
+def test_counts_that_mean_nothing_are_passed_over(lake: Lakehouse, catalog: TrinityLakeCatalog, count: object) -> None:
+    """Whoever counts by them says that they are not known; rows are read, written and cleaned up all the same."""
+    catalog.create_table("ns.t", SCHEMA).append(rows(1))
+    told = ("total-records", "total-data-files", "total-files-size", "added-records", "total-equality-deletes")
+
+    def change(content: dict[str, Any]) -> None:
+        for snapshot in content["snapshots"]:
+            snapshot["summary"] |= dict.fromkeys(told, count) | {"added-by": "a person"}
+
+    change_metadata(lake, change)
+    table = catalog.load_table("ns.t")
+    summary = table.metadata.snapshots[0].summary
+    assert summary is not None
+    assert not summary.additional_properties.keys() & set(told)
+    assert summary["added-by"] == "a person"
+    assert maintenance.verify(lake).findings == ()
+    assert survey_data_files(lake, lake.snapshot(), 60.0).uncounted == ("ns.t",)
+    table.append(rows(2))
+    assert table.scan().to_arrow().num_rows == 2
+    table.delete("id = 1")
+    assert maintenance.plan_compact_tables(lake, min_input_files=2).left == {}
+    assert maintenance.verify(lake).findings == ()
 
 
 def test_a_codec_that_nobody_has_is_refused(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:

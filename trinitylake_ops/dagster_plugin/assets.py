@@ -173,7 +173,7 @@ def table_metadata(
     return {
         **shown,
         "dagster/uri": metadata_uri(definition, lake.root),
-        **{shown_as: int(counted[total]) for shown_as, total in _TOTALS.items() if counted.get(total, "").isdecimal()},
+        **{shown_as: int(counted[total]) for shown_as, total in _TOTALS.items() if total in counted},
         "snapshot_id": "none" if snapshot is None else str(snapshot.snapshot_id),
     }
 

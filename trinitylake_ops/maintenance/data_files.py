@@ -16,8 +16,6 @@ from trinitylake_ops.tables.trimming import is_trimmable
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.snapshot import Snapshot
 
-_MOST_DIGITS = 18  # a longer text in a summary is no count, and Python may refuse to read it
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFiles:
@@ -101,6 +99,5 @@ def _counts(definition: TableDef, io: StorageFileIO) -> tuple[int, int] | Except
     if snapshot is None:
         return 0, 0
     summary = {} if snapshot.summary is None else snapshot.summary.additional_properties
-    files, n_bytes = summary.get("total-data-files", ""), summary.get("total-files-size", "")
-    is_counted = all(text.isdecimal() and len(text) <= _MOST_DIGITS for text in (files, n_bytes))
-    return (int(files), int(n_bytes)) if is_counted else None
+    files, n_bytes = summary.get("total-data-files"), summary.get("total-files-size")
+    return None if files is None or n_bytes is None else (int(files), int(n_bytes))

@@ -1,6 +1,6 @@
 """Loading the metadata of Iceberg tables: the one place where its JSON is read, and where it is doubted.
 
-It is inflated and parsed within bounds, its properties that name code are left out, and by a definition it must be
+It is inflated and parsed within bounds, what names code or means nothing is left out, and by a definition it must be
 that of the table that is asked for.
 """
 
@@ -24,7 +24,7 @@ from trinitylake_ops.tables.file_io import StorageFileIO, io_for
 from trinitylake_ops.tables.inflate import InflatedTooLargeError, inflate_gzip, inflated_limit_bytes, too_large
 from trinitylake_ops.tables.managed import metadata_uri, table_id_of
 from trinitylake_ops.tables.placement import in_own_place
-from trinitylake_ops.tables.properties import PATH_PROPERTIES, meaningless, naming_code
+from trinitylake_ops.tables.properties import PATH_PROPERTIES, leave_out_meaningless_counts, meaningless, naming_code
 
 #: How names of compressed metadata files end.
 COMPRESSED = (".gz.metadata.json", ".metadata.json.gz")
@@ -103,6 +103,7 @@ def load_metadata(io: StorageFileIO, uri: str) -> LoadedMetadata:
         raise
     except Exception as error:  # of broken JSON pyiceberg's validators raise anything at all
         raise _no_metadata(uri, _reason(error)) from error
+    leave_out_meaningless_counts(parsed.snapshots)
     return _without_code(parsed)
 
 

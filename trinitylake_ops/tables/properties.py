@@ -1,4 +1,4 @@
-"""Properties of Iceberg tables that name code, or places of files: none of them is believed.
+"""Properties of Iceberg tables that name code, or places of files, or mean nothing: none of them is believed.
 
 pyiceberg imports the class that ``write.py-location-provider.impl`` names, and engines on Java load classes by
 properties of the same kind. Whoever may write a JSON file into a lakehouse must not say what its readers run.
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pyiceberg.table.locations import LocationProvider, ObjectStoreLocationProvider, SimpleLocationProvider
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.name_mapping import parse_mapping_from_json
+from pyiceberg.table.snapshots import Snapshot
 
 from trinitylake_ops.errors import InvalidDefinitionError
 
@@ -29,6 +30,11 @@ _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 _LEVEL = re.compile(r"-?[0-9]{1,2}", re.ASCII)  # of compression
 _METRICS = "write.metadata.metrics."
 _METRICS_MODE = re.compile(r"\s*(?:none|counts|full|truncate\([1-9][0-9]{0,8}\))\s*", re.ASCII | re.IGNORECASE)
+#: Names of counts in the summaries of snapshots.
+_COUNT = re.compile(
+    r"(?:total|added|deleted|removed)-"
+    r"(?:records|data-files|files-size|delete-files|(?:position|equality)-delete(?:s|-files))"
+)
 _NAME_MAPPING = "schema.name-mapping.default"
 _OBJECT_STORE = "write.object-storage.enabled"
 
@@ -65,6 +71,21 @@ def _is_name_mapping(text: str) -> bool:
     except Exception:  # noqa: BLE001 - of what is no mapping its validators raise anything at all
         return False
     return True
+
+
+def leave_out_meaningless_counts(snapshots: Iterable[Snapshot]) -> None:
+    """Take out of the summaries of snapshots, just parsed, counts that are no numbers: a commit would fail by them.
+
+    Counts inform; the rows do not depend on them.
+    """
+    for snapshot in snapshots:
+        counted = {} if snapshot.summary is None else snapshot.summary.additional_properties
+        for name in [name for name, value in counted.items() if _COUNT.fullmatch(name) and not _is_count(value)]:
+            del counted[name]
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, str) and _NUMBER.fullmatch(value) is not None
 
 
 def check_names_no_code(names: Iterable[str]) -> None:

@@ -161,7 +161,7 @@ def manifests_in(snapshot: Snapshot, io: StorageFileIO) -> list[ManifestFile]:
             raise _swapped(snapshot.manifest_list, f"it is of snapshot {of}, not of {snapshot.snapshot_id}", io)
         # Not by the snapshot, which takes manifests from a cache of the process: the file may say something else.
         manifests = list(read_manifest_list(file))
-        expected = int((snapshot.summary or {}).get("total-data-files", "0"))  # type: ignore[call-overload]
+        expected = 0 if snapshot.summary is None else int(snapshot.summary["total-data-files"] or 0)
     if expected and not manifests:
         location = io.location(snapshot.manifest_list)
         raise CorruptFileError(f"{location!r} is empty, its snapshot says that it has {expected} files", path=location)
