@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import orc
 
-from tests.fuzz.decoders import DECODERS, corpus, regressions
+from tests.fuzz.decoders import CORPUS, DECODERS, corpus, regressions
 from tests.maintenance.later_tables import puffin, vector_blob
 from tests.tables.hostile import change_metadata
 from tests.tables.test_catalog import SCHEMA, rows
@@ -85,6 +86,61 @@ def test_of_a_large_file_the_claims_are_checked_when_its_end_is_read(lake: Lakeh
         stream.seek(-8, io.SEEK_END)
         with pytest.raises(CorruptFileError, match="says that its footer has"):
             stream.read(8)
+
+
+def parquet_bytes(n_bytes: int) -> bytes:
+    sink = pa.BufferOutputStream()
+    noise = os.urandom(n_bytes)
+    pq.write_table(pa.table({"id": pa.array([1], pa.int64()), "name": [noise.hex()]}), sink)
+    return bytes(sink.getvalue())
+
+
+def orc_bytes(n_bytes: int) -> bytes:
+    sink = pa.BufferOutputStream()
+    orc.write_table(pa.table({"id": pa.array([1], pa.int64()), "name": [os.urandom(n_bytes).hex()]}), sink)
+    return bytes(sink.getvalue())
+
+
+def with_broken_footer(data: bytes) -> bytes:
+    size_bytes = int.from_bytes(data[-8:-4], "little")
+    return data[: -8 - size_bytes] + b"\xff" * size_bytes + data[-8:]
+
+
+@pytest.mark.parametrize("n_bytes", [100, 2 * WHOLE_FILE_BYTES], ids=["small", "large"])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        os.urandom,
+        lambda n_bytes: b"",
+        lambda n_bytes: parquet_bytes(n_bytes)[: -n_bytes // 2],
+        lambda n_bytes: parquet_bytes(n_bytes)[:-1],
+        lambda n_bytes: with_broken_footer(parquet_bytes(n_bytes)),
+        orc_bytes,
+        lambda n_bytes: next(file.read_bytes() for file in sorted((CORPUS / "manifest").iterdir())),
+    ],
+    ids=["random", "empty", "cut in the middle", "cut at the end", "no footer", "orc", "avro"],
+)
+@pytest.mark.parametrize("is_orc", [False, True], ids=["parquet", "orc"])
+def test_a_file_that_does_not_end_as_its_name_says_is_told_by_path(
+    lake: Lakehouse, catalog: TrinityLakeCatalog, broken: Callable[[int], bytes], n_bytes: int, is_orc: bool
+) -> None:
+    if is_orc:
+        data = parquet_bytes(n_bytes) if broken is orc_bytes else broken(n_bytes)
+        path = "tables/t/data/a.orc"
+        lake.storage.create(path, data)
+        with pytest.raises(CorruptFileError) as caught:
+            orc.ORCFile(reading_io(lake).new_input(lake.root + path).open())
+        assert caught.value.path == path
+        return
+    table = catalog.create_table("ns.t", SCHEMA)
+    table.append(rows(1))
+    (task,) = table.scan().plan_files()
+    path = task.file.file_path.removeprefix(lake.root)
+    lake.storage.write(path, broken(n_bytes))
+    for read in (lambda: table.scan().to_arrow(), lambda: table.scan().to_arrow_batch_reader().read_all()):
+        with pytest.raises(CorruptFileError) as caught:
+            read()
+        assert caught.value.path == path
 
 
 @pytest.mark.parametrize("codec", ["uncompressed", "zlib", "snappy", "lz4", "zstd"])

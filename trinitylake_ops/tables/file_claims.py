@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 PARQUET_MAGIC = b"PAR1"
+#: What files of columns are, by how their names end.
+_FORMATS = {".parquet": "Parquet", ".orc": "ORC"}
 #: A Parquet file ends with the length of its footer and the magic.
 PARQUET_END_BYTES = 8
 #: More is no footer of a table's file: a decoder takes a hundred times as much.
@@ -54,14 +56,27 @@ def claims_bytes(end: bytes, size_bytes: int, path: str) -> int:
     return needed_bytes
 
 
+def named_format(path: str) -> str | None:
+    """Return the format of columns that a file has by its name, None for one of another format, or of no known one."""
+    return next((name for ending, name in _FORMATS.items() if path.endswith(ending)), None)
+
+
 def check_claims(end: bytes, size_bytes: int, path: str) -> None:
     """Check what a Parquet or ORC file claims to decode to, by its last bytes, which hold its footer.
 
-    Files of other formats pass. Raises CorruptFileError.
+    A file that ends in no footer passes where its name promises none: PyArrow's errors of the others name no file.
+    Raises CorruptFileError.
     """
-    if footer_bytes(end):
+    is_parquet, is_orc = bool(footer_bytes(end)), bool(OrcTail.bytes_of(end))
+    promised = named_format(path)
+    if promised is not None and not (is_parquet if promised == "Parquet" else is_orc):
+        raise CorruptFileError(
+            f"{path!r} is no {promised} file: it does not end in a footer; it was cut or replaced, restore it",
+            path=path,
+        )
+    if is_parquet:
         check_parquet_claims(read_footer(end, path), size_bytes, path)
-    elif OrcTail.bytes_of(end):
+    elif is_orc:
         try:
             tail = OrcTail.parse(end)
         except Exception as error:  # of broken bytes decompressors raise anything at all

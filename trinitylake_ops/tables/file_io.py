@@ -44,7 +44,7 @@ from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, SECRET_OPTIONS, StorageOptions
 from trinitylake_ops.storage.write_outcome import create_fresh_file
 from trinitylake_ops.tables.avro_files import check_no_avro, is_avro, uncompressed
-from trinitylake_ops.tables.file_claims import PARQUET_END_BYTES, check_claims, claims_bytes, footer_bytes
+from trinitylake_ops.tables.file_claims import PARQUET_END_BYTES, check_claims, claims_bytes, footer_bytes, named_format
 from trinitylake_ops.tables.inflate import MAX_INFLATED_BYTES, too_large
 from trinitylake_ops.tables.ownership import OWNER_NAME, claim_folder
 from trinitylake_ops.tables.parquet_model import SealedOutputFile, write_sealed_parquet
@@ -427,14 +427,15 @@ class StorageInputFile(InputFile):
     def open(self, seekable: bool = True) -> InputStream:
         """Return a seekable stream; the first request is sent at once.
 
-        A file up to WHOLE_FILE_BYTES takes that one request; a larger one a second for its size and
-        then one for each range. An Avro file is read whole and comes without compression, so that no decoder
-        inflates it without bounds. Raises FileNotFoundError, PermissionError, StorageError, CorruptFileError for
-        an Avro, Parquet or ORC file that holds or claims too much, and for metadata that is read whole and is not the
-        file of its checksum. Of a file larger than WHOLE_FILE_BYTES its stream raises it, when the end is read.
+        A file up to WHOLE_FILE_BYTES takes that one request; a larger one a second for its size, then one for its
+        end, where its name is that of Parquet or ORC, and one for each range. An Avro file is read whole and comes
+        without compression, so that no decoder inflates it without bounds. Raises FileNotFoundError, PermissionError,
+        StorageError, CorruptFileError for an Avro, Parquet or ORC file that holds or claims too much, for one named
+        ``.parquet`` or ``.orc`` that does not end as such, and for metadata that is read whole and is not the file of
+        its checksum. Of a file with another name, larger than WHOLE_FILE_BYTES, its stream raises it at the end.
         """
         head = self._read_head()
-        if is_avro(self.location, head):
+        if named_format(self.location) is None and is_avro(self.location, head):
             return self._opened(self._with_rest(head))
         return RangeReader(self, head)
 
@@ -503,6 +504,13 @@ class RangeReader(io.RawIOBase):
         self._window = (0, b"")
         if self._size_bytes <= len(head):
             self._check_end(head)
+        elif named_format(file.location) is not None:  # at once: what a stream raises, Arrow's ORC reader wraps
+            self._read_tail()
+
+    def _read_tail(self) -> None:
+        tail_start = max(0, self._size_bytes - READ_AHEAD_BYTES)
+        tail = self._check_end(self._file.read_range(tail_start, self._size_bytes - tail_start))
+        self._tail = (self._size_bytes - len(tail), tail)
 
     def _check_end(self, end: bytes) -> bytes:
         """Return the last bytes of the file, or more of them, after what they claim was checked."""
@@ -558,10 +566,8 @@ class RangeReader(io.RawIOBase):
         for start, data in (self._head, self._tail, self._window):
             if start <= offset and offset + length <= start + len(data):
                 return data[offset - start : offset - start + length]
-        tail_start = max(0, self._size_bytes - READ_AHEAD_BYTES)
-        if offset >= tail_start:
-            tail = self._check_end(self._file.read_range(tail_start, self._size_bytes - tail_start))
-            self._tail = (self._size_bytes - len(tail), tail)
+        if offset >= self._size_bytes - READ_AHEAD_BYTES:
+            self._read_tail()
             return self._range(offset, length)
         if length >= READ_AHEAD_BYTES:
             return self._file.read_range(offset, length)
