@@ -9,7 +9,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.clock import ClockStorage
 from tests.lakes import check_lake
+from tests.maintenance.aging import LONG_MS
 from tests.maintenance.changes import node_bytes, node_columns, small_sizes
 from tests.maintenance.generated import (
     Place,
@@ -19,12 +21,14 @@ from tests.maintenance.generated import (
     nodes_of,
     random_step,
 )
+from tests.maintenance.test_folding_file_systems import Elsewhere
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.errors import CorruptFileError
+from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
 from trinitylake_ops.format.definitions import NamespaceDef, TableDef
 from trinitylake_ops.format.file_names import HINT_PATH, root_path
 from trinitylake_ops.format.node_file import decode_node
 from trinitylake_ops.maintenance import Finding
+from trinitylake_ops.maintenance.executors import LOCAL, Executor
 from trinitylake_ops.storage import MemoryStorage
 
 SEEDS = st.integers(0, 11)
@@ -243,3 +247,37 @@ def test_a_thousand_sound_lakehouses_have_no_findings(part: int) -> None:
             assert report.findings == (), (seed, report)
             check_lake(lake)
     assert n_verified == N_WALKS // 4 * N_STEPS
+
+
+@settings(max_examples=60)
+@given(SEEDS, st.booleans(), st.data())
+def test_whoever_reads_reports_the_same(seed: int, is_incremental: bool, data: st.DataObject) -> None:
+    """Also how many files it checked: what is read ahead below something damaged is none of them."""
+
+    def report(executor: Executor) -> dict[str, object]:
+        aged = ClockStorage(storage, storage.now_ms() + LONG_MS)
+        found = maintenance.verify(Lakehouse(aged), deep=True, incremental=is_incremental, executor=executor).to_dict()
+        if (record := found.pop("record_path")) is not None:
+            storage.delete(record)
+        return {**found, "cost": None, "findings": sorted(found["findings"], key=str)}
+
+    with memory_lake(generated(seed)) as storage:
+        places = inner_nodes(Lakehouse(storage))
+        if data.draw(st.booleans()):
+            rewritten(storage, data.draw(st.sampled_from(places)).path, _lead_to_one_child)
+        for path in data.draw(st.lists(st.sampled_from(sorted(generated(seed))), max_size=3, unique=True)):
+            if data.draw(st.booleans()):
+                storage.delete(path)
+            else:
+                storage.write(path, data.draw(st.sampled_from([b"", b"damaged", storage.read(path)[:-9]])))
+        try:
+            expected = report(LOCAL)
+        except TrinityLakeError as error:
+            with pytest.raises(type(error)):
+                report(Elsewhere())
+        else:
+            assert report(Elsewhere()) == expected
+
+
+def _lead_to_one_child(columns: Columns, first: int) -> None:
+    columns["pnode"][first:] = [columns["pnode"][first]] * len(columns["pnode"][first:])

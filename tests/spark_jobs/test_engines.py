@@ -147,7 +147,7 @@ def without_cost(report: Any) -> dict[str, Any]:
     """Return a report but for what depends on time and chance."""
     shown: dict[str, Any] = report.to_dict()
     # Tasks read ahead also what stands below something that is damaged, so they check more files.
-    for name in ("cost", "batch", "plan_path", "record_path", "manifest_path", "location", "checked_files"):
+    for name in ("cost", "batch", "plan_path", "record_path", "manifest_path", "location"):
         shown.pop(name, None)
     if "findings" in shown:  # threads find things in any order
         shown["findings"].sort(key=str)

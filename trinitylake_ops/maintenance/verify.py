@@ -288,6 +288,7 @@ class _Verification:
 
     def _check_left_over(self) -> None:
         """Look at pins, at what other programs did to the settings, and at files that operations left."""
+        self._known.tally.close()  # from here on operations that delete say what they would read
         survey = self._survey()
         if survey is None:
             self._unchecked.append("leftovers of operations, since not all roots can be read")

@@ -221,7 +221,7 @@ class ReadAhead:
         self._known = known
         self._listing = listing
         self._keeps_bytes = keeps_bytes
-        self.definitions = WholeDefinitions()
+        self.definitions = WholeDefinitions(known.count_taken)
         self.contents: dict[str, ReadContent] = {}
         self.has_seals: dict[str, bool] = {}
 

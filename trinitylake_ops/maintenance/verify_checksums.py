@@ -15,9 +15,16 @@ class ChecksumTally:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[str, bool]] = {}
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Count nothing from now on: what is read again, or for something else than its own check, is not told."""
+        self._is_closed = True
 
     def count(self, kind: str, path: str, has_checksum: bool) -> None:
         """Take a file that was read whole and found in order; ``kind`` is a word for it, in the singular."""
+        if self._is_closed:
+            return
         with self._lock:
             self._seen[path] = (kind, has_checksum)
 

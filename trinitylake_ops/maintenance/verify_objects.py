@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Literal
@@ -52,14 +52,16 @@ def is_empty(definition: NamespaceDef | TableDef) -> bool:
 class WholeDefinitions:
     """The locations of definitions that were read ahead and are whole; ``tables`` are those of tables with files.
 
-    There may be a million of them, so each has a digest and a few bits.
+    There may be a million of them, so each has a digest and a few bits. ``note_seen`` is told each that is seen, by its
+    location.
     """
 
     _ASKED: Mapping[Kind, int] = MappingProxyType({"namespace": 1, "table": 2})
     _WHOLE: Mapping[Kind, int] = MappingProxyType({"namespace": 4, "table": 8})
     _SEEN = 16
 
-    def __init__(self) -> None:
+    def __init__(self, note_seen: Callable[[str], None]) -> None:
+        self._note_seen = note_seen
         self._bits: dict[bytes, int] = {}
         self.tables: dict[str, TableDef] = {}
         self.n_seen = 0
@@ -87,6 +89,7 @@ class WholeDefinitions:
         if not bits & self._SEEN:
             self._bits[digest] = bits | self._SEEN
             self.n_seen += 1
+            self._note_seen(location)
         return True
 
     def is_seen(self, location: str) -> bool:

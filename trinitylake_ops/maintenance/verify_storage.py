@@ -72,6 +72,8 @@ class KnownFilesStorage(StorageWrapper):
         self._reads_all = reads_all
         self._lock = threading.Lock()
         self._sha256: dict[str, bytes] = {}
+        #: Of catalog files that somebody else read, and that nobody has asked for yet: whether they carry checksums.
+        self._is_sealed: dict[str, bool] = {}
         self._contents: dict[str, PackedBytes] = {}
         self._names: dict[str, list[TableFile]] = {}
         self.changed: set[str] = set()
@@ -86,6 +88,7 @@ class KnownFilesStorage(StorageWrapper):
     def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
         is_catalog = is_immutable_path(path) or root_naming(path) is not None
         if is_catalog and (known := self._known(path)) is not None:
+            self.count_taken(path)
             return known[offset : None if length is None else offset + length]
         data = self._answered(path, offset, length)
         if offset == 0 and (length is None or len(data) < length) and (is_catalog or _is_given_once(path)):
@@ -194,15 +197,25 @@ class KnownFilesStorage(StorageWrapper):
     def take(self, path: str, sha256: bytes, content: PackedBytes | None, is_sealed: bool | None = None) -> None:
         """Know a file that somebody else read whole, with its bytes where these are to be known, too.
 
-        ``is_sealed`` says whether one of the catalog carries a checksum.
+        ``is_sealed`` says whether one of the catalog carries a checksum; it counts once it is asked for.
         """
         if self._is_deep and is_sealed is not None:
-            self.tally.count(kind_of(path), path, is_sealed)
+            self._is_sealed[path] = is_sealed
         if content is not None or path in self._recorded or not is_immutable_path(path):
             self._note(path, sha256)
         if content is not None:
             with self._lock:
                 self._contents[path] = content
+
+    def count_taken(self, path: str) -> None:
+        """Count a file of the catalog that somebody else read, now that its turn has come.
+
+        What is read ahead below something damaged may never have it.
+        """
+        with self._lock:
+            is_sealed = self._is_sealed.pop(path, None)
+        if is_sealed is not None:
+            self.tally.count(kind_of(path), path, is_sealed)
 
     def take_content(self, path: str, sha256: bytes | None, error: TrinityLakeError | None) -> None:
         """Know what came of reading a file of data elsewhere."""
