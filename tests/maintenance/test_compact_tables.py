@@ -10,6 +10,7 @@ import pytest
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
+from tests.clock import AgingStorage
 from tests.faults import FaultyStorage, lose_response
 from tests.lakes import Lakes
 from tests.maintenance.changes import create
@@ -20,12 +21,14 @@ from trinitylake_ops.errors import (
     InvalidInputError,
     PlanChangedError,
     TableNotFoundError,
+    TransactionExpiredError,
 )
 from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.rewriting import FileGroup, Rewriting, rewrite_here
 
 Written = list[list[DataFile]]
+TTL_MS = 60_000
 Groups = Sequence[tuple[Rewriting, FileGroup]]
 
 
@@ -290,3 +293,50 @@ def test_a_table_that_cannot_be_read_is_left(lake: Lakehouse) -> None:
     assert location in plan.left["ns.u"] and "ns.u" in str(plan)
     with pytest.raises(InvalidInputError, match=r"ns\.u cannot be compacted: "):
         maintenance.plan_compact_tables(lake, ["ns.u"])
+
+
+@pytest.mark.parametrize(("written_ms", "is_committed"), [(1_000, True), (TTL_MS + 1, False)])
+def test_a_run_ages_from_its_first_new_file(lakes: Lakes, written_ms: int, is_committed: bool) -> None:
+    """To read the rows may take longer than a transaction may live; new files are as old as they are."""
+    made = lakes.memory(txn_ttl_millis=TTL_MS)
+    clock = AgingStorage(made.storage, made.storage.now_ms())
+    lake = Lakehouse(clock)
+    small(lake)
+    before, version, files = content(lake), lake.latest_version(), data_paths(lake)
+    plan = maintenance.plan_compact_tables(lake)
+
+    def write(groups: Groups) -> Written:
+        clock.time_ms += 2 * TTL_MS
+        written = rewrite_here(groups)
+        clock.written_ms |= dict.fromkeys(data_paths(lake) - files, clock.time_ms)
+        clock.time_ms += written_ms
+        return written
+
+    if is_committed:
+        assert plan.execute(write).version == version + 1
+        assert n_files(lake) == 2
+    else:
+        with pytest.raises(TransactionExpiredError):
+            plan.execute(write)
+        assert (lake.latest_version(), data_paths(lake)) == (version, files)
+    assert content(lake) == before
+    assert maintenance.verify(lake, deep=True).is_clean
+
+
+def test_a_run_whose_new_file_was_removed_commits_nothing(lakes: Lakes) -> None:
+    made = lakes.memory(txn_ttl_millis=TTL_MS)
+    clock = AgingStorage(made.storage, made.storage.now_ms())
+    lake = Lakehouse(clock)
+    small(lake)
+    version, files = lake.latest_version(), data_paths(lake)
+    plan = maintenance.plan_compact_tables(lake)
+
+    def write(groups: Groups) -> Written:
+        written = rewrite_here(groups)
+        clock.time_ms += 2 * TTL_MS
+        lake.storage.delete(min(data_paths(lake) - files))
+        return written
+
+    with pytest.raises(TransactionExpiredError, match="removed as an orphan"):
+        plan.execute(write)
+    assert (lake.latest_version(), data_paths(lake)) == (version, files)

@@ -32,6 +32,7 @@ from trinitylake_ops.tables.data_files import delete_data_files
 from trinitylake_ops.tables.file_io import StorageFileIO, reading_io, writing_io
 from trinitylake_ops.tables.metadata import table_metadata
 from trinitylake_ops.tables.publication import Publication, publication_id, publish_once, published_version
+from trinitylake_ops.tables.reach import oldest_of
 from trinitylake_ops.tables.rewriting import (
     FileGroup,
     GroupWriter,
@@ -339,6 +340,7 @@ class _Work:
         self, publication: str, since: int, run_id: str | None, message: str | None
     ) -> tuple[Publication, dict[str, str], int]:
         """Stage what still fits and publish it; returns the publication, tables that were left, and attempts."""
+        self._count_from_first_file()
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
                 left = self._stage()
@@ -352,6 +354,16 @@ class _Work:
                 continue
             return published, left, attempt
         raise AssertionError("the last attempt returns or raises")
+
+    def _count_from_first_file(self) -> None:
+        """Let what is written age from its first file, where to read and write all took longer than files may age.
+
+        Raises TransactionExpiredError where one of the files is gone.
+        """
+        age_ms = self._lake.storage.now_ms() - self._begun_at_ms
+        if age_ms > self._lake.snapshot().definition.txn_ttl_millis:
+            written = (file.file_path for files in self._written.values() for file in files)
+            self._begun_at_ms = oldest_of(lambda: written, self._io)
 
     def _publish(self, publication: str, since: int, run_id: str | None, message: str | None) -> Publication:
         files = sum(one.files for one in self._tables if one.name in self.staged)

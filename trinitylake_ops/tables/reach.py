@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -101,12 +101,18 @@ def statistics_of(metadata: TableMetadata, io: StorageFileIO) -> list[TableFile]
 
 
 def oldest_file_ms(metadata: TableMetadata, snapshot_ids: Collection[int], io: StorageFileIO) -> int:
-    """Return when the oldest file was last modified that these snapshots add, in milliseconds since the epoch.
+    """Return when the oldest file was last modified that these snapshots add, as :func:`oldest_of` does."""
+    return oldest_of(lambda: _added_uris(metadata, snapshot_ids, io), io)
 
-    Files beyond the root do not count. Raises TransactionExpiredError where one is gone, removed as an orphan.
+
+def oldest_of(written: Callable[[], Iterable[str]], io: StorageFileIO) -> int:
+    """Return when the oldest of some files was last modified, in milliseconds since the epoch.
+
+    ``written`` gives their URIs. Those beyond the root do not count. Raises TransactionExpiredError where
+    one is gone, removed as an orphan.
     """
     try:
-        paths = _added_paths(metadata, snapshot_ids, io)
+        paths = [path for uri in sorted(written()) if not is_uri(path := io.location(uri))]
         infos = run_parallel(io.storage.stat, paths, io.storage.concurrency)
     except FileMissingError as error:
         raise TransactionExpiredError(
@@ -115,15 +121,14 @@ def oldest_file_ms(metadata: TableMetadata, snapshot_ids: Collection[int], io: S
     return min((info.last_modified_ms for info in infos), default=io.storage.now_ms())
 
 
-def _added_paths(metadata: TableMetadata, snapshot_ids: Collection[int], io: StorageFileIO) -> list[str]:
-    """Return the files under the root that these snapshots add."""
+def _added_uris(metadata: TableMetadata, snapshot_ids: Collection[int], io: StorageFileIO) -> set[str]:
+    """Return the files that these snapshots add."""
     snapshots = [shot for shot in metadata.snapshots if shot.snapshot_id in snapshot_ids and shot.manifest_list]
     listed = run_parallel(lambda snapshot: manifests_in(snapshot, io), snapshots, io.storage.concurrency)
     manifests = [one for several in listed for one in several if one.added_snapshot_id in snapshot_ids]
     entries = run_parallel(lambda manifest: entries_in(manifest, io), manifests, io.storage.concurrency)
     uris = {snapshot.manifest_list for snapshot in snapshots} | {manifest.manifest_path for manifest in manifests}
-    uris |= {entry.data_file.file_path for several in entries for entry in several if entry.status == _ADDED}
-    return [path for uri in sorted(uris) if not is_uri(path := io.location(uri))]
+    return uris | {entry.data_file.file_path for several in entries for entry in several if entry.status == _ADDED}
 
 
 def _snapshot_files(
