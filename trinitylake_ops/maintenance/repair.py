@@ -1,6 +1,7 @@
 """Repair: putting right what verify found, as far as that is safe (docs/protocol.md, "Repair").
 
-Whatever is done is a new commit, or the hint file: nothing is deleted, and no file of another name is overwritten.
+Whatever is done is a new commit, the hint file, or an owner file that was missing: nothing is deleted, and no file
+of another name than the hint's is overwritten.
 All else is listed with what somebody can do.
 """
 
@@ -25,6 +26,7 @@ from trinitylake_ops.format.keys import KeyCodec, ObjectName
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.repair_steps import (
     OPERATION,
+    claim_folders,
     drop_exports,
     go_back,
     gone_exports,
@@ -80,6 +82,9 @@ _ADVICE = {
     "lease-stale": "run the operation again",
     "lease-unreadable": "allow verify to read it",
     "operation-file-damaged": "run the operation that writes it again; what it says is not relied on",
+    "owner-damaged": "move the file away, if the folder is this lakehouse's; repair then writes it anew",
+    "owner-other": "find that lakehouse before anything is removed; if it has no such table, do as with a damaged one",
+    "owner-missing": "read the definition of the lakehouse again first; repair then writes it",
     "record-damaged": "run verify --incremental, which writes a new one",
     "record-not-written": "allow verify to create files under _ops/, or run it without --incremental",
 }
@@ -236,6 +241,7 @@ class _Planner:
         if base is not None:
             self._plan_reconcile()
             self._plan_exports(base.definition)
+            self._plan_owners()
             if self._to_last_good and self._is_latest_damaged() and not self._has_other_settings(base):
                 self._plan_last_good(base)
         self._plan_hint()
@@ -298,6 +304,12 @@ class _Planner:
         found = self._found("export-unreadable", "export-damaged")
         self._mended.update(finding for finding in found if finding.path in paths)
         self._add(partial(drop_exports, gone), "drop-export", f"exports without their root: {', '.join(gone)}")
+
+    def _plan_owners(self) -> None:
+        if table_ids := self._report.unclaimed:
+            self._mended.update(self._found("owner-missing"))
+            what = f"folders of {len(table_ids)} tables, such as {table_ids[0]!r}, by an owner file"
+            self._add(partial(claim_folders, table_ids), "claim", what)
 
     def _plan_hint(self) -> None:
         if found := self._found("hint-wrong"):

@@ -5,7 +5,7 @@ Each looks again whether it is needed, so that a repair that was cut off can be 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
@@ -15,6 +15,8 @@ from trinitylake_ops.maintenance.export_records import without_exports
 from trinitylake_ops.maintenance.hint import repair_hint
 from trinitylake_ops.maintenance.reconcile import reconcile
 from trinitylake_ops.maintenance.state_change import StateChange
+from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.tables.ownership import claim_folder
 from trinitylake_ops.transaction.commit_info import CommitInfo
 from trinitylake_ops.transaction.draft import Draft, RootStamp, draft_of_tree
 from trinitylake_ops.transaction.lakehouse import Lakehouse, check_not_expired
@@ -58,6 +60,13 @@ def drop_exports(names: Collection[str], lake: Lakehouse, latest: int) -> int:
 def set_hint(lake: Lakehouse, latest: int) -> int:
     """Let the hint name the latest version."""
     return max(repair_hint(lake).latest, latest)
+
+
+def claim_folders(table_ids: Sequence[str], lake: Lakehouse, latest: int) -> int:
+    """Write the owner files of tables that versions define. Raises FileExistsAlreadyError for one that is another's."""
+    storage, lakehouse_id = lake.storage, lake.snapshot().definition.id
+    run_parallel(lambda table_id: claim_folder(storage, table_id, lakehouse_id), table_ids, storage.concurrency)
+    return latest
 
 
 def _expected(lake: Lakehouse, latest: int) -> Snapshot:

@@ -30,6 +30,7 @@ from trinitylake_ops.maintenance.verified_files import Records, read_records, wr
 from trinitylake_ops.maintenance.verify_ahead import ReadAhead
 from trinitylake_ops.maintenance.verify_exports import ExportVerifier
 from trinitylake_ops.maintenance.verify_operations import check_operation_files
+from trinitylake_ops.maintenance.verify_owners import check_owners, warn_of_missing
 from trinitylake_ops.maintenance.verify_report import Finding, Findings, VerifyReport
 from trinitylake_ops.maintenance.verify_storage import KnownFilesStorage, LimitedStorage
 from trinitylake_ops.maintenance.verify_tables import TableVerifier
@@ -109,6 +110,7 @@ class _Verification:
         self.exports = ExportVerifier(self.lake, self.versions, self.findings)
         self._definition: LakehouseDef | None = None
         self._orphans: tuple[int, int] | None = None
+        self._unclaimed: tuple[str, ...] = ()
         self._unchecked: list[str] = []
 
     def run(self, progress: Callable[[int, int], None]) -> VerifyReport:
@@ -120,6 +122,7 @@ class _Verification:
             "versions": lambda: self._check_versions(progress),
             "exports": self._check_exports,
             "files of operations": self._check_operation_files,
+            "owner files of tables": self._check_owners,
             "leftovers of operations": self._check_left_over,
             "tables that were moved": self._check_moved,
             "orphans": self._check_orphans,
@@ -162,6 +165,7 @@ class _Verification:
             cost=self._metered.cost(),
             _root=self.lake.root,
             _records=self.versions.records(),
+            _unclaimed=self._unclaimed,
             _latest=self._latest_snapshot(),
         )
 
@@ -282,9 +286,20 @@ class _Verification:
         return Survey(lake, Snapshot.of(self.lake.files, self.latest), roots, written_ms, self._executor)
 
     def _check_operation_files(self) -> None:
-        """Read, in a deep run, what no version names: files of operations, and owner files of tables."""
+        """Read, in a deep run, what no version names."""
         if self._is_deep:
             check_operation_files(self._known, self.listing, self.findings)
+
+    def _check_owners(self) -> None:
+        self._unclaimed = check_owners(
+            self._known,
+            self.listing,
+            self.tables.managed_ids,
+            self._read_definition(),
+            self.findings,
+            is_deep=self._is_deep,
+        )
+        warn_of_missing(self._unclaimed, self.findings)
 
     def _check_left_over(self) -> None:
         """Look at pins, at what other programs did to the settings, and at files that operations left."""

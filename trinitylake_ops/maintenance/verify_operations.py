@@ -1,4 +1,4 @@
-"""Checking the files that no version names: those of operations, and the owner files of tables."""
+"""Checking the files of operations, which no version names."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping
 
 from trinitylake_ops.errors import FileMissingError, StorageError
 from trinitylake_ops.format.definitions import SavedTransaction
-from trinitylake_ops.format.file_names import OPERATIONS_PREFIX, TABLES_PREFIX
+from trinitylake_ops.format.file_names import OPERATIONS_PREFIX
 from trinitylake_ops.format.sealed_json import decode_sealed_json
 from trinitylake_ops.maintenance.plan_file import PlanFile
 from trinitylake_ops.maintenance.verify_report import Findings
 from trinitylake_ops.maintenance.verify_storage import KnownFilesStorage
 from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo
 from trinitylake_ops.storage.parallel import run_parallel
-from trinitylake_ops.tables.ownership import OWNER_NAME, read_owner
 
 _BATCH = 256
 
@@ -45,8 +44,6 @@ def _error_in(known: KnownFilesStorage, path: str) -> StorageError | None:
 
 def _decoder_of(path: str) -> Callable[[bytes, str], object] | None:
     """Return what reads such a file; None for others, and for records of verify, which it reads anyway."""
-    if path.startswith(TABLES_PREFIX) and path.endswith(f"/{OWNER_NAME}"):
-        return read_owner
     if not path.startswith(OPERATIONS_PREFIX) or path.startswith(TEMPORARY_PREFIX):
         return None
     if path.endswith(".binpb"):

@@ -76,6 +76,7 @@ class VerifyReport(Document):
     _root: str = field(repr=False, compare=False)
     _records: tuple[VersionRecord, ...] = field(repr=False, compare=False)
     _latest: Snapshot | None = field(repr=False, compare=False)
+    _unclaimed: tuple[str, ...] = field(repr=False, compare=False)
 
     @property
     def root(self) -> str:
@@ -91,6 +92,11 @@ class VerifyReport(Document):
     def latest(self) -> Snapshot | None:
         """The latest version when it began, read past all caches; None where its root was not, or cannot be read."""
         return self._latest
+
+    @property
+    def unclaimed(self) -> tuple[str, ...]:
+        """The ids of managed tables whose folders have no owner file, ascending."""
+        return self._unclaimed
 
     @property
     def is_clean(self) -> bool:

@@ -58,6 +58,8 @@ class TableVerifier:
         #: The table whose metadata file each is: no other one has it.
         self._owner_ids: dict[str, str] = {}
         self._reader = ContentReader(storage, storage_options)
+        #: The ids of managed tables.
+        self.managed_ids: set[str] = set()
         #: What was read of files of data elsewhere.
         self.ahead: Mapping[str, ReadContent] = {}
 
@@ -79,6 +81,7 @@ class TableVerifier:
         if not definition.is_managed:
             self._note_external(name, metadata)
             return True
+        self.managed_ids.add(definition.id)
         try:
             files = TableFiles(definition, self._io)
             owner_id = self._owner_ids.setdefault(files.metadata_location, definition.id)
