@@ -49,8 +49,10 @@ class InFlight(StorageWrapper):
         self._since = time.perf_counter()
         self._lock = threading.Lock()
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        return self._counted("read", lambda: self.inner.read(path, offset=offset, length=length))
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        return self._counted(
+            "read", lambda: self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
+        )
 
     def create(self, path: str, data: bytes) -> None:
         self._counted("create", lambda: self.inner.create(path, data))

@@ -55,9 +55,9 @@ def change_tables(lake: Lakehouse, tables: Iterable[int]) -> None:
 class MadeUpDefinitions(StorageWrapper):
     """Gives every table definition that nobody wrote the same content: a million files are not needed to measure."""
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         try:
-            return self.inner.read(path, offset=offset, length=length)
+            return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
         except FileMissingError:
             if "-table-" in path:
                 return _DEFINITION
@@ -71,9 +71,9 @@ class SlowStorage(StorageWrapper):
         super().__init__(inner)
         self.concurrency = 32
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         time.sleep(REQUEST_SECONDS)
-        return self.inner.read(path, offset=offset, length=length)
+        return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     def create(self, path: str, data: bytes) -> None:
         time.sleep(REQUEST_SECONDS)

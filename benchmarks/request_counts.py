@@ -53,10 +53,10 @@ class NodeRequests(StorageWrapper):
         self.read_paths: list[str] = []
         self.created_paths: list[str] = []
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         if "-node-" in path:
             self.read_paths.append(path)
-        return self.inner.read(path, offset=offset, length=length)
+        return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     def create(self, path: str, data: bytes) -> None:
         if "-node-" in path:
@@ -67,8 +67,8 @@ class NodeRequests(StorageWrapper):
 class ManyVersions(StorageWrapper):
     """Shows the one root there is under all versions up to ``LATEST``."""
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        return self.inner.read(self._shown(path), offset=offset, length=length)
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        return self.inner.read(self._shown(path), offset=offset, length=length, limit_bytes=limit_bytes)
 
     def stat(self, path: str) -> FileInfo:
         return self.inner.stat(self._shown(path))

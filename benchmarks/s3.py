@@ -60,9 +60,9 @@ class Recorder(StorageWrapper):
         super().__init__(inner)
         self.requests: list[tuple[Round | None, Request]] = []
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         self.requests.append((current_round(), Request("read", path, b"", offset, length)))
-        return self.inner.read(path, offset=offset, length=length)
+        return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     def stat(self, path: str) -> FileInfo:
         self.requests.append((current_round(), Request("stat", path)))

@@ -64,9 +64,9 @@ class LaterStorage(StorageWrapper):
     def now_ms(self) -> int:
         return self.inner.now_ms() + _YEAR_MS
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         self._take_time()
-        return self.inner.read(path, offset=offset, length=length)
+        return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     def stat(self, path: str) -> FileInfo:
         self._take_time()

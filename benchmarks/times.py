@@ -47,9 +47,9 @@ class Recorder(StorageWrapper):
         self.read_paths: list[str] = []
         self.written: list[tuple[str, bytes]] = []
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         self.read_paths.append(path)
-        return self.inner.read(path, offset=offset, length=length)
+        return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     def create(self, path: str, data: bytes) -> None:
         self.written.append((path, data))

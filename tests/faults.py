@@ -102,8 +102,10 @@ class FaultyStorage(StorageWrapper):
         with self._lock:
             return tuple(self._log)
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        return self._send("read", path, lambda: self.inner.read(path, offset=offset, length=length))
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        return self._send(
+            "read", path, lambda: self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
+        )
 
     def stat(self, path: str) -> FileInfo:
         return self._send("stat", path, lambda: self.inner.stat(path))

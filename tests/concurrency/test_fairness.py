@@ -29,9 +29,9 @@ class Distant(StorageWrapper):
         super().__init__(inner)
         self._seconds = seconds
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         time.sleep(self._seconds)
-        return self.inner.read(path, offset=offset, length=length)
+        return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     def stat(self, path: str) -> FileInfo:
         time.sleep(self._seconds)

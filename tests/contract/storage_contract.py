@@ -19,12 +19,14 @@ from typing import cast
 import pytest
 
 from trinitylake_ops.errors import (
+    CorruptFileError,
     FileExistsAlreadyError,
     FileMissingError,
     InvalidInputError,
     InvalidLocationError,
 )
 from trinitylake_ops.storage import FileInfo, Storage, drop_memory_root
+from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES
 
 MIB = 1024 * 1024
 
@@ -256,6 +258,26 @@ class StorageContract:
         for offset, length in ((-1, None), (0, -1)):
             with pytest.raises(InvalidInputError):
                 storage.read("name", offset=offset, length=length)
+
+    def test_a_file_beyond_its_bound_is_refused(self, storage: Storage) -> None:
+        storage.create("name", body(1, 5000))
+        for _ in range(2):  # from the storage, and from a cache
+            with pytest.raises(
+                CorruptFileError, match=r"'name' has 5000 bytes, and no file of its kind more than 4999"
+            ):
+                storage.read("name", limit_bytes=4999)
+            assert storage.read("name", limit_bytes=5000) == storage.read("name")
+        assert storage.read("name", offset=4000, limit_bytes=1000) == body(1, 5000)[4000:]
+        with pytest.raises(CorruptFileError, match="1001 bytes"):
+            storage.read("name", offset=3999, limit_bytes=1000)
+        assert storage.read("name", offset=1, length=4000, limit_bytes=10) == body(1, 5000)[1:4001]
+        with pytest.raises(FileMissingError):
+            storage.read("missing", limit_bytes=1)
+        large, missing = storage.read_available(["name", "missing"], limit_bytes=1)
+        assert isinstance(large, CorruptFileError)
+        assert isinstance(missing, FileMissingError)
+        assert storage.whole_file_limit_bytes == WHOLE_FILE_LIMIT_BYTES
+        assert pickle.loads(pickle.dumps(storage)).whole_file_limit_bytes == WHOLE_FILE_LIMIT_BYTES
 
     # --- S5: delete ---------------------------------------------------------------------------
 

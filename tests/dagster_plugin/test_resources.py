@@ -25,7 +25,8 @@ from trinitylake_ops.storage.s3_settings import S3_OPTIONS
 
 def test_every_option_has_its_place_in_the_configuration() -> None:
     assert (
-        set(StorageSettings.model_fields) == (S3_OPTIONS | CACHE_OPTIONS | {"fsync", "allowed_roots"}) - SECRET_OPTIONS
+        set(StorageSettings.model_fields)
+        == (S3_OPTIONS | CACHE_OPTIONS | {"fsync", "allowed_roots", "whole_file_limit_bytes"}) - SECRET_OPTIONS
     )
     assert set(SecretVariables.model_fields) == SECRET_OPTIONS
 

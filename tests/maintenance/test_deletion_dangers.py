@@ -52,9 +52,9 @@ class Meanwhile(StorageWrapper):
             self._happen()
             self._has_begun = True
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         self._fail(path)
-        return super().read(path, offset=offset, length=length)
+        return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
         self._fail(prefix)
@@ -269,12 +269,14 @@ def test_a_registration_that_outlives_its_lease_is_not_made(lakes: Lakes) -> Non
     metadata = aging.lake.snapshot().table("ns", "t").format_properties["metadata_location"]
 
     class Slow(StorageWrapper):
-        def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        def read(
+            self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None
+        ) -> bytes:
             if path == metadata:
                 aging.later(DURATION_MS + 1)
                 with lease(aging.clock, "purge"):
                     pass
-            return super().read(path, offset=offset, length=length)
+            return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     with pytest.raises(MaintenanceBlockedError, match="took over the lease"):
         maintenance.register_table(Lakehouse(Slow(aging.clock)), "ns", "too", metadata)
@@ -289,13 +291,13 @@ class LeaseTakenOverAtRead(StorageWrapper):
         self._aging = aging
         self.is_armed = False
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         if self.is_armed:
             self.is_armed = False
             self._aging.clock.time_ms += 2 * DURATION_MS
             with lease(self._aging.lake.storage, "purge"):
                 pass
-        return super().read(path, offset=offset, length=length)
+        return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
 
 def test_nothing_is_deleted_where_the_lease_ends_while_a_new_version_is_marked(lakes: Lakes) -> None:

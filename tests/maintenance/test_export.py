@@ -231,8 +231,8 @@ class Interrupted(FaultyStorage):
 
     action: Callable[[], Any] | None = None
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        data = super().read(path, offset=offset, length=length)
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        data = super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
         if self.action is not None and path.startswith("_export_"):
             action, self.action = self.action, None
             action()

@@ -304,10 +304,10 @@ def test_an_export_goes_on_where_an_earlier_one_lost_what_it_left_at_the_source(
 class Dropping(StorageWrapper):
     """Lets an export be dropped right before its root is read."""
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         if path.startswith("_export_"):
             maintenance.drop_export(Lakehouse(self.inner), "kept")
-        return self.inner.read(path, offset=offset, length=length)
+        return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
 
 @pytest.mark.parametrize("look", [Lakehouse.snapshot, maintenance.plan_restore], ids=["snapshot", "restore"])

@@ -39,8 +39,8 @@ class FoldingStorage(StorageWrapper):
         super().__init__(inner)
         self._fold = fold
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        return self.inner.read(self._fold(path), offset=offset, length=length)
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        return self.inner.read(self._fold(path), offset=offset, length=length, limit_bytes=limit_bytes)
 
     def stat(self, path: str) -> FileInfo:
         return replace(self.inner.stat(self._fold(path)), path=path)

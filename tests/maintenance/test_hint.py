@@ -92,8 +92,10 @@ def test_a_commit_during_the_look_is_not_taken_for_a_stale_hint(lake: Lakehouse)
     class Racing(FaultyStorage):
         raced = n_reads = 0
 
-        def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
-            data = super().read(path, offset=offset, length=length)
+        def read(
+            self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None
+        ) -> bytes:
+            data = super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
             self.n_reads += path == HINT_PATH
             if path == HINT_PATH and self.n_reads % 2 and self.raced < n_commits:  # the other is to find the latest one
                 self.raced += 1
@@ -108,8 +110,10 @@ def test_a_hint_that_stays_behind_while_others_commit_is_found(lake: Lakehouse) 
     class Racing(FaultyStorage):
         n_reads = n_looks = 0
 
-        def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
-            data = super().read(path, offset=offset, length=length)
+        def read(
+            self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None
+        ) -> bytes:
+            data = super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
             self.n_reads += path == HINT_PATH
             if path == HINT_PATH and self.n_reads % 2:
                 self.n_looks += 1

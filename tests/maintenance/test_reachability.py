@@ -224,10 +224,10 @@ class Refusing(StorageWrapper):
         super().__init__(inner)
         self.path = path
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         if path == self.path:
             raise TransientError("not now", path=path)
-        return super().read(path, offset=offset, length=length)
+        return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
 
 def test_damage_of_expiring_versions_stops_nothing(aging: Aging, lake: Lakehouse) -> None:
@@ -487,9 +487,9 @@ class Counting(StorageWrapper):
         super().__init__(inner)
         self.reads: list[str] = []
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         self.reads.append(path)
-        return super().read(path, offset=offset, length=length)
+        return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
 
 def test_missing_kept_files_are_named(aging: Aging, lake: Lakehouse) -> None:
@@ -511,12 +511,12 @@ class FailsOnce(StorageWrapper):
         self._paths = paths
         self._n_reads = 0
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         if path in self._paths:
             self._n_reads += 1
             if self._n_reads == 2:
                 raise TransientError("not now", path=path)
-        return super().read(path, offset=offset, length=length)
+        return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
 
 def test_what_failed_in_the_middle_is_walked_again_from_the_start(aging: Aging, lake: Lakehouse) -> None:

@@ -33,9 +33,9 @@ class SlowStorage(AgingStorage):
         self.read_ms = 0
         self.create_ms = 0
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         self.time_ms += self.read_ms
-        return super().read(path, offset=offset, length=length)
+        return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     def create(self, path: str, data: bytes) -> None:
         super().create(path, data)

@@ -112,10 +112,12 @@ def test_an_export_dropped_during_verify_is_no_finding(lakes: Lakes) -> None:
     faulty = FaultyStorage(lake.storage)
     read = faulty.read
 
-    def read_and_drop(path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read_and_drop(
+        path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None
+    ) -> bytes:
         if path == report.manifest_path:
             maintenance.drop_export(Lakehouse(lake.storage), "e")
-        return read(path, offset=offset, length=length)
+        return read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     faulty.read = read_and_drop  # type: ignore[method-assign]
     assert maintenance.verify(Lakehouse(faulty)).findings == ()

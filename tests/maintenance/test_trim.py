@@ -393,10 +393,12 @@ def test_an_unknown_outcome_deletes_nothing(lake: Lakehouse) -> None:
                 self.lost = path
                 raise errors.AmbiguousWriteError("lost", path=path)
 
-        def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        def read(
+            self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None
+        ) -> bytes:
             if path == self.lost:
                 raise errors.StoragePermissionError("unreadable", path=path)
-            return super().read(path, offset=offset, length=length)
+            return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     with pytest.raises(errors.CommitOutcomeUnknownError):
         replace(plan, _lake=Lakehouse(Unknown(lake.storage))).execute()

@@ -307,11 +307,13 @@ def test_runs_that_overlap_leave_records_that_the_next_one_takes_together() -> N
 
             has_begun = False
 
-            def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+            def read(
+                self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None
+            ) -> bytes:
                 if path.startswith(VERIFIED_PREFIX) and not self.has_begun:
                     self.has_begun = True
                     verified(storage, incremental=True)
-                return super().read(path, offset=offset, length=length)
+                return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
         assert verified(Overlapping(storage), incremental=True).findings == ()
         assert len(records(storage)) == 1

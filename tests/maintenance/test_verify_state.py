@@ -124,11 +124,11 @@ def test_leases(aging: Aging) -> None:
 class TakenOver(StorageWrapper):
     """Lets another operation take the lease while it is about to be read."""
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         if path == lease_path(1):
             with lease(self.inner, "orphans"):
                 pass
-        return super().read(path, offset=offset, length=length)
+        return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
 
 def test_a_lease_that_is_taken_over_meanwhile(aging: Aging) -> None:
@@ -216,11 +216,11 @@ class PurgedMeanwhile(AgingStorage):
         self._kind = kind
         self._has_begun = False
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         if f"-{self._kind}-" in path and not self._has_begun:
             self._has_begun = True
             assert self._aging.purge().files
-        return super().read(path, offset=offset, length=length)
+        return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
 
 def test_versions_that_are_purged_meanwhile_are_no_damage(lakes: Lakes) -> None:
@@ -259,7 +259,7 @@ class DroppedMeanwhile(AgingStorage):
         self._again = again
         self.n_reads = 0
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         self.n_reads += 1
         if self.n_reads == self._at:
             maintenance.drop_export(self._aging.lake, "full")
@@ -268,7 +268,7 @@ class DroppedMeanwhile(AgingStorage):
             self.time_ms = self._aging.clock.time_ms
             if self._again:
                 maintenance.plan_export(self._aging.lake, "full", level="full").execute()
-        return super().read(path, offset=offset, length=length)
+        return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
 
 @pytest.mark.parametrize("again", [False, True])

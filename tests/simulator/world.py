@@ -445,7 +445,7 @@ class SimulatedStorage(Storage):
         self._world = world
         self._process = process
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         def effect() -> bytes:
             data, _ = self._find(path)
             return data[offset : None if length is None else offset + length]

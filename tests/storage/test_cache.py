@@ -248,8 +248,8 @@ class Gate(StorageWrapper):
         super().__init__(inner)
         self.entered, self.opened = threading.Semaphore(0), threading.Event()
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        data = self.inner.read(path, offset=offset, length=length)
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        data = self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
         self.entered.release()
         assert self.opened.wait(30)
         return data

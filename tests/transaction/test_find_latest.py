@@ -166,11 +166,11 @@ class _SleepsBeforeTheRoot(StorageWrapper):
         self._path = path
         self._meanwhile: Callable[[], object] | None = meanwhile
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         if path == self._path and self._meanwhile is not None:
             meanwhile, self._meanwhile = self._meanwhile, None
             meanwhile()
-        return self.inner.read(path, offset=offset, length=length)
+        return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
 
 def test_who_reads_a_root_when_it_is_purged_looks_again(lake: Lakehouse) -> None:

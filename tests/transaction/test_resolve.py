@@ -38,10 +38,10 @@ class Unanswered(StorageWrapper):
             raise AmbiguousWriteError("no answer", path=path)
         self.inner.create(path, data)
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         if path == ROOT_1 and self._is_sent:
             raise StoragePermissionError("not now", path=path)
-        return self.inner.read(path, offset=offset, length=length)
+        return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
 
 class HeldBack(StorageWrapper):
@@ -57,10 +57,10 @@ class HeldBack(StorageWrapper):
             raise AmbiguousWriteError("no answer", path=path)
         self.inner.create(path, data)
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         if path == ROOT_1 and self._held is not None:
             raise StoragePermissionError("not now", path=path)
-        return self.inner.read(path, offset=offset, length=length)
+        return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     def land(self) -> None:
         assert self._held is not None

@@ -251,8 +251,8 @@ class Flipping(StorageWrapper):
         self.times = times
         self.n_reads: dict[str, int] = {}
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        data = self.inner.read(path, offset=offset, length=length)
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        data = self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
         self.n_reads[path] = self.n_reads.get(path, 0) + 1
         if not is_immutable_path(path) or self.n_reads[path] > self.times:
             return data

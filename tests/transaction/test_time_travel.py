@@ -40,10 +40,10 @@ class Versions(StorageWrapper):
         del self._system[COMMIT_INFO]  # it names version 0
         self.inner.write(HINT_PATH, str(len(times) - 1).encode())
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         version = parse_root_path(path)
         if version is None:
-            return self.inner.read(path, offset=offset, length=length)
+            return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
         if version >= len(self.times):
             raise FileMissingError("there is no such version", path=path)
         time_ms, is_ours = self.times[version]

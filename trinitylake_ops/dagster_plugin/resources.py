@@ -89,6 +89,9 @@ class StorageSettings(_OptionsConfig):
     addressing_style: str | None = Field(default=None, description="S3: 'auto', 'path' or 'virtual'.")
     connect_timeout_seconds: str | None = Field(default=None, description="S3: seconds until a connection stands.")
     read_timeout_seconds: str | None = Field(default=None, description="S3: seconds without a byte of an answer.")
+    whole_file_limit_bytes: str | None = Field(
+        default=None, description="The most bytes of a node or definition; 256 MiB by default, which is the least."
+    )
     cache_bytes: str | None = Field(default=None, description="Memory for immutable files, in bytes.")
     cache_folder: str | None = Field(default=None, description="Local folder for immutable files.")
     cache_folder_bytes: str | None = Field(default=None, description="Size of that folder, in bytes.")

@@ -19,11 +19,13 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError, InvalidInputError
 from trinitylake_ops.format.checksums import check_seals, open_seal, sealed
+from trinitylake_ops.format.file_sizes import MAX_DEFINITION_BYTES, check_definition_size
 from trinitylake_ops.format.generated import definitions_pb2 as pb
 from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.format.version_ranges import VersionRanges
 
 MAJOR_VERSION = 0
+_SEALS_ROOM_BYTES = 4096  # both seals, of the longest name
 
 #: Format property of an Iceberg table: where its current metadata file is, as a path under the root or a URI.
 METADATA_LOCATION = "metadata_location"
@@ -388,6 +390,8 @@ def _parse(data: bytes, message_type: type[M], path: str) -> M:
 
 
 def _parsed(data: bytes, message_type: type[M], path: str) -> M:
+    if message_type not in (pb.SavedTransaction, pb.Seals):  # the seals of both are looked for
+        check_definition_size(len(data), path)
     try:
         return message_type.FromString(data)
     except DecodeError as error:
@@ -411,6 +415,11 @@ def _to_file(
         ) from error
     except (AttributeError, TypeError, ValueError) as error:
         raise InvalidDefinitionError(f"this {type(value).__name__} cannot be stored: {error}") from error
+    if len(data) > MAX_DEFINITION_BYTES - _SEALS_ROOM_BYTES and message_type is not pb.SavedTransaction:
+        raise InvalidDefinitionError(
+            f"this {type(value).__name__} cannot be stored: it has {len(data)} bytes, and nobody reads a definition of"
+            f" more than {MAX_DEFINITION_BYTES}"
+        )
     return _sealed_file(data, path) if path else data
 
 

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from trinitylake_ops.errors import CorruptFileError
+from trinitylake_ops.errors import CorruptFileError, InvalidInputError
 from trinitylake_ops.format.checksums import SEAL_KEYS, check_seals, open_seal, sealed
+from trinitylake_ops.format.file_sizes import MAX_FILE_LIST_BYTES, check_json_values
+
+_OBJECT_START = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\{")
 
 
 def encode_sealed_json(content: Mapping[str, Any], path: str, *, indent: int | None = None) -> bytes:
-    """Return the JSON file of an object that will stand at ``path``, with a seal before and one after its entries."""
+    """Return the JSON file of an object that will stand at ``path``, with a seal before and one after its entries.
+
+    Raises InvalidInputError where that is larger than any that is read.
+    """
     first, second = SEAL_KEYS
     seal = open_seal(path)
     separators = (",", ":") if indent is None else None
     text = json.dumps({first: seal, **content, second: seal}, indent=indent, separators=separators)
-    return sealed(text.encode("ascii"), path)
+    data = text.encode("ascii")
+    if len(data) > MAX_FILE_LIST_BYTES:
+        raise InvalidInputError(
+            f"{path!r} would have {len(data)} bytes, and nobody reads more than {MAX_FILE_LIST_BYTES}: it names"
+            " too many files; do it in parts, of fewer versions or namespaces"
+        )
+    return sealed(data, path)
 
 
 def decode_sealed_json(data: bytes, path: str) -> dict[str, Any]:
@@ -35,6 +48,9 @@ def check_json_file(data: bytes, path: str) -> bool:
 
 
 def _object_in(data: bytes, path: str) -> dict[str, Any]:
+    if _OBJECT_START.match(data) is None:  # before all of it becomes text
+        raise CorruptFileError(f"{path!r} holds no JSON object", path=path)
+    check_json_values(data, path)
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:

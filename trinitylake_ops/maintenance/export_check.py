@@ -19,6 +19,7 @@ from trinitylake_ops.maintenance.reachability import CatalogReach
 from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table
 from trinitylake_ops.maintenance.survey import Progress, SurveyedRoot, no_progress
 from trinitylake_ops.maintenance.table_reach import iceberg_metadata
+from trinitylake_ops.maintenance.verify_storage import PIECE_BYTES
 from trinitylake_ops.storage import Storage, open_storage
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
@@ -155,10 +156,21 @@ def _needed_elsewhere(
     return needed, damaged
 
 
+def _sha256(storage: Storage, path: str) -> str:
+    """Return the checksum of a file, which is read piece by piece: one of data may be large."""
+    hashed, offset = hashlib.sha256(), 0
+    while True:
+        piece = storage.read(path, offset=offset, length=PIECE_BYTES)
+        hashed.update(piece)
+        offset += len(piece)
+        if len(piece) < PIECE_BYTES:
+            return hashed.hexdigest()
+
+
 def _with_other_checksums(storage: Storage, copies: Sequence[CopiedFile], progress: Progress) -> list[CopiedFile]:
     def is_other(copy: CopiedFile) -> bool:
         try:
-            return hashlib.sha256(storage.read(copy.target)).hexdigest() != copy.sha256
+            return _sha256(storage, copy.target) != copy.sha256
         except FileMissingError:
             return True  # deleted since the list
 

@@ -47,12 +47,17 @@ class CopyJob:
     sizes_bytes: Mapping[str, int] = field(default_factory=dict)
     is_definition: bool = False
 
+    @property
+    def _data_bytes(self) -> int:
+        """The size of a file of data, which may be large, as its table gives it."""
+        return 0 if self.file is not None and self.file.kind in REWRITTEN else self.size_bytes
+
     def content(self, io: StorageFileIO) -> bytes:
         """Return the bytes of the copy. Raises CorruptFileError, StorageError."""
         if self.data is not None:
             return self.data
         assert self.source is not None
-        data = io.read_whole(self.source)
+        data = io.read_whole(self.source, self._data_bytes)
         if self.is_definition:
             return resealed(data, self.source, self.target)
         check_whole(data, self.source)
@@ -107,7 +112,8 @@ class CopyWork:
             was_there = job.there_bytes == len(data)
             if not was_there:
                 create_settled(self._target, job.target, data, is_ours=lambda found: found == data)
-            if self._target.read(job.target) != data:
+            limit_bytes = max(len(data), self._target.whole_file_limit_bytes)
+            if self._target.read(job.target, limit_bytes=limit_bytes) != data:
                 raise CorruptFileError(
                     f"the file that stands under {self._target.root} is not what is to be copied there; drop the"
                     " export, and where it goes to another root remove that file, or export to another target",

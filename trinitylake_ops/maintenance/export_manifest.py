@@ -9,6 +9,7 @@ from typing import Any
 
 from trinitylake_ops.errors import CorruptFileError, ExportExistsError, FileMissingError
 from trinitylake_ops.format.definitions import ExportRecord
+from trinitylake_ops.format.file_sizes import MAX_FILE_LIST_BYTES
 from trinitylake_ops.format.sealed_json import decode_sealed_json, encode_sealed_json
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.write_outcome import create_settled
@@ -65,7 +66,7 @@ def finish_manifest(
 
 def _copies_of_earlier_runs(storage: Storage, path: str) -> dict[str, CopiedFile]:
     try:
-        found = _decoded(storage.read(path), path)["files"]
+        found = _read(storage, path)["files"]
     except FileMissingError:
         return {}
     return {file["target"]: _copied(file, path) for file in found if "sha256" in file}
@@ -76,7 +77,7 @@ def read_manifest(storage: Storage, path: str) -> list[CopiedFile]:
 
     Raises FileMissingError, CorruptFileError, other StorageErrors.
     """
-    return [_copied(file, path) for file in _decoded(storage.read(path), path)["files"]]
+    return [_copied(file, path) for file in _read(storage, path)["files"]]
 
 
 def _copied(file: Mapping[str, Any], path: str) -> CopiedFile:
@@ -98,7 +99,7 @@ def manifest_targets(storage: Storage, path: str) -> set[str]:
     if not path:
         return set()
     try:
-        return {file["target"] for file in _decoded(storage.read(path), path)["files"]}
+        return {file["target"] for file in _read(storage, path)["files"]}
     except FileMissingError:
         return set()
 
@@ -127,6 +128,10 @@ def _encoded(record: ExportRecord, files: list[dict[str, Any]], *, with_definiti
         "files": files,
     }
     return encode_sealed_json(dict(sorted(manifest.items())), record.manifest_path, indent=1)
+
+
+def _read(storage: Storage, path: str) -> Mapping[str, Any]:
+    return _decoded(storage.read(path, limit_bytes=MAX_FILE_LIST_BYTES), path)
 
 
 def _decoded(data: bytes, path: str) -> Mapping[str, Any]:

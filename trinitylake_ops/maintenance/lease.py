@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, MaintenanceBlockedError, StorageError
 from trinitylake_ops.format.file_names import LEASE_PREFIX, lease_path, parse_lease_path
+from trinitylake_ops.format.file_sizes import MAX_NOTE_BYTES
 from trinitylake_ops.format.sealed_json import decode_sealed_json, encode_sealed_json
 from trinitylake_ops.maintenance.report import utc_of
 from trinitylake_ops.storage import FileInfo, Storage
@@ -105,7 +106,7 @@ def _standing(storage: Storage) -> dict[int, FileInfo]:
 def _check_ended(storage: Storage, info: FileInfo, now_ms: int) -> None:
     """Raise MaintenanceBlockedError unless a lease has ended; one that cannot be read ends by its age."""
     try:
-        content = decode_sealed_json(storage.read(info.path), info.path)
+        content = decode_sealed_json(storage.read(info.path, limit_bytes=MAX_NOTE_BYTES), info.path)
         expires_at_ms, operation = int(content["expires_at_ms"]), str(content["operation"])
     except FileMissingError:
         raise _taken_now(info.path) from None  # with a newer one there, it was deleted

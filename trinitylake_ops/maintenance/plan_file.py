@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.definitions import ExpirationBatch
 from trinitylake_ops.format.file_names import new_plan_path
+from trinitylake_ops.format.file_sizes import MAX_FILE_LIST_BYTES
 from trinitylake_ops.format.sealed_json import decode_sealed_json, encode_sealed_json
 from trinitylake_ops.maintenance.timed_plan import timed_digest
 from trinitylake_ops.storage import Storage
@@ -69,7 +70,7 @@ def write_plan_file(storage: Storage, plan: PlanFile) -> str:
 
 def read_plan_file(storage: Storage, batch: ExpirationBatch) -> PlanFile:
     """Read the plan of a batch. Raises CorruptFileError where it is not the one that was recorded, StorageError."""
-    plan = PlanFile.from_bytes(storage.read(batch.plan_path), batch.plan_path)
+    plan = PlanFile.from_bytes(storage.read(batch.plan_path, limit_bytes=MAX_FILE_LIST_BYTES), batch.plan_path)
     if plan.digest != batch.digest:
         raise CorruptFileError(
             f"the plan {batch.plan_path!r} is not the one that expired versions {batch.versions}", path=batch.plan_path

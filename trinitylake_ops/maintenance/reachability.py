@@ -17,6 +17,7 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.definitions import ExpirationState, ExportState
 from trinitylake_ops.format.file_identity import OtherNames, folded
 from trinitylake_ops.format.file_names import is_immutable_path
+from trinitylake_ops.format.file_sizes import MAX_NOTE_BYTES
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.format.node_file import NodeFile, decode_node
 from trinitylake_ops.maintenance.executors import LOCAL, Executor
@@ -297,7 +298,8 @@ def owned_tables(lake: Lakehouse, table_ids: Iterable[str], lakehouse_id: str, m
     ordered = sorted(table_id for table_id in table_ids if table_id not in (".", ".."))
     owned = set()
     paths = [owner_path(table_id) for table_id in ordered]
-    for table_id, path, data in zip(ordered, paths, lake.storage.read_available(paths), strict=True):
+    owners = lake.storage.read_available(paths, limit_bytes=MAX_NOTE_BYTES)
+    for table_id, path, data in zip(ordered, paths, owners, strict=True):
         try:
             if isinstance(data, StorageError):
                 raise data

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError
 from trinitylake_ops.format.file_names import VERIFIED_PREFIX, is_verified_path, new_verified_path
+from trinitylake_ops.format.file_sizes import MAX_FILE_LIST_BYTES
 from trinitylake_ops.format.ipc_body import check_stream
 from trinitylake_ops.storage import FileInfo, Storage
 from trinitylake_ops.storage.write_outcome import create_fresh
@@ -133,7 +134,7 @@ def _read(storage: Storage, found: list[FileInfo]) -> Records:
     newest_first = sorted(found, key=lambda info: (info.last_modified_ms, info.path), reverse=True)
     for info in newest_first:
         try:
-            rows = dict(_decoded(storage.read(info.path), info.path))
+            rows = dict(_decoded(storage.read(info.path, limit_bytes=MAX_FILE_LIST_BYTES), info.path))
         except CorruptFileError as error:
             damaged[info.path] = error.message
             continue
@@ -189,9 +190,9 @@ def _batches(rows: list[tuple[str, VerifiedFile]]) -> Iterator[list[tuple[str, V
 
 def _decoded(data: bytes, path: str) -> Iterator[tuple[str, VerifiedFile]]:
     """Yield the rows of a record. Raises CorruptFileError for one that is damaged or of another form."""
-    body, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
-    if hashlib.sha256(body).digest() != checksum:
+    if hashlib.sha256(memoryview(data)[:-_CHECKSUM_BYTES]).digest() != data[-_CHECKSUM_BYTES:]:
         raise CorruptFileError("the record of verified files is damaged", path=path)
+    body = data[:-_CHECKSUM_BYTES]
     try:
         check_stream(body, _record_limit_bytes(len(body)))
         yield from _rows(body, path)

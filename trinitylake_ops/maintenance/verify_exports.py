@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from trinitylake_ops.errors import FileMissingError, InvalidLocationError, TrinityLakeError
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, ExportState, LakehouseDef
+from trinitylake_ops.format.file_sizes import MAX_FILE_LIST_BYTES
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.maintenance.export_manifest import check_manifest
 from trinitylake_ops.maintenance.verify_report import Findings
@@ -77,7 +78,8 @@ class ExportVerifier:
         """Warn where nothing names the copies that an export made so far: it copies within this root."""
         if not record.manifest_path or record.target_uri or record.level == ExportLevel.MINIMAL:
             return
-        if isinstance(self._lake.storage.read_available([record.manifest_path])[0], FileMissingError):
+        (found,) = self._lake.storage.read_available([record.manifest_path], limit_bytes=MAX_FILE_LIST_BYTES)
+        if isinstance(found, FileMissingError):
             message = (
                 f"export {record.name!r} is unfinished and has no manifest: it began just now, or the file is lost,"
                 " and its copies are orphans until it is finished"

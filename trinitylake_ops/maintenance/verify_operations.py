@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 
 from trinitylake_ops.errors import FileMissingError, StorageError
 from trinitylake_ops.format.definitions import SavedTransaction
-from trinitylake_ops.format.file_names import OPERATIONS_PREFIX
+from trinitylake_ops.format.file_names import OPERATIONS_PREFIX, ORPHAN_BARRIER_PATH, parse_lease_path
+from trinitylake_ops.format.file_sizes import MAX_FILE_LIST_BYTES, MAX_NOTE_BYTES
 from trinitylake_ops.format.sealed_json import decode_sealed_json
 from trinitylake_ops.maintenance.plan_file import PlanFile
 from trinitylake_ops.maintenance.verify_report import Findings
@@ -32,7 +33,7 @@ def _error_in(known: KnownFilesStorage, path: str) -> StorageError | None:
     decode = _decoder_of(path)
     assert decode is not None
     try:
-        data = known.read(path)
+        data = known.read(path, limit_bytes=_limit_bytes(path))
         decode(data, path)
     except FileMissingError:  # its operation has ended since the listing
         return None
@@ -40,6 +41,11 @@ def _error_in(known: KnownFilesStorage, path: str) -> StorageError | None:
         return error
     known.count_checksum(path, data)
     return None
+
+
+def _limit_bytes(path: str) -> int:
+    is_note = path == ORPHAN_BARRIER_PATH or parse_lease_path(path) is not None
+    return MAX_NOTE_BYTES if is_note else MAX_FILE_LIST_BYTES
 
 
 def _decoder_of(path: str) -> Callable[[bytes, str], object] | None:

@@ -6,6 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 
 from trinitylake_ops.errors import FileMissingError, StorageError
 from trinitylake_ops.format.definitions import LakehouseDef
+from trinitylake_ops.format.file_sizes import MAX_NOTE_BYTES
 from trinitylake_ops.maintenance.table_reach import table_id_in
 from trinitylake_ops.maintenance.verify_report import Findings
 from trinitylake_ops.maintenance.verify_storage import KnownFilesStorage
@@ -70,7 +71,7 @@ def warn_of_missing(missing: Sequence[str], findings: Findings) -> None:
 def _owner(known: KnownFilesStorage, path: str, is_deep: bool) -> str | StorageError | None:
     """Return the lakehouse that an owner file names, the error where it cannot be read, None where it is gone now."""
     try:
-        data = known.read(path)
+        data = known.read(path, limit_bytes=MAX_NOTE_BYTES)
         owner = read_owner(data, path)
     except FileMissingError:  # an orphan that was removed since the listing
         return None

@@ -19,6 +19,7 @@ from trinitylake_ops.format.file_names import (
     lease_path,
     parse_lease_path,
 )
+from trinitylake_ops.format.file_sizes import MAX_FILE_LIST_BYTES, MAX_NOTE_BYTES
 from trinitylake_ops.maintenance.listing import list_without, may_be_ours
 from trinitylake_ops.maintenance.orphans import Orphans, find_orphans
 from trinitylake_ops.maintenance.reachability import Mark, kept_roots
@@ -53,16 +54,16 @@ def running_operation(storage: Storage, listing: Mapping[str, FileInfo], warn: W
         return None
     path = lease_path(newest)
     try:
-        content = json.loads(storage.read(path))
+        content = json.loads(storage.read(path, limit_bytes=MAX_NOTE_BYTES))
         operation, expires_at_ms = str(content["operation"]), int(content["expires_at_ms"])
     except FileMissingError:
         return _UNKNOWN
+    except (CorruptFileError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        warn("lease-stale", "the newest lease cannot be read; it ends by its age", path, None, None)
+        return None
     except StorageError as error:
         warn("lease-unreadable", f"the newest lease cannot be read: {error.message}", path, None, None)
         return _UNKNOWN
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        warn("lease-stale", "the newest lease cannot be read; it ends by its age", path, None, None)
-        return None
     if expires_at_ms > storage.now_ms():
         return operation
     if expires_at_ms:
@@ -104,7 +105,7 @@ def check_plans(
         if batch.state in states
         and batch.plan_path
         and batch.plan_path not in listing
-        and isinstance(storage.read_available([batch.plan_path])[0], FileMissingError)
+        and isinstance(storage.read_available([batch.plan_path], limit_bytes=MAX_FILE_LIST_BYTES)[0], FileMissingError)
     ]
     named = {batch.plan_path for batch in newest().expirations} if lost else set()
     for batch in lost:

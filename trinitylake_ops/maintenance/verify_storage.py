@@ -32,9 +32,9 @@ class LimitedStorage(StorageWrapper):
         """Whether nothing can end the run early."""
         return self._spending.budget == NO_LIMITS
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         self._spending.check()
-        return self.inner.read(path, offset=offset, length=length)
+        return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     def stat(self, path: str) -> FileInfo:
         self._spending.check()
@@ -85,12 +85,12 @@ class KnownFilesStorage(StorageWrapper):
         row = None if self._reads_all else self._recorded.get(path)
         return row if row is not None and row.is_unchanged(self._listing.get(path)) else None
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         is_catalog = is_immutable_path(path) or root_naming(path) is not None
         if is_catalog and (known := self._known(path)) is not None:
             self.count_taken(path)
             return known[offset : None if length is None else offset + length]
-        data = self._answered(path, offset, length)
+        data = self._answered(path, offset, length, limit_bytes)
         if offset == 0 and (length is None or len(data) < length) and (is_catalog or _is_given_once(path)):
             self._note(path, hashlib.sha256(data).digest())
             if self._is_deep and not path.startswith(TABLES_PREFIX):
@@ -104,9 +104,9 @@ class KnownFilesStorage(StorageWrapper):
         with self._noting(path):
             return self.inner.stat(path)
 
-    def _answered(self, path: str, offset: int, length: int | None) -> bytes:
+    def _answered(self, path: str, offset: int, length: int | None, limit_bytes: int | None = None) -> bytes:
         with self._noting(path):
-            return self.inner.read(path, offset=offset, length=length)
+            return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     @contextmanager
     def _noting(self, path: str) -> Iterator[None]:

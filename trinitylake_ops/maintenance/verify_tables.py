@@ -267,7 +267,7 @@ class ContentReader:
             data = _read_pieces(source, check)
         else:
             data = self._storage.read_data(file.location, check.add)
-        has_checksum = check.finish(lambda: source.read_range(0, len(source)))
+        has_checksum = check.finish(lambda n_bytes: source.read_range(len(source) - n_bytes, n_bytes))
         if has_checksum or file.kind == FileKind.STATISTICS or not file.location.endswith(_PARQUET):
             return has_checksum
         if data is not None:

@@ -75,11 +75,13 @@ class VersionVerifier:
 
     def _decoded_root(self, version: int, data: bytes | StorageError) -> NodeFile | None:
         path = self._lake.files.roots.path(version)
-        if isinstance(data, StorageError):
+        if isinstance(data, StorageError) and not isinstance(data, CorruptFileError):
             message = f"the root of version {version} cannot be read: {data.message}"
             self._findings.error("root-missing", message, path, version)
             return None
         try:
+            if isinstance(data, CorruptFileError):
+                raise data
             return decode_node(data, path)
         except CorruptFileError as error:
             self._findings.error("root-corrupt", error.message, path, version)

@@ -137,16 +137,19 @@ class CacheStorage(StorageWrapper):
         self._identity = identity
         self._folder = folder
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         if not self._is_immutable(path):
-            return self.inner.read(path, offset=offset, length=length)
+            return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
         if offset == 0 and length is None:
-            return self._cache.get_or_read(self._identity, path, lambda: self._read_whole(path))
+            data = self._cache.get_or_read(self._identity, path, lambda: self._read_whole(path, limit_bytes))
+            self._check_size(path, len(data), length, limit_bytes)
+            return data
         check_range(path, offset, length)
-        data = self._cache.get(self._identity, path)
-        if data is None:
-            return self.inner.read(path, offset=offset, length=length)
-        return data[offset : None if length is None else offset + length]
+        kept = self._cache.get(self._identity, path)
+        if kept is None:
+            return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
+        self._check_size(path, len(kept) - offset, length, limit_bytes)
+        return kept[offset : None if length is None else offset + length]
 
     def create(self, path: str, data: bytes) -> None:
         """Create a file; once it certainly is there it is kept too, for the next reader of what was committed."""
@@ -189,13 +192,13 @@ class CacheStorage(StorageWrapper):
         folder = None if self._folder is None else (self._folder.folder, self._folder.limit_bytes)
         return (_cache_storage, (self.inner, self._is_immutable, self._cache.capacity_bytes, self._identity, folder))
 
-    def _read_whole(self, path: str) -> bytes:
+    def _read_whole(self, path: str, limit_bytes: int | None) -> bytes:
         if self._folder is None:
-            return self.inner.read(path)
+            return self.inner.read(path, limit_bytes=limit_bytes)
         data = self._folder.get(self._identity, path)
         if data is None:
             n_dropped = self._cache.n_dropped
-            data = self.inner.read(path)
+            data = self.inner.read(path, limit_bytes=limit_bytes)
             self._put_in_folder(path, data, n_dropped)
         return data
 

@@ -12,11 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trinitylake_ops.errors import FileMissingError, StorageError
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, StorageError
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 
 #: By how much the clocks of a storage and of those who use it may differ (S8).
 CLOCK_MARGIN_MS = 5 * 60 * 1000
+#: The most bytes of a file that is read whole, where its reader knows no bound of its own.
+WHOLE_FILE_LIMIT_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +48,16 @@ class Storage(ABC):
     concurrency: int = 16
     #: How many files one request of ``delete_batch`` takes.
     delete_batch_size: int = 1
+    #: The most bytes that ``read`` returns where neither a length nor a limit is asked for.
+    whole_file_limit_bytes: int = WHOLE_FILE_LIMIT_BYTES
 
     @abstractmethod
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         """Return the bytes of a file, or of the range ``[offset, offset + length)`` cut at its end.
 
-        A range that starts at or past the end is empty. Raises FileMissingError, InvalidInputError
-        for a negative offset or length. Never returns a part of a file that is being written (S3).
+        A range that starts at or past the end is empty. Without a length no more than ``limit_bytes``, by default
+        ``whole_file_limit_bytes``, are ever held. Raises FileMissingError, InvalidInputError for a negative offset or
+        length, CorruptFileError for a file with more. Never returns a part of a file that is being written (S3).
         """
 
     @abstractmethod
@@ -105,16 +110,28 @@ class Storage(ABC):
         del path  # a storage keeps nothing
         return False
 
+    def _check_size(self, path: str, size_bytes: int, length: int | None, limit_bytes: int | None) -> None:
+        """Refuse a read, before it is made, of more bytes than it may return without a length."""
+        most_bytes = self.whole_file_limit_bytes if limit_bytes is None else limit_bytes
+        if length is None and size_bytes > most_bytes:
+            raised = ", or raise the storage option 'whole_file_limit_bytes'" if limit_bytes is None else ""
+            raise CorruptFileError(
+                f"{path!r} has {size_bytes} bytes, and no file of its kind more than {most_bytes}; restore it{raised}",
+                path=path,
+            )
+
     def read_many(self, paths: Sequence[str]) -> builtins.list[bytes]:
         """Read several files in parallel, in the order given. Raises the first failure."""
         return run_parallel(in_one_round(self.read), paths, self.concurrency)
 
-    def read_available(self, paths: Sequence[str]) -> builtins.list[bytes | StorageError]:
+    def read_available(
+        self, paths: Sequence[str], *, limit_bytes: int | None = None
+    ) -> builtins.list[bytes | StorageError]:
         """Read several files in parallel; a failure stands in its place instead of being raised."""
 
         def read_or_error(path: str) -> bytes | StorageError:
             try:
-                return self.read(path)
+                return self.read(path, limit_bytes=limit_bytes)
             except StorageError as error:
                 return error
 

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator
 
 from trinitylake_ops.errors import FileMissingError, InvalidLocationError
-from trinitylake_ops.storage.interface import FileInfo, Storage
+from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES, FileInfo, Storage
 from trinitylake_ops.storage.os_errors import (
     ambiguous_write,
     folder_vanished,
@@ -50,20 +50,23 @@ class LocalStorage(Storage):
     concurrency = 8  # enough to share the waits for fsync; more threads only contend
     delete_batch_size = 1000  # an unlink takes less than handing it to a thread
 
-    def __init__(self, root: str, *, fsync: bool = True):
+    def __init__(self, root: str, *, fsync: bool = True, whole_file_limit_bytes: int = WHOLE_FILE_LIMIT_BYTES):
         host, path = split_root(root, "file")
         if host:
             raise InvalidLocationError("a file root names no host: write file:///folder/")
         self.root = root
         self.fsync = fsync
+        self.whole_file_limit_bytes = whole_file_limit_bytes
         self._folder = path.encode()
         self._temporary_folder = (path + TEMPORARY_PREFIX).encode().rstrip(b"/")
         self._known_folders: set[bytes] = set()
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         check_range(path, offset, length)
         with translated(self.root, path, "read"):
-            return read_range(self._locate(path), offset, length)
+            return read_range(
+                self._locate(path), offset, length, lambda n_bytes: self._check_size(path, n_bytes, length, limit_bytes)
+            )
 
     def stat(self, path: str) -> FileInfo:
         with translated(self.root, path, "look up"):
@@ -98,7 +101,7 @@ class LocalStorage(Storage):
         return time.time_ns() // 1_000_000
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_reopen, (self.root, self.fsync))
+        return (_reopen, (self.root, self.fsync, self.whole_file_limit_bytes))
 
     def _locate(self, path: str) -> bytes:
         check_path(path)
@@ -225,5 +228,5 @@ def _file_info(path: str, status: os.stat_result) -> FileInfo:
     return FileInfo(path, status.st_size, status.st_mtime_ns // 1_000_000)
 
 
-def _reopen(root: str, fsync: bool) -> LocalStorage:
-    return LocalStorage(root, fsync=fsync)
+def _reopen(root: str, fsync: bool, whole_file_limit_bytes: int) -> LocalStorage:
+    return LocalStorage(root, fsync=fsync, whole_file_limit_bytes=whole_file_limit_bytes)

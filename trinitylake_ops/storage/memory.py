@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 from trinitylake_ops.errors import FileExistsAlreadyError, FileMissingError, InvalidLocationError
-from trinitylake_ops.storage.interface import FileInfo, Storage
+from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES, FileInfo, Storage
 from trinitylake_ops.storage.paths import check_path, check_prefix, check_range, is_hidden, split_root
 
 
@@ -33,18 +33,20 @@ class MemoryStorage(Storage):
 
     concurrency = 1  # threads would only wait for the lock
 
-    def __init__(self, root: str):
+    def __init__(self, root: str, *, whole_file_limit_bytes: int = WHOLE_FILE_LIMIT_BYTES):
         name, path = split_root(root, "memory")
         if not name:
             raise InvalidLocationError("a memory root needs a name: write memory://NAME/")
         self.root = root
+        self.whole_file_limit_bytes = whole_file_limit_bytes
         self._key_prefix = path
         with _registry_lock:
             self._files = _files_by_name.setdefault(name, _Files())
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         check_range(path, offset, length)
         data, _ = self._find(path)
+        self._check_size(path, len(data) - offset, length, limit_bytes)
         return data[offset : None if length is None else offset + length]
 
     def stat(self, path: str) -> FileInfo:
@@ -77,8 +79,8 @@ class MemoryStorage(Storage):
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
-    def __reduce__(self) -> tuple[type[MemoryStorage], tuple[str]]:
-        return (MemoryStorage, (self.root,))
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_reopen, (self.root, self.whole_file_limit_bytes))
 
     def _matching(self, files: tuple[tuple[str, tuple[bytes, int]], ...], prefix: str) -> Iterator[FileInfo]:
         for key, (data, last_modified_ms) in files:
@@ -97,6 +99,10 @@ class MemoryStorage(Storage):
     def _key(self, path: str) -> str:
         check_path(path)
         return self._key_prefix + path
+
+
+def _reopen(root: str, whole_file_limit_bytes: int) -> MemoryStorage:
+    return MemoryStorage(root, whole_file_limit_bytes=whole_file_limit_bytes)
 
 
 def drop_memory_root(root: str) -> None:

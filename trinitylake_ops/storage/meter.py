@@ -106,9 +106,9 @@ class MeteredStorage(StorageWrapper):
         finally:
             measurement._finish()
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         self._count("read")
-        data = self.inner.read(path, offset=offset, length=length)
+        data = self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
         with self._lock:
             self._bytes_read += len(data)
         return data

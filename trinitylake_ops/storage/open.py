@@ -10,7 +10,7 @@ from trinitylake_ops.storage.cache_options import CACHE_OPTIONS
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.local import LocalStorage
 from trinitylake_ops.storage.memory import MemoryStorage
-from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
+from trinitylake_ops.storage.options import ALLOWED_ROOTS, WHOLE_FILE_LIMIT, StorageOptions, whole_file_limit_bytes
 from trinitylake_ops.storage.retry import RetryStorage
 from trinitylake_ops.storage.s3_settings import S3_CLIENTS, S3_OPTIONS
 
@@ -20,10 +20,10 @@ def open_storage(root_uri: str, storage_options: Mapping[str, str] | None = None
 
     ``file:///folder/`` takes the option ``fsync`` (``true``, the default, or ``false``),
     ``memory://name/`` none of its own, ``s3://bucket/prefix/`` those of ``S3_OPTIONS``, of which
-    ``client`` (``s3fs``, the default, or ``obstore``) picks the library. Those of the cache go with
-    every root, and mean nothing here, as does ``allowed_roots``. Opening touches no file and sends no request. Raises
-    InvalidLocationError for a root of another scheme or form and InvalidInputError for an option
-    that is not known or not valid; neither message repeats credentials.
+    ``client`` (``s3fs``, the default, or ``obstore``) picks the library. Every root takes
+    ``whole_file_limit_bytes``, and those of the cache and ``allowed_roots``, which mean nothing here. Opening touches
+    no file and sends no request. Raises InvalidLocationError for a root of another scheme or form and
+    InvalidInputError for an option that is not known or not valid; neither message repeats credentials.
     """
     scheme, separator, _ = root_uri.partition("://")
     if not separator or scheme not in _SCHEMES:
@@ -34,7 +34,7 @@ def open_storage(root_uri: str, storage_options: Mapping[str, str] | None = None
         raise InvalidLocationError(f"{shown} is not supported: roots start with {', '.join(others)} or {last}")
     known_options, open_inner = _SCHEMES[scheme]
     options = StorageOptions(storage_options)
-    _check_option_names(scheme, options, known_options | CACHE_OPTIONS | {ALLOWED_ROOTS})
+    _check_option_names(scheme, options, known_options | CACHE_OPTIONS | {ALLOWED_ROOTS, WHOLE_FILE_LIMIT})
     return RetryStorage(open_inner(root_uri, options))
 
 
@@ -42,11 +42,12 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,15}")
 
 
 def _open_local(root: str, options: StorageOptions) -> Storage:
-    return LocalStorage(root, fsync=options.flag("fsync", default=True))
+    limit_bytes = whole_file_limit_bytes(options)
+    return LocalStorage(root, fsync=options.flag("fsync", default=True), whole_file_limit_bytes=limit_bytes)
 
 
-def _open_memory(root: str, _: StorageOptions) -> Storage:
-    return MemoryStorage(root)
+def _open_memory(root: str, options: StorageOptions) -> Storage:
+    return MemoryStorage(root, whole_file_limit_bytes=whole_file_limit_bytes(options))
 
 
 def _open_s3(root: str, options: StorageOptions) -> Storage:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 
 from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES
 
 #: Options whose values are credentials: no text that this package makes repeats them.
 SECRET_OPTIONS = frozenset({"access_key_id", "secret_access_key", "session_token"})
@@ -18,6 +19,9 @@ OPTIONS_VARIABLE = "TRINITYLAKE_STORAGE_OPTIONS"
 #: Roots, URIs with white space between them, that may be read, and written, beyond the one of a lakehouse.
 ALLOWED_ROOTS = "allowed_roots"
 
+#: How many bytes a file may have that is read whole, where its kind has no bound of its own.
+WHOLE_FILE_LIMIT = "whole_file_limit_bytes"
+
 _HIDDEN = "***"
 # No longer and no other letters, so that a credential in the place of a name is seldom taken for one.
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
@@ -26,6 +30,7 @@ _SECRET_ASSIGNMENT = re.compile(rf"({'|'.join(sorted(SECRET_OPTIONS))})(['\"]?\s
 _USER_INFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,39}:/{1,2})[^/\s@'\"]+@")
 _ENVIRONMENT_SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _MIN_SECRET_CHARS = 6
+_LARGEST_WHOLE_FILE_BYTES = 5 << 30  # what one PUT to S3 makes
 
 
 class StorageOptions(Mapping[str, str]):
@@ -128,6 +133,18 @@ class StorageOptions(Mapping[str, str]):
             )
             raise InvalidInputError(f"storage option {name!r} must be a number {allowed}, not {value!r}")
         return number
+
+
+def whole_file_limit_bytes(options: StorageOptions) -> int:
+    """Return how many bytes a file may have that is read whole. Raises InvalidInputError."""
+    return int(
+        options.number(
+            WHOLE_FILE_LIMIT,
+            default=WHOLE_FILE_LIMIT_BYTES,
+            minimum=WHOLE_FILE_LIMIT_BYTES,
+            maximum=_LARGEST_WHOLE_FILE_BYTES,
+        )
+    )
 
 
 def redact_assignments(text: str) -> str:

@@ -32,9 +32,9 @@ class PacedStorage(StorageWrapper):
         """Forget who holds the lock: a forked child does not have that thread."""
         self._lock = threading.Lock()
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         self._wait()
-        return self.inner.read(path, offset=offset, length=length)
+        return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     def stat(self, path: str) -> FileInfo:
         self._wait()

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import stat
+from collections.abc import Callable
 
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_RENAMEAT2 = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
@@ -26,14 +27,19 @@ def write_new_file(name: bytes, data: bytes, *, fsync: bool, mode: int = 0o666) 
         os.close(descriptor)
 
 
-def read_range(name: bytes, offset: int, length: int | None) -> bytes:
-    """Read one version of a regular file; anything else than a regular file counts as missing."""
+def read_range(name: bytes, offset: int, length: int | None, check_size: Callable[[int], None] | None = None) -> bytes:
+    """Read one version of a regular file; anything else than a regular file counts as missing.
+
+    ``check_size`` is told how many bytes there are to read, before they are.
+    """
     descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a named pipe would block
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         end = status.st_size if length is None else min(status.st_size, offset + length)
+        if check_size is not None:
+            check_size(end - offset)
         parts = []
         while offset < end and (part := os.pread(descriptor, end - offset, offset)):
             parts.append(part)

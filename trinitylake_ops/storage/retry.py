@@ -68,8 +68,8 @@ class RetryStorage(StorageWrapper):
         self._after_no_effect = self._retrying(_WITHOUT_EFFECT)
         self._after_any = self._retrying(_PASSING)
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        return self._retry(self.inner.read, path, offset=offset, length=length)
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        return self._retry(self.inner.read, path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     def stat(self, path: str) -> FileInfo:
         return self._retry(self.inner.stat, path)

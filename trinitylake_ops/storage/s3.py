@@ -12,7 +12,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from trinitylake_ops.errors import FileMissingError, StorageError, ThrottledError, TransientError
 from trinitylake_ops.storage.interface import FileInfo, Storage
-from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
 from trinitylake_ops.storage.paths import check_range, is_hidden
 from trinitylake_ops.storage.s3_answers import Operation, S3Request, error_from_answer, is_range_beyond_end
 from trinitylake_ops.storage.s3_client import S3Client
@@ -24,6 +24,8 @@ T = TypeVar("T")
 Answer = Mapping[str, Any]
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+#: An answer that does not say its length is taken in by so much at a time.
+_PIECE_BYTES = 1 << 20
 # XML cannot carry them, or hands them back changed.
 _NOT_IN_XML = re.compile("[\x00-\x08\x0b-\x1f\ufffe\uffff]")
 
@@ -47,6 +49,7 @@ class S3Storage(Storage):
     def __init__(self, root: str, options: Mapping[str, str] | None = None):
         self.root = root
         self.options = StorageOptions(options)
+        self.whole_file_limit_bytes = whole_file_limit_bytes(self.options)
         self._location = S3Location.of(root)
         settings = S3Settings.of(self.options)
         self._endpoint = settings.endpoint or "the endpoint of AWS's environment"
@@ -59,7 +62,7 @@ class S3Storage(Storage):
     def __reduce__(self) -> tuple[type[S3Storage], tuple[str, StorageOptions]]:
         return (S3Storage, (self.root, self.options))
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         check_range(path, offset, length)
         key = self._location.key(path)
         if length == 0:
@@ -73,8 +76,17 @@ class S3Storage(Storage):
                 if is_range_beyond_end(*status_and_code(answer_of(error) or {})):
                     return None
                 raise
-            async with answer["Body"] as body, self._client.time_limit(answer.get("ContentLength", 0)):
-                return answer, await body.read()
+            size_bytes = answer.get("ContentLength", 0)
+            async with answer["Body"] as body, self._client.time_limit(size_bytes):
+                self._check_size(path, size_bytes, length, limit_bytes)
+                if "ContentLength" in answer:
+                    return answer, await body.read()
+                pieces: list[bytes] = []
+                while piece := await body.read(_PIECE_BYTES):
+                    pieces.append(piece)
+                    size_bytes += len(piece)
+                    self._check_size(path, size_bytes, length, limit_bytes)
+                return answer, b"".join(pieces)
 
         got = self._run(Operation.READ, path, get)
         if got is None:

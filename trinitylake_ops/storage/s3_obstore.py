@@ -74,10 +74,10 @@ class ObstoreS3Storage(S3Storage):
     def __reduce__(self) -> tuple[type[ObstoreS3Storage], tuple[str, StorageOptions]]:
         return (ObstoreS3Storage, (self.root, self.options))
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         check_range(path, offset, length)
         if length == 0 or not self._for_obstore(path):
-            return super().read(path, offset=offset, length=length)
+            return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
         key = self._location.key(path)
         options: GetOptions = {}
         if length is not None:
@@ -87,7 +87,9 @@ class ObstoreS3Storage(S3Storage):
 
         def get() -> bytes | None:
             try:
-                return self._body(path, obstore.get(self._stores.for_reading(), key, options=options))
+                answer = obstore.get(self._stores.for_reading(), key, options=options)
+                self._check_size(path, answer.range[1] - answer.range[0], length, limit_bytes)
+                return self._body(path, answer)
             except OBSTORE_ERRORS as error:
                 if is_range_beyond_end(*status_and_code(error)):
                     return None

@@ -24,9 +24,10 @@ class StorageWrapper(Storage):
         self.root = inner.root
         self.concurrency = inner.concurrency
         self.delete_batch_size = inner.delete_batch_size
+        self.whole_file_limit_bytes = inner.whole_file_limit_bytes
 
-    def read(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        return self.inner.read(path, offset=offset, length=length)
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     def stat(self, path: str) -> FileInfo:
         return self.inner.stat(path)

@@ -50,7 +50,9 @@ def create_settled(
         if isinstance(refusal, AmbiguousWriteError):
             lost_answer = refusal
         try:
-            return is_ours(storage.read(path))
+            # What another writer put there may differ a little from ours in size.
+            limit_bytes = max(2 * len(data), storage.whole_file_limit_bytes)
+            return is_ours(storage.read(path, limit_bytes=limit_bytes))
         except FileMissingError:
             if isinstance(refusal, AmbiguousWriteError | FileExistsAlreadyError):
                 continue  # not created so far: the same bytes may be sent again

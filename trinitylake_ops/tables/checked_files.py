@@ -52,7 +52,7 @@ class _CheckedFile(StorageInputFile):
         del head
         for offset in range(HELD_BYTES, len(self), _PIECE_BYTES):
             check.add(self.read_range(offset, min(_PIECE_BYTES, len(self) - offset)))
-        check.finish(lambda: self.read_range(0, len(self)))
+        check.finish(lambda n_bytes: self.read_range(len(self) - n_bytes, n_bytes))
         check_parquet_pages(len(self), self.read_range, self._shown)
         return super().open()
 

@@ -280,10 +280,13 @@ class StorageFileIO(FileIO):
         except FileMissingError:
             return None
 
-    def read_whole(self, location: str) -> bytes:
-        """Return the bytes of a file, a path under the root or a URI. Raises FileMissingError, StorageError."""
+    def read_whole(self, location: str, size_bytes: int = 0) -> bytes:
+        """Return the bytes of a file, a path under the root or a URI; ``size_bytes`` is what its table says it has.
+
+        Raises FileMissingError, StorageError, CorruptFileError for one larger than that and than any read whole.
+        """
         storage, path = self._resolve(to_uri(self.root, location))
-        return storage.read(path)
+        return storage.read(path, limit_bytes=size_bytes if size_bytes > storage.whole_file_limit_bytes else None)
 
     def new_input(self, location: str) -> StorageInputFile:
         """Return a file to read. Raises InvalidLocationError."""

@@ -7,6 +7,7 @@ that of the table that is asked for.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,10 @@ COMPRESSED = (".gz.metadata.json", ".metadata.json.gz")
 MAX_VALUES = 4_000_000
 _FILE_BYTES_PER_VALUE = 4
 _ALWAYS_ALLOWED_VALUES = 250_000
+#: Snapshots, properties, or anything else of which metadata has a list or mapping: each becomes an object.
+MAX_ITEMS = 100_000
+#: Fields, and types that have parts, of all schemas together: they become the dearest objects.
+MAX_SCHEMA_PARTS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +96,14 @@ def load_metadata(io: StorageFileIO, uri: str) -> LoadedMetadata:
     """Read an Iceberg metadata file. Raises CorruptFileError, FileMissingError and other StorageErrors."""
     text = metadata_json(io.new_input(uri).read_whole(), uri)
     try:
-        inline = _inline_manifests(text) if b'"manifests"' in text else {}
-        parsed = TableMetadataUtil.parse_raw(_with_lists(text) if inline else text.decode())
+        decoded = text.decode()
+        content = json.loads(decoded)
+        _check_items(content, uri)
+        inline = _inline_manifests(content) if b'"manifests"' in text else {}
+        if inline:
+            decoded = _with_lists(content)
+        del content
+        parsed = TableMetadataUtil.parse_raw(decoded)
         if inline:
             shots = [
                 InlineSnapshot.of(shot, inline[shot.snapshot_id]) if shot.snapshot_id in inline else shot
@@ -177,9 +188,43 @@ def _without_code(metadata: TableMetadata) -> LoadedMetadata:
     return LoadedMetadata(metadata, found)
 
 
-def _inline_manifests(text: bytes) -> dict[int, tuple[str, ...]]:
+def _check_items(content: Any, location: str) -> None:
+    """Raise CorruptFileError for JSON that holds more than the metadata of any table, or a snapshot twice."""
+    if not isinstance(content, dict):
+        return
+    _count_mappings(content, location)
+    if _count_mappings([content.get("schemas"), content.get("schema")], location) > MAX_SCHEMA_PARTS:
+        raise _too_many(f"{MAX_SCHEMA_PARTS} fields in its schemas", location)
+    snapshots = content.get("snapshots")
+    ids = Counter(shot.get("snapshot-id") for shot in snapshots or () if isinstance(shot, dict))
+    twice = next((number for number, count in ids.items() if count > 1), None)
+    if twice is not None:
+        raise CorruptFileError(
+            f"{location!r} has snapshot {twice!r:.40} more than once, which no writer leaves; restore it", path=location
+        )
+
+
+def _count_mappings(value: Any, location: str) -> int:
+    """Return how many mappings there are in a value. Raises CorruptFileError for any of it with too many items."""
+    n_mappings = 0
+    rest = [value]
+    while rest:
+        found = rest.pop()
+        if len(found) > MAX_ITEMS:
+            raise _too_many(f"{MAX_ITEMS} items in one list or mapping", location)
+        n_mappings += isinstance(found, dict)
+        items = found.values() if isinstance(found, dict) else found
+        rest += (item for item in items if isinstance(item, dict | list))
+    return n_mappings
+
+
+def _too_many(most: str, location: str) -> CorruptFileError:
+    return CorruptFileError(f"{location!r} holds more than {most}: no table's metadata does; restore it", path=location)
+
+
+def _inline_manifests(content: Any) -> dict[int, tuple[str, ...]]:
     """Return the manifests of snapshots that have no manifest list, by snapshot."""
-    snapshots: Any = json.loads(text).get("snapshots") or ()
+    snapshots: Any = content.get("snapshots") or ()
     return {
         int(shot["snapshot-id"]): tuple(map(str, shot["manifests"]))
         for shot in snapshots
@@ -187,9 +232,8 @@ def _inline_manifests(text: bytes) -> dict[int, tuple[str, ...]]:
     }
 
 
-def _with_lists(text: bytes) -> str:
+def _with_lists(content: Any) -> str:
     """Return metadata whose snapshots all have the field that pyiceberg asks for, if empty."""
-    content: dict[str, Any] = json.loads(text)
     for shot in content["snapshots"]:
         shot.setdefault("manifest-list", "")
     return json.dumps(content)
@@ -198,6 +242,8 @@ def _with_lists(text: bytes) -> str:
 def _reason(error: Exception) -> str:
     """Say what is wrong, without what stands in the file: it may be any file, with secrets."""
     cause = error.__cause__ if isinstance(error.__cause__, PydanticError) else error
+    if isinstance(error, json.JSONDecodeError):
+        return "Invalid JSON"
     if isinstance(cause, PydanticError):
         is_single = cause.error_count() == 1  # the text of many errors is longer than the file
         if is_single and cause.errors(include_input=False)[0]["type"] == "json_invalid":

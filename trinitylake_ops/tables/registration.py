@@ -8,6 +8,7 @@ from pyiceberg.table.metadata import TableMetadata
 
 from trinitylake_ops.errors import FileMissingError, InvalidInputError
 from trinitylake_ops.format.definitions import LakehouseDef, TableDef
+from trinitylake_ops.format.file_sizes import MAX_NOTE_BYTES
 from trinitylake_ops.format.locations import as_uri, normalize_root_uri, to_uri
 from trinitylake_ops.format.places import Places
 from trinitylake_ops.storage import open_storage
@@ -74,6 +75,6 @@ def registered_table(
 def _is_owner(io: StorageFileIO, table_id: str, lakehouse: LakehouseDef) -> bool:
     path = owner_path(table_id)
     try:
-        return read_owner(io.storage.read(path), path) == lakehouse.id
+        return read_owner(io.storage.read(path, limit_bytes=MAX_NOTE_BYTES), path) == lakehouse.id
     except FileMissingError:
         return False

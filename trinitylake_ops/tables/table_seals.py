@@ -18,7 +18,7 @@ import google_crc32c
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.checksums import SEAL_KEYS, check_seals, open_seal, sealed
 from trinitylake_ops.tables.avro_header import AvroHeader
-from trinitylake_ops.tables.file_claims import footer_bytes, read_footer
+from trinitylake_ops.tables.file_claims import claims_bytes, footer_bytes, read_footer
 
 _Seals = tuple[str | None, str | None]
 #: Of a file that is checked piece by piece so much of the end is kept: more than footers have.
@@ -134,20 +134,21 @@ class PieceCheck:
             self._size_bytes += len(piece)
             self._end = (self._end + piece)[-_KEPT_END_BYTES:]
 
-    def finish(self, read_whole: Callable[[], bytes]) -> bool:
-        """Return whether the file has a checksum; ``read_whole`` gives its bytes, for a footer that is huge.
+    def finish(self, read_end: Callable[[int], bytes]) -> bool:
+        """Return whether the file has a checksum; ``read_end`` gives so many of its last bytes, for a large footer.
 
-        Raises CorruptFileError as :func:`check_table_file` does, and what ``read_whole`` raises.
+        Raises CorruptFileError as :func:`check_table_file` does, and what ``read_end`` raises.
         """
         if not self._is_parquet:
             return False
-        if self._size_bytes > len(self._end) and footer_bytes(self._end) > len(self._end):
-            return check_table_file(read_whole(), self._path)
-        seals = _in_parquet(self._end)
+        end = self._end
+        if footer_bytes(end) > len(end) and self._size_bytes > len(end):
+            end = read_end(claims_bytes(end, self._size_bytes, self._path))
+        seals = _in_parquet(end)
         if seals == (None, None):
-            _check_unsealed(self._end, self._path)
+            _check_unsealed(end, self._path)
             return False
-        return check_seals(self._end, seals, self._path, crc=self._crc)
+        return check_seals(end, seals, self._path, crc=self._crc)
 
 
 def _check_unsealed(data: bytes, path: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from trinitylake_ops.errors import CorruptFileError, FileMissingError
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import ORPHAN_BARRIER_PATH
+from trinitylake_ops.format.file_sizes import MAX_NOTE_BYTES
 from trinitylake_ops.format.sealed_json import decode_sealed_json, encode_sealed_json
 from trinitylake_ops.storage.interface import Storage
 
@@ -38,7 +39,8 @@ def raise_barrier(storage: Storage, before_ms: int) -> None:
 
 def _read(storage: Storage) -> int:
     try:
-        found = decode_sealed_json(storage.read(ORPHAN_BARRIER_PATH), ORPHAN_BARRIER_PATH)[_FIELD]
+        data = storage.read(ORPHAN_BARRIER_PATH, limit_bytes=MAX_NOTE_BYTES)
+        found = decode_sealed_json(data, ORPHAN_BARRIER_PATH)[_FIELD]
         if type(found) is not int or not 0 <= found <= storage.now_ms():  # none was ever raised beyond its own time
             raise TypeError(f"{_FIELD} is no time that has passed")
     except FileMissingError:
