@@ -21,7 +21,7 @@ from trinitylake_ops.format.file_names import ORPHAN_BARRIER_PATH, VERIFIED_PREF
 from trinitylake_ops.format.file_sizes import MAX_DEFINITION_BYTES, MAX_FILE_LIST_BYTES, MAX_NOTE_BYTES
 from trinitylake_ops.format.sealed_json import decode_sealed_json, encode_sealed_json
 from trinitylake_ops.maintenance.lease import lease
-from trinitylake_ops.storage import LocalStorage
+from trinitylake_ops.storage import LocalStorage, drop_memory_root
 from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.table_seals import PieceCheck
@@ -100,6 +100,9 @@ def test_verify_names_huge_files_of_tables_and_goes_on(lakes: Lakes, read_bytes:
         report = maintenance.verify(Lakehouse(storage), deep=deep)
         assert {metadata, manifest_list, manifest} <= {finding.path for finding in report.findings}
     assert is_named(owner, report)
+    for name in ("t", "u", "v"):
+        with pytest.raises(CorruptFileError):
+            catalog_at(Lakehouse(storage)).load_table(f"ns.{name}").scan().to_arrow()
     assert read_bytes.count
 
 
@@ -172,3 +175,14 @@ def test_what_is_written_can_be_read(lakes: Lakes, monkeypatch: pytest.MonkeyPat
 def test_a_json_file_of_more_values_than_any_is_refused_before_it_is_parsed(data: bytes) -> None:
     with pytest.raises(CorruptFileError, match=r"values|no JSON object"):
         decode_sealed_json(data, "_ops/a.json")
+
+
+def test_no_lakehouse_is_created_with_nodes_that_nobody_reads() -> None:
+    fields = {"node_file_max_size_bytes": WHOLE_FILE_LIMIT_BYTES + 1}
+    with pytest.raises(InvalidDefinitionError, match="whole_file_limit_bytes"):
+        Lakehouse.create("memory://large-nodes/", **fields)
+    try:
+        options = {"whole_file_limit_bytes": str(1 << 30)}
+        assert Lakehouse.create("memory://large-nodes/", storage_options=options, **fields).latest_version() == 0
+    finally:
+        drop_memory_root("memory://large-nodes/")

@@ -94,7 +94,8 @@ class ScriptedServer:
         handler.send_response_only(answer.status)
         headers = {"Date": handler.date_time_string(), **answer.headers}
         n_bytes = len(answer.body) if answer.announced_bytes is None else answer.announced_bytes
-        for name, value in {"Content-Length": str(n_bytes), **headers}.items():
+        length = {} if "Transfer-Encoding" in headers else {"Content-Length": str(n_bytes)}
+        for name, value in {**length, **headers}.items():
             handler.send_header(name, value)
         handler.end_headers()
         if handler.command == "HEAD":

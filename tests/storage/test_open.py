@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.storage import LocalStorage, MemoryStorage, RetryStorage, Storage, open_storage
+from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES
 from trinitylake_ops.storage.s3 import S3Storage
 from trinitylake_ops.storage.s3_obstore import ObstoreS3Storage
 
@@ -46,6 +48,16 @@ def test_s3(client: str | None, kind: type[Storage]) -> None:
 @pytest.mark.parametrize("root", ["file:///nowhere/", "memory://opened/", "s3://bucket/"])
 def test_options_of_the_cache_go_with_every_root(root: str) -> None:
     assert open_storage(root, {"cache_bytes": "1", "cache_folder": "cache", "cache_folder_bytes": "2"}).root == root
+
+
+@pytest.mark.parametrize("root", ["file:///nowhere/", "memory://opened/", "s3://bucket/"])
+@pytest.mark.parametrize("client", ["s3fs", "obstore"])
+def test_the_bound_of_files_that_are_read_whole_goes_with_every_root(root: str, client: str) -> None:
+    options = {"client": client} if root.startswith("s3") else {}
+    assert open_storage(root, options).whole_file_limit_bytes == WHOLE_FILE_LIMIT_BYTES
+    storage = open_storage(root, {**options, "whole_file_limit_bytes": str(1 << 30)})
+    assert storage.whole_file_limit_bytes == 1 << 30
+    assert pickle.loads(pickle.dumps(storage)).whole_file_limit_bytes == 1 << 30
 
 
 def test_client_libraries_are_loaded_for_roots_on_s3_only(tmp_path: Path) -> None:
@@ -86,6 +98,8 @@ def test_roots_that_are_not_normalised(root: str) -> None:
         ("file:///x/", {"fsync": ""}, r"'fsync' must be 'true' or 'false', not ''"),
         ("file:///x/", {"region": "eu"}, r"unknown storage option 'region': file:// supports "),
         ("s3://bucket/", {"fsync": "true"}, r"unknown storage option 'fsync': s3:// supports access_key_id, "),
+        ("memory://x/", {"whole_file_limit_bytes": "1000"}, r"'whole_file_limit_bytes' must be a number from 2.68435e"),
+        ("s3://bucket/", {"whole_file_limit_bytes": "all"}, r"'whole_file_limit_bytes' must be a number"),
         ("s3://bucket/", {"client": "boto3"}, r"'client' must be one of s3fs, obstore, not 'boto3'"),
         ("s3://bucket/", {"secret_access_key": "hush"}, r"'secret_access_key' is of no use without 'access_key_id'"),
     ],

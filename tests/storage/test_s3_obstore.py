@@ -13,6 +13,7 @@ from tests.processes import fork
 from tests.storage.scripted_server import Answer, Drop, ScriptedServer, Seen, Silence, s3_error
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
+    CorruptFileError,
     FileExistsAlreadyError,
     FileMissingError,
     StorageError,
@@ -89,6 +90,18 @@ def dump(*lines: str) -> str:
 
 
 # --- exceptions ----------------------------------------------------------------------------------
+
+
+def test_a_file_beyond_its_bound_is_refused_by_its_length_alone() -> None:
+    """The rest of the answer never comes: who waited for it would be told of a cut one."""
+    answer = Answer(200, b"abc", STAMPED, announced_bytes=2 << 30)
+    with ScriptedServer(always(answer)).running() as server:
+        storage = storage_at(server)
+        for limit_bytes in (None, 3):
+            error = failure(lambda limit_bytes=limit_bytes: storage.read("a", limit_bytes=limit_bytes))
+            assert type(error) is CorruptFileError
+            assert str(2 << 30) in error.message
+        assert len(server.requests) == 2
 
 
 def test_status_and_code_are_read_from_the_dump() -> None:

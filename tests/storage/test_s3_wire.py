@@ -19,6 +19,7 @@ from tests.processes import fork
 from tests.storage.scripted_server import Answer, Drop, ScriptedServer, Seen, Silence, http_date, s3_error
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
+    CorruptFileError,
     FileExistsAlreadyError,
     FileMissingError,
     StorageError,
@@ -218,6 +219,27 @@ def test_a_range_is_what_was_asked_for(content_range: str | None, body: bytes, e
         else:
             assert storage.read("a", offset=2, length=3) == expected
     assert server.requests[0].headers["Range"] == "bytes=2-4"
+
+
+def test_a_file_beyond_its_bound_is_refused_by_its_length_alone() -> None:
+    """The rest of the answer never comes: who waited for it would be told of a cut one."""
+    answer = Answer(200, b"abc", MODIFIED, announced_bytes=2 << 30)
+    with ScriptedServer(always(answer)).running() as server:
+        storage = storage_at(server)
+        for limit_bytes in (None, 3):
+            error = failure(lambda limit_bytes=limit_bytes: storage.read("a", limit_bytes=limit_bytes))
+            assert type(error) is CorruptFileError
+            assert str(2 << 30) in error.message
+        assert len(server.requests) == 2
+
+
+def test_an_answer_without_a_length_is_taken_in_up_to_the_bound() -> None:
+    chunked = b"".join(b"100000\r\n" + b"x" * (1 << 20) + b"\r\n" for _ in range(3)) + b"0\r\n\r\n"
+    headers = {"Transfer-Encoding": "chunked"}
+    with ScriptedServer(always(Answer(200, chunked, headers))).running() as server:
+        storage = storage_at(server)
+        assert storage.read("a") == b"x" * (3 << 20)
+        assert type(failure(lambda: storage.read("a", limit_bytes=2 << 20))) is CorruptFileError
 
 
 def test_ranges_past_the_end_and_of_length_zero() -> None:

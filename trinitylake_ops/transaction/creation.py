@@ -7,6 +7,7 @@ import uuid
 from trinitylake_ops.errors import (
     CommitOutcomeUnknownError,
     FileExistsAlreadyError,
+    InvalidDefinitionError,
     LakehouseExistsError,
     StorageError,
     TrinityLakeError,
@@ -31,10 +32,16 @@ from trinitylake_ops.tree.node import TreeLimits
 def create_lakehouse(files: LakehouseFiles, definition: LakehouseDef) -> None:
     """Create version 0, empty, under our naming of roots.
 
-    Raises LakehouseExistsError, CommitOutcomeUnknownError, and StorageError, also for a storage that
-    overwrites what it was asked to create.
+    Raises LakehouseExistsError, CommitOutcomeUnknownError, InvalidDefinitionError for nodes larger than are read, and
+    StorageError, also for a storage that overwrites what it was asked to create.
     """
     storage = files.storage
+    if definition.node_file_max_size_bytes > storage.whole_file_limit_bytes:
+        raise InvalidDefinitionError(
+            f"node_file_max_size_bytes is {definition.node_file_max_size_bytes}, and no node of more than"
+            f" {storage.whole_file_limit_bytes} is read: choose less, or raise the storage option"
+            " 'whole_file_limit_bytes' for all who open the lakehouse"
+        )
     if has_roots(storage):
         raise LakehouseExistsError(f"there is a lakehouse at {storage.root} already", path=storage.root)
     path = new_lakehouse_def_path()
