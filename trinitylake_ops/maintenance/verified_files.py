@@ -214,6 +214,8 @@ def _rows(body: bytes, path: str) -> Iterator[tuple[str, VerifiedFile]]:
             if any(batch.column(field.name).null_count for field in _SCHEMA if not field.nullable):
                 raise CorruptFileError("the record of verified files lacks values", path=path)
             for row in batch.to_pylist():
+                if row["size_bytes"] < 0 or row["modified_millis"] < 0:
+                    raise CorruptFileError("the record of verified files has a negative size or time", path=path)
                 content = None if row["content"] is None else PackedBytes.of(row["content"])
                 found = VerifiedFile(
                     Kept(row["kind"]), row["size_bytes"], row["modified_millis"], row["sha256"], content
