@@ -51,13 +51,13 @@ from trinitylake_ops.maintenance import lease as lease_module
 from trinitylake_ops.maintenance import retention as retention_module
 from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, RetryStorage, Storage
 from trinitylake_ops.storage import cache as cache_module
-from trinitylake_ops.storage import elsewhere as elsewhere_module
 from trinitylake_ops.tables import file_io as file_io_module
 from trinitylake_ops.transaction import commit as commit_module
 from trinitylake_ops.transaction import fairness as fairness_module
 from trinitylake_ops.transaction import group_commit as group_commit_module
 from trinitylake_ops.transaction import lakehouse as lakehouse_module
 from trinitylake_ops.transaction import orphan_barrier as orphan_barrier_module
+from trinitylake_ops.tree import elsewhere as elsewhere_module
 
 Kind = Literal["read", "stat", "list", "create", "write", "delete"]
 Fault = Literal["refused", "answer lost", "late", "twice", "crash before", "crash after", "clock jump"]
