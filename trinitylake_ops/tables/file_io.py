@@ -322,7 +322,7 @@ class StorageFileIO(FileIO):
         """Make sure that the folder of a file to write or delete is of this lakehouse, where content names its root."""
         if storage is self.storage:
             self.claim_folder_of(path)
-        elif storage.root in self.table_roots and storage.root not in self.places.allowed:
+        elif storage.root in self._elsewhere.names.table_roots and storage.root not in self.places.allowed:
             self._claim(storage, path)
 
     def _claim(self, storage: Storage, path: str) -> None:
