@@ -24,6 +24,7 @@ from trinitylake_ops.maintenance.lease import lease
 from trinitylake_ops.storage import LocalStorage, drop_memory_root
 from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES
 from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.tables.file_io import StorageFileIO
 from trinitylake_ops.tables.table_seals import PieceCheck
 from trinitylake_ops.transaction.history import history
 from trinitylake_ops.transaction.orphan_barrier import raise_barrier
@@ -186,3 +187,13 @@ def test_no_lakehouse_is_created_with_nodes_that_nobody_reads() -> None:
         assert Lakehouse.create("memory://large-nodes/", storage_options=options, **fields).latest_version() == 0
     finally:
         drop_memory_root("memory://large-nodes/")
+
+
+def test_a_huge_file_of_deletes_is_not_read_whole(tmp_path: Path, read_bytes: ReadBytes) -> None:
+    storage = LocalStorage(f"file://{tmp_path}/")
+    make_huge(storage, "a.puffin")
+    with StorageFileIO.on(storage).new_input(f"{storage.root}a.puffin").open() as stream:
+        with pytest.raises(CorruptFileError, match=str(HUGE_BYTES)):
+            stream.read()
+        assert len(stream.read(10)) == 10
+    assert read_bytes.count

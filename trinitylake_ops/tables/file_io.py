@@ -26,6 +26,7 @@ from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStrea
 from pyiceberg.typedef import EMPTY_DICT, Properties
 
 from trinitylake_ops.errors import (
+    CorruptFileError,
     FileExistsAlreadyError,
     FileMissingError,
     InvalidInputError,
@@ -541,10 +542,19 @@ class RangeReader(io.RawIOBase):
         return self._position
 
     def read(self, size: int | None = -1) -> bytes:
-        """Return the next ``size`` bytes, fewer only at the end of the file; all the rest without a size."""
+        """Return the next ``size`` bytes, fewer only at the end of the file; all the rest without a size.
+
+        Raises CorruptFileError for a rest that no file has which is read whole.
+        """
         self._check_open()
         rest = max(0, self._size_bytes - self._position)
         length = rest if size is None or size < 0 else min(size, rest)
+        if (size is None or size < 0) and length > MAX_INFLATED_BYTES:
+            raise CorruptFileError(
+                f"{self._file.shown!r} has {self._size_bytes} bytes, and no file of its kind more than"
+                f" {MAX_INFLATED_BYTES}; restore it",
+                path=self._file.shown,
+            )
         data = self._range(self._position, length) if length else b""
         if size is None or size < 0:  # as pyiceberg reads Avro, and nobody Parquet
             check_no_avro(self._file.shown, data)
