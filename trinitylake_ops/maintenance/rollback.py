@@ -27,11 +27,12 @@ from trinitylake_ops.maintenance.version_record import ROLLED_BACK_TO
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.reach import files_of
-from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS, latest_snapshot
+from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS
 from trinitylake_ops.transaction.commit_info import CommitInfo
 from trinitylake_ops.transaction.conflicts import describe_key
 from trinitylake_ops.transaction.draft import Draft, RootStamp, draft_of_tree
 from trinitylake_ops.transaction.lakehouse import Change, Lakehouse, change_of, check_not_expired
+from trinitylake_ops.transaction.latest import latest_snapshot
 from trinitylake_ops.transaction.names import resolve_table
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.transaction.versions import check_no_gap

@@ -27,11 +27,11 @@ from trinitylake_ops.transaction.commit import (
     attempts_exhausted,
     check_age,
     outcome_unknown,
-    reading_bases,
 )
 from trinitylake_ops.transaction.commit_info import CommitInfo
 from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
 from trinitylake_ops.transaction.fairness import Courtesy
+from trinitylake_ops.transaction.latest import reading_bases
 from trinitylake_ops.transaction.orphan_barrier import removed_before_ms
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.transaction.versions import find_latest_after

@@ -20,7 +20,7 @@ from trinitylake_ops.format.node_file import (
     decode_system_rows,
     without_carried_stamp,
 )
-from trinitylake_ops.transaction.commit import latest_snapshot
+from trinitylake_ops.transaction.latest import latest_snapshot
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot, utc_datetime
 from trinitylake_ops.transaction.versions import read_roots
 

@@ -44,7 +44,7 @@ from trinitylake_ops.format.limits import validate_changed_settings, validate_ta
 from trinitylake_ops.format.node_file import COMMIT_ID
 from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
-from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS, reading_bases
+from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS
 from trinitylake_ops.transaction.commit_info import CommitInfo
 from trinitylake_ops.transaction.conflicts import (
     describe_key,
@@ -55,6 +55,7 @@ from trinitylake_ops.transaction.conflicts import (
 )
 from trinitylake_ops.transaction.draft import Writes
 from trinitylake_ops.transaction.group_commit import CommitQueue, Footprint
+from trinitylake_ops.transaction.latest import reading_bases
 from trinitylake_ops.transaction.saved import (
     CommittedElsewhereError,
     StagedDefinition,
