@@ -16,8 +16,9 @@ from typing import TypeAlias, TypeVar
 from trinitylake_ops.errors import CorruptFileError, StorageError
 from trinitylake_ops.storage.cache_folder import CacheFolder
 from trinitylake_ops.storage.cache_options import CacheOptions, storage_identity
+from trinitylake_ops.storage.fork import at_fork
 from trinitylake_ops.storage.interface import Storage
-from trinitylake_ops.storage.lru import ByteLru, at_fork
+from trinitylake_ops.storage.lru import ByteLru
 from trinitylake_ops.storage.paths import check_range
 from trinitylake_ops.storage.wrapper import StorageWrapper
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Hashable
-from typing import Generic, Protocol, TypeVar
-from weakref import WeakSet
+from typing import Generic, TypeVar
 
 from cachetools import LRUCache
+
+from trinitylake_ops.storage.fork import at_fork
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -17,26 +17,6 @@ V = TypeVar("V")
 ENTRY_OVERHEAD_BYTES = 512
 #: An entry may take up to this part of a cache; a larger one would push out too many others.
 _LARGEST_SHARE = 8
-
-
-class Forgetful(Protocol):
-    """Something that can start anew."""
-
-    def forget(self) -> None: ...
-
-
-def at_fork(forgetful: Forgetful) -> None:
-    """Let something start anew in every child that is forked while it lives."""
-    _forgetful.add(forgetful)
-
-
-def _forget_all() -> None:
-    for forgetful in list(_forgetful):
-        forgetful.forget()
-
-
-_forgetful: WeakSet[Forgetful] = WeakSet()
-os.register_at_fork(after_in_child=_forget_all)
 
 
 class ByteLru(Generic[K, V]):

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from weakref import WeakSet
 
 from trinitylake_ops.errors import StorageError
+from trinitylake_ops.storage.fork import at_fork
 from trinitylake_ops.storage.interface import FileInfo, Storage
-from trinitylake_ops.storage.lru import at_fork
 from trinitylake_ops.storage.parallel import Round, current_round
 from trinitylake_ops.storage.wrapper import StorageWrapper
 

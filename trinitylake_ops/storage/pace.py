@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator, Sequence
 
 from trinitylake_ops.errors import InvalidInputError, StorageError
+from trinitylake_ops.storage.fork import at_fork
 from trinitylake_ops.storage.interface import FileInfo, Storage
-from trinitylake_ops.storage.lru import at_fork
 from trinitylake_ops.storage.wrapper import StorageWrapper
 
 

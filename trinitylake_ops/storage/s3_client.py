@@ -15,7 +15,7 @@ import s3fs
 from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession
 
-from trinitylake_ops.storage.lru import at_fork
+from trinitylake_ops.storage.fork import at_fork
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.s3_settings import S3Settings
 

@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 
 from trinitylake_ops.errors import StorageError
-from trinitylake_ops.storage.lru import at_fork
+from trinitylake_ops.storage.fork import at_fork
 
 #: An estimate older than this is not used without a new answer.
 MAX_AGE_SECONDS = 120.0

@@ -17,11 +17,9 @@ from trinitylake_ops.errors import (
     CommitAttemptsExhaustedError,
     CommitOutcomeUnknownError,
     StorageError,
-    TransactionExpiredError,
     TrinityLakeError,
     VersionNotFoundError,
 )
-from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import MAX_VERSION
 from trinitylake_ops.format.node_file import COMMIT_ID, CREATED_AT_MILLIS, MAX_TIME_MS, decode_system_rows
 from trinitylake_ops.storage.interface import Storage
@@ -31,7 +29,7 @@ from trinitylake_ops.transaction.commit_info import CommitCost
 from trinitylake_ops.transaction.draft import Draft, RootStamp
 from trinitylake_ops.transaction.fairness import LOSSES_BEFORE_ASKING, Courtesy, TurnRequest
 from trinitylake_ops.transaction.latest import latest_after, reading_bases
-from trinitylake_ops.transaction.orphan_barrier import removed_before_ms
+from trinitylake_ops.transaction.orphan_barrier import AgeLimit, OperationAge, TransactionAge
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
 from trinitylake_ops.transaction.versions import (
     Roots,
@@ -55,81 +53,6 @@ class Committable(Protocol):
         """Check that the change still holds on ``latest``. Raises CommitConflictError or its own errors."""
 
 
-class Clock(Protocol):
-    """Tells whether a change may still be committed."""
-
-    def begin_writing(self) -> None:
-        """Be told that all files of an attempt are still to be written."""
-
-    def check_base(self, definition: LakehouseDef) -> None:
-        """Raise as ``check`` does where what a version reaches that was lost on may be purged by now."""
-
-    def check(self, definition: LakehouseDef) -> None:
-        """Raise TransactionExpiredError or DraftOutdatedError when that is not so, by the newest definition read."""
-
-
-@dataclass(frozen=True, slots=True)
-class CommitClock:
-    """When the transaction began, by the storage's clock: it must not outlive the lakehouse's TTL."""
-
-    storage: Storage
-    begun_at_ms: int
-
-    def begin_writing(self) -> None:
-        """Nothing: the transaction keeps its age."""
-
-    def check_base(self, definition: LakehouseDef) -> None:
-        """Raise TransactionExpiredError as ``check`` does: it knows its base since it began."""
-        self.check(definition)
-
-    def check(self, definition: LakehouseDef) -> None:
-        """Raise TransactionExpiredError when the transaction is older than its time to live."""
-        barred_ms = removed_before_ms(self.storage, definition, self.begun_at_ms)  # first: it may take a while
-        check_age(self.begun_at_ms, self.storage.now_ms(), definition, barred_ms)
-
-
-class OperationClock:
-    """Of an operation that writes all its files in each attempt: it is as old as the first of these.
-
-    What it found out before took as long as it did. That still holds where its root can be created: then nothing was
-    committed since the version that it looked at, and what that reaches is there.
-    """
-
-    def __init__(self, storage: Storage):
-        self._storage = storage
-        self._writing_since_ms: int | None = None
-
-    def begin_writing(self) -> None:
-        """Count from now."""
-        self._writing_since_ms = self._storage.now_ms()
-
-    def check_base(self, definition: LakehouseDef) -> None:
-        """Nothing: it does all anew on the latest version."""
-
-    def check(self, definition: LakehouseDef) -> None:
-        """Raise TransactionExpiredError when the files of this attempt are older than the time to live."""
-        if self._writing_since_ms is not None:
-            CommitClock(self._storage, self._writing_since_ms).check(definition)
-
-
-def check_age(begun_at_ms: int, now_ms: int, definition: LakehouseDef, barred_before_ms: int) -> None:
-    """Raise TransactionExpiredError for a transaction that is older than its time to live.
-
-    That is also one that began before ``barred_before_ms``: its files may have been removed as orphans, when the time
-    to live was shorter.
-    """
-    if begun_at_ms < barred_before_ms:
-        raise TransactionExpiredError(
-            "orphans from before the transaction began were removed since, perhaps files of its own; begin a new one"
-        )
-    age_ms = now_ms - begun_at_ms
-    if age_ms > definition.txn_ttl_millis:
-        raise TransactionExpiredError(
-            f"the transaction began {age_ms} ms ago, more than txn_ttl_millis ({definition.txn_ttl_millis});"
-            " begin a new one"
-        )
-
-
 def commit(
     files: LakehouseFiles,
     change: Committable,
@@ -147,8 +70,10 @@ def commit(
     CommitOutcomeUnknownError and what the storage raises. But for an unknown outcome, nothing of
     a failed commit remains, best effort.
     """
-    clock = OperationClock(files.storage) if written_since_ms is None else CommitClock(files.storage, written_since_ms)
-    return Commit(files, change, clock, max_attempts).run(base).version
+    age_limit = (
+        OperationAge(files.storage) if written_since_ms is None else TransactionAge(files.storage, written_since_ms)
+    )
+    return Commit(files, change, age_limit, max_attempts).run(base).version
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,13 +95,13 @@ class Commit:
         self,
         files: LakehouseFiles,
         change: Committable,
-        clock: Clock,
+        age_limit: AgeLimit,
         max_attempts: int,
         courtesy: Courtesy | None = None,
     ):
         self._files = files
         self._change = change
-        self._clock = clock
+        self._age_limit = age_limit
         self._max_attempts = max_attempts
         self._courtesy = courtesy
         self._kept: dict[str, bytes] = {}  # definitions, which stay over attempts
@@ -212,7 +137,7 @@ class Commit:
                 latest = self._latest_after(base.version + 1, turn, time.monotonic() - began_s)
                 # First: what the base of an old one reaches may be purged.
                 with contextlib.suppress(DraftOutdatedError):  # rebase and draft leave out who is too old
-                    self._clock.check_base(latest.definition)
+                    self._age_limit.check_base(latest.definition)
                 with reading_bases(base, latest):
                     self._change.rebase(base, latest)
                 base = latest
@@ -269,7 +194,7 @@ class Commit:
             if draft is None:
                 return Committed(base.version, None)
             root_file = self._write_files(draft, base.files.roots.path(version), version)
-            in_time = functools.partial(self._clock.check, base.definition)
+            in_time = functools.partial(self._age_limit.check, base.definition)
             self.sent = (version, stamp.commit_id)
             try:
                 is_ours = create_root(base.files.roots, version, root_file, stamp.commit_id, in_time)
@@ -289,7 +214,7 @@ class Commit:
         for path in replaced:
             del self._kept[path]
         if not self._kept:
-            self._clock.begin_writing()
+            self._age_limit.begin_writing()
         fresh = {path: data for path, data in draft.definition_files.items() if path not in self._kept}
         self._kept |= fresh
         nodes = draft.tree.node_files

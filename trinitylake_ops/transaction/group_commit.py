@@ -19,20 +19,19 @@ from weakref import WeakValueDictionary
 from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.node_file import decode_node
-from trinitylake_ops.storage.lru import at_fork
+from trinitylake_ops.storage.fork import at_fork
 from trinitylake_ops.transaction.commit import (
     Commit,
     Committed,
     DraftOutdatedError,
     attempts_exhausted,
-    check_age,
     outcome_unknown,
 )
 from trinitylake_ops.transaction.commit_info import CommitInfo
 from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
 from trinitylake_ops.transaction.fairness import Courtesy
 from trinitylake_ops.transaction.latest import reading_bases
-from trinitylake_ops.transaction.orphan_barrier import removed_before_ms
+from trinitylake_ops.transaction.orphan_barrier import check_age, removed_before_ms
 from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.transaction.versions import find_latest_after
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
@@ -293,7 +292,7 @@ class _NobodyLeftError(TrinityLakeError):
 
 
 class _Group:
-    """Transactions that go into one root (transaction.commit.Committable and Clock).
+    """Transactions that go into one root (Committable and AgeLimit).
 
     ``members`` are those without an outcome so far, the first of them being the leader at the outset.
     """

@@ -36,7 +36,7 @@ from trinitylake_ops.storage import Storage, open_storage
 from trinitylake_ops.storage.cache import private_cache_view, shared_cache_view
 from trinitylake_ops.storage.cache_options import storage_identity
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
-from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS, CommitClock, Committable, commit
+from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS, Committable, commit
 from trinitylake_ops.transaction.commit_info import CommitInfo, acting_run
 from trinitylake_ops.transaction.creation import create_lakehouse
 from trinitylake_ops.transaction.definition_store import DefinitionStore
@@ -44,6 +44,7 @@ from trinitylake_ops.transaction.group_commit import CommitQueue, shared_queue
 from trinitylake_ops.transaction.hint_writer import HintWriter
 from trinitylake_ops.transaction.history import VersionInfo, history
 from trinitylake_ops.transaction.latest import latest_snapshot
+from trinitylake_ops.transaction.orphan_barrier import TransactionAge
 from trinitylake_ops.transaction.resolve import CommitResolution, resolve_commit
 from trinitylake_ops.transaction.saved import StagedDefinition, checked_id, read_saved, stage_definition
 from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot, epoch_ms
@@ -312,7 +313,7 @@ class Lakehouse:
         did, CorruptFileError, StorageError.
         """
         saved = read_saved(self.storage, transaction_id)
-        CommitClock(self.storage, saved.begun_at_millis).check(self.snapshot().definition)
+        TransactionAge(self.storage, saved.begun_at_millis).check(self.snapshot().definition)
         return Transaction.resumed(saved, self.snapshot(saved.base_version), self._queue)
 
     def stage_definition(self, namespace: str, table: str, definition: TableDef) -> StagedDefinition:

@@ -1,12 +1,16 @@
-"""Which transactions may have lost files to a removal of orphans, and so may not commit (docs/protocol.md, "Orphans").
+"""How old a change may be when it is committed (docs/protocol.md, "Orphans").
 
-The lakehouse definition says before when those began, and so does a file: another program that goes back to an
-older definition forgets the one, and knows nothing of the other.
+Its files are removed as orphans once they are older than the time to live. The lakehouse definition says which
+transactions may have lost files so, by when they began, and a file says it, too: another program that goes back to
+an older definition forgets the one, and knows nothing of the other.
 """
 
 from __future__ import annotations
 
-from trinitylake_ops.errors import CorruptFileError, FileMissingError
+from dataclasses import dataclass
+from typing import Protocol
+
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, TransactionExpiredError
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import ORPHAN_BARRIER_PATH
 from trinitylake_ops.format.file_sizes import MAX_NOTE_BYTES
@@ -16,6 +20,81 @@ from trinitylake_ops.storage.interface import Storage
 #: Orphans are older than any time to live and a margin of minutes: who is younger than that has lost nothing.
 YOUNG_MS = 60_000
 _FIELD = "orphans_removed_before_millis"
+
+
+class AgeLimit(Protocol):
+    """Tells whether a change may still be committed."""
+
+    def begin_writing(self) -> None:
+        """Be told that all files of an attempt are still to be written."""
+
+    def check_base(self, definition: LakehouseDef) -> None:
+        """Raise as ``check`` does where what a version reaches that was lost on may be purged by now."""
+
+    def check(self, definition: LakehouseDef) -> None:
+        """Raise TransactionExpiredError or DraftOutdatedError when that is not so, by the newest definition read."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionAge:
+    """When the transaction began, by the storage's clock: it must not outlive the lakehouse's TTL."""
+
+    storage: Storage
+    begun_at_ms: int
+
+    def begin_writing(self) -> None:
+        """Nothing: the transaction keeps its age."""
+
+    def check_base(self, definition: LakehouseDef) -> None:
+        """Raise TransactionExpiredError as ``check`` does: it knows its base since it began."""
+        self.check(definition)
+
+    def check(self, definition: LakehouseDef) -> None:
+        """Raise TransactionExpiredError when the transaction is older than its time to live."""
+        barred_ms = removed_before_ms(self.storage, definition, self.begun_at_ms)  # first: it may take a while
+        check_age(self.begun_at_ms, self.storage.now_ms(), definition, barred_ms)
+
+
+class OperationAge:
+    """Of an operation that writes all its files in each attempt: it is as old as the first of these.
+
+    What it found out before took as long as it did. That still holds where its root can be created: then nothing was
+    committed since the version that it looked at, and what that reaches is there.
+    """
+
+    def __init__(self, storage: Storage):
+        self._storage = storage
+        self._writing_since_ms: int | None = None
+
+    def begin_writing(self) -> None:
+        """Count from now."""
+        self._writing_since_ms = self._storage.now_ms()
+
+    def check_base(self, definition: LakehouseDef) -> None:
+        """Nothing: it does all anew on the latest version."""
+
+    def check(self, definition: LakehouseDef) -> None:
+        """Raise TransactionExpiredError when the files of this attempt are older than the time to live."""
+        if self._writing_since_ms is not None:
+            TransactionAge(self._storage, self._writing_since_ms).check(definition)
+
+
+def check_age(begun_at_ms: int, now_ms: int, definition: LakehouseDef, barred_before_ms: int) -> None:
+    """Raise TransactionExpiredError for a transaction that is older than its time to live.
+
+    That is also one that began before ``barred_before_ms``: its files may have been removed as orphans, when the time
+    to live was shorter.
+    """
+    if begun_at_ms < barred_before_ms:
+        raise TransactionExpiredError(
+            "orphans from before the transaction began were removed since, perhaps files of its own; begin a new one"
+        )
+    age_ms = now_ms - begun_at_ms
+    if age_ms > definition.txn_ttl_millis:
+        raise TransactionExpiredError(
+            f"the transaction began {age_ms} ms ago, more than txn_ttl_millis ({definition.txn_ttl_millis});"
+            " begin a new one"
+        )
 
 
 def removed_before_ms(storage: Storage, definition: LakehouseDef, begun_at_ms: int) -> int:

@@ -1,0 +1,27 @@
+"""What starts anew in a forked child: locks that a thread of its parent held, and what they guard."""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+from weakref import WeakSet
+
+
+class Forgetful(Protocol):
+    """Something that can start anew."""
+
+    def forget(self) -> None: ...
+
+
+def at_fork(forgetful: Forgetful) -> None:
+    """Let something start anew in every child that is forked while it lives."""
+    _forgetful.add(forgetful)
+
+
+def _forget_all() -> None:
+    for forgetful in list(_forgetful):
+        forgetful.forget()
+
+
+_forgetful: WeakSet[Forgetful] = WeakSet()
+os.register_at_fork(after_in_child=_forget_all)
