@@ -17,8 +17,9 @@ from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import ExportNotFoundError, InvalidInputError, VersionExpiredError, VersionNotFoundError
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.spark_jobs import object_rows
+from trinitylake_ops.spark_jobs.metadata_reader import OpenedMetadata
 from trinitylake_ops.spark_jobs.metadata_tables import METADATA_TABLES
-from trinitylake_ops.spark_jobs.opened_table import OpenedMetadata, open_metadata
+from trinitylake_ops.spark_jobs.opened_table import open_metadata
 from trinitylake_ops.spark_jobs.source_options import OPTIONS, TableRequest
 from trinitylake_ops.storage import LocalStorage, MeteredStorage
 from trinitylake_ops.storage.cache import clear_process_caches

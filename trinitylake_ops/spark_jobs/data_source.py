@@ -11,8 +11,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import (
@@ -21,27 +20,24 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
-    InputPartition,
 )
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructType
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.spark_jobs.active_session import activate
 from trinitylake_ops.spark_jobs.connect import default_parallelism, is_remote
 from trinitylake_ops.spark_jobs.handover import HANDOVER, handed_over, take_given
-from trinitylake_ops.spark_jobs.metadata_tables import METADATA_TABLES, Row
 from trinitylake_ops.spark_jobs.stream_options import STREAM_OPTIONS
 from trinitylake_ops.spark_jobs.task_frames import frame_by_tasks
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from trinitylake_ops.spark_jobs.opened_table import OpenedMetadata, OpenedTable
+    from trinitylake_ops.spark_jobs.opened_table import OpenedTable
     from trinitylake_ops.spark_jobs.source_writer import WriteTarget
     from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 FORMAT = "trinitylake"
-_ROWS_PER_BATCH = 4_096
 
 
 def register_data_source(spark: SparkSession) -> None:
@@ -169,42 +165,3 @@ def _opened(options: Mapping[str, str]) -> OpenedTable:
     from trinitylake_ops.spark_jobs.source_options import SourceOptions
 
     return open_table(SourceOptions.parse(options, STREAM_OPTIONS))
-
-
-class MetadataReader(DataSourceReader):
-    """Reads a metadata table: made and planned by a helper of the driver, pickled to the tasks."""
-
-    def __init__(self, opened: OpenedMetadata, schema: StructType):
-        self._opened = opened
-        self._schema = schema
-
-    def partitions(self) -> Sequence[InputPartition]:
-        return [InputPartition(pickle.dumps(part)) for part in self._opened.table.partitions()]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if partition.value is None:  # what Spark asks for where there is none
-            return iter(())
-        return metadata_batches(self._opened, self._opened.table.rows(pickle.loads(partition.value)), self._schema)
-
-
-def metadata_batches(opened: OpenedMetadata, rows: Iterator[Row], schema: StructType) -> Iterator[pa.RecordBatch]:
-    """Yield what is asked for of rows with all columns."""
-    import pyarrow as pa
-    from pyspark.sql.pandas.types import to_arrow_schema  # what Spark checks batches against; needs no pandas
-
-    row_filter = opened.row_filter
-    types = METADATA_TABLES[opened.name]
-    names = dict.fromkeys([*opened.columns, *(() if row_filter is None else row_filter.columns)])
-    positions = [list(types).index(name) for name in names]
-    read_schema = to_arrow_schema(StructType([StructField(name, types[name]) for name in names]), timezone="UTC")
-    arrow_schema = to_arrow_schema(schema, timezone="UTC")
-    while waiting := list(islice(rows, _ROWS_PER_BATCH)):
-        columns: list[Any] = [
-            pa.array([row[position] for row in waiting], field.type)
-            for position, field in zip(positions, read_schema, strict=True)
-        ]
-        batch = pa.RecordBatch.from_arrays(columns, schema=read_schema)
-        if row_filter is not None:
-            batch = row_filter.rows_of(batch)
-        if batch.num_rows:
-            yield batch.select(arrow_schema.names).cast(arrow_schema)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructType
 
 from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.spark_jobs.metadata_reader import OpenedMetadata
 from trinitylake_ops.spark_jobs.metadata_tables import METADATA_TABLES, MetadataTable
 from trinitylake_ops.spark_jobs.pinned_snapshot import PinnedSnapshot
 from trinitylake_ops.spark_jobs.source_options import SourceOptions, TableRequest
@@ -17,8 +18,6 @@ from trinitylake_ops.transaction.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceReader
-
-    from trinitylake_ops.spark_jobs.row_filters import MetadataFilter
 
 
 class OpenedTable(Protocol):
@@ -32,31 +31,6 @@ class OpenedTable(Protocol):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of one query, for the columns in Spark's form."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedMetadata:
-    """A metadata table with the columns and rows that are read of it."""
-
-    name: str
-    table: MetadataTable
-    columns: tuple[str, ...]
-    row_filter: MetadataFilter | None = None
-
-    def of(self, table: MetadataTable) -> OpenedMetadata:
-        """Return another state of the metadata table, with the same columns and rows asked for."""
-        limited = table if self.row_filter is None else table.limited(self.row_filter.conditions())
-        return replace(self, table=limited)
-
-    @property
-    def schema(self) -> StructType:
-        types = METADATA_TABLES[self.name]
-        return StructType([StructField(column, types[column]) for column in self.columns])
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        from trinitylake_ops.spark_jobs.data_source import MetadataReader
-
-        return MetadataReader(self, schema)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from trinitylake_ops.spark_jobs.stream_options import LATEST, StreamOptions
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from trinitylake_ops.spark_jobs.opened_table import OpenedMetadata
+    from trinitylake_ops.spark_jobs.metadata_reader import OpenedMetadata
     from trinitylake_ops.transaction.lakehouse import Lakehouse
     from trinitylake_ops.transaction.snapshot import Snapshot
 
@@ -225,6 +225,6 @@ class HistoryPart:
     share: object
 
     def batches(self, schema: StructType) -> Iterator[pa.RecordBatch]:
-        from trinitylake_ops.spark_jobs.data_source import metadata_batches
+        from trinitylake_ops.spark_jobs.metadata_reader import metadata_batches
 
         return metadata_batches(self.opened, self.opened.table.rows(self.share), schema)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql.types import StructType
 
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.spark_jobs.opened_table import OpenedData, OpenedMetadata, OpenedTable
+from trinitylake_ops.spark_jobs.metadata_reader import OpenedMetadata
+from trinitylake_ops.spark_jobs.opened_table import OpenedData, OpenedTable
 from trinitylake_ops.spark_jobs.source_options import SourceOptions
 from trinitylake_ops.spark_jobs.stream_options import STREAM_OPTIONS, StreamOptions
 from trinitylake_ops.spark_jobs.stream_reader import Followed, FollowedHistory, StreamReader
