@@ -12,23 +12,23 @@ from logging.handlers import MemoryHandler
 import click
 
 from trinitylake_ops.cli.context import Session, storage_options_of
-from trinitylake_ops.cli.entry import Terminated
-from trinitylake_ops.cli.expire import expire, relocate, trim, undelete
 from trinitylake_ops.cli.export import drop_export, export, exports, prune_exports, restore, verify_export
+from trinitylake_ops.cli.gc import expire, orphans, purge, reconcile, trim, undelete
 from trinitylake_ops.cli.operate import (
     compact,
     compact_tables,
     create_namespace,
     drop_namespace,
     hint,
+    relocate,
     repair,
     resolve_commit,
     rollback,
     verify,
 )
-from trinitylake_ops.cli.purge import orphans, purge, reconcile
 from trinitylake_ops.cli.read import diff, init, log, ls, show, tree
 from trinitylake_ops.cli.register import register_table
+from trinitylake_ops.cli.signals import Terminated
 from trinitylake_ops.cli.wording import SaidFormatter, log_warning, said
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions

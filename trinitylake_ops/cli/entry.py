@@ -9,14 +9,12 @@ import sys
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
+from trinitylake_ops.cli.signals import Terminated
+
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _STDERR = 2
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM came: whatever an interrupt closes on its way out is closed."""
 
 
 def main() -> NoReturn:

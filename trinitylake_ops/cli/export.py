@@ -24,7 +24,7 @@ from trinitylake_ops.cli.context import (
     target_options_of,
 )
 from trinitylake_ops.cli.engines import Engine, engine_options
-from trinitylake_ops.cli.expire import policy_options
+from trinitylake_ops.cli.gc import policy_options
 from trinitylake_ops.format.definitions import ExportLevel
 from trinitylake_ops.maintenance import RetentionPolicy
 from trinitylake_ops.maintenance.export import LEVELS

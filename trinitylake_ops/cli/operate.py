@@ -313,3 +313,23 @@ def repair(session: Session, to_last_good: bool, digest: str | None, yes: bool, 
         done = None if digest is None and not yes else plan.execute(digest)
     is_complete = done is None or done.is_complete
     print_outcome(plan, done, as_json, is_empty=plan.is_empty, is_complete=is_complete)
+
+
+@click.command(short_help="Plan or do the relocation of tables.")
+@approval_options
+@json_option
+@pass_session
+def relocate(session: Session, digest: str | None, yes: bool, as_json: bool) -> None:
+    """Write the tables' metadata for the place where the lakehouse is; without --apply or --yes, print which.
+
+    For a lakehouse whose files were copied or moved: the files of its Iceberg tables hold full URIs, which name
+    the place where it stood before. It reads them at its own place all the same; other engines do not. No data
+    file is copied, and it is one new version for all tables.
+
+    Example: trinitylake relocate
+    """
+    lake = session.lake()
+    with shown_progress("reading the tables"):
+        plan = maintenance.plan_relocation(lake)
+        report = None if digest is None and not yes else plan.execute(digest)
+    print_outcome(plan, report, as_json, is_empty=plan.is_empty)
