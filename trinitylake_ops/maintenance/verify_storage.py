@@ -13,7 +13,7 @@ from trinitylake_ops.format.file_names import TABLES_PREFIX, is_immutable_path, 
 from trinitylake_ops.format.file_seals import check_file
 from trinitylake_ops.maintenance.budget import NO_LIMITS, Spending
 from trinitylake_ops.maintenance.verified_files import Kept, PackedBytes, VerifiedFile, decode_names, encode_names
-from trinitylake_ops.maintenance.verify_checksums import ChecksumTally, kind_of
+from trinitylake_ops.maintenance.verify_report import ChecksumTally, kind_of
 from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper
 from trinitylake_ops.tables.reach import FileKind, TableFile
 

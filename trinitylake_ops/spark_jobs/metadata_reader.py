@@ -16,7 +16,7 @@ from trinitylake_ops.spark_jobs.metadata_tables import METADATA_TABLES, Metadata
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from trinitylake_ops.spark_jobs.row_filters import MetadataFilter
+    from trinitylake_ops.spark_jobs.metadata_filter import MetadataFilter
 
 _ROWS_PER_BATCH = 4_096
 

@@ -69,7 +69,7 @@ def _check_request(request: TableRequest) -> None:
 
 def open_metadata(lake: Lakehouse, request: TableRequest) -> OpenedMetadata:
     """Open a metadata table. Raises InvalidInputError, NotFoundError, StorageError."""
-    from trinitylake_ops.spark_jobs.row_filters import MetadataFilter
+    from trinitylake_ops.spark_jobs.metadata_filter import MetadataFilter
     from trinitylake_ops.spark_jobs.table_reader import check_reachable
 
     _check_request(request)
