@@ -37,7 +37,7 @@ setup: ## create .venv with the pinned packages; at once when it is current
 demo: setup ## run the demo: real flight data, monthly publishes, rollback, export, verify
 	@mkdir -p "$(DAGSTER_HOME)"
 	@[ -e "$(DAGSTER_HOME)/dagster.yaml" ] || cp deploy/demo/dagster.yaml "$(DAGSTER_HOME)/dagster.yaml"
-	@TRINITYLAKE_ROOT="$(ROOT)" DAGSTER_HOME="$(DAGSTER_HOME)" $(BIN)/python -m trinitylake_ops.dagster_plugin.demo $(ARGS)
+	@TRINITYLAKE_ROOT="$(ROOT)" DAGSTER_HOME="$(DAGSTER_HOME)" $(BIN)/python -m trinitylake_ops.demo $(ARGS)
 
 ui: ## open the Dagster UI on the runs of the demo, http://127.0.0.1:PORT
 	@if [ ! -d "$(DAGSTER_HOME)/history" ]; then \

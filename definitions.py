@@ -22,7 +22,7 @@ from trinitylake_ops.dagster_plugin import (
     TrinityLakeResource,
     build_trinitylake_definitions,
 )
-from trinitylake_ops.dagster_plugin.flights import MONTH_PUBLISHED, REFERENCE_PUBLISHED, flights_definitions
+from trinitylake_ops.demo.assets import MONTH_PUBLISHED, REFERENCE_PUBLISHED, flights_definitions
 
 ROOT = os.environ.get("TRINITYLAKE_ROOT", str(Path(__file__).parent.resolve() / ".demo" / "lakehouse"))
 SPARK = SparkResource(master=os.environ.get("SPARK_MASTER", "local[2]"))

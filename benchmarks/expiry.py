@@ -23,9 +23,9 @@ from benchmarks.scale import N_TABLES, N_VERSIONS, generate, run
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.format.file_names import new_node_path
-from trinitylake_ops.maintenance.deletion import delete_files
+from trinitylake_ops.maintenance.gc.sweep import delete_files
 from trinitylake_ops.storage import LocalStorage, Storage, StorageWrapper, open_storage
-from trinitylake_ops.storage.retry import RetryStorage
+from trinitylake_ops.storage.wrappers.retry import RetryStorage
 
 N_FILES = 20_000
 N_TURNS = 5
@@ -36,8 +36,8 @@ _PLAN = """
 import json
 from benchmarks.expiry import Later
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.maintenance.reachability import CatalogReach
-from trinitylake_ops.maintenance.survey import survey_versions
+from trinitylake_ops.maintenance.reach.mark import CatalogReach
+from trinitylake_ops.maintenance.reach.survey import survey_versions
 from trinitylake_ops.storage import LocalStorage, MeteredStorage
 meter = MeteredStorage(Later(LocalStorage(root)))
 lake = Lakehouse(meter, cache="off")

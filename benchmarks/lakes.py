@@ -12,12 +12,12 @@ from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.format.file_names import new_table_path
 from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper
 from trinitylake_ops.transaction.commit import commit
-from trinitylake_ops.transaction.commit_info import CommitInfo
 from trinitylake_ops.transaction.draft import Draft, RootStamp
-from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.tree.bulk_load import bulk_load
+from trinitylake_ops.tree.editor import EditedTree
 from trinitylake_ops.tree.search import scan
-from trinitylake_ops.tree.write_buffer import EditedTree
+from trinitylake_ops.versions.commit_info import CommitInfo
+from trinitylake_ops.versions.snapshot import Snapshot
 
 #: What a request takes, of a storage with waits like a server's.
 REQUEST_SECONDS = 0.020

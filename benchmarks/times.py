@@ -23,14 +23,14 @@ from benchmarks.report import Spread, cpu_seconds, plot, seconds, table, write_r
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import new_node_path, new_table_path
-from trinitylake_ops.format.keys import KeyCodec
-from trinitylake_ops.format.node_file import NodeFile
+from trinitylake_ops.format.nodes.keys import KeyCodec
+from trinitylake_ops.format.nodes.node_file import NodeFile
 from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, StorageWrapper, drop_memory_root
 from trinitylake_ops.tree.bulk_load import bulk_load, n_filled_keys
-from trinitylake_ops.tree.node import TreeLimits
-from trinitylake_ops.tree.node_store import NodeStore
+from trinitylake_ops.tree.editor import apply_messages
+from trinitylake_ops.tree.nodes.node import TreeLimits
+from trinitylake_ops.tree.nodes.node_store import NodeStore
 from trinitylake_ops.tree.walk import walk
-from trinitylake_ops.tree.write_buffer import apply_messages
 
 N_LISTED = 50_000
 N_LOADED = 1_000_000

@@ -21,7 +21,7 @@ from pathlib import Path
 from PIL import Image, ImageChops
 
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.maintenance.page import expiration_page, write_page
+from trinitylake_ops.pages import expiration_page, write_page
 from trinitylake_ops.storage import StorageWrapper
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"

@@ -10,7 +10,7 @@ from xdist.scheduler import LoadFileScheduling
 from xdist.scheduler.protocol import Scheduling
 
 from tests.unordered import shuffle_lists
-from trinitylake_ops.storage.cache import clear_process_caches
+from trinitylake_ops.storage.cache.storage import clear_process_caches
 
 # In CI the same examples are tried on every run; elsewhere new ones. Deadlines only measure the machine.
 settings.register_profile("ci", derandomize=True, deadline=None)

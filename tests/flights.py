@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from trinitylake_ops.spark_jobs.flights_source import FlightsSource
-from trinitylake_ops.spark_jobs.flights_tables import TABLES
+from trinitylake_ops.demo.flights_source import FlightsSource
+from trinitylake_ops.demo.flights_tables import TABLES
 from trinitylake_ops.spark_jobs.session import session_scope
 
 SAMPLE_MONTHS = (1, 2)

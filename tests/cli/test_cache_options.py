@@ -11,7 +11,7 @@ from tests.cli.test_commands import logging_as_it_was
 from tests.lakes import Lakes, lakes, table
 from trinitylake_ops.cli.app import main
 from trinitylake_ops.format.file_names import is_immutable_path
-from trinitylake_ops.storage.cache import clear_process_caches
+from trinitylake_ops.storage.cache.storage import clear_process_caches
 
 __all__ = ["lakes", "logging_as_it_was"]
 

@@ -22,7 +22,7 @@ from trinitylake_ops.errors import StoragePermissionError
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord
 from trinitylake_ops.format.file_names import HINT_PATH, root_path
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
-from trinitylake_ops.transaction.commit_info import acting_for_run
+from trinitylake_ops.versions.commit_info import acting_for_run
 
 __all__ = ["lakes"]
 

@@ -16,8 +16,8 @@ from trinitylake_ops.storage import (
     StorageWrapper,
     open_storage,
 )
-from trinitylake_ops.storage.cache import private_cache_view, shared_cache_view
-from trinitylake_ops.storage.pace import PacedStorage
+from trinitylake_ops.storage.cache.storage import private_cache_view, shared_cache_view
+from trinitylake_ops.storage.wrappers.pace import PacedStorage
 
 
 def memory(folder: Path) -> Storage:

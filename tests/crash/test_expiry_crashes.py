@@ -38,8 +38,8 @@ from trinitylake_ops.errors import (
     TrinityLakeError,
 )
 from trinitylake_ops.format.file_names import HINT_PATH, ORPHAN_BARRIER_PATH
-from trinitylake_ops.maintenance import deletion
-from trinitylake_ops.maintenance.table_reach import table_id_in
+from trinitylake_ops.maintenance.gc import sweep as deletion
+from trinitylake_ops.maintenance.reach.table_files import table_id_in
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
 from trinitylake_ops.tables.ownership import owner_file, owner_path
 

@@ -18,7 +18,7 @@ from tests.crash.test_maintenance_crash import DeathError
 from tests.faults import Fault, FaultyStorage, Moment, Request, fail, lose_response
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import ObjectExistsError, StorageError, StorageFullError, TrinityLakeError
-from trinitylake_ops.maintenance.retention import RetentionPolicy
+from trinitylake_ops.maintenance.plans.retention import RetentionPolicy
 from trinitylake_ops.storage import MemoryStorage, Storage, drop_memory_root
 from trinitylake_ops.tables.catalog import catalog_at
 

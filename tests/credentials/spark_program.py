@@ -19,17 +19,17 @@ from pyspark.sql import SparkSession
 from tests.credentials.canaries import WRONG_SECRET_ACCESS_KEY
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import InvalidInputError, StoragePermissionError
-from trinitylake_ops.maintenance.survey import survey_versions
+from trinitylake_ops.maintenance.reach.survey import survey_versions
 from trinitylake_ops.spark_jobs import executor as executor_module
 from trinitylake_ops.spark_jobs.executor import SparkExecutor
+from trinitylake_ops.spark_jobs.runtime.spark_errors import spark_failures
 from trinitylake_ops.spark_jobs.session import session_scope
-from trinitylake_ops.spark_jobs.spark_errors import spark_failures
 from trinitylake_ops.spark_jobs.sql import create_views, register_table_functions
-from trinitylake_ops.spark_jobs.table_reader import read_staged
-from trinitylake_ops.spark_jobs.table_writer import stage_dataframe
+from trinitylake_ops.spark_jobs.tables.reader import read_staged
+from trinitylake_ops.spark_jobs.tables.writer import stage_dataframe
 from trinitylake_ops.storage import Storage, StorageWrapper, open_storage
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE
-from trinitylake_ops.tables.staging import publish
+from trinitylake_ops.tables.writing.staging import publish
 
 DONE = "all was tried"
 

@@ -14,8 +14,8 @@ import dagster as dg
 from tests.local_clock import HOUR_MS, LocalClock
 from tests.maintenance.changes import alter, content, create
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.dagster_plugin.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
+from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
 
 APPROVER = "Ada Lovelace"

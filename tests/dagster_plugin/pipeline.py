@@ -10,9 +10,9 @@ import duckdb
 from pyiceberg.table import Table
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.flights import INITIAL_JOB, MONTHLY_JOB, NAMESPACES, flights_definitions
-from trinitylake_ops.dagster_plugin.jobs import build_jobs
+from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
+from trinitylake_ops.demo.assets import INITIAL_JOB, MONTHLY_JOB, NAMESPACES, flights_definitions
 from trinitylake_ops.tables.catalog import catalog_at
 
 MONTHLY_TABLES = ("weather", "flights", "delay_by_carrier_month", "route_performance", "aircraft_utilisation")

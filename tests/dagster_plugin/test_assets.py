@@ -21,16 +21,16 @@ from trinitylake_ops.dagster_plugin.assets import (
     build_table_asset,
     table_metadata,
 )
+from trinitylake_ops.dagster_plugin.automation.sensors import build_commit_sensor
 from trinitylake_ops.dagster_plugin.head_metadata import head_metadata
 from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
-from trinitylake_ops.dagster_plugin.sensors import build_commit_sensor
 from trinitylake_ops.errors import InvalidInputError, TableNotFoundError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, Column, DataType, Schema, TableDef
 from trinitylake_ops.format.file_names import root_path
-from trinitylake_ops.tables.arrow_writer import stage_arrow
-from trinitylake_ops.tables.publication import publication_id, publish_once
-from trinitylake_ops.tree.node import DEFAULT_BUFFER_TARGET_BYTES
+from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
+from trinitylake_ops.tables.writing.publication import publication_id, publish_once
+from trinitylake_ops.tree.nodes.node import DEFAULT_BUFFER_TARGET_BYTES
 
 ORDERS = dg.AssetKey(["sales", "orders"])
 PARTITIONS = "trinitylake_exports"

@@ -29,8 +29,8 @@ from trinitylake_ops.dagster_plugin import (
     code_location,
 )
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.tables.arrow_writer import stage_arrow
-from trinitylake_ops.tables.publication import publication_id, publish_once
+from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
+from trinitylake_ops.tables.writing.publication import publication_id, publish_once
 
 LIMITS = ApplyLimits(max_files=10, max_bytes=1 << 20, min_age=timedelta(days=7))
 SALES, HR = LakehouseNames("sales"), LakehouseNames("hr")

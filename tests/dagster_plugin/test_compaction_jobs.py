@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from tests.dagster_plugin.maintenance_jobs import Ran
 from tests.lakes import Lakes
 from tests.maintenance.changes import append_rows
-from trinitylake_ops.dagster_plugin.jobs import build_jobs
+from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
 from trinitylake_ops.tables.catalog import catalog_at
 

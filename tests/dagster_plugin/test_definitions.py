@@ -10,9 +10,9 @@ import dagster as dg
 import pytest
 
 from tests.credentials.canaries import ACCESS_KEY_ID, SECRET_ACCESS_KEY, leaks, leaks_in_files
-from trinitylake_ops.dagster_plugin.jobs import build_jobs
+from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
-from trinitylake_ops.maintenance.export import LEVELS
+from trinitylake_ops.maintenance.exports.export import LEVELS
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE
 
 REPOSITORY = Path(__file__).parents[2]

@@ -16,9 +16,9 @@ import pytest
 from tests.dagster_plugin.test_code_location import put, run
 from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.tables.arrow_writer import stage_arrow
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.publication import publication_id, publish_once
+from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
+from trinitylake_ops.tables.writing.publication import publication_id, publish_once
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 IN_PROCESS = dg.Definitions(executor=dg.in_process_executor)

@@ -19,7 +19,7 @@ from tests.maintenance.changes import content, overwrite_rows
 from trinitylake_ops import maintenance
 from trinitylake_ops.errors import StoragePermissionError, VersionExpiredError
 from trinitylake_ops.format.file_names import root_path
-from trinitylake_ops.maintenance.lease import lease
+from trinitylake_ops.maintenance.state.lease import lease
 from trinitylake_ops.storage import LocalStorage
 from trinitylake_ops.tables.catalog import catalog_at
 

@@ -11,9 +11,9 @@ from pyspark.sql.classic.dataframe import DataFrame
 from tests.dagster_plugin.pipeline import MONTHLY_TABLES, Pipeline
 from tests.lakes import check_lake, entries
 from trinitylake_ops import maintenance
-from trinitylake_ops.dagster_plugin.flights import INITIAL_JOB, MONTHLY_JOB, NAMESPACES
 from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
+from trinitylake_ops.demo.assets import INITIAL_JOB, MONTHLY_JOB, NAMESPACES
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 from dagster_graphql.test.utils import execute_dagster_graphql
 
-from trinitylake_ops.dagster_plugin.jobs import build_jobs
-from trinitylake_ops.dagster_plugin.scheduled_ops import ApplyLimits, scheduled_operations
+from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
+from trinitylake_ops.dagster_plugin.ops.scheduled import ApplyLimits, scheduled_operations
 from trinitylake_ops.maintenance import Budget
 
 REPOSITORY = Path(__file__).parents[2]

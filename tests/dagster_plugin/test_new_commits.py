@@ -16,8 +16,8 @@ from tests.foreign import ForeignLake
 from tests.lakes import table
 from tests.maintenance.changes import create, expire
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.new_commits import Cursor, Limits, News, find_news
-from trinitylake_ops.format.node_file import (
+from trinitylake_ops.dagster_plugin.automation.new_commits import Cursor, Limits, News, find_news
+from trinitylake_ops.format.nodes.node_file import (
     COMMIT_INFO,
     decode_commit_info,
     decode_node,
@@ -25,7 +25,7 @@ from trinitylake_ops.format.node_file import (
     encode_node,
 )
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
-from trinitylake_ops.transaction.commit_info import acting_for_run
+from trinitylake_ops.versions.commit_info import acting_for_run
 
 TABLES = ("a", "b", "c", "d")
 OURS, OTHERS = "our-run", "other-run"

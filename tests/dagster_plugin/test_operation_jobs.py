@@ -15,11 +15,11 @@ from tests.lakes import check_lake
 from tests.local_clock import LocalClock
 from tests.maintenance.changes import alter, content, create
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.dagster_plugin.jobs import build_jobs
+from trinitylake_ops.dagster_plugin.automation.schedules import build_maintenance_schedules
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
+from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
+from trinitylake_ops.dagster_plugin.ops.scheduled import ApplyLimits
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
-from trinitylake_ops.dagster_plugin.scheduled_ops import ApplyLimits
-from trinitylake_ops.dagster_plugin.schedules import build_maintenance_schedules
 from trinitylake_ops.format.file_names import HINT_PATH
 
 

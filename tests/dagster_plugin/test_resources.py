@@ -18,9 +18,9 @@ from trinitylake_ops.dagster_plugin.resources import (
     TrinityLakeResource,
 )
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.storage.cache_options import CACHE_OPTIONS
+from trinitylake_ops.storage.cache.options import CACHE_OPTIONS
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE, SECRET_OPTIONS, StorageOptions
-from trinitylake_ops.storage.s3_settings import S3_OPTIONS
+from trinitylake_ops.storage.s3.settings import S3_OPTIONS
 
 
 def test_every_option_has_its_place_in_the_configuration() -> None:

@@ -15,10 +15,10 @@ from trinitylake_ops.dagster_plugin.publish import build_publish_asset
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
 from trinitylake_ops.format.definitions import IsolationLevel
-from trinitylake_ops.tables.arrow_writer import stage_arrow
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.publication import publication_id, publish_once
-from trinitylake_ops.tables.reads import TableRead
+from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
+from trinitylake_ops.tables.writing.publication import publication_id, publish_once
+from trinitylake_ops.tables.writing.reads import TableRead
 
 OTHER = dg.AssetKey(["ref", "other"])
 PARTS = dg.StaticPartitionsDefinition(["x", "y"])

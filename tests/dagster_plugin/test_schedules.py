@@ -16,15 +16,15 @@ from tests.lakes import check_lake
 from tests.local_clock import LocalClock
 from tests.maintenance.changes import content, overwrite_rows
 from trinitylake_ops import maintenance
+from trinitylake_ops.dagster_plugin.automation.schedules import CRONS, BlackoutWindow, build_maintenance_schedules
 from trinitylake_ops.dagster_plugin.checks import CHECKS_JOB
-from trinitylake_ops.dagster_plugin.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
+from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
+from trinitylake_ops.dagster_plugin.ops.scheduled import ApplyLimits
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
-from trinitylake_ops.dagster_plugin.scheduled_ops import ApplyLimits
-from trinitylake_ops.dagster_plugin.schedules import CRONS, BlackoutWindow, build_maintenance_schedules
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.maintenance import purge
-from trinitylake_ops.maintenance.lease import lease
+from trinitylake_ops.maintenance.gc import purge
+from trinitylake_ops.maintenance.state.lease import lease
 
 GENEROUS = ApplyLimits(max_files=10_000, max_bytes=10**9, min_age=timedelta(0))
 SUNDAY = datetime(2026, 11, 22, tzinfo=UTC)

@@ -26,7 +26,7 @@ from rich.filesize import decimal
 
 from tests.lakes import check_lake
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.flights import INITIAL_JOB, MONTHLY_JOB
+from trinitylake_ops.demo.assets import INITIAL_JOB, MONTHLY_JOB
 
 # A year of data in one test of the soak, a month of it in a test run.
 pytestmark = pytest.mark.timeout(900)
@@ -44,7 +44,7 @@ class FinishedDemo:
         self.home.mkdir()
         shutil.copy(REPOSITORY / "deploy" / "demo" / "dagster.yaml", self.home)
         self.environment = {**os.environ, "DAGSTER_HOME": str(self.home), "TRINITYLAKE_ROOT": self.root}
-        command = [sys.executable, "-m", "trinitylake_ops.dagster_plugin.demo", "--months", str(months)]
+        command = [sys.executable, "-m", "trinitylake_ops.demo", "--months", str(months)]
         done = subprocess.run(
             command, cwd=REPOSITORY, env=self.environment, capture_output=True, text=True, timeout=900, check=False
         )

@@ -24,8 +24,8 @@ from tests.lakes import check_lake
 from tests.maintenance.changes import alter, expire
 from tests.tables.hostile import without_seals
 from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.dagster_plugin.automation.sensors import VERSION_TAG
 from trinitylake_ops.dagster_plugin.names import ONLY
-from trinitylake_ops.dagster_plugin.sensors import VERSION_TAG
 from trinitylake_ops.storage import LocalStorage
 
 pytestmark = [pytest.mark.usefixtures("radosgw"), pytest.mark.timeout(900)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from trinitylake_ops.format.node_file import LAKEHOUSE_DEF, N_KEYS, NodeFile
+from trinitylake_ops.format.nodes.node_file import LAKEHOUSE_DEF, N_KEYS, NodeFile
 
 Row = tuple[str | None, str | None, str | None]
 

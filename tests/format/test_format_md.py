@@ -34,10 +34,10 @@ from trinitylake_ops.format.file_names import (
 )
 from trinitylake_ops.format.file_seals import check_file
 from trinitylake_ops.format.generated import definitions_pb2 as pb
-from trinitylake_ops.format.keys import KeyCodec, ObjectName, encode_schema_id
 from trinitylake_ops.format.limits import smallest_node_file_limit_bytes, validate_lakehouse_def
 from trinitylake_ops.format.locations import normalize_root_uri, validate_location, validate_path
-from trinitylake_ops.format.node_file import (
+from trinitylake_ops.format.nodes.keys import KeyCodec, ObjectName, encode_schema_id
+from trinitylake_ops.format.nodes.node_file import (
     NODE_COMPRESSIONS,
     check_node_compression,
     decode_node,

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.format.refusal import refusal
 from tests.format.strategies import node_files
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidDefinitionError
-from trinitylake_ops.format import ipc_body, node_file
-from trinitylake_ops.format.ipc_body import MAX_DECOMPRESSED_BYTES, decompressed_bytes
-from trinitylake_ops.format.node_file import (
+from trinitylake_ops.format.nodes import ipc_body, node_file
+from trinitylake_ops.format.nodes.ipc_body import MAX_DECOMPRESSED_BYTES, decompressed_bytes
+from trinitylake_ops.format.nodes.node_file import (
     NODE_COMPRESSIONS,
     NodeFile,
     decode_node,
@@ -24,9 +24,9 @@ from trinitylake_ops.format.node_file import (
     encode_node,
     encoded_size_bytes,
 )
-from trinitylake_ops.format.text_column import TextColumn
+from trinitylake_ops.format.nodes.text_column import TextColumn
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
-from trinitylake_ops.tree.node_store import NodeStore
+from trinitylake_ops.tree.nodes.node_store import NodeStore
 
 PATH = "0000/0000/0000/00000000-node.arrow"
 CODECS = [name for name in NODE_COMPRESSIONS if name]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.format.refusal import refusal
 from tests.format.strategies import node_files
 from trinitylake_ops.errors import CorruptFileError, InvalidInputError
-from trinitylake_ops.format.node_file import (
+from trinitylake_ops.format.nodes.node_file import (
     MAX_COMMIT_INFO_BYTES,
     NodeFile,
     decode_commit_info,

@@ -42,31 +42,31 @@ from trinitylake_ops.format.file_names import (
     root_path,
     table_prefix,
 )
-from trinitylake_ops.format.keys import KeyCodec
 from trinitylake_ops.format.limits import check_readable_sizes, validate_changed_settings, validate_table_def
 from trinitylake_ops.format.locations import as_uri, normalize_root_uri, to_location, to_uri, validate_location
-from trinitylake_ops.format.node_file import COMMIT_INFO, decode_node, decode_system_rows, encode_node
+from trinitylake_ops.format.nodes.keys import KeyCodec
+from trinitylake_ops.format.nodes.node_file import COMMIT_INFO, decode_node, decode_system_rows, encode_node
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.maintenance.export_manifest import manifest_targets, read_manifest
-from trinitylake_ops.maintenance.inventory import Inventory, InventorySearch, read_inventory
-from trinitylake_ops.maintenance.lease import lease
-from trinitylake_ops.maintenance.plan_file import PlanFile, read_plan_file
-from trinitylake_ops.maintenance.report import utc_of
-from trinitylake_ops.maintenance.table_reach import iceberg_metadata
-from trinitylake_ops.maintenance.verified_files import Kept, decode_names, read_records
+from trinitylake_ops.maintenance.plans.report import utc_of
+from trinitylake_ops.maintenance.reach.inventory import Inventory, InventorySearch, read_inventory
+from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
+from trinitylake_ops.maintenance.state.export_manifest import manifest_targets, read_manifest
+from trinitylake_ops.maintenance.state.lease import lease
+from trinitylake_ops.maintenance.state.plan_file import PlanFile, read_plan_file
+from trinitylake_ops.maintenance.state.verified_files import Kept, decode_names, read_records
 from trinitylake_ops.storage import drop_memory_root
-from trinitylake_ops.tables.avro_files import SNAPSHOT_ID, uncompressed
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.checked_files import CheckedFileIO
-from trinitylake_ops.tables.copying import FileCopy, TablePlaces, rewritten
-from trinitylake_ops.tables.data_reading import file_batches
-from trinitylake_ops.tables.file_io import StorageFileIO, reading_io
+from trinitylake_ops.tables.claims.avro_files import SNAPSHOT_ID, uncompressed
+from trinitylake_ops.tables.files.checked_files import CheckedFileIO
+from trinitylake_ops.tables.files.copying import FileCopy, TablePlaces, rewritten
+from trinitylake_ops.tables.files.data_reading import file_batches
+from trinitylake_ops.tables.files.file_io import StorageFileIO, reading_io
+from trinitylake_ops.tables.files.metadata import read_metadata
+from trinitylake_ops.tables.files.reach import FileKind, content_file, entries_in, files_of, manifests_in, statistics_of
 from trinitylake_ops.tables.managed import table_definition
-from trinitylake_ops.tables.metadata import read_metadata
 from trinitylake_ops.tables.ownership import read_owner
-from trinitylake_ops.tables.reach import FileKind, content_file, entries_in, files_of, manifests_in, statistics_of
-from trinitylake_ops.transaction.history import version_infos
-from trinitylake_ops.transaction.orphan_barrier import removed_before_ms
+from trinitylake_ops.transaction.time_to_live import removed_before_ms
+from trinitylake_ops.versions.history import version_infos
 
 T = TypeVar("T")
 

@@ -38,17 +38,15 @@ from trinitylake_ops.format.definitions import (
     SavedWrite,
     TableDef,
 )
-from trinitylake_ops.format.definitions import (
-    Schema as Columns,
-)
+from trinitylake_ops.format.definitions import Schema as Columns
 from trinitylake_ops.format.file_names import root_path
-from trinitylake_ops.format.node_file import NodeFile, encode_node, encode_sealed_root
+from trinitylake_ops.format.nodes.node_file import NodeFile, encode_node, encode_sealed_root
 from trinitylake_ops.format.sealed_json import encode_sealed_json
-from trinitylake_ops.maintenance.plan_file import PlanFile
+from trinitylake_ops.maintenance.state.plan_file import PlanFile
 from trinitylake_ops.storage import drop_memory_root
 from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.tables.claims.table_seals import seal_pairs, sealed_table_file
 from trinitylake_ops.tables.ownership import owner_file
-from trinitylake_ops.tables.table_seals import seal_pairs, sealed_table_file
 
 _SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=False),

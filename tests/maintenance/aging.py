@@ -12,15 +12,15 @@ from tests.lakes import table
 from tests.maintenance.changes import small_sizes
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.format.definitions import METADATA_LOCATION, ExpirationState, TableDef
-from trinitylake_ops.format.keys import TABLE_KEY_PREFIX
 from trinitylake_ops.format.locations import is_uri
+from trinitylake_ops.format.nodes.keys import TABLE_KEY_PREFIX
 from trinitylake_ops.maintenance import Budget, ExpirationReport, OrphanReport, PurgeReport, RetentionPolicy
-from trinitylake_ops.maintenance.budget import BudgetSpentBeforeError
+from trinitylake_ops.maintenance.plans.budget import BudgetSpentBeforeError
 from trinitylake_ops.storage import Storage
-from trinitylake_ops.tables.file_io import StorageFileIO
-from trinitylake_ops.tables.reach import files_of
-from trinitylake_ops.transaction.snapshot import Snapshot
+from trinitylake_ops.tables.files.file_io import StorageFileIO
+from trinitylake_ops.tables.files.reach import files_of
 from trinitylake_ops.tree.walk import walk
+from trinitylake_ops.versions.snapshot import Snapshot
 
 T = TypeVar("T")
 

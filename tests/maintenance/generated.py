@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tests.lakes import table
 from tests.maintenance.changes import append_rows, small_sizes
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.format.node_file import NodeFile
+from trinitylake_ops.format.nodes.node_file import NodeFile
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
 from trinitylake_ops.tree.walk import VisitedNode, walk
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 
 from trinitylake_ops.maintenance import ExpirationPlan
-from trinitylake_ops.maintenance.freed import FreedFiles
-from trinitylake_ops.maintenance.retention import Verdict
-from trinitylake_ops.maintenance.version_record import VersionRecord
+from trinitylake_ops.maintenance.gc.freed import FreedFiles
+from trinitylake_ops.maintenance.plans.retention import Verdict
+from trinitylake_ops.maintenance.state.version_record import VersionRecord
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 #: What may refer to something: none of them may be there at all.

@@ -13,9 +13,9 @@ from tests.maintenance.changes import create
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import CorruptFileError, InvalidInputError
 from trinitylake_ops.format.file_names import root_path
-from trinitylake_ops.format.node_file import COMMIT_ID, CREATED_AT_MILLIS, decode_node, encode_node
-from trinitylake_ops.maintenance.page import verification_page
-from trinitylake_ops.maintenance.root_chain import ACKNOWLEDGED
+from trinitylake_ops.format.nodes.node_file import COMMIT_ID, CREATED_AT_MILLIS, decode_node, encode_node
+from trinitylake_ops.maintenance.reach.root_chain import ACKNOWLEDGED
+from trinitylake_ops.pages import verification_page
 
 
 def literal_root(lake: Lakehouse, to: int) -> int:

@@ -13,8 +13,9 @@ from tests.maintenance.aging import Aging
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.format.file_names import new_node_path
-from trinitylake_ops.maintenance import Budget, budget
-from trinitylake_ops.maintenance.budget import BudgetSpentBeforeError, BudgetSpentError, Spending, counting
+from trinitylake_ops.maintenance import Budget
+from trinitylake_ops.maintenance.plans import budget
+from trinitylake_ops.maintenance.plans.budget import BudgetSpentBeforeError, BudgetSpentError, Spending, counting
 from trinitylake_ops.storage import MeteredStorage, RequestCounts
 
 DELETING = {"purge": maintenance.plan_purge, "orphans": maintenance.plan_orphan_removal}

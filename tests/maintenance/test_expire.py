@@ -38,12 +38,14 @@ from trinitylake_ops.errors import (
     VersionNotFoundError,
 )
 from trinitylake_ops.format.file_names import HINT_PATH, lease_path
-from trinitylake_ops.format.node_file import COMMIT_ID, decode_node
+from trinitylake_ops.format.nodes.node_file import COMMIT_ID, decode_node
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.maintenance import Budget, ExpirationPlan, budget, deletion
-from trinitylake_ops.maintenance.deletion import delete_files
-from trinitylake_ops.maintenance.export_manifest import manifest_targets
-from trinitylake_ops.maintenance.lease import lease
+from trinitylake_ops.maintenance import Budget, ExpirationPlan
+from trinitylake_ops.maintenance.gc import sweep as deletion
+from trinitylake_ops.maintenance.gc.sweep import delete_files
+from trinitylake_ops.maintenance.plans import budget
+from trinitylake_ops.maintenance.state.export_manifest import manifest_targets
+from trinitylake_ops.maintenance.state.lease import lease
 from trinitylake_ops.storage import MeteredStorage, Storage, StorageWrapper
 
 
@@ -383,8 +385,8 @@ def test_purges_at_once_do_no_harm(aging: Aging, lake: Lakehouse, monkeypatch: p
     aging.expire()
     aging.later()
     plan = maintenance.plan_purge(lake)
-    monkeypatch.setattr("trinitylake_ops.maintenance.lease._check_ended", lambda *_: None)
-    monkeypatch.setattr("trinitylake_ops.maintenance.lease.Lease.check", lambda _self: None)
+    monkeypatch.setattr("trinitylake_ops.maintenance.state.lease._check_ended", lambda *_: None)
+    monkeypatch.setattr("trinitylake_ops.maintenance.state.lease.Lease.check", lambda _self: None)
     outcomes: list[object] = []
     start = threading.Barrier(4)
 

@@ -31,7 +31,7 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.checksums import SEAL_KEYS
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, ExportState
 from trinitylake_ops.format.file_names import root_path
-from trinitylake_ops.format.node_file import decode_node
+from trinitylake_ops.format.nodes.node_file import decode_node
 from trinitylake_ops.maintenance import ExportReport
 
 

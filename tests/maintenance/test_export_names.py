@@ -10,9 +10,10 @@ import pytest
 from tests.lakes import Lakes
 from tests.maintenance.changes import append_rows, create
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.maintenance import export_content, export_roots
+from trinitylake_ops.maintenance.exports import content as export_content
+from trinitylake_ops.maintenance.exports import roots as export_roots
 from trinitylake_ops.storage import Storage
-from trinitylake_ops.tables import copying
+from trinitylake_ops.tables.files import copying
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 

@@ -20,14 +20,14 @@ from trinitylake_ops.format.definitions import NamespaceDef
 from trinitylake_ops.format.file_names import ORPHAN_BARRIER_PATH, VERIFIED_PREFIX, lease_path, new_plan_path, root_path
 from trinitylake_ops.format.file_sizes import MAX_DEFINITION_BYTES, MAX_FILE_LIST_BYTES, MAX_NOTE_BYTES
 from trinitylake_ops.format.sealed_json import decode_sealed_json, encode_sealed_json
-from trinitylake_ops.maintenance.lease import lease
+from trinitylake_ops.maintenance.state.lease import lease
 from trinitylake_ops.storage import LocalStorage, drop_memory_root
 from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.file_io import StorageFileIO
-from trinitylake_ops.tables.table_seals import PieceCheck
-from trinitylake_ops.transaction.history import history
-from trinitylake_ops.transaction.orphan_barrier import raise_barrier
+from trinitylake_ops.tables.claims.table_seals import PieceCheck
+from trinitylake_ops.tables.files.file_io import StorageFileIO
+from trinitylake_ops.transaction.time_to_live import raise_barrier
+from trinitylake_ops.versions.history import history
 
 HUGE_BYTES = 2 << 30
 #: What all reads of a run may bring, of so small a lakehouse.

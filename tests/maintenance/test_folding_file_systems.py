@@ -19,7 +19,7 @@ from trinitylake_ops.errors import StorageError
 from trinitylake_ops.format import file_names
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.file_names import new_node_path, optimize_path
-from trinitylake_ops.maintenance.executors import LOCAL, Executor, LocalExecutor
+from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor, LocalExecutor
 from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper
 from trinitylake_ops.tables.catalog import catalog_at
 

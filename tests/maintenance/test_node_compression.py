@@ -13,8 +13,8 @@ from tests.maintenance.changes import create, drop, make_untidy, small_sizes
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import InvalidDefinitionError
 from trinitylake_ops.format.file_names import root_path
-from trinitylake_ops.format.ipc_body import decompressed_bytes
-from trinitylake_ops.format.node_file import decode_node, encode_node
+from trinitylake_ops.format.nodes.ipc_body import decompressed_bytes
+from trinitylake_ops.format.nodes.node_file import decode_node, encode_node
 from trinitylake_ops.transaction.resolve import CommitResolution
 from trinitylake_ops.tree.walk import walk
 

@@ -24,15 +24,9 @@ from trinitylake_ops.format.definitions import (
 )
 from trinitylake_ops.format.file_names import HINT_PATH, root_path
 from trinitylake_ops.maintenance import Finding
-from trinitylake_ops.maintenance.page import (
-    expiration_page,
-    expiration_picture,
-    log_page,
-    verification_page,
-    verification_picture,
-)
-from trinitylake_ops.maintenance.page.timeline import timeline
-from trinitylake_ops.maintenance.version_record import VersionRecord, rolled_back_to
+from trinitylake_ops.maintenance.state.version_record import VersionRecord, rolled_back_to
+from trinitylake_ops.pages import expiration_page, expiration_picture, log_page, verification_page, verification_picture
+from trinitylake_ops.pages.timeline import timeline
 from trinitylake_ops.storage import MeteredStorage
 
 HOSTILE = "<script>alert('x')</script>\"'&amp;\u202egpj.exe\x00\x1b[31m{{ 7 * 7 }}]]>--><svg onload=x>"

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trinitylake_ops.maintenance.page import chart as charts
-from trinitylake_ops.maintenance.page.chart import MOST_BARS, WIDTH, draw
-from trinitylake_ops.maintenance.page.timeline import VersionState, timeline
-from trinitylake_ops.maintenance.page.wording import ago, clipped, ranges
-from trinitylake_ops.maintenance.version_record import VersionRecord
+from trinitylake_ops.maintenance.state.version_record import VersionRecord
+from trinitylake_ops.pages import chart as charts
+from trinitylake_ops.pages.chart import MOST_BARS, WIDTH, draw
+from trinitylake_ops.pages.timeline import VersionState, timeline
+from trinitylake_ops.pages.wording import ago, clipped, ranges
 
 
 @given(

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from trinitylake_ops.errors import StorageError
-from trinitylake_ops.maintenance.page import (
-    write_page,
-)
+from trinitylake_ops.pages import write_page
 
 
 def test_a_page_replaces_a_file_and_keeps_its_mode(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from tests.maintenance.aging import Aging
 from tests.maintenance.changes import ROWS, append_rows, create
 from trinitylake_ops import Lakehouse, TableDef, maintenance
 from trinitylake_ops.errors import LocationNotAllowedError
-from trinitylake_ops.format.node_file import decode_node, encode_node
+from trinitylake_ops.format.nodes.node_file import decode_node, encode_node
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.staging import plan_write, publish, stage_data_files
+from trinitylake_ops.tables.writing.staging import plan_write, publish, stage_data_files
 
 SECRET = b"AWS_SECRET_ACCESS_KEY=hunter2\n"
 

@@ -23,8 +23,8 @@ from tests.maintenance.aging import (
 from tests.maintenance.changes import alter, create
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import MaintenanceBlockedError, VersionExpiredError
-from trinitylake_ops.maintenance.export_records import begin
-from trinitylake_ops.maintenance.lease import lease
+from trinitylake_ops.maintenance.state.export_records import begin
+from trinitylake_ops.maintenance.state.lease import lease
 from trinitylake_ops.storage import Storage, StorageWrapper
 
 

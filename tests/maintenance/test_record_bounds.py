@@ -11,11 +11,11 @@ from tests.inventories import inventory_file
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.file_names import new_verified_path
-from trinitylake_ops.format.ipc_body import check_stream
-from trinitylake_ops.maintenance.inventory import Inventory, InventorySearch
-from trinitylake_ops.maintenance.verified_files import _SCHEMA, VerifiedFile, read_records, write_record
-from trinitylake_ops.maintenance.verified_files import Kept as KeptOf
-from trinitylake_ops.tables.file_io import reading_io
+from trinitylake_ops.format.nodes.ipc_body import check_stream
+from trinitylake_ops.maintenance.reach.inventory import Inventory, InventorySearch
+from trinitylake_ops.maintenance.state.verified_files import _SCHEMA, VerifiedFile, read_records, write_record
+from trinitylake_ops.maintenance.state.verified_files import Kept as KeptOf
+from trinitylake_ops.tables.files.file_io import reading_io
 
 
 def record_with(content: bytes) -> bytes:

@@ -12,7 +12,7 @@ from rich.table import Table
 from tests.lakes import table
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.format.definitions import Column, DataType, LakehouseDef, Schema
-from trinitylake_ops.maintenance.report import (
+from trinitylake_ops.maintenance.plans.report import (
     Document,
     MeteredLakehouse,
     cell,

@@ -13,12 +13,7 @@ from hypothesis import strategies as st
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.definitions import LakehouseDef, RetentionRules
-from trinitylake_ops.maintenance.retention import (
-    RetentionPolicy,
-    VersionAge,
-    judge,
-    protected_ms,
-)
+from trinitylake_ops.maintenance.plans.retention import RetentionPolicy, VersionAge, judge, protected_ms
 from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS
 
 HOUR_MS = 3_600_000

@@ -14,11 +14,11 @@ from tests.maintenance.changes import append_rows, create, make_untidy, overwrit
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import ConflictError, TransactionExpiredError
 from trinitylake_ops.format.file_names import new_node_path
-from trinitylake_ops.maintenance.state_change import StateChange
+from trinitylake_ops.maintenance.state.state_change import StateChange
 from trinitylake_ops.storage import Storage
-from trinitylake_ops.transaction.commit_info import CommitInfo
 from trinitylake_ops.transaction.draft import Draft, RootStamp, draft_of_tree
-from trinitylake_ops.transaction.snapshot import Snapshot
+from trinitylake_ops.versions.commit_info import CommitInfo
+from trinitylake_ops.versions.snapshot import Snapshot
 
 pytestmark = pytest.mark.local_only("sets the clock of the storage")
 

@@ -20,12 +20,12 @@ from trinitylake_ops.errors import (
     InvalidDefinitionError,
 )
 from trinitylake_ops.format.file_names import HINT_PATH, root_path
-from trinitylake_ops.format.node_file import NodeFile, decode_node, encode_node
-from trinitylake_ops.maintenance import export as export_module
+from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node, encode_node
+from trinitylake_ops.maintenance.exports import export as export_module
 from trinitylake_ops.storage import LocalStorage
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.file_io import StorageFileIO
-from trinitylake_ops.tables.reach import files_of
+from trinitylake_ops.tables.files.file_io import StorageFileIO
+from trinitylake_ops.tables.files.reach import files_of
 
 
 def unwatched(tmp_path: Path, **fields: object) -> Lakehouse:

@@ -25,8 +25,8 @@ from trinitylake_ops.errors import (
     TableNotFoundError,
 )
 from trinitylake_ops.format.definitions import TableDef
-from trinitylake_ops.maintenance.retention import RetentionPolicy
-from trinitylake_ops.maintenance.trim import MAX_ATTEMPTS, TrimPlan
+from trinitylake_ops.maintenance.gc.trim import MAX_ATTEMPTS, TrimPlan
+from trinitylake_ops.maintenance.plans.retention import RetentionPolicy
 from trinitylake_ops.storage import StorageWrapper
 from trinitylake_ops.tables.catalog import catalog_at
 
@@ -408,7 +408,7 @@ def test_an_unknown_outcome_deletes_nothing(lake: Lakehouse) -> None:
 
 def test_nothing_is_trimmed_before_reconciliation(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     overwrite(lake, "t", 2)
-    monkeypatch.setattr("trinitylake_ops.maintenance.survey.Survey.foreign_steps", lambda _: [1])
+    monkeypatch.setattr("trinitylake_ops.maintenance.reach.survey.Survey.foreign_steps", lambda _: [1])
     with pytest.raises(MaintenanceBlockedError, match="reconcile"):
         maintenance.plan_trim_tables(lake, keeping(1))
 

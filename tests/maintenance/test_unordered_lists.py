@@ -11,7 +11,7 @@ from tests.unordered import UnorderedStorage, shuffle_lists
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import MaintenanceBlockedError
 from trinitylake_ops.format.file_names import HINT_PATH
-from trinitylake_ops.maintenance.lease import lease
+from trinitylake_ops.maintenance.state.lease import lease
 from trinitylake_ops.storage import MemoryStorage
 
 

@@ -26,9 +26,9 @@ from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
 from trinitylake_ops.format.definitions import NamespaceDef, TableDef
 from trinitylake_ops.format.file_names import HINT_PATH, root_path
-from trinitylake_ops.format.node_file import decode_node
+from trinitylake_ops.format.nodes.node_file import decode_node
 from trinitylake_ops.maintenance import Finding
-from trinitylake_ops.maintenance.executors import LOCAL, Executor
+from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.storage import MemoryStorage
 
 SEEDS = st.integers(0, 11)

@@ -25,11 +25,13 @@ from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import CorruptFileError, InvalidInputError, StoragePermissionError
 from trinitylake_ops.format.definitions import LakehouseDef, NamespaceDef, TableDef
 from trinitylake_ops.format.file_names import VERIFIED_PREFIX, is_immutable_path, new_verified_path, root_path
-from trinitylake_ops.format.node_file import decode_node
-from trinitylake_ops.maintenance import Budget, VerifyReport, verify_storage, verify_tables
+from trinitylake_ops.format.nodes.node_file import decode_node
+from trinitylake_ops.maintenance import Budget, VerifyReport
+from trinitylake_ops.maintenance.verify import storage as verify_storage
+from trinitylake_ops.maintenance.verify import tables as verify_tables
 from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper
-from trinitylake_ops.tables.reach import files_of
-from trinitylake_ops.tables.whole_files import WholeFileIO
+from trinitylake_ops.tables.files.reach import files_of
+from trinitylake_ops.tables.files.whole_files import WholeFileIO
 
 KINDS = (".arrow", ".binpb", ".json", ".avro")
 

@@ -19,7 +19,7 @@ from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.maintenance import Finding
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.table_seals import check_table_file
+from trinitylake_ops.tables.claims.table_seals import check_table_file
 
 KINDS: dict[str, Callable[[str], bool]] = {
     "data": lambda path: path.endswith(".parquet"),

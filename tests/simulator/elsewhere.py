@@ -10,7 +10,7 @@ from tests.simulator.world import World
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import LakehouseNotFoundError, TrinityLakeError
 from trinitylake_ops.format.file_names import HINT_PATH, OPERATIONS_PREFIX
-from trinitylake_ops.transaction.history import VersionInfo
+from trinitylake_ops.versions.history import VersionInfo
 
 #: Levels of exports, and whether they have definitions by choice.
 LEVELS = (("minimal", False), ("partial", False), ("partial", True), ("full", False))

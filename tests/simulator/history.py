@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from tests.simulator.foreigner import ForeignStep
 from tests.simulator.model import Key, Operation, State, part_of, replay, with_settings
-from trinitylake_ops.transaction.history import VersionInfo
-from trinitylake_ops.transaction.snapshot import epoch_ms
+from trinitylake_ops.versions.history import VersionInfo
+from trinitylake_ops.versions.snapshot import epoch_ms
 
 #: Operations that change what the lakehouse definition records.
 _RECORDING = ("export", "drop-export", "expire", "undelete", "purge", "orphans", "reconcile")

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trinitylake_ops import TableDef
-from trinitylake_ops.transaction.snapshot import CatalogReader
 from trinitylake_ops.transaction.transaction import Transaction
+from trinitylake_ops.versions.snapshot import CatalogReader
 
 Key = tuple[str, ...]
 State = dict[Key, str]

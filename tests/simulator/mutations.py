@@ -10,11 +10,12 @@ from typing import Any
 from unittest import mock
 
 from trinitylake_ops.errors import AmbiguousWriteError, CommitOutcomeUnknownError, FileExistsAlreadyError, StorageError
-from trinitylake_ops.storage import write_outcome
+from trinitylake_ops.storage import conditional_create as write_outcome
 from trinitylake_ops.storage.interface import Storage
-from trinitylake_ops.transaction import commit, group_commit, lakehouse, resolve, transaction, versions
+from trinitylake_ops.transaction import commit, group_commit, lakehouse, resolve, transaction
 from trinitylake_ops.transaction.resolve import CommitResolution
-from trinitylake_ops.transaction.snapshot import Snapshot
+from trinitylake_ops.versions import roots as versions
+from trinitylake_ops.versions.snapshot import Snapshot
 
 Mutation = Callable[[], AbstractContextManager[Any]]
 

@@ -39,13 +39,13 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, root_path, saved_transaction_path
-from trinitylake_ops.format.node_file import LAKEHOUSE_DEF, decode_commit_info, decode_system_rows
-from trinitylake_ops.maintenance.verify import verify
+from trinitylake_ops.format.nodes.node_file import LAKEHOUSE_DEF, decode_commit_info, decode_system_rows
+from trinitylake_ops.maintenance.verify.verify import verify
 from trinitylake_ops.storage import RetryStorage, Storage
-from trinitylake_ops.storage.cache import clear_process_caches
+from trinitylake_ops.storage.cache.storage import clear_process_caches
 from trinitylake_ops.transaction.resolve import CommitResolution
 from trinitylake_ops.transaction.transaction import Transaction
-from trinitylake_ops.tree import node
+from trinitylake_ops.tree.nodes import node
 
 WRITERS = ((3, 1), (3, 1), (2, 2), (3, 3))  # threads of each process that writes
 N_TRANSACTIONS = 10  # of each writer

@@ -37,13 +37,13 @@ from trinitylake_ops.format.file_names import (
     root_path,
 )
 from trinitylake_ops.format.locations import is_uri, to_uri
-from trinitylake_ops.format.node_file import COMMIT_ID, decode_node
-from trinitylake_ops.maintenance.budget import BudgetSpentBeforeError, Spending
-from trinitylake_ops.maintenance.export_manifest import manifest_targets
-from trinitylake_ops.maintenance.survey import expired_versions, is_lapsed
-from trinitylake_ops.transaction.snapshot import Snapshot
+from trinitylake_ops.format.nodes.node_file import COMMIT_ID, decode_node
+from trinitylake_ops.maintenance.plans.budget import BudgetSpentBeforeError, Spending
+from trinitylake_ops.maintenance.reach.survey import expired_versions, is_lapsed
+from trinitylake_ops.maintenance.state.export_manifest import manifest_targets
 from trinitylake_ops.tree.search import scan
 from trinitylake_ops.tree.walk import walk
+from trinitylake_ops.versions.snapshot import Snapshot
 
 #: Errors that say: somebody else was here, look again.
 _LOOK_AGAIN = (

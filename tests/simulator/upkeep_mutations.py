@@ -12,24 +12,19 @@ from unittest import mock
 from tests.simulator.mutations import Mutation, both
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.format.definitions import ExpirationState
-from trinitylake_ops.maintenance import (
-    expire,
-    export,
-    export_roots,
-    orphans,
-    purge,
-    reachability,
-    register,
-    repair_steps,
-    restore,
-    survey,
-)
+from trinitylake_ops.maintenance import register
+from trinitylake_ops.maintenance.exports import export, restore
+from trinitylake_ops.maintenance.exports import roots as export_roots
+from trinitylake_ops.maintenance.gc import expire, orphans, purge
+from trinitylake_ops.maintenance.reach import mark as reachability
+from trinitylake_ops.maintenance.reach import survey
+from trinitylake_ops.maintenance.repair import steps as repair_steps
 from trinitylake_ops.maintenance.rollback import _WholeTree
-from trinitylake_ops.transaction.snapshot import Snapshot
+from trinitylake_ops.versions.snapshot import Snapshot
 
 #: The package has functions of these names.
-_RECONCILE = import_module("trinitylake_ops.maintenance.reconcile")
-_REPAIR = import_module("trinitylake_ops.maintenance.repair")
+_RECONCILE = import_module("trinitylake_ops.maintenance.gc.reconcile")
+_REPAIR = import_module("trinitylake_ops.maintenance.repair.repair")
 _ROLLBACK = import_module("trinitylake_ops.maintenance.rollback")
 
 

@@ -33,7 +33,6 @@ from trinitylake_ops.errors import (
     ThrottledError,
     TransientError,
 )
-from trinitylake_ops.format import node_file as node_file_module
 from trinitylake_ops.format.file_names import (
     HINT_PATH,
     LEASE_PREFIX,
@@ -43,21 +42,22 @@ from trinitylake_ops.format.file_names import (
     TURN_PREFIX,
     parse_root_path,
 )
-from trinitylake_ops.maintenance import deletion as deletion_module
-from trinitylake_ops.maintenance import export as export_module
-from trinitylake_ops.maintenance import export_check as export_check_module
+from trinitylake_ops.format.nodes import node_file as node_file_module
 from trinitylake_ops.maintenance import hint as hint_module
-from trinitylake_ops.maintenance import lease as lease_module
-from trinitylake_ops.maintenance import retention as retention_module
+from trinitylake_ops.maintenance.exports import check as export_check_module
+from trinitylake_ops.maintenance.exports import export as export_module
+from trinitylake_ops.maintenance.gc import sweep as deletion_module
+from trinitylake_ops.maintenance.plans import retention as retention_module
+from trinitylake_ops.maintenance.state import lease as lease_module
 from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, RetryStorage, Storage
-from trinitylake_ops.storage import cache as cache_module
-from trinitylake_ops.tables import file_io as file_io_module
+from trinitylake_ops.storage.cache import storage as cache_module
+from trinitylake_ops.tables.files import file_io as file_io_module
 from trinitylake_ops.transaction import commit as commit_module
-from trinitylake_ops.transaction import fairness as fairness_module
 from trinitylake_ops.transaction import group_commit as group_commit_module
 from trinitylake_ops.transaction import lakehouse as lakehouse_module
-from trinitylake_ops.transaction import orphan_barrier as orphan_barrier_module
-from trinitylake_ops.tree import elsewhere as elsewhere_module
+from trinitylake_ops.transaction import time_to_live as orphan_barrier_module
+from trinitylake_ops.transaction import turns as fairness_module
+from trinitylake_ops.tree.nodes import elsewhere as elsewhere_module
 
 Kind = Literal["read", "stat", "list", "create", "write", "delete"]
 Fault = Literal["refused", "answer lost", "late", "twice", "crash before", "crash after", "clock jump"]

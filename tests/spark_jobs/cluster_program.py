@@ -17,10 +17,10 @@ from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.spark_jobs import executor as executor_module
 from trinitylake_ops.spark_jobs.executor import SparkExecutor
 from trinitylake_ops.spark_jobs.session import session_scope
-from trinitylake_ops.spark_jobs.table_reader import read_table
-from trinitylake_ops.spark_jobs.table_writer import stage_dataframe
+from trinitylake_ops.spark_jobs.tables.reader import read_table
+from trinitylake_ops.spark_jobs.tables.writer import stage_dataframe
 from trinitylake_ops.storage import open_storage
-from trinitylake_ops.tables.staging import publish
+from trinitylake_ops.tables.writing.staging import publish
 
 ROUNDS = 12
 ROWS = 1_000

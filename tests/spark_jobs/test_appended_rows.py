@@ -14,11 +14,11 @@ from tests.lakes import Lakes, seal
 from tests.maintenance.changes import expire
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import CommitConflictError, VersionExpiredError
-from trinitylake_ops.maintenance.retention import RetentionPolicy
-from trinitylake_ops.spark_jobs.appended_rows import AppendedPart, FollowedTable
-from trinitylake_ops.spark_jobs.spark_schema import to_spark_schema
-from trinitylake_ops.spark_jobs.stream_options import StreamOptions
-from trinitylake_ops.spark_jobs.stream_reader import Offset
+from trinitylake_ops.maintenance.plans.retention import RetentionPolicy
+from trinitylake_ops.spark_jobs.source.appended_rows import AppendedPart, FollowedTable
+from trinitylake_ops.spark_jobs.source.stream_options import StreamOptions
+from trinitylake_ops.spark_jobs.source.stream_reader import Offset
+from trinitylake_ops.spark_jobs.tables.schema import to_spark_schema
 from trinitylake_ops.tables.catalog import catalog_at
 
 pytestmark = pytest.mark.local_only("Spark's readers are for folders here")

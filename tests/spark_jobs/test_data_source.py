@@ -26,13 +26,13 @@ from trinitylake_ops.errors import (
     VersionNotFoundError,
 )
 from trinitylake_ops.format.definitions import TableDef
-from trinitylake_ops.spark_jobs.data_source import read_metadata
-from trinitylake_ops.spark_jobs.metadata_tables import METADATA_TABLES
-from trinitylake_ops.spark_jobs.spark_errors import spark_failures
+from trinitylake_ops.spark_jobs.metadata.columns import METADATA_TABLES
+from trinitylake_ops.spark_jobs.runtime.spark_errors import spark_failures
+from trinitylake_ops.spark_jobs.source.data_source import read_metadata
 from trinitylake_ops.spark_jobs.sql import create_views, register_table_functions
-from trinitylake_ops.spark_jobs.table_reader import read_table
+from trinitylake_ops.spark_jobs.tables.reader import read_table
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.staging import plan_write, publish, stage_data_files
+from trinitylake_ops.tables.writing.staging import plan_write, publish, stage_data_files
 
 pytestmark = pytest.mark.local_only("tasks of Spark read a folder here")
 

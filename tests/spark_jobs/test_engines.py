@@ -23,12 +23,12 @@ from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.format.file_names import is_immutable_path, new_node_path
-from trinitylake_ops.maintenance.executors import LOCAL, Executor
-from trinitylake_ops.maintenance.verify_ahead import NodeRead
+from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
+from trinitylake_ops.maintenance.verify.read_ahead import NodeRead
 from trinitylake_ops.spark_jobs import executor as spark_executor_module
 from trinitylake_ops.spark_jobs.executor import SparkExecutor
-from trinitylake_ops.storage import local as local_storage_module
 from trinitylake_ops.storage import open_storage
+from trinitylake_ops.storage.local import storage as local_storage_module
 from trinitylake_ops.tree.walk import walk
 
 pytestmark = pytest.mark.debian_packages

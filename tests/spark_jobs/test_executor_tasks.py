@@ -14,7 +14,7 @@ from tests.lakes import listed, local_storage
 from tests.own_time import give_own_time
 from trinitylake_ops.errors import StorageError, TransientError
 from trinitylake_ops.format.file_names import lease_path, root_path
-from trinitylake_ops.maintenance.executors import Fence
+from trinitylake_ops.maintenance.plans.executor import Fence
 from trinitylake_ops.spark_jobs import executor as executor_module
 from trinitylake_ops.spark_jobs.executor import SparkExecutor, batch_size
 from trinitylake_ops.spark_jobs.executor_tasks import FRESH_MS, DeletesDone, FencedDeletes, delete_parts

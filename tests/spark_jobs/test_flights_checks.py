@@ -7,11 +7,11 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from trinitylake_ops.demo.flights_checks import CheckResult, checks_for, run_checks
+from trinitylake_ops.demo.flights_faults import FAULTY_CARRIER, SHIFT_MIN, corrupt
+from trinitylake_ops.demo.flights_model import delay_by_carrier_month
+from trinitylake_ops.demo.flights_tables import TABLES
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.spark_jobs.flights_checks import CheckResult, checks_for, run_checks
-from trinitylake_ops.spark_jobs.flights_faults import FAULTY_CARRIER, SHIFT_MIN, corrupt
-from trinitylake_ops.spark_jobs.flights_model import delay_by_carrier_month
-from trinitylake_ops.spark_jobs.flights_tables import TABLES
 
 BROKEN: dict[str, Callable[[DataFrame], DataFrame]] = {
     "has_rows": lambda flights: flights.where("false"),

@@ -12,10 +12,10 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from tests.flights import SAMPLE_ROWS_PER_MONTH
+from trinitylake_ops.demo import flights_model
+from trinitylake_ops.demo.flights_source import FlightsSource
+from trinitylake_ops.demo.flights_tables import TABLES
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.spark_jobs import flights_model
-from trinitylake_ops.spark_jobs.flights_source import FlightsSource
-from trinitylake_ops.spark_jobs.flights_tables import TABLES
 
 REFERENCE = {
     "delay_by_carrier_month": """

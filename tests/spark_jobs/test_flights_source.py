@@ -10,11 +10,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.flights import SAMPLE_ROWS_PER_MONTH
+from trinitylake_ops.demo import flights_model
+from trinitylake_ops.demo.flights_source import SOURCE_NAMES, FlightsSource
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError
-from trinitylake_ops.spark_jobs import flights_model
-from trinitylake_ops.spark_jobs.flights_source import SOURCE_NAMES, FlightsSource
-from trinitylake_ops.spark_jobs.local_cache import cache_folder
-from trinitylake_ops.spark_jobs.spark_errors import spark_failures
+from trinitylake_ops.spark_jobs.runtime.local_cache import cache_folder
+from trinitylake_ops.spark_jobs.runtime.spark_errors import spark_failures
 
 
 @pytest.fixture

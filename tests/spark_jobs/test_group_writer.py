@@ -18,13 +18,13 @@ from tests.maintenance.changes import append_rows
 from tests.spark_jobs.test_table_reader import with_deletes
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError, InvalidInputError
-from trinitylake_ops.spark_jobs.group_writer import write_groups_on
-from trinitylake_ops.spark_jobs.table_reader import read_table
-from trinitylake_ops.tables.arrow_writer import stage_arrow
+from trinitylake_ops.spark_jobs.tables.group_writer import write_groups_on
+from trinitylake_ops.spark_jobs.tables.reader import read_table
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.file_io import StorageFileIO
-from trinitylake_ops.tables.rewriting import RewriteRules, find_groups
-from trinitylake_ops.tables.staging import publish
+from trinitylake_ops.tables.files.file_io import StorageFileIO
+from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
+from trinitylake_ops.tables.writing.rewriting import RewriteRules, find_groups
+from trinitylake_ops.tables.writing.staging import publish
 
 __all__ = ["lakes"]
 

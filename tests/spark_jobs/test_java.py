@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from trinitylake_ops.errors import JavaNotFoundError
-from trinitylake_ops.spark_jobs.java import Java, find_java, java_home_for_spark, java_version, parse_java_version
+from trinitylake_ops.spark_jobs.runtime.java import (
+    Java,
+    find_java,
+    java_home_for_spark,
+    java_version,
+    parse_java_version,
+)
 
 JOB = """
 import json, os, sys

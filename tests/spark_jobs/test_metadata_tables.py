@@ -16,13 +16,13 @@ from tests.maintenance.changes import append_rows, create, expire, small_sizes
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import ExportNotFoundError, InvalidInputError, VersionExpiredError, VersionNotFoundError
 from trinitylake_ops.format.definitions import TableDef
-from trinitylake_ops.spark_jobs import object_rows
-from trinitylake_ops.spark_jobs.metadata_reader import OpenedMetadata
-from trinitylake_ops.spark_jobs.metadata_tables import METADATA_TABLES
-from trinitylake_ops.spark_jobs.opened_table import open_metadata
-from trinitylake_ops.spark_jobs.source_options import OPTIONS, TableRequest
+from trinitylake_ops.spark_jobs.metadata import objects as object_rows
+from trinitylake_ops.spark_jobs.metadata.columns import METADATA_TABLES
+from trinitylake_ops.spark_jobs.metadata.reader import OpenedMetadata
+from trinitylake_ops.spark_jobs.source.opened_table import open_metadata
+from trinitylake_ops.spark_jobs.source.options import OPTIONS, TableRequest
 from trinitylake_ops.storage import LocalStorage, MeteredStorage
-from trinitylake_ops.storage.cache import clear_process_caches
+from trinitylake_ops.storage.cache.storage import clear_process_caches
 from trinitylake_ops.tree.walk import walk
 
 pytestmark = pytest.mark.local_only("tasks of Spark read a folder here")

@@ -17,12 +17,12 @@ from pyspark.sql.types import StructType, _parse_datatype_string
 from tests.lakes import check_lake
 from tests.spark_jobs.test_table_reader import ALL_TYPES, EMPTY, FULL, NULLS, with_deletes
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.spark_jobs import native_parquet
-from trinitylake_ops.spark_jobs.table_reader import FoundTable, read_files, read_table
-from trinitylake_ops.spark_jobs.table_writer import stage_dataframe
+from trinitylake_ops.spark_jobs.tables import native_parquet
+from trinitylake_ops.spark_jobs.tables.reader import FoundTable, read_files, read_table
+from trinitylake_ops.spark_jobs.tables.writer import stage_dataframe
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at
-from trinitylake_ops.tables.file_io import StorageFileIO, reading_io
-from trinitylake_ops.tables.staging import publish
+from trinitylake_ops.tables.files.file_io import StorageFileIO, reading_io
+from trinitylake_ops.tables.writing.staging import publish
 
 pytestmark = pytest.mark.local_only("Spark reads object storages through us only")
 

@@ -14,11 +14,18 @@ from pyspark.sql import SparkSession
 from tests.lakes import check_lake
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
-from trinitylake_ops.spark_jobs.pipeline_run import PipelineRun
-from trinitylake_ops.tables.arrow_writer import stage_arrow
+from trinitylake_ops.spark_jobs.tables.pipeline_run import PipelineRun
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.publication import Publication
-from trinitylake_ops.tables.staging import Evolution, Replace, StagingCatalog, plan_write, publish, stage_data_files
+from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
+from trinitylake_ops.tables.writing.publication import Publication
+from trinitylake_ops.tables.writing.staging import (
+    Evolution,
+    Replace,
+    StagingCatalog,
+    plan_write,
+    publish,
+    stage_data_files,
+)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.spark_jobs.source_options import OPTIONS, SourceOptions
+from trinitylake_ops.spark_jobs.source.options import OPTIONS, SourceOptions
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE, SECRET_OPTIONS
 
 LOCAL = {"root": "file:///lake/", "path": "objects"}

@@ -9,7 +9,7 @@ from pyspark.errors import PySparkException
 
 from tests.lakes import Lakes
 from trinitylake_ops.errors import CommitOutcomeUnknownError, TrinityLakeError
-from trinitylake_ops.spark_jobs.spark_errors import spark_failures
+from trinitylake_ops.spark_jobs.runtime.spark_errors import spark_failures
 from trinitylake_ops.transaction.commit import outcome_unknown
 
 

@@ -12,11 +12,11 @@ from tests.lakes import Lakes
 from tests.maintenance.changes import create, expire
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidInputError, VersionExpiredError
-from trinitylake_ops.spark_jobs.opened_table import open_metadata
-from trinitylake_ops.spark_jobs.source_options import SourceOptions, TableRequest
-from trinitylake_ops.spark_jobs.stream_options import StreamOptions
-from trinitylake_ops.spark_jobs.stream_reader import FollowedHistory, StreamReader
-from trinitylake_ops.spark_jobs.streams import LakehouseAt, stream_reader
+from trinitylake_ops.spark_jobs.source.opened_table import open_metadata
+from trinitylake_ops.spark_jobs.source.options import SourceOptions, TableRequest
+from trinitylake_ops.spark_jobs.source.stream_options import StreamOptions
+from trinitylake_ops.spark_jobs.source.stream_reader import FollowedHistory, StreamReader
+from trinitylake_ops.spark_jobs.source.streams import LakehouseAt, stream_reader
 
 pytestmark = pytest.mark.local_only("the reader opens the lakehouse by its folder")
 

@@ -6,9 +6,9 @@ import pytest
 from pyspark.sql.types import StructType
 
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.spark_jobs.data_source import TrinityLakeSource
-from trinitylake_ops.spark_jobs.source_writer import WriteTarget, batch_writer, stream_writer
-from trinitylake_ops.spark_jobs.stream_options import StreamOptions, WriteOptions
+from trinitylake_ops.spark_jobs.source.data_source import TrinityLakeSource
+from trinitylake_ops.spark_jobs.source.stream_options import StreamOptions, WriteOptions
+from trinitylake_ops.spark_jobs.source.writer import WriteTarget, batch_writer, stream_writer
 
 
 def test_what_options_mean() -> None:

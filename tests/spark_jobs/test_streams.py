@@ -25,12 +25,12 @@ from tests.maintenance.changes import expire
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import ConflictError, InvalidInputError, JobFailedError, VersionExpiredError
 from trinitylake_ops.format.file_names import root_path
-from trinitylake_ops.spark_jobs.data_source import TrinityLakeSource
-from trinitylake_ops.spark_jobs.source_writer import WriteTarget
-from trinitylake_ops.spark_jobs.spark_errors import spark_failures
-from trinitylake_ops.tables.arrow_writer import stage_arrow
+from trinitylake_ops.spark_jobs.runtime.spark_errors import spark_failures
+from trinitylake_ops.spark_jobs.source.data_source import TrinityLakeSource
+from trinitylake_ops.spark_jobs.source.writer import WriteTarget
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.staging import publish
+from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
+from trinitylake_ops.tables.writing.staging import publish
 
 pytestmark = pytest.mark.local_only("tasks of Spark read a folder here")
 

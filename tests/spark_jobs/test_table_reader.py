@@ -41,10 +41,9 @@ from trinitylake_ops.errors import (
     VersionExpiredError,
     VersionNotFoundError,
 )
-from trinitylake_ops.spark_jobs.opened_table import open_data
-from trinitylake_ops.spark_jobs.source_options import TableRequest
-from trinitylake_ops.spark_jobs.spark_schema import to_iceberg_schema, to_spark_schema
-from trinitylake_ops.spark_jobs.table_reader import (
+from trinitylake_ops.spark_jobs.source.opened_table import open_data
+from trinitylake_ops.spark_jobs.source.options import TableRequest
+from trinitylake_ops.spark_jobs.tables.reader import (
     GROUP_BYTES,
     found_table,
     group_files,
@@ -52,12 +51,13 @@ from trinitylake_ops.spark_jobs.table_reader import (
     read_staged,
     read_table,
 )
-from trinitylake_ops.spark_jobs.table_tasks import ReadJob, read_tasks
-from trinitylake_ops.spark_jobs.table_writer import stage_dataframe
+from trinitylake_ops.spark_jobs.tables.schema import to_iceberg_schema, to_spark_schema
+from trinitylake_ops.spark_jobs.tables.tasks import ReadJob, read_tasks
+from trinitylake_ops.spark_jobs.tables.writer import stage_dataframe
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.staged_table import StagedTable
-from trinitylake_ops.tables.staging import load_staged, publish
-from trinitylake_ops.transaction.snapshot import Snapshot
+from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.tables.writing.staging import load_staged, publish
+from trinitylake_ops.versions.snapshot import Snapshot
 
 ALL_TYPES = """
     flag boolean, small int, big bigint, single float, double double, money decimal(38, 9), text string, raw binary,

@@ -25,17 +25,17 @@ from tests.maintenance.changes import append_rows, overwrite_rows
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import FileMissingError, TrinityLakeError
 from trinitylake_ops.format.file_names import new_node_path
-from trinitylake_ops.maintenance.executors import LOCAL
+from trinitylake_ops.maintenance.plans.executor import LOCAL
 from trinitylake_ops.spark_jobs import executor as executor_module
-from trinitylake_ops.spark_jobs.data_source import read_metadata
 from trinitylake_ops.spark_jobs.executor import SparkExecutor
 from trinitylake_ops.spark_jobs.executor_tasks import DeletesDone, FencedDeletes, delete_parts
-from trinitylake_ops.spark_jobs.group_writer import write_groups_on
-from trinitylake_ops.spark_jobs.pipeline_run import PipelineRun
+from trinitylake_ops.spark_jobs.runtime.task_jobs import PIECE_BYTES, run_in_tasks
 from trinitylake_ops.spark_jobs.session import session_scope
+from trinitylake_ops.spark_jobs.source.data_source import read_metadata
 from trinitylake_ops.spark_jobs.sql import create_views, register_table_functions
-from trinitylake_ops.spark_jobs.table_reader import read_table
-from trinitylake_ops.spark_jobs.task_jobs import PIECE_BYTES, run_in_tasks
+from trinitylake_ops.spark_jobs.tables.group_writer import write_groups_on
+from trinitylake_ops.spark_jobs.tables.pipeline_run import PipelineRun
+from trinitylake_ops.spark_jobs.tables.reader import read_table
 from trinitylake_ops.storage import open_storage
 
 OPTIONS = {"fsync": "false"}

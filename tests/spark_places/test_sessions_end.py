@@ -17,7 +17,7 @@ PROGRAM = """
 import sys, time
 from pathlib import Path
 from trinitylake_ops.spark_jobs.session import session_scope
-from trinitylake_ops.spark_jobs.task_jobs import run_in_tasks
+from trinitylake_ops.spark_jobs.runtime.task_jobs import run_in_tasks
 
 def slow(elements):
     for element in elements:

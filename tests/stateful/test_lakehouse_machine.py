@@ -13,7 +13,7 @@ from tests.lakes import check_version
 from tests.maintenance.changes import small_sizes
 from trinitylake_ops import Lakehouse, TableDef, maintenance
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
-from trinitylake_ops.tree import node
+from trinitylake_ops.tree.nodes import node
 
 _roots = itertools.count()
 _letters = st.sampled_from(["a", "b", "é", "航", "🦆", "~", "."])

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.tree.trees import Tree
-from trinitylake_ops.format.node_file import NodeFile, decode_node, encode_node
+from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node, encode_node
 from trinitylake_ops.tree.diff import diff_in_parts, diff_trees
 from trinitylake_ops.tree.invariants import check_tree
-from trinitylake_ops.tree.node import TreeLimits
+from trinitylake_ops.tree.nodes.node import TreeLimits
 from trinitylake_ops.tree.search import get, prefix_keys, scan
 from trinitylake_ops.tree.shape import measure_tree
 

@@ -26,16 +26,16 @@ from trinitylake_ops.errors import (
     StoragePermissionError,
 )
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, Storage, StorageWrapper, drop_memory_root
-from trinitylake_ops.storage.cache import (
+from trinitylake_ops.storage.cache.folder import CacheFolder
+from trinitylake_ops.storage.cache.lru import ENTRY_OVERHEAD_BYTES, ByteLru
+from trinitylake_ops.storage.cache.options import S3_ENVIRONMENT, CacheOptions, storage_identity
+from trinitylake_ops.storage.cache.storage import (
     CacheStorage,
     FileCache,
     clear_process_caches,
     private_cache_view,
     shared_cache_view,
 )
-from trinitylake_ops.storage.cache_folder import CacheFolder
-from trinitylake_ops.storage.cache_options import S3_ENVIRONMENT, CacheOptions, storage_identity
-from trinitylake_ops.storage.lru import ENTRY_OVERHEAD_BYTES, ByteLru
 
 ROOT = "memory://cache/"
 MIB = 1024 * 1024

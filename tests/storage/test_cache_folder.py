@@ -14,9 +14,11 @@ import pytest
 
 from tests.processes import fork
 from tests.storage.file_systems import NOBODY, mounted_read_only, read_only_modes, small_disk
-from trinitylake_ops.storage import MemoryStorage, MeteredStorage, cache_folder, drop_memory_root, posix_files
-from trinitylake_ops.storage.cache import CacheStorage, FileCache, clear_process_caches, shared_cache_view
-from trinitylake_ops.storage.cache_folder import CacheFolder
+from trinitylake_ops.storage import MemoryStorage, MeteredStorage, drop_memory_root
+from trinitylake_ops.storage.cache import folder as cache_folder
+from trinitylake_ops.storage.cache.folder import CacheFolder
+from trinitylake_ops.storage.cache.storage import CacheStorage, FileCache, clear_process_caches, shared_cache_view
+from trinitylake_ops.storage.local import posix_files
 
 ROOT = "memory://cache-folder/"
 KIB = 1024

@@ -26,7 +26,7 @@ from trinitylake_ops.errors import (
     TrinityLakeError,
 )
 from trinitylake_ops.storage import LocalStorage
-from trinitylake_ops.storage.os_errors import storage_error
+from trinitylake_ops.storage.local.os_errors import storage_error
 
 WRITES: list[Callable[[LocalStorage, str, bytes], None]] = [LocalStorage.create, LocalStorage.write]
 
@@ -153,7 +153,7 @@ def test_failed_sync_of_the_folder_is_ambiguous(
     def fail(name: bytes) -> None:
         raise OSError(errno.EIO, "device")
 
-    monkeypatch.setattr("trinitylake_ops.storage.local.sync_folder", fail)
+    monkeypatch.setattr("trinitylake_ops.storage.local.storage.sync_folder", fail)
     with pytest.raises(AmbiguousWriteError):
         write(storage, "a/name", b"x")
     assert storage.read("a/name") == b"x"

@@ -12,8 +12,8 @@ import pytest
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.storage import LocalStorage, MemoryStorage, RetryStorage, Storage, open_storage
 from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES
-from trinitylake_ops.storage.s3 import S3Storage
-from trinitylake_ops.storage.s3_obstore import ObstoreS3Storage
+from trinitylake_ops.storage.s3.obstore_storage import ObstoreS3Storage
+from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
 
 
 @pytest.mark.parametrize(

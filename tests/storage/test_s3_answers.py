@@ -20,7 +20,7 @@ from trinitylake_ops.errors import (
     UnreachableError,
 )
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.s3_answers import (
+from trinitylake_ops.storage.s3.answers import (
     Operation,
     S3Request,
     TransportFailure,

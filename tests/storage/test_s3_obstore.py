@@ -23,10 +23,10 @@ from trinitylake_ops.errors import (
     UnreachableError,
 )
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.s3 import S3Storage
-from trinitylake_ops.storage.s3_answers import Operation, S3Request
-from trinitylake_ops.storage.s3_obstore import ObstoreS3Storage, is_folder_ahead
-from trinitylake_ops.storage.s3_obstore_failures import status_and_code, typed_error
+from trinitylake_ops.storage.s3.answers import Operation, S3Request
+from trinitylake_ops.storage.s3.obstore_failures import status_and_code, typed_error
+from trinitylake_ops.storage.s3.obstore_storage import ObstoreS3Storage, is_folder_ahead
+from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
 
 ACCESS_KEY_ID, SECRET = "AKIDEXAMPLE12345", "wJalrXUtnFEMI/K7MDENG"
 Script = Callable[[int, Seen], Answer | Drop | Silence]

@@ -6,7 +6,7 @@ import pytest
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.s3_settings import S3Location, S3Settings
+from trinitylake_ops.storage.s3.settings import S3Location, S3Settings
 
 
 @pytest.mark.parametrize(

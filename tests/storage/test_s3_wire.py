@@ -29,7 +29,7 @@ from trinitylake_ops.errors import (
     TrinityLakeError,
     UnreachableError,
 )
-from trinitylake_ops.storage.s3 import S3Storage
+from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
 
 ACCESS_KEY_ID, SECRET = "AKIDEXAMPLE12345", "wJalrXUtnFEMI/K7MDENG"
 Script = Callable[[int, Seen], Answer | Drop | Silence]

@@ -21,7 +21,7 @@ from trinitylake_ops.errors import (
     UnreachableError,
 )
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, RetryStorage, StorageWrapper, drop_memory_root
-from trinitylake_ops.storage.write_outcome import create_fresh, create_settled
+from trinitylake_ops.storage.conditional_create import create_fresh, create_settled
 
 ROOT = "memory://write-outcome/"
 

@@ -21,10 +21,9 @@ from tests.tables.test_catalog import SCHEMA, ids_of, rows
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError
 from trinitylake_ops.format.definitions import METADATA_LOCATION
-from trinitylake_ops.tables.avro_files import avro_limit_bytes, uncompressed
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at
-from trinitylake_ops.tables.file_io import StorageFileIO
-from trinitylake_ops.tables.inflate import (
+from trinitylake_ops.tables.claims.avro_files import avro_limit_bytes, uncompressed
+from trinitylake_ops.tables.claims.inflate import (
     ALWAYS_ALLOWED_BYTES,
     AVRO_CODECS,
     MAX_INFLATED_BYTES,
@@ -32,8 +31,9 @@ from trinitylake_ops.tables.inflate import (
     inflate_gzip,
     inflated_limit_bytes,
 )
-from trinitylake_ops.tables.metadata import metadata_json, read_metadata
-from trinitylake_ops.tables.reach import files_of
+from trinitylake_ops.tables.files.file_io import StorageFileIO
+from trinitylake_ops.tables.files.metadata import metadata_json, read_metadata
+from trinitylake_ops.tables.files.reach import files_of
 
 #: What a lakehouse's reader may take beyond what it has before, and how long.
 EXTRA_BYTES = 256 << 20
@@ -42,8 +42,8 @@ SECONDS = 10
 _CHILD = """
 import resource, sys, time
 from trinitylake_ops.errors import CorruptFileError
-from trinitylake_ops.tables.avro_files import avro_limit_bytes, uncompressed
-from trinitylake_ops.tables.metadata import metadata_json
+from trinitylake_ops.tables.claims.avro_files import avro_limit_bytes, uncompressed
+from trinitylake_ops.tables.files.metadata import metadata_json
 path = sys.argv[1]
 data = open(path, "rb").read()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

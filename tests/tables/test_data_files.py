@@ -23,13 +23,13 @@ from tests.faults import FaultyStorage, fail
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError, StorageFullError
 from trinitylake_ops.storage import MeteredStorage
-from trinitylake_ops.tables import data_files as module
-from trinitylake_ops.tables.arrow_writer import stage_arrow
-from trinitylake_ops.tables.data_files import write_data_files
-from trinitylake_ops.tables.file_io import StorageFileIO
+from trinitylake_ops.tables.files.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import new_table_location
-from trinitylake_ops.tables.staging import identity_spec
 from trinitylake_ops.tables.types import arrow_to_iceberg_schema
+from trinitylake_ops.tables.writing import data_files as module
+from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
+from trinitylake_ops.tables.writing.data_files import write_data_files
+from trinitylake_ops.tables.writing.staging import identity_spec
 
 FLIGHTS = pa.schema(
     [

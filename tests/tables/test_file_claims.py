@@ -20,20 +20,20 @@ from tests.tables.hostile import change_metadata
 from tests.tables.test_catalog import SCHEMA, rows
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError
-from trinitylake_ops.maintenance.data_files import survey_data_files
+from trinitylake_ops.maintenance.compaction.data_files import survey_data_files
 from trinitylake_ops.storage.memory import MemoryStorage
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog
-from trinitylake_ops.tables.checked_files import CheckedFileIO, check_parquet_pages
-from trinitylake_ops.tables.file_claims import (
+from trinitylake_ops.tables.claims.file_claims import (
     ALWAYS_ALLOWED_BYTES,
     MAX_FOOTER_BYTES,
     check_claims,
     check_size,
     claims_bytes,
 )
-from trinitylake_ops.tables.file_io import WHOLE_FILE_BYTES, StorageFileIO, reading_io
-from trinitylake_ops.tables.orc_tail import OrcTail
-from trinitylake_ops.tables.puffin_claims import check_puffin
+from trinitylake_ops.tables.claims.orc_tail import OrcTail
+from trinitylake_ops.tables.claims.puffin_claims import check_puffin
+from trinitylake_ops.tables.files.checked_files import CheckedFileIO, check_parquet_pages
+from trinitylake_ops.tables.files.file_io import WHOLE_FILE_BYTES, StorageFileIO, reading_io
 
 
 def parquet_of_zeros(n_rows: int) -> bytes:

@@ -13,7 +13,7 @@ from tests.tables.test_catalog import SCHEMA, rows
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.metadata import MAX_ITEMS, MAX_SCHEMA_PARTS, table_metadata
+from trinitylake_ops.tables.files.metadata import MAX_ITEMS, MAX_SCHEMA_PARTS, table_metadata
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from pyarrow import orc
 
 from tests.fuzz.decoders import regressions
-from trinitylake_ops.tables import orc_process
-from trinitylake_ops.tables.orc_process import column_in_process
+from trinitylake_ops.tables.claims import orc_process
+from trinitylake_ops.tables.claims.orc_process import column_in_process
 
 KEYS = pa.table({"key": [f"k{number}" for number in range(1_000)], "size": range(1_000)})
 

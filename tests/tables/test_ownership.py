@@ -19,7 +19,7 @@ from trinitylake_ops.storage import MeteredStorage
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at, catalog_for
 from trinitylake_ops.tables.managed import metadata_uri
 from trinitylake_ops.tables.ownership import claim_location, owner_file, owner_path, read_owner
-from trinitylake_ops.tables.staging import StagingCatalog, plan_write, stage_data_files
+from trinitylake_ops.tables.writing.staging import StagingCatalog, plan_write, stage_data_files
 
 
 def owned(lake: Lakehouse) -> set[str]:
@@ -74,7 +74,7 @@ def test_the_owner_file_takes_no_round_of_its_own(
 ) -> None:
     with meter.measure() as with_owner:
         catalog.create_table("ns.t", SCHEMA)
-    monkeypatch.setattr("trinitylake_ops.tables.change.claim_location", lambda *_: None)
+    monkeypatch.setattr("trinitylake_ops.tables.catalog.change.claim_location", lambda *_: None)
     with meter.measure() as without:
         catalog.create_table("ns.u", SCHEMA)
     assert with_owner.counts.requests["create"] == without.counts.requests["create"] + 1

@@ -17,9 +17,9 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import CommitConflictError, CommitOutcomeUnknownError, InvalidInputError, UnreachableError
 from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.storage import LocalStorage
-from trinitylake_ops.tables.arrow_writer import stage_arrow
-from trinitylake_ops.tables.publication import publication_id, publish_once, published_version
-from trinitylake_ops.tables.staged_table import StagedTable
+from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
+from trinitylake_ops.tables.writing.publication import publication_id, publish_once, published_version
+from trinitylake_ops.tables.writing.staged_table import StagedTable
 
 ID = publication_id("run", "asset")
 

@@ -22,8 +22,8 @@ from pyiceberg.types import DoubleType, LongType, NestedField, StringType
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import CommitConflictError, CorruptFileError, InvalidDefinitionError
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog
-from trinitylake_ops.tables.file_io import StorageFileIO
-from trinitylake_ops.tables.rewriting import (
+from trinitylake_ops.tables.files.file_io import StorageFileIO
+from trinitylake_ops.tables.writing.rewriting import (
     TARGET_PROPERTY,
     FileGroup,
     RewriteRules,
@@ -33,7 +33,7 @@ from trinitylake_ops.tables.rewriting import (
     rewriting_of,
     stage_rewritten,
 )
-from trinitylake_ops.tables.staging import load_staged
+from trinitylake_ops.tables.writing.staging import load_staged
 
 SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=False),

@@ -11,8 +11,8 @@ from tests.tables.test_data_files import FLIGHTS, flights
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import TransactionExpiredError
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.staged_table import StagedTable
-from trinitylake_ops.tables.staging import StagingCatalog, plan_write, publish, stage_data_files
+from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.tables.writing.staging import StagingCatalog, plan_write, publish, stage_data_files
 
 START_MS = 1_900_000_000_000
 TTL_MS = 10_000

@@ -30,7 +30,7 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.definitions import Column, DataType, Schema
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.staging import (
+from trinitylake_ops.tables.writing.staging import (
     Replace,
     StagedTable,
     StagingCatalog,
@@ -300,7 +300,7 @@ STAGING_PROCESS = """
 import sys
 import pyarrow as pa
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.tables.staging import plan_write, stage_data_files
+from trinitylake_ops.tables.writing.staging import plan_write, stage_data_files
 lake = Lakehouse.open(sys.argv[1], {"fsync": "false"})
 batch = pa.record_batch({"year": pa.array([2013] * 3, pa.int32()), "id": pa.array([1, 2, 3], pa.int64())})
 write = plan_write(lake, "ns", "t", batch.schema, partition_by=("year",))
@@ -309,7 +309,7 @@ print(stage_data_files(lake, write, write.write([batch])).to_json())
 PUBLISHING_PROCESS = """
 import sys
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.tables.staging import StagedTable, load_staged, publish
+from trinitylake_ops.tables.writing.staging import StagedTable, load_staged, publish
 lake = Lakehouse.open(sys.argv[1], {"fsync": "false"})
 staged = StagedTable.from_json(sys.stdin.read())
 assert load_staged(lake, staged).scan().to_arrow().num_rows == 3

@@ -9,9 +9,9 @@ from tests.lakes import Lakes, seal
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import ConflictError
 from trinitylake_ops.storage import MeteredStorage
-from trinitylake_ops.tables.arrow_writer import stage_arrow
-from trinitylake_ops.tables.publication import publish_once
-from trinitylake_ops.tables.stream_epochs import QUERY_ID, epoch_publication, find_epoch
+from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
+from trinitylake_ops.tables.writing.publication import publish_once
+from trinitylake_ops.tables.writing.stream_epochs import QUERY_ID, epoch_publication, find_epoch
 
 
 @pytest.fixture

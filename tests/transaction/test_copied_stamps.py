@@ -11,7 +11,7 @@ from tests.foreign import ForeignLake
 from tests.lakes import Lakes, seal, table
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.format.file_names import root_path
-from trinitylake_ops.format.node_file import (
+from trinitylake_ops.format.nodes.node_file import (
     COMMIT_ID,
     COMMIT_INFO,
     decode_commit_info,
@@ -20,9 +20,9 @@ from trinitylake_ops.format.node_file import (
     encode_node,
 )
 from trinitylake_ops.storage import Storage
-from trinitylake_ops.transaction.history import VersionInfo
 from trinitylake_ops.transaction.resolve import CommitResolution
 from trinitylake_ops.transaction.saved import version_of
+from trinitylake_ops.versions.history import VersionInfo
 
 START_MS = 1_700_000_000_000
 MINUTE_MS = 60_000

@@ -15,7 +15,7 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, root_path
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, Storage, StorageWrapper, drop_memory_root
-from trinitylake_ops.transaction.versions import Roots, find_latest
+from trinitylake_ops.versions.roots import Roots, find_latest
 
 LATEST = 37
 

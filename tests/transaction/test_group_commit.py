@@ -24,8 +24,8 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.storage import MeteredStorage, Storage, StorageWrapper
 from trinitylake_ops.transaction.commit import Commit
-from trinitylake_ops.transaction.commit_info import acting_for_run
 from trinitylake_ops.transaction.transaction import Transaction
+from trinitylake_ops.versions.commit_info import acting_for_run
 
 
 def creates(name: str) -> Any:

@@ -11,8 +11,8 @@ import pytest
 from tests.lakes import left_over_paths, objects, table
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import CommitConflictError, NamespaceNotEmptyError
-from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.transaction.transaction import Transaction
+from trinitylake_ops.versions.snapshot import Snapshot
 
 Work = Callable[[Transaction], Any]
 

@@ -21,20 +21,13 @@ from trinitylake_ops.errors import (
     StoragePermissionError,
     VersionNotFoundError,
 )
-from trinitylake_ops.format.file_names import (
-    HINT_PATH,
-    MAX_VERSION,
-    ROOT_NAMING,
-    ROOT_NAMINGS,
-    RootNaming,
-    root_naming,
-)
+from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, ROOT_NAMING, ROOT_NAMINGS, RootNaming, root_naming
 from trinitylake_ops.format.limits import smallest_node_file_limit_bytes
-from trinitylake_ops.format.node_file import decode_node
+from trinitylake_ops.format.nodes.node_file import decode_node
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, drop_memory_root
 from trinitylake_ops.transaction.resolve import CommitResolution
-from trinitylake_ops.transaction.time_travel import find_version_at
-from trinitylake_ops.transaction.versions import ProbedRoots, Roots, find_latest
+from trinitylake_ops.versions.roots import ProbedRoots, Roots, find_latest
+from trinitylake_ops.versions.time_travel import find_version_at
 
 LATEST = 9
 OTHERS = [naming for naming in ROOT_NAMINGS if naming != ROOT_NAMING]

@@ -28,7 +28,7 @@ from trinitylake_ops.format.file_names import (
 )
 from trinitylake_ops.format.limits import smallest_node_file_limit_bytes
 from trinitylake_ops.storage import MeteredStorage, Storage, StorageWrapper
-from trinitylake_ops.storage.cache import clear_process_caches
+from trinitylake_ops.storage.cache.storage import clear_process_caches
 
 pytestmark = pytest.mark.local_only("about caches, which no storage changes, and files of the local file system")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import FileMissingError, VersionNotFoundError
 from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, root_path
-from trinitylake_ops.format.node_file import (
+from trinitylake_ops.format.nodes.node_file import (
     COMMIT_ID,
     COMMIT_INFO,
     CREATED_AT_MILLIS,

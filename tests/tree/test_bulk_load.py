@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tree.trees import SYSTEM, Tree, filled
-from trinitylake_ops.format.node_file import NodeFile
+from trinitylake_ops.format.nodes.node_file import NodeFile
 from trinitylake_ops.storage import MemoryStorage
 from trinitylake_ops.tree.bulk_load import FILL, bulk_load
 from trinitylake_ops.tree.invariants import check_tree
-from trinitylake_ops.tree.node import TreeLimits
-from trinitylake_ops.tree.node_store import NodeStore
+from trinitylake_ops.tree.nodes.node import TreeLimits
+from trinitylake_ops.tree.nodes.node_store import NodeStore
 from trinitylake_ops.tree.search import get, scan
 from trinitylake_ops.tree.walk import walk
 

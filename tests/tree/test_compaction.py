@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tree.trees import SYSTEM, Tree, filled, keys
-from trinitylake_ops.format.node_file import NodeFile
+from trinitylake_ops.format.nodes.node_file import NodeFile
 from trinitylake_ops.tree.shape import TreeShape, measure_tree
 from trinitylake_ops.tree.walk import walk
 

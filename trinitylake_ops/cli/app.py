@@ -11,10 +11,7 @@ from logging.handlers import MemoryHandler
 
 import click
 
-from trinitylake_ops.cli.context import Session, storage_options_of
-from trinitylake_ops.cli.export import drop_export, export, exports, prune_exports, restore, verify_export
-from trinitylake_ops.cli.gc import expire, orphans, purge, reconcile, trim, undelete
-from trinitylake_ops.cli.operate import (
+from trinitylake_ops.cli.change import (
     compact,
     compact_tables,
     create_namespace,
@@ -26,6 +23,9 @@ from trinitylake_ops.cli.operate import (
     rollback,
     verify,
 )
+from trinitylake_ops.cli.context import Session, storage_options_of
+from trinitylake_ops.cli.exports import drop_export, export, exports, prune_exports, restore, verify_export
+from trinitylake_ops.cli.gc import expire, orphans, purge, reconcile, trim, undelete
 from trinitylake_ops.cli.read import diff, init, log, ls, show, tree
 from trinitylake_ops.cli.register import register_table
 from trinitylake_ops.cli.signals import Terminated

@@ -28,11 +28,11 @@ from trinitylake_ops.cli.context import (
     print_shown,
     shown_progress,
 )
-from trinitylake_ops.cli.engines import Engine, engine_options
+from trinitylake_ops.cli.engine import Engine, engine_options
 from trinitylake_ops.maintenance import RetentionPolicy
-from trinitylake_ops.maintenance.budget import Budget, Spending
-from trinitylake_ops.maintenance.page import expiration_page
-from trinitylake_ops.maintenance.report import visible
+from trinitylake_ops.maintenance.plans.budget import Budget, Spending
+from trinitylake_ops.maintenance.plans.report import visible
+from trinitylake_ops.pages import expiration_page
 
 _NUMBER = WholeNumber(0)
 _RULES = (

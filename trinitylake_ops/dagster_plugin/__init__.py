@@ -7,12 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trinitylake_ops.dagster_plugin.assets import build_exports_asset, build_head_asset, build_table_asset
+    from trinitylake_ops.dagster_plugin.automation.schedules import BlackoutWindow, build_maintenance_schedules
+    from trinitylake_ops.dagster_plugin.automation.sensors import (
+        FailedRun,
+        build_commit_sensor,
+        build_failed_run_sensor,
+    )
     from trinitylake_ops.dagster_plugin.checks import CheckLimits, build_checks_job, build_lakehouse_checks
     from trinitylake_ops.dagster_plugin.code_location import LakehouseSettings, build_trinitylake_definitions
     from trinitylake_ops.dagster_plugin.component import TrinityLakeMaintenanceComponent
     from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager, stored_as
-    from trinitylake_ops.dagster_plugin.jobs import build_jobs
     from trinitylake_ops.dagster_plugin.names import LakehouseNames
+    from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
+    from trinitylake_ops.dagster_plugin.ops.scheduled import ApplyLimits
     from trinitylake_ops.dagster_plugin.publish import build_publish_asset
     from trinitylake_ops.dagster_plugin.resources import (
         SecretVariables,
@@ -20,9 +27,6 @@ if TYPE_CHECKING:
         StorageSettings,
         TrinityLakeResource,
     )
-    from trinitylake_ops.dagster_plugin.scheduled_ops import ApplyLimits
-    from trinitylake_ops.dagster_plugin.schedules import BlackoutWindow, build_maintenance_schedules
-    from trinitylake_ops.dagster_plugin.sensors import FailedRun, build_commit_sensor, build_failed_run_sensor
 
 _MODULES = {
     "assets": ("build_exports_asset", "build_head_asset", "build_table_asset"),
@@ -30,13 +34,13 @@ _MODULES = {
     "code_location": ("LakehouseSettings", "build_trinitylake_definitions"),
     "component": ("TrinityLakeMaintenanceComponent",),
     "io_manager": ("TrinityLakeIOManager", "stored_as"),
-    "jobs": ("build_jobs",),
     "names": ("LakehouseNames",),
+    "ops.jobs": ("build_jobs",),
+    "ops.scheduled": ("ApplyLimits",),
     "publish": ("build_publish_asset",),
     "resources": ("SecretVariables", "SparkResource", "StorageSettings", "TrinityLakeResource"),
-    "scheduled_ops": ("ApplyLimits",),
-    "schedules": ("BlackoutWindow", "build_maintenance_schedules"),
-    "sensors": ("FailedRun", "build_commit_sensor", "build_failed_run_sensor"),
+    "automation.schedules": ("BlackoutWindow", "build_maintenance_schedules"),
+    "automation.sensors": ("FailedRun", "build_commit_sensor", "build_failed_run_sensor"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -25,7 +25,7 @@ from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.maintenance import ExportInfo
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.managed import metadata_uri
-from trinitylake_ops.transaction.snapshot import Snapshot
+from trinitylake_ops.versions.snapshot import Snapshot
 
 #: What the job that observes is called for a lakehouse that is alone.
 OBSERVE_JOB = "observe_lakehouse"

@@ -12,18 +12,18 @@ import dagster as dg
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.dagster_plugin.metadata import figures, markdown_table
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
+from trinitylake_ops.dagster_plugin.ops.verify import findings_table
 from trinitylake_ops.dagster_plugin.options import NO_OPTIONS
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
-from trinitylake_ops.dagster_plugin.verify_ops import findings_table
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError, TrinityLakeError
 from trinitylake_ops.format.definitions import ExpirationState
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance import Budget, ExportCheck, ExportInfo, RetentionPolicy
-from trinitylake_ops.maintenance.data_files import TableFiles, survey_data_files
-from trinitylake_ops.maintenance.report import utc_of
-from trinitylake_ops.maintenance.retention import protected_ms, span_text
-from trinitylake_ops.maintenance.survey import is_lapsed, survey_versions, uncached, versions_in
-from trinitylake_ops.transaction.commit_info import acting_for_run
+from trinitylake_ops.maintenance.compaction.data_files import TableFiles, survey_data_files
+from trinitylake_ops.maintenance.plans.report import utc_of
+from trinitylake_ops.maintenance.plans.retention import protected_ms, span_text
+from trinitylake_ops.maintenance.reach.survey import is_lapsed, survey_versions, uncached, versions_in
+from trinitylake_ops.versions.commit_info import acting_for_run
 
 #: What the job of the checks is called for a lakehouse that is alone.
 CHECKS_JOB = "lakehouse_checks"

@@ -18,14 +18,14 @@ from trinitylake_ops.dagster_plugin.assets import (
     build_observe_job,
     build_table_asset,
 )
+from trinitylake_ops.dagster_plugin.automation.schedules import BlackoutWindow, build_maintenance_schedules
+from trinitylake_ops.dagster_plugin.automation.sensors import FailedRun, build_commit_sensor, build_failed_run_sensor
 from trinitylake_ops.dagster_plugin.checks import CHECKS_JOB, CheckLimits, build_checks_job, build_lakehouse_checks
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
-from trinitylake_ops.dagster_plugin.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
+from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
+from trinitylake_ops.dagster_plugin.ops.scheduled import ApplyLimits
 from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource, is_root_uri
-from trinitylake_ops.dagster_plugin.scheduled_ops import ApplyLimits
-from trinitylake_ops.dagster_plugin.schedules import BlackoutWindow, build_maintenance_schedules
-from trinitylake_ops.dagster_plugin.sensors import FailedRun, build_commit_sensor, build_failed_run_sensor
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.maintenance import Budget

@@ -12,12 +12,12 @@ import dagster as dg
 from pydantic import Field, ValidationError
 
 from trinitylake_ops.dagster_plugin.assets import RECLAIMABLE_SECONDS
+from trinitylake_ops.dagster_plugin.automation.schedules import WEEKDAYS, BlackoutWindow
 from trinitylake_ops.dagster_plugin.checks import CheckLimits
 from trinitylake_ops.dagster_plugin.code_location import LakehouseSettings, build_trinitylake_definitions
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
+from trinitylake_ops.dagster_plugin.ops.scheduled import ApplyLimits
 from trinitylake_ops.dagster_plugin.resources import SecretVariables, StorageSettings, TrinityLakeResource
-from trinitylake_ops.dagster_plugin.scheduled_ops import ApplyLimits
-from trinitylake_ops.dagster_plugin.schedules import WEEKDAYS, BlackoutWindow
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance import Budget
 

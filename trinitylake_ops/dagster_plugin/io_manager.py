@@ -24,19 +24,19 @@ from pyspark.sql import DataFrame
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.metadata import staged_table_metadata
 from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
-from trinitylake_ops.dagster_plugin.run_reads import RESUMED_TAG, record_read, record_taken
-from trinitylake_ops.dagster_plugin.run_records import STAGED, newest_materialization, run_chain, staged_of
+from trinitylake_ops.dagster_plugin.runs.reads import RESUMED_TAG, record_read, record_taken
+from trinitylake_ops.dagster_plugin.runs.records import STAGED, newest_materialization, run_chain, staged_of
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.format.keys import validate_name
-from trinitylake_ops.spark_jobs.table_reader import read_files
-from trinitylake_ops.spark_jobs.table_writer import stage_dataframe
-from trinitylake_ops.tables.arrow_writer import stage_arrow
+from trinitylake_ops.format.nodes.keys import validate_name
+from trinitylake_ops.spark_jobs.tables.reader import read_files
+from trinitylake_ops.spark_jobs.tables.writer import stage_dataframe
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.publication import publication_id
-from trinitylake_ops.tables.reads import TableRead
-from trinitylake_ops.tables.staged_table import StagedTable
-from trinitylake_ops.tables.staging import load_staged
-from trinitylake_ops.tables.write_mode import Mode
+from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
+from trinitylake_ops.tables.writing.publication import publication_id
+from trinitylake_ops.tables.writing.reads import TableRead
+from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.tables.writing.staging import load_staged
+from trinitylake_ops.tables.writing.write_mode import Mode
 from trinitylake_ops.transaction.saved import pinned_version
 
 StoreMode: TypeAlias = Literal["overwrite", "overwrite_partition", "append"]

@@ -10,8 +10,8 @@ from typing import Any
 import dagster as dg
 
 from trinitylake_ops.format.definitions import Column, TableDef
-from trinitylake_ops.maintenance.report import visible
-from trinitylake_ops.tables.staged_table import StagedTable
+from trinitylake_ops.maintenance.plans.report import visible
+from trinitylake_ops.tables.writing.staged_table import StagedTable
 
 MAX_DETAIL_ROWS = 200
 MAX_CELL_CHARS = 2000

@@ -12,10 +12,10 @@ from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, Validatio
 from trinitylake_ops.dagster_plugin.io_manager import LONGEST_NAME_BYTES, split_name
 from trinitylake_ops.dagster_plugin.resources import is_root_uri
 from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
-from trinitylake_ops.format.keys import validate_name
+from trinitylake_ops.format.nodes.keys import validate_name
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.maintenance.export_records import check_name
-from trinitylake_ops.transaction.commit_info import LONGEST_USER_CHARS
+from trinitylake_ops.maintenance.state.export_records import check_name
+from trinitylake_ops.versions.commit_info import LONGEST_USER_CHARS
 
 MOST_DAYS = 1_000_000
 MOST_SECONDS = 1_000_000

@@ -11,14 +11,14 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, staged_tables_metadata
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
-from trinitylake_ops.dagster_plugin.run_reads import RunReads
-from trinitylake_ops.dagster_plugin.run_records import CLOCK_SKEW, created_at, newest_materialization, run_chain
+from trinitylake_ops.dagster_plugin.runs.reads import RunReads
+from trinitylake_ops.dagster_plugin.runs.records import CLOCK_SKEW, created_at, newest_materialization, run_chain
 from trinitylake_ops.errors import CommitConflictError, TransactionExpiredError, VersionNotFoundError
-from trinitylake_ops.tables.publication import Publication, publication_id, publish_once, published_version
-from trinitylake_ops.tables.staged_table import StagedTable
-from trinitylake_ops.transaction.snapshot import epoch_ms
-from trinitylake_ops.transaction.time_travel import find_version_at
-from trinitylake_ops.transaction.versions import ProbedRoots
+from trinitylake_ops.tables.writing.publication import Publication, publication_id, publish_once, published_version
+from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.versions.roots import ProbedRoots
+from trinitylake_ops.versions.snapshot import epoch_ms
+from trinitylake_ops.versions.time_travel import find_version_at
 
 # Says to the IO manager what is wanted: Dagster reads no types off a signature that takes any number of tables.
 _STAGED = dg.PythonObjectDagsterType(StagedTable)

@@ -17,12 +17,12 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError, LakehouseExistsError, LakehouseNotFoundError
 from trinitylake_ops.format.locations import normalize_root_uri
-from trinitylake_ops.maintenance.executors import LOCAL, Executor
-from trinitylake_ops.spark_jobs.connect import check_remote
+from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.spark_jobs.executor import SparkExecutor
+from trinitylake_ops.spark_jobs.runtime.connect import check_remote
 from trinitylake_ops.spark_jobs.session import DEFAULT_MASTER, session_scope
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, OPTIONS_VARIABLE, SECRET_OPTIONS, StorageOptions
-from trinitylake_ops.storage.s3_settings import S3Location, check_endpoint
+from trinitylake_ops.storage.s3.settings import S3Location, check_endpoint
 
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _ACCESS_KEY_ID = re.compile(r"(AKIA|ASIA)[A-Z0-9]{16}")

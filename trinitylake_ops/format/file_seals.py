@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.definitions import check_definition_file
-from trinitylake_ops.format.ipc_file import check_file_seals
+from trinitylake_ops.format.nodes.ipc_file import check_file_seals
 from trinitylake_ops.format.sealed_json import check_json_file
 
 

@@ -14,7 +14,7 @@ from trinitylake_ops.format.file_names import (
     shortest_path_limit_bytes,
 )
 from trinitylake_ops.format.locations import normalize_root_uri
-from trinitylake_ops.format.node_file import (
+from trinitylake_ops.format.nodes.node_file import (
     COMMIT_ID,
     COMMIT_INFO,
     CREATED_AT_MILLIS,

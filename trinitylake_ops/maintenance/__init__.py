@@ -1,26 +1,33 @@
 """Operations on a whole lakehouse. Each that destroys or rolls back is a plan first: look, then execute."""
 
-from trinitylake_ops.maintenance.budget import Budget
-from trinitylake_ops.maintenance.compact import CompactionReport, compact
-from trinitylake_ops.maintenance.compact_tables import CompactTablesPlan, CompactTablesReport, plan_compact_tables
+from trinitylake_ops.maintenance.compaction.tables import CompactTablesPlan, CompactTablesReport, plan_compact_tables
+from trinitylake_ops.maintenance.compaction.tree import CompactionReport, compact
 from trinitylake_ops.maintenance.drop_namespace import DropNamespacePlan, plan_drop_namespace
-from trinitylake_ops.maintenance.expire import ExpirationPlan, ExpirationReport, plan_expiration, undelete
-from trinitylake_ops.maintenance.export import ExportPlan, ExportReport, plan_export
-from trinitylake_ops.maintenance.export_check import ExportCheck, verify_export
-from trinitylake_ops.maintenance.export_records import ExportInfo, drop_export, list_exports
+from trinitylake_ops.maintenance.exports.check import ExportCheck, verify_export
+from trinitylake_ops.maintenance.exports.export import ExportPlan, ExportReport, plan_export
+from trinitylake_ops.maintenance.exports.prune import PrunePlan, plan_prune_exports
+from trinitylake_ops.maintenance.exports.restore import RestorePlan, plan_restore, restore_export
+from trinitylake_ops.maintenance.gc.expire import ExpirationPlan, ExpirationReport, plan_expiration, undelete
+from trinitylake_ops.maintenance.gc.orphans import OrphanPlan, OrphanReport, plan_orphan_removal
+from trinitylake_ops.maintenance.gc.purge import PurgeBatch, PurgePlan, PurgeReport, plan_purge
+from trinitylake_ops.maintenance.gc.reconcile import ReconcileReport, reconcile
+from trinitylake_ops.maintenance.gc.trim import TrimPlan, TrimReport, plan_trim_tables
 from trinitylake_ops.maintenance.hint import HintReport, HintState, inspect_hint, repair_hint
-from trinitylake_ops.maintenance.orphans import OrphanPlan, OrphanReport, plan_orphan_removal
-from trinitylake_ops.maintenance.prune_exports import PrunePlan, plan_prune_exports
-from trinitylake_ops.maintenance.purge import PurgeBatch, PurgePlan, PurgeReport, plan_purge
-from trinitylake_ops.maintenance.reconcile import ReconcileReport, reconcile
+from trinitylake_ops.maintenance.plans.budget import Budget
+from trinitylake_ops.maintenance.plans.retention import RetentionPolicy, Verdict
 from trinitylake_ops.maintenance.register import RegistrationReport, register_catalog, register_table
 from trinitylake_ops.maintenance.relocate import RelocationPlan, RelocationReport, plan_relocation
-from trinitylake_ops.maintenance.repair import RepairPlan, RepairReport, RepairStep, Unmended, plan_repair, repair
-from trinitylake_ops.maintenance.restore import RestorePlan, plan_restore, restore_export
-from trinitylake_ops.maintenance.retention import RetentionPolicy, Verdict
+from trinitylake_ops.maintenance.repair.repair import (
+    RepairPlan,
+    RepairReport,
+    RepairStep,
+    Unmended,
+    plan_repair,
+    repair,
+)
 from trinitylake_ops.maintenance.rollback import RollbackPlan, plan_rollback, rollback
-from trinitylake_ops.maintenance.trim import TrimPlan, TrimReport, plan_trim_tables
-from trinitylake_ops.maintenance.verify import Finding, VerifyReport, verify
+from trinitylake_ops.maintenance.state.export_records import ExportInfo, drop_export, list_exports
+from trinitylake_ops.maintenance.verify.verify import Finding, VerifyReport, verify
 
 __all__ = [
     "Budget",

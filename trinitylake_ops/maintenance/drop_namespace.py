@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from rich.table import Table
 
 from trinitylake_ops.errors import NamespaceNotEmptyError, PlanChangedError
-from trinitylake_ops.maintenance.report import Plan, digest_of, new_table
+from trinitylake_ops.maintenance.plans.report import Plan, digest_of, new_table
 from trinitylake_ops.transaction.lakehouse import Lakehouse
-from trinitylake_ops.transaction.versions import check_no_gap
+from trinitylake_ops.versions.roots import check_no_gap
 
 _OPERATION = "drop-namespace"
 _LONGEST_MESSAGE_CHARS = 500

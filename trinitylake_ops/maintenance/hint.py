@@ -14,10 +14,10 @@ from rich.table import Table
 
 from trinitylake_ops.errors import FileMissingError, StorageError
 from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, parse_hint
-from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table
+from trinitylake_ops.maintenance.plans.report import Cost, Document, MeteredLakehouse, new_table
 from trinitylake_ops.transaction.lakehouse import Lakehouse
-from trinitylake_ops.transaction.snapshot import is_sealed_root
-from trinitylake_ops.transaction.versions import HINT_READ_BYTES, Roots, find_latest
+from trinitylake_ops.versions.roots import HINT_READ_BYTES, Roots, find_latest
+from trinitylake_ops.versions.snapshot import is_sealed_root
 
 _MOST_LOOKS = 20
 _PAUSE_S = 0.02  # on top of the looks: longer than a writer takes from its root to its hint, mostly

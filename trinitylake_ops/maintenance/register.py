@@ -15,28 +15,23 @@ from pyiceberg.exceptions import NoSuchIcebergTableError, NoSuchNamespaceError
 from pyiceberg.typedef import Identifier
 from rich.table import Table
 
-from trinitylake_ops.errors import (
-    InvalidInputError,
-    ObjectExistsError,
-    StorageError,
-    TrinityLakeError,
-)
+from trinitylake_ops.errors import InvalidInputError, ObjectExistsError, StorageError, TrinityLakeError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.locations import to_location
-from trinitylake_ops.maintenance.lease import lease
-from trinitylake_ops.maintenance.reachability import CatalogReach, kept_roots
-from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, new_table
-from trinitylake_ops.maintenance.survey import survey_versions, uncached
-from trinitylake_ops.maintenance.table_reach import iceberg_metadata, is_table_path
+from trinitylake_ops.maintenance.plans.report import Cost, Document, MeteredLakehouse, new_table
+from trinitylake_ops.maintenance.reach.mark import CatalogReach, kept_roots
+from trinitylake_ops.maintenance.reach.survey import survey_versions, uncached
+from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata, is_table_path
+from trinitylake_ops.maintenance.state.lease import lease
 from trinitylake_ops.storage.options import redact_assignments
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
-from trinitylake_ops.tables.file_io import reading_io
+from trinitylake_ops.tables.catalog.registration import registered_table, registered_uri, registering_io
+from trinitylake_ops.tables.files.file_io import reading_io
 from trinitylake_ops.tables.managed import EXTERNAL
-from trinitylake_ops.tables.registration import registered_table, registered_uri, registering_io
 from trinitylake_ops.transaction.lakehouse import Lakehouse
-from trinitylake_ops.transaction.snapshot import Snapshot
 from trinitylake_ops.transaction.transaction import Transaction
-from trinitylake_ops.transaction.versions import check_no_gap
+from trinitylake_ops.versions.roots import check_no_gap
+from trinitylake_ops.versions.snapshot import Snapshot
 
 _OPERATION = "register-table"
 _LONGEST_MESSAGE_CHARS = 500

@@ -13,16 +13,16 @@ from rich.table import Table
 
 from trinitylake_ops.errors import CommitConflictError, CommitOutcomeUnknownError, TrinityLakeError
 from trinitylake_ops.format.definitions import TableDef
-from trinitylake_ops.maintenance.defined_tables import defined, tables_of
-from trinitylake_ops.maintenance.report import Cost, Document, MeteredLakehouse, Plan, digest_of, new_table
-from trinitylake_ops.maintenance.survey import on_latest
-from trinitylake_ops.maintenance.table_reach import iceberg_metadata
+from trinitylake_ops.maintenance.plans.report import Cost, Document, MeteredLakehouse, Plan, digest_of, new_table
+from trinitylake_ops.maintenance.reach.survey import on_latest
+from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
+from trinitylake_ops.maintenance.reach.tables import defined, tables_of
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
-from trinitylake_ops.tables.file_io import reading_io, writing_io
-from trinitylake_ops.tables.relocating import DELETES_REMEDY, MovedFiles, moved_files, write_relocated
+from trinitylake_ops.tables.files.file_io import reading_io, writing_io
+from trinitylake_ops.tables.files.relocating import DELETES_REMEDY, MovedFiles, moved_files, write_relocated
 from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.lakehouse import Lakehouse
-from trinitylake_ops.transaction.snapshot import Snapshot
+from trinitylake_ops.versions.snapshot import Snapshot
 
 MAX_ATTEMPTS = 5
 

@@ -19,24 +19,24 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.definitions import METADATA_LOCATION, LakehouseDef, TableDef
 from trinitylake_ops.format.file_names import table_prefix
-from trinitylake_ops.format.keys import ObjectName
-from trinitylake_ops.maintenance.export_records import record_of
-from trinitylake_ops.maintenance.report import Plan, change_rows, digest_of, new_table
-from trinitylake_ops.maintenance.survey import uncached
-from trinitylake_ops.maintenance.version_record import ROLLED_BACK_TO
+from trinitylake_ops.format.nodes.keys import ObjectName
+from trinitylake_ops.maintenance.plans.report import Plan, change_rows, digest_of, new_table
+from trinitylake_ops.maintenance.reach.survey import uncached
+from trinitylake_ops.maintenance.state.export_records import record_of
+from trinitylake_ops.maintenance.state.version_record import ROLLED_BACK_TO
 from trinitylake_ops.storage.parallel import run_parallel
-from trinitylake_ops.tables.file_io import StorageFileIO, reading_io
-from trinitylake_ops.tables.reach import files_of
+from trinitylake_ops.tables.files.file_io import StorageFileIO, reading_io
+from trinitylake_ops.tables.files.reach import files_of
 from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS
-from trinitylake_ops.transaction.commit_info import CommitInfo
 from trinitylake_ops.transaction.conflicts import describe_key
 from trinitylake_ops.transaction.draft import Draft, RootStamp, draft_of_tree
 from trinitylake_ops.transaction.lakehouse import Change, Lakehouse, change_of, check_not_expired
-from trinitylake_ops.transaction.latest import latest_snapshot
-from trinitylake_ops.transaction.names import resolve_table
-from trinitylake_ops.transaction.snapshot import Snapshot
-from trinitylake_ops.transaction.versions import check_no_gap
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
+from trinitylake_ops.versions.commit_info import CommitInfo
+from trinitylake_ops.versions.latest import latest_snapshot
+from trinitylake_ops.versions.names import resolve_table
+from trinitylake_ops.versions.roots import check_no_gap
+from trinitylake_ops.versions.snapshot import Snapshot
 
 _OPERATION = "rollback"
 

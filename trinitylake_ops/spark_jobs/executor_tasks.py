@@ -17,9 +17,9 @@ from pyspark import TaskContext
 
 from trinitylake_ops.errors import StorageError, TrinityLakeError
 from trinitylake_ops.format.file_names import LEASE_PREFIX, parse_lease_path
-from trinitylake_ops.maintenance.executors import Fence
+from trinitylake_ops.maintenance.plans.executor import Fence
 from trinitylake_ops.storage import MeteredStorage, RequestCounts, Storage
-from trinitylake_ops.storage.retry import sent_once
+from trinitylake_ops.storage.wrappers.retry import sent_once
 
 #: For so long after the driver looked whether there is a new version a task needs not to look again.
 FRESH_MS = 5_000

@@ -12,10 +12,16 @@ from pathlib import Path
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from trinitylake_ops.spark_jobs.connect import check_remote, close_remote, is_remote, open_remote, running_remote
-from trinitylake_ops.spark_jobs.data_source import register_data_source
-from trinitylake_ops.spark_jobs.java import find_java, java_home_for_spark
-from trinitylake_ops.spark_jobs.local_cache import temporary_folder
+from trinitylake_ops.spark_jobs.runtime.connect import (
+    check_remote,
+    close_remote,
+    is_remote,
+    open_remote,
+    running_remote,
+)
+from trinitylake_ops.spark_jobs.runtime.java import find_java, java_home_for_spark
+from trinitylake_ops.spark_jobs.runtime.local_cache import temporary_folder
+from trinitylake_ops.spark_jobs.source.data_source import register_data_source
 
 DEFAULT_APP_NAME = "trinitylake-ops"
 DEFAULT_MASTER = "local[2]"
@@ -55,7 +61,7 @@ def build_session(
 
     With ``remote``, ``sc://host:port``, it is a session of Spark Connect at a server, whatever ``master`` says; one
     that this process has already is returned, wherever it is. Raises InvalidInputError and JobFailedError as
-    :func:`~trinitylake_ops.spark_jobs.connect.open_remote`.
+    :func:`~trinitylake_ops.spark_jobs.runtime.connect.open_remote`.
     """
     # Said once for a pandas that another package installed; nothing here goes through pandas.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)

@@ -15,13 +15,13 @@ from pyspark.sql.functions import udtf
 from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult
 
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.spark_jobs.data_source import read_metadata
-from trinitylake_ops.spark_jobs.metadata_tables import METADATA_TABLES, Row
-from trinitylake_ops.spark_jobs.opened_table import OpenedTable, open_table
-from trinitylake_ops.spark_jobs.source_options import ROOT, TABLE, SourceOptions
-from trinitylake_ops.spark_jobs.table_reader import found_table, resolved_name
+from trinitylake_ops.spark_jobs.metadata.columns import METADATA_TABLES, Row
+from trinitylake_ops.spark_jobs.source.data_source import read_metadata
+from trinitylake_ops.spark_jobs.source.opened_table import OpenedTable, open_table
+from trinitylake_ops.spark_jobs.source.options import ROOT, TABLE, SourceOptions
+from trinitylake_ops.spark_jobs.tables.reader import found_table, resolved_name
 from trinitylake_ops.transaction.lakehouse import Lakehouse
-from trinitylake_ops.transaction.snapshot import Snapshot
+from trinitylake_ops.versions.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -39,7 +39,7 @@ class Storage(ABC):
 
     The ``*_many`` methods are built from the single operations of the same object. In a stack of
     wrappers only the outermost one fans out: each single operation then passes every wrapper
-    exactly once, in any stacking order (see ``storage/wrapper.py``).
+    exactly once, in any stacking order (see ``storage/wrappers/base.py``).
     """
 
     #: Normalised root URI, with its final ``/`` and without credentials.

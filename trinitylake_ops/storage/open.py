@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable, Mapping
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
-from trinitylake_ops.storage.cache_options import CACHE_OPTIONS
+from trinitylake_ops.storage.cache.options import CACHE_OPTIONS
 from trinitylake_ops.storage.interface import Storage
-from trinitylake_ops.storage.local import LocalStorage
+from trinitylake_ops.storage.local.storage import LocalStorage
 from trinitylake_ops.storage.memory import MemoryStorage
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, WHOLE_FILE_LIMIT, StorageOptions, whole_file_limit_bytes
-from trinitylake_ops.storage.retry import RetryStorage
-from trinitylake_ops.storage.s3_settings import S3_CLIENTS, S3_OPTIONS
+from trinitylake_ops.storage.s3.settings import S3_CLIENTS, S3_OPTIONS
+from trinitylake_ops.storage.wrappers.retry import RetryStorage
 
 
 def open_storage(root_uri: str, storage_options: Mapping[str, str] | None = None) -> Storage:
@@ -53,10 +53,10 @@ def _open_memory(root: str, options: StorageOptions) -> Storage:
 def _open_s3(root: str, options: StorageOptions) -> Storage:
     # The client libraries take a good part of a second to load, which no other root should cost.
     if options.one_of("client", S3_CLIENTS) == "obstore":
-        from trinitylake_ops.storage.s3_obstore import ObstoreS3Storage
+        from trinitylake_ops.storage.s3.obstore_storage import ObstoreS3Storage
 
         return ObstoreS3Storage(root, options)
-    from trinitylake_ops.storage.s3 import S3Storage
+    from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
 
     return S3Storage(root, options)
 

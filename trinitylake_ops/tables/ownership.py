@@ -12,7 +12,7 @@ from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.format.sealed_json import decode_sealed_json, encode_sealed_json
 from trinitylake_ops.storage import Storage
-from trinitylake_ops.storage.write_outcome import create_settled
+from trinitylake_ops.storage.conditional_create import create_settled
 from trinitylake_ops.tables.managed import managed_table_id
 
 OWNER_NAME = "_owner.json"

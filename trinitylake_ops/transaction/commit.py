@@ -21,20 +21,17 @@ from trinitylake_ops.errors import (
     VersionNotFoundError,
 )
 from trinitylake_ops.format.file_names import MAX_VERSION
-from trinitylake_ops.format.node_file import COMMIT_ID, CREATED_AT_MILLIS, MAX_TIME_MS, decode_system_rows
+from trinitylake_ops.format.nodes.node_file import COMMIT_ID, CREATED_AT_MILLIS, MAX_TIME_MS, decode_system_rows
+from trinitylake_ops.storage.conditional_create import create_fresh, create_settled
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
-from trinitylake_ops.storage.write_outcome import create_fresh, create_settled
-from trinitylake_ops.transaction.commit_info import CommitCost
 from trinitylake_ops.transaction.draft import Draft, RootStamp
-from trinitylake_ops.transaction.fairness import LOSSES_BEFORE_ASKING, Courtesy, TurnRequest
-from trinitylake_ops.transaction.latest import latest_after, reading_bases
-from trinitylake_ops.transaction.orphan_barrier import AgeLimit, OperationAge, TransactionAge
-from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
-from trinitylake_ops.transaction.versions import (
-    Roots,
-    read_roots,
-)
+from trinitylake_ops.transaction.time_to_live import AgeLimit, OperationAge, TransactionAge
+from trinitylake_ops.transaction.turns import LOSSES_BEFORE_ASKING, Courtesy, TurnRequest
+from trinitylake_ops.versions.commit_info import CommitCost
+from trinitylake_ops.versions.latest import latest_after, reading_bases
+from trinitylake_ops.versions.roots import Roots, read_roots
+from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
 logger = logging.getLogger(__name__)
 

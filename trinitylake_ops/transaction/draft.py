@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trinitylake_ops.format.definitions import LakehouseDef
-from trinitylake_ops.format.node_file import (
+from trinitylake_ops.format.nodes.node_file import (
     COMMIT_ID,
     COMMIT_INFO,
     CREATED_AT_MILLIS,
@@ -16,10 +16,10 @@ from trinitylake_ops.format.node_file import (
     SYSTEM_KEYS,
     NodeFile,
 )
-from trinitylake_ops.transaction.commit_info import CommitCost, CommitInfo
-from trinitylake_ops.transaction.snapshot import Snapshot
-from trinitylake_ops.tree.node import TreeLimits
-from trinitylake_ops.tree.write_buffer import EditedTree, apply_messages, carried_tree
+from trinitylake_ops.tree.editor import EditedTree, apply_messages, carried_tree
+from trinitylake_ops.tree.nodes.node import TreeLimits
+from trinitylake_ops.versions.commit_info import CommitCost, CommitInfo
+from trinitylake_ops.versions.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)

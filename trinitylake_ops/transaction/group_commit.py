@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
 from trinitylake_ops.format.definitions import LakehouseDef
-from trinitylake_ops.format.node_file import decode_node
+from trinitylake_ops.format.nodes.node_file import decode_node
 from trinitylake_ops.storage.fork import at_fork
 from trinitylake_ops.transaction.commit import (
     Commit,
@@ -27,14 +27,14 @@ from trinitylake_ops.transaction.commit import (
     attempts_exhausted,
     outcome_unknown,
 )
-from trinitylake_ops.transaction.commit_info import CommitInfo
 from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
-from trinitylake_ops.transaction.fairness import Courtesy
-from trinitylake_ops.transaction.latest import reading_bases
-from trinitylake_ops.transaction.orphan_barrier import check_age, removed_before_ms
-from trinitylake_ops.transaction.snapshot import Snapshot
-from trinitylake_ops.transaction.versions import find_latest_after
+from trinitylake_ops.transaction.time_to_live import check_age, removed_before_ms
+from trinitylake_ops.transaction.turns import Courtesy
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
+from trinitylake_ops.versions.commit_info import CommitInfo
+from trinitylake_ops.versions.latest import reading_bases
+from trinitylake_ops.versions.roots import find_latest_after
+from trinitylake_ops.versions.snapshot import Snapshot
 
 #: Larger transactions go alone, beside the queue: they take long, and nobody should wait for them.
 MAX_GROUP_CHANGES = 1_000

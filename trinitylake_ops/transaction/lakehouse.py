@@ -18,42 +18,33 @@ from trinitylake_ops.errors import (
     VersionNotFoundError,
 )
 from trinitylake_ops.format.definitions import ExpirationState, IsolationLevel, LakehouseDef, TableDef
-from trinitylake_ops.format.file_names import (
-    MAX_VERSION,
-    is_immutable_path,
-    parse_root_path,
-)
-from trinitylake_ops.format.keys import KeyCodec
+from trinitylake_ops.format.file_names import MAX_VERSION, is_immutable_path, parse_root_path
 from trinitylake_ops.format.limits import validate_lakehouse_def
 from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location
-from trinitylake_ops.format.node_file import (
-    LAKEHOUSE_DEF,
-    PREVIOUS_ROOT,
-    NodeFile,
-    decode_node,
-)
+from trinitylake_ops.format.nodes.keys import KeyCodec
+from trinitylake_ops.format.nodes.node_file import LAKEHOUSE_DEF, PREVIOUS_ROOT, NodeFile, decode_node
 from trinitylake_ops.storage import Storage, open_storage
-from trinitylake_ops.storage.cache import private_cache_view, shared_cache_view
-from trinitylake_ops.storage.cache_options import storage_identity
+from trinitylake_ops.storage.cache.options import storage_identity
+from trinitylake_ops.storage.cache.storage import private_cache_view, shared_cache_view
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
 from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS, Committable, commit
-from trinitylake_ops.transaction.commit_info import CommitInfo, acting_run
 from trinitylake_ops.transaction.creation import create_lakehouse
-from trinitylake_ops.transaction.definition_store import DefinitionStore
 from trinitylake_ops.transaction.group_commit import CommitQueue, shared_queue
-from trinitylake_ops.transaction.hint_writer import HintWriter
-from trinitylake_ops.transaction.history import VersionInfo, history
-from trinitylake_ops.transaction.latest import latest_snapshot
-from trinitylake_ops.transaction.orphan_barrier import TransactionAge
 from trinitylake_ops.transaction.resolve import CommitResolution, resolve_commit
 from trinitylake_ops.transaction.saved import StagedDefinition, checked_id, read_saved, stage_definition
-from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot, epoch_ms
-from trinitylake_ops.transaction.time_travel import find_version_at
+from trinitylake_ops.transaction.time_to_live import TransactionAge
 from trinitylake_ops.transaction.transaction import Transaction
-from trinitylake_ops.transaction.versions import ProbedRoots, Roots, find_latest, open_roots
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
-from trinitylake_ops.tree.elsewhere import Elsewhere
-from trinitylake_ops.tree.node_store import NodeStore
+from trinitylake_ops.tree.nodes.elsewhere import Elsewhere
+from trinitylake_ops.tree.nodes.node_store import NodeStore
+from trinitylake_ops.versions.commit_info import CommitInfo, acting_run
+from trinitylake_ops.versions.definition_store import DefinitionStore
+from trinitylake_ops.versions.hint import HintWriter
+from trinitylake_ops.versions.history import VersionInfo, history
+from trinitylake_ops.versions.latest import latest_snapshot
+from trinitylake_ops.versions.roots import ProbedRoots, Roots, find_latest, open_roots
+from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot, epoch_ms
+from trinitylake_ops.versions.time_travel import find_version_at
 
 _MAX_VERSION_DIGITS = 100  # far more than any version has, and few enough to convert and show
 

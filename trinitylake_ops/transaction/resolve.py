@@ -15,12 +15,12 @@ from trinitylake_ops.errors import (
     VersionNotFoundError,
 )
 from trinitylake_ops.format.file_names import MAX_VERSION
-from trinitylake_ops.format.node_file import COMMIT_ID, decode_system_rows
+from trinitylake_ops.format.nodes.node_file import COMMIT_ID, decode_system_rows
 from trinitylake_ops.transaction.commit import commit
-from trinitylake_ops.transaction.commit_info import CommitInfo
 from trinitylake_ops.transaction.draft import Draft, RootStamp, draft_of_tree
-from trinitylake_ops.transaction.latest import latest_snapshot
-from trinitylake_ops.transaction.snapshot import LakehouseFiles, Snapshot
+from trinitylake_ops.versions.commit_info import CommitInfo
+from trinitylake_ops.versions.latest import latest_snapshot
+from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
 
 class CommitResolution(StrEnum):

@@ -39,13 +39,12 @@ from trinitylake_ops.format.file_names import (
     saved_transaction_path,
     table_prefix,
 )
-from trinitylake_ops.format.keys import NAMESPACE_KEY_PREFIX, KeyCodec, ObjectName
 from trinitylake_ops.format.limits import validate_changed_settings, validate_table_def
-from trinitylake_ops.format.node_file import COMMIT_ID
+from trinitylake_ops.format.nodes.keys import NAMESPACE_KEY_PREFIX, KeyCodec, ObjectName
+from trinitylake_ops.format.nodes.node_file import COMMIT_ID
 from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS
-from trinitylake_ops.transaction.commit_info import CommitInfo
 from trinitylake_ops.transaction.conflicts import (
     describe_key,
     merge_lakehouse_defs,
@@ -55,7 +54,6 @@ from trinitylake_ops.transaction.conflicts import (
 )
 from trinitylake_ops.transaction.draft import Writes
 from trinitylake_ops.transaction.group_commit import CommitQueue, Footprint
-from trinitylake_ops.transaction.latest import reading_bases
 from trinitylake_ops.transaction.saved import (
     CommittedElsewhereError,
     StagedDefinition,
@@ -63,8 +61,10 @@ from trinitylake_ops.transaction.saved import (
     version_of,
     write_saved,
 )
-from trinitylake_ops.transaction.snapshot import CatalogReader, Entry, Snapshot
 from trinitylake_ops.tree.diff import KeyChange
+from trinitylake_ops.versions.commit_info import CommitInfo
+from trinitylake_ops.versions.latest import reading_bases
+from trinitylake_ops.versions.snapshot import CatalogReader, Entry, Snapshot
 
 _LISTED_TABLES = 3
 _LONGEST_OPERATION = "alter-definition"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from trinitylake_ops.format.node_file import NodeFile
+from trinitylake_ops.format.nodes.node_file import NodeFile
 from trinitylake_ops.tree.bulk_load import n_filled_keys
-from trinitylake_ops.tree.descent import MetNodes
-from trinitylake_ops.tree.node import DirtyNode, TreeLimits
-from trinitylake_ops.tree.node_store import NodeStore
-from trinitylake_ops.tree.split import concatenate, split_evenly
-from trinitylake_ops.tree.write_buffer import EditedTree, TreeEditor, frozen_root
+from trinitylake_ops.tree.editor import EditedTree, TreeEditor, frozen_root
+from trinitylake_ops.tree.nodes.descent import MetNodes
+from trinitylake_ops.tree.nodes.node import DirtyNode, TreeLimits
+from trinitylake_ops.tree.nodes.node_store import NodeStore
+from trinitylake_ops.tree.nodes.split import concatenate, split_evenly
 
 #: Neighbouring nodes are written anew when that saves this part of them; less is not worth the bytes.
 LEAST_SAVING = 0.1

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from trinitylake_ops.format.node_file import NodeFile
-from trinitylake_ops.tree.descent import MetNodes
+from trinitylake_ops.format.nodes.node_file import NodeFile
 from trinitylake_ops.tree.key_ranges import KeyRange, NodesInRange
-from trinitylake_ops.tree.node_store import NodeStore
+from trinitylake_ops.tree.nodes.descent import MetNodes
+from trinitylake_ops.tree.nodes.node_store import NodeStore
 from trinitylake_ops.tree.search import Below, Found, get_many, look
 
 

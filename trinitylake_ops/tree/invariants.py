@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from trinitylake_ops.format.node_file import NodeFile, encoded_size_bytes
-from trinitylake_ops.tree.node import TreeLimits
-from trinitylake_ops.tree.node_store import NodeStore
+from trinitylake_ops.format.nodes.node_file import NodeFile, encoded_size_bytes
+from trinitylake_ops.tree.nodes.node import TreeLimits
+from trinitylake_ops.tree.nodes.node_store import NodeStore
 from trinitylake_ops.tree.walk import VisitedNode, walk
 
 

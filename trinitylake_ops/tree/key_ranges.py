@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from trinitylake_ops.format.node_file import NodeFile
-from trinitylake_ops.tree.descent import check_depth
-from trinitylake_ops.tree.node_store import NodeStore
+from trinitylake_ops.format.nodes.node_file import NodeFile
+from trinitylake_ops.tree.nodes.descent import check_depth
+from trinitylake_ops.tree.nodes.node_store import NodeStore
 from trinitylake_ops.tree.search import prefix_end
 
 _MOST_RANGES = 4_096

@@ -6,9 +6,9 @@ from bisect import bisect_left
 
 from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.format.file_names import is_misnamed
-from trinitylake_ops.format.node_file import NodeFile
-from trinitylake_ops.tree.descent import check_depth
-from trinitylake_ops.tree.node_store import NodeStore
+from trinitylake_ops.format.nodes.node_file import NodeFile
+from trinitylake_ops.tree.nodes.descent import check_depth
+from trinitylake_ops.tree.nodes.node_store import NodeStore
 
 
 def is_damaged_pointer(error: object) -> bool:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trinitylake_ops.format.node_file import NodeFile
-from trinitylake_ops.format.text_column import joined_texts, text_array
-from trinitylake_ops.tree.descent import MetNodes, check_depth
-from trinitylake_ops.tree.node_store import NodeStore
+from trinitylake_ops.format.nodes.node_file import NodeFile
+from trinitylake_ops.format.nodes.text_column import joined_texts, text_array
+from trinitylake_ops.tree.nodes.descent import MetNodes, check_depth
+from trinitylake_ops.tree.nodes.node_store import NodeStore
 
 _FEW_ROWS = 64  # that are merged one by one sooner than by Arrow's functions
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trinitylake_ops.format.node_file import NodeFile
-from trinitylake_ops.tree.node import DEFAULT_BUFFER_TARGET_BYTES, TreeLimits, messages_bytes
-from trinitylake_ops.tree.node_store import NodeStore
+from trinitylake_ops.format.nodes.node_file import NodeFile
+from trinitylake_ops.tree.nodes.node import DEFAULT_BUFFER_TARGET_BYTES, TreeLimits, messages_bytes
+from trinitylake_ops.tree.nodes.node_store import NodeStore
 from trinitylake_ops.tree.walk import walk
 
 

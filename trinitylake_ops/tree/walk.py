@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from trinitylake_ops.format.node_file import NodeFile
-from trinitylake_ops.tree.descent import MetNodes
-from trinitylake_ops.tree.node_store import NodeStore
+from trinitylake_ops.format.nodes.node_file import NodeFile
+from trinitylake_ops.tree.nodes.descent import MetNodes
+from trinitylake_ops.tree.nodes.node_store import NodeStore
 
 _BATCH = 256
 

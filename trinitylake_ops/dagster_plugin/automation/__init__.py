@@ -1,0 +1,1 @@
+"""What begins runs: sensors and schedules."""

@@ -1,0 +1,250 @@
+"""What was committed since a cursor: bounded work, at least once, and gaps are told (docs/dagster.md, "Sensors")."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import InvalidInputError, VersionExpiredError, VersionNotFoundError
+from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.maintenance.reach.survey import expired_versions
+from trinitylake_ops.transaction.lakehouse import Change, diff_snapshots
+from trinitylake_ops.versions.history import VersionInfo, version_infos
+from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """How far commits of a lakehouse were reported: all up to ``version``.
+
+    Of a list of changes too long for one tick, those between ``version`` and ``until``, the first ``reported`` were,
+    too. ``requested`` is the version that was the latest when a run was last requested.
+    """
+
+    lakehouse_id: str
+    version: int
+    until: int | None = None
+    reported: int = 0
+    requested: int = -1
+
+    def encode(self) -> str:
+        """Return the cursor as text."""
+        return json.dumps({"format": _FORMAT, **asdict(self)})
+
+    @classmethod
+    def decode(cls, text: str) -> Cursor:
+        """Read a cursor. Raises InvalidInputError for what is none."""
+        try:
+            fields = json.loads(text)
+            if not isinstance(fields, dict) or fields.pop("format", None) != _FORMAT:
+                raise InvalidInputError("it is not of this format")
+            cursor = cls(**fields)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise InvalidInputError(f"it cannot be read: {error}") from error
+        until = 0 if cursor.until is None else cursor.until
+        numbers = (cursor.version, cursor.reported, cursor.requested, until)
+        least = (0, 0, -1, 0)
+        is_right = all(type(number) is int and number >= low for number, low in zip(numbers, least, strict=True))
+        if not is_right or type(cursor.lakehouse_id) is not str:
+            raise InvalidInputError("it holds values of the wrong kind")
+        return cursor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much one look may do: versions, changed objects, and seconds until it begins nothing more."""
+
+    versions: int
+    changes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Versions ``first`` to ``last`` that others committed, and what the last changed from before the first.
+
+    ``commits`` say more of each of them whose root is there.
+    """
+
+    first: int
+    last: int
+    changes: tuple[Change, ...]
+    commits: tuple[VersionInfo, ...]
+
+    @property
+    def versions(self) -> str:
+        """The versions, as a range."""
+        return str(VersionRanges(((self.first, self.last),)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What one look found, up to ``cursor``, which is what the next one goes on from.
+
+    ``notes`` say what could not be told. ``own`` counts the versions of our own runs. ``lag_versions`` and ``lag_ms``
+    are how far the cursor was behind before: versions, and the age of the first of them. ``is_run_due`` says that the
+    latest version has what no run was requested for.
+    """
+
+    head: Snapshot
+    cursor: Cursor
+    stretches: tuple[Stretch, ...] = ()
+    notes: tuple[str, ...] = ()
+    own: int = 0
+    lag_versions: int = 0
+    lag_ms: int = 0
+    is_run_due: bool = False
+
+    @property
+    def versions_left(self) -> int:
+        """How far the new cursor is behind the latest version."""
+        return self.head.version - self.cursor.version
+
+
+def find_news(lake: Lakehouse, cursor_text: str | None, is_own_run: Callable[[str], bool], limits: Limits) -> News:
+    """Return what others committed since a cursor, as far as the limits allow; at least one version where there is any.
+
+    Without a cursor there are no news: it begins at the latest version. One that cannot be read, of another lakehouse
+    or beyond the latest version is replaced by the latest version, which a note says. Raises LakehouseNotFoundError,
+    VersionExpiredError for a version that is purged meanwhile, CorruptFileError, StorageError.
+    """
+    head = lake.snapshot()
+    if not cursor_text:
+        return News(head=head, cursor=_at(head, requested=head.version))
+    try:
+        cursor = Cursor.decode(cursor_text)
+    except InvalidInputError as error:
+        note = f"the cursor was lost, as {error.message}: commits before version {head.version} may not be reported"
+        return News(head=head, cursor=_at(head, requested=head.version), notes=(note,), is_run_due=True)
+    seen = max(cursor.version, cursor.until or 0, cursor.requested)
+    if cursor.lakehouse_id != head.definition.id or seen > head.version:
+        note = (
+            f"the lakehouse was replaced: version {seen} was seen, and now version {head.version} of"
+            f" {'this' if cursor.lakehouse_id == head.definition.id else 'another'} lakehouse is the latest; what"
+            " differs is not reported"
+        )
+        return News(head=head, cursor=_at(head, requested=head.version), notes=(note,), is_run_due=True)
+    if cursor.version == head.version:
+        return News(head=head, cursor=cursor)
+    return _Look(lake, head, is_own_run, limits).since(cursor)
+
+
+def _at(head: Snapshot, requested: int) -> Cursor:
+    return Cursor(lakehouse_id=head.definition.id, version=head.version, requested=requested)
+
+
+@dataclass
+class _Look:
+    """One look at the versions up to ``head``."""
+
+    lake: Lakehouse
+    head: Snapshot
+    is_own_run: Callable[[str], bool]
+    limits: Limits
+    notes: list[str] = field(default_factory=list)
+    stretches: list[Stretch] = field(default_factory=list)
+    own: int = 0
+
+    def __post_init__(self) -> None:
+        self._ends_s = time.monotonic() + self.limits.seconds
+        self._known_runs: dict[str, bool] = {}
+
+    def since(self, cursor: Cursor) -> News:
+        """Return the news since a cursor below ``head``."""
+        base = self._readable_from(cursor.version)
+        if base.version > cursor.version:
+            self.notes.append(
+                f"version {cursor.version} cannot be read any more: what versions"
+                f" {VersionRanges(((cursor.version + 1, base.version),))} changed is not reported"
+            )
+        infos = self._infos(base)
+        lag_ms = self._lag_ms(infos)
+        reached = self._report(base, infos, cursor)
+        is_news = bool(self.notes or self.stretches)
+        newest = max((stretch.last for stretch in self.stretches), default=base.version)
+        is_run_due = is_news and newest > cursor.requested
+        return News(
+            head=self.head,
+            cursor=replace(reached, requested=self.head.version if is_run_due else cursor.requested),
+            stretches=tuple(self.stretches),
+            notes=tuple(self.notes),
+            own=self.own,
+            lag_versions=self.head.version - cursor.version,
+            lag_ms=lag_ms,
+            is_run_due=is_run_due,
+        )
+
+    def _readable_from(self, version: int) -> Snapshot:
+        """Return a version, or the first one after it that can be opened; the latest where that is hard to say."""
+        behind = VersionRanges(((version, self.head.version),)) - expired_versions(self.head.definition)
+        try:
+            return self.lake.snapshot(next(iter(behind)), latest=self.head)
+        except (VersionExpiredError, VersionNotFoundError):  # by other programs
+            return self.head
+
+    def _infos(self, base: Snapshot) -> dict[int, VersionInfo | None]:
+        """Return what is known of the versions after ``base``, as many as one look may do; None: its root is gone."""
+        first = base.version + 1
+        last = min(self.head.version, base.version + self.limits.versions)
+        found: dict[int, VersionInfo | None] = {}
+        for info in version_infos(self.lake.files, range(first, last + 1), self.head, base):
+            found[info.version] = info
+            if time.monotonic() >= self._ends_s:
+                last = info.version
+                break
+        return {version: found.get(version) for version in range(first, last + 1)}
+
+    def _lag_ms(self, infos: Mapping[int, VersionInfo | None]) -> int:
+        created_ms = [epoch_ms(info.created_at) for info in infos.values() if info is not None]
+        if not created_ms:
+            created_ms = [self.head.created_at_ms]
+        return max(0, self.lake.storage.now_ms() - min(created_ms))
+
+    def _is_own(self, info: VersionInfo | None) -> bool:
+        """Whether our own runs made a version: all of its transactions, where they are several."""
+        if info is None:
+            return False
+        runs = [own.run_id for own in info.transactions] or [info.run_id]
+        return all(run is not None and self._is_known(run) for run in runs)
+
+    def _is_known(self, run_id: str) -> bool:
+        if run_id not in self._known_runs:
+            self._known_runs[run_id] = self.is_own_run(run_id)
+        return self._known_runs[run_id]
+
+    def _report(self, base: Snapshot, infos: Mapping[int, VersionInfo | None], cursor: Cursor) -> Cursor:
+        """Go on from ``base`` stretch by stretch, each of own or of others' versions; returns how far it came."""
+        owners = {version: self._is_own(info) for version, info in infos.items()}
+        reached = Cursor(lakehouse_id=cursor.lakehouse_id, version=base.version)
+        until, skipped = (cursor.until, cursor.reported) if base.version == cursor.version else (None, 0)
+        last = max((*infos, until or 0), default=base.version)  # versions that expired lead beyond those looked at
+        room = self.limits.changes
+        while base.version < last and room > 0 and (reached.version == cursor.version or not self._is_late()):
+            first = base.version + 1
+            end = first
+            while end < last and (end < (until or 0) or (until is None and owners[end + 1] == owners[first])):
+                end += 1
+            target = self._readable_from(end)
+            if owners[first] and until is None and target.version == end:
+                self.own += end + 1 - first
+            else:
+                skipped = skipped if target.version == until else 0
+                changes = diff_snapshots(base, target)[skipped:]
+                commits = [info for version in range(first, target.version + 1) if (info := infos.get(version))]
+                listed = tuple(changes[:room])
+                self.stretches.append(Stretch(first=first, last=target.version, changes=listed, commits=tuple(commits)))
+                if len(changes) > room:
+                    return replace(reached, until=target.version, reported=skipped + room)
+                room -= len(changes)
+            until, skipped = None, 0
+            base = target
+            reached = replace(reached, version=base.version)
+        return reached
+
+    def _is_late(self) -> bool:
+        return time.monotonic() >= self._ends_s

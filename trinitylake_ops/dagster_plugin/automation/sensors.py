@@ -1,0 +1,262 @@
+"""Sensors: commits made outside of Dagster, and runs that failed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+from tenacity import Retrying, stop_after_attempt, wait_random_exponential
+
+from trinitylake_ops.dagster_plugin.automation.new_commits import Limits, News, Stretch, find_news
+from trinitylake_ops.dagster_plugin.head_metadata import GAP, VERSION
+from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, markdown_table
+from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
+from trinitylake_ops.dagster_plugin.resources import lakehouse_of
+from trinitylake_ops.errors import LakehouseNotFoundError
+from trinitylake_ops.format.nodes.node_file import COMMIT_ID
+from trinitylake_ops.transaction.lakehouse import Change
+
+#: Tag of a run that a sensor requested: the version that was the latest.
+VERSION_TAG = "trinitylake/version"
+
+_GRPC_TIMEOUT_VARIABLES = ("DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS", "DAGSTER_GRPC_TIMEOUT_SECONDS")
+_GRPC_TIMEOUT_SECONDS = 60
+_GRPC_MARGIN_SECONDS = 20
+_LEAST_SECONDS = 5.0
+_ALERT_ATTEMPTS = 3
+_LONGEST_RUN_ID_CHARS = 255  # of the column in Dagster's databases
+
+
+def tick_budget_seconds() -> float:
+    """Return for how long a tick may work: what Dagster's daemon waits for a sensor, less a margin."""
+    given = next((os.environ[name] for name in _GRPC_TIMEOUT_VARIABLES if os.environ.get(name)), None)
+    timeout = int(given) if given is not None else _GRPC_TIMEOUT_SECONDS
+    return max(_LEAST_SECONDS, timeout - _GRPC_MARGIN_SECONDS)
+
+
+def build_commit_sensor(
+    names: LakehouseNames = ONLY,
+    *,
+    name: str = "trinitylake_commits",
+    job: dg.JobDefinition | None = None,
+    job_name: str | None = None,
+    run_config: Callable[[int], Mapping[str, Any]] | None = None,
+    table_key: Callable[[str, str], dg.AssetKey] | None = None,
+    minimum_interval_seconds: int = 30,
+    max_versions_per_tick: int = 1000,
+    max_tables_per_tick: int = 1000,
+    max_seconds_per_tick: float | None = None,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
+) -> dg.SensorDefinition:
+    """Return a sensor that reports what was committed to a lakehouse by others than runs of this Dagster instance.
+
+    Each table that such commits added or changed becomes a materialization of ``table_key(namespace, table)``, by
+    default ``names.table_key``, a removed one an observation, and each tick with news a materialization of the
+    lakehouse. One run of the job, if any (one of assets is given by ``job_name``), is requested for the newest version;
+    ``run_config`` makes its configuration from that version's number. The first tick only remembers the latest version.
+    A tick does no more than the limits say, the next one goes on; its time is by default what the daemon waits, less 20
+    seconds. Events are delivered at least once, a run is requested once.
+    """
+    limits = Limits(
+        versions=max_versions_per_tick,
+        changes=max_tables_per_tick,
+        seconds=max_seconds_per_tick or tick_budget_seconds(),
+    )
+    has_job = job is not None or job_name is not None
+
+    @dg.sensor(
+        name=names.of(name),
+        job=job,
+        job_name=job_name,
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        required_resource_keys={names.resource_key},
+        description="Reports tables that were changed by commits made outside of Dagster.",
+    )
+    def commits(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        instance = context.instance
+        try:
+            lake = lakehouse_of(context.resources, names).open()
+        except LakehouseNotFoundError as error:
+            return dg.SensorResult(skip_reason=str(error))
+        news = find_news(lake, context.cursor, lambda run: _is_run(instance, run), limits)
+        events = [
+            *_note_events(news, names.lakehouse_key),
+            *_events(news, names.lakehouse_key, table_key or names.table_key),
+        ]
+        requests = [_run_request(news, run_config)] if has_job and news.is_run_due else []
+        return dg.SensorResult(
+            run_requests=requests,
+            skip_reason=None if requests else _said(news),
+            cursor=news.cursor.encode(),
+            asset_events=events,
+        )
+
+    return commits
+
+
+def _is_run(instance: dg.DagsterInstance, run_id: str) -> bool:
+    """Whether an instance knows a run. Commits of other programs may name anything, which not all databases take."""
+    is_askable = run_id.isascii() and run_id.isprintable() and len(run_id) <= _LONGEST_RUN_ID_CHARS
+    return is_askable and instance.get_run_by_id(run_id) is not None
+
+
+def _run_request(news: News, run_config: Callable[[int], Mapping[str, Any]] | None) -> dg.RunRequest:
+    version = news.head.version
+    # The commit's own id: a lakehouse put in the place of another has the same numbers.
+    commit = news.head.root.system.get(COMMIT_ID, str(news.head.created_at_ms))
+    return dg.RunRequest(
+        run_key=f"{news.cursor.lakehouse_id}-{version}-{commit}",
+        run_config={} if run_config is None else run_config(version),
+        tags={VERSION_TAG: str(version)},
+    )
+
+
+def _said(news: News) -> str:
+    """Return what a tick without a run says."""
+    if news.stretches or news.notes:
+        what = "; ".join([*news.notes, *(f"reported versions {stretch.versions}" for stretch in news.stretches)])
+        return f"{what}; no run is due, {news.versions_left} versions are left"
+    own = f"; {news.own} versions since the last tick are of this instance's own runs" if news.own else ""
+    return f"version {news.head.version} is the latest, {news.versions_left} versions are not looked at yet{own}"
+
+
+def _note_events(news: News, lakehouse_key: dg.AssetKey) -> Iterator[dg.AssetObservation]:
+    for note in news.notes:
+        yield dg.AssetObservation(
+            lakehouse_key,
+            description=note,
+            metadata={GAP: note, VERSION: news.cursor.version},
+            tags={DATA_VERSION_TAG: str(news.head.version)},  # or Dagster would take it for unknown from here on
+        )
+
+
+def _events(
+    news: News, lakehouse_key: dg.AssetKey, table_key: Callable[[str, str], dg.AssetKey]
+) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
+    for stretch in news.stretches:
+        for change in stretch.changes:
+            if change.table is not None:
+                yield _table_event(change, change.table, stretch, table_key)
+    if news.stretches:
+        yield dg.AssetMaterialization(
+            lakehouse_key,
+            description="Committed outside of this Dagster instance.",
+            metadata={
+                "lakehouse_version": news.stretches[-1].last,
+                "operation": "commits",
+                **_figures(news),
+                **_details(news.stretches),
+            },
+        )
+
+
+def _table_event(
+    change: Change, table: str, stretch: Stretch, table_key: Callable[[str, str], dg.AssetKey]
+) -> dg.AssetMaterialization | dg.AssetObservation:
+    metadata: dict[str, Any] = {
+        "dagster/table_name": f"{change.namespace}.{table}",
+        "lakehouse_version": stretch.last,
+        "change": change.kind,
+        "versions": stretch.versions,
+    }
+    key = table_key(change.namespace, table)
+    # Only a materialization lets what depends on an asset run; there is nothing to run on when it is gone.
+    kind = dg.AssetObservation if change.kind == "removed" else dg.AssetMaterialization
+    return kind(key, metadata=metadata)
+
+
+def _figures(news: News) -> dict[str, float]:
+    """Return how far the sensor was behind when the tick began, and what it did."""
+    changes = [change for stretch in news.stretches for change in stretch.changes]
+    return {
+        "lag_versions": news.lag_versions,
+        "lag_seconds": news.lag_ms / 1000,
+        "versions_left": news.versions_left,
+        "tables_changed": sum(change.table is not None for change in changes),
+        "namespaces_changed": sum(change.table is None for change in changes),
+    }
+
+
+def _details(stretches: Sequence[Stretch]) -> dict[str, Any]:
+    commits = [info for stretch in stretches for info in stretch.commits]
+    rows = [
+        (
+            info.version,
+            f"{info.created_at:%Y-%m-%d %H:%M:%S}",
+            info.operation or "",
+            info.message or "",
+            info.user or "",
+        )
+        for info in sorted(commits, key=lambda info: -info.version)
+    ]
+    return {
+        "versions": ", ".join(stretch.versions for stretch in stretches),
+        "commits": markdown_table(("version", "created (UTC)", "operation", "message", "user"), rows),
+    }
+
+
+# Runs that failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedRun:
+    """A run that failed, for an alert: why, and the failed steps with the reason of each."""
+
+    run_id: str
+    job: str
+    message: str
+    steps: Mapping[str, str]
+    tags: Mapping[str, str]
+
+
+def build_failed_run_sensor(
+    alert: Callable[[FailedRun], None],
+    names: LakehouseNames = ONLY,
+    *,
+    name: str = "trinitylake_failed_runs",
+    jobs: Sequence[Any] | None = None,
+    minimum_interval_seconds: int = 30,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
+) -> dg.SensorDefinition:
+    """Return a sensor that calls a function for each failed run of some jobs, of ops or assets.
+
+    Without ``jobs`` they are all of this code location. A call that raises is made again twice, a few seconds later;
+    then the tick fails with its error.
+    """
+
+    @dg.run_failure_sensor(
+        name=names.of(name),
+        monitored_jobs=list(jobs) if jobs is not None else None,
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        description="Tells of runs that failed.",
+    )
+    def failed_runs(context: dg.RunFailureSensorContext) -> None:
+        failed = _failed_run(context)
+        waits = wait_random_exponential(multiplier=0.5, max=5)
+        for attempt in Retrying(stop=stop_after_attempt(_ALERT_ATTEMPTS), wait=waits, reraise=True):
+            with attempt:
+                alert(failed)
+
+    return failed_runs
+
+
+def _failed_run(context: dg.RunFailureSensorContext) -> FailedRun:
+    run = context.dagster_run
+    reasons: dict[str, str] = {}
+    for event in context.get_step_failure_events():
+        data = event.step_failure_data
+        user_data, error = data.user_failure_data, data.error
+        reason = user_data.description if user_data is not None else None
+        reasons[event.step_key or ""] = reason or (error.message.strip() if error is not None else "no reason given")
+    return FailedRun(
+        run_id=run.run_id,
+        job=run.job_name,
+        message=context.failure_event.message or "",
+        steps=reasons,
+        tags=dict(run.tags),
+    )

@@ -1,0 +1,108 @@
+"""Small data files of tables: which there are, and their merge by Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from trinitylake_ops import maintenance
+from trinitylake_ops.dagster_plugin.metadata import markdown_table
+from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running, report_figures
+from trinitylake_ops.dagster_plugin.options import Options, TableTexts
+from trinitylake_ops.maintenance import CompactTablesPlan
+from trinitylake_ops.spark_jobs.tables.group_writer import write_groups_on
+
+
+class CompactTablesOptions(Options):
+    """Which tables, and what counts as small."""
+
+    tables: TableTexts = Field(
+        default=[], description="Only these tables, each as namespace.table; empty: all managed tables."
+    )
+    target_file_size_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="Size of file to aim at; files below three quarters of it are small. 0: the table's own property"
+        " write.target-file-size-bytes, else 128 MiB.",
+    )
+    min_input_files: int = Field(
+        default=5, ge=2, description="Merge no fewer small files of a partition, unless they fill a file."
+    )
+    repartition: bool = Field(
+        default=False,
+        description="Whether to write all files of older partition specs by the current one, whatever their size.",
+    )
+
+
+def _plan(run: Running[CompactTablesOptions]) -> CompactTablesPlan:
+    options = run.options
+    return maintenance.plan_compact_tables(
+        run.lake,
+        options.tables or None,
+        target_file_size_bytes=options.target_file_size_bytes or None,
+        min_input_files=options.min_input_files,
+        repartition=options.repartition,
+    )
+
+
+def _shown(plan: CompactTablesPlan) -> dict[str, Any]:
+    rows = [(one.name, one.files, one.data_files, one.groups, one.bytes) for one in plan.tables]
+    older = [(name, f"{number} files of an older partition spec") for name, number in plan.older_spec_files.items()]
+    return {
+        "base_version": plan.base_version,
+        "is_empty": plan.is_empty,
+        "tables": len(plan.tables),
+        "files": plan.files,
+        "bytes": sum(one.bytes for one in plan.tables),
+        "plan": markdown_table(("table", "small files", "data files", "become", "bytes"), rows),
+        "left": markdown_table(("table", "why"), [*plan.left.items(), *older]),
+    }
+
+
+def _show(run: Running[CompactTablesOptions]) -> None:
+    plan = _plan(run)
+    to_do = "there is nothing to do" if plan.is_empty else f"to do it, run {run.names.of('compact_tables')}"
+    run.report(f"{plan.table().title}; {to_do}", _shown(plan))
+
+
+def _compact(run: Running[CompactTablesOptions]) -> None:
+    plan = _plan(run)
+    if plan.is_empty:
+        run.report(str(plan.table().title), _shown(plan))
+        return
+    # Only now, as a session takes seconds to start.
+    with dg.build_resources({"spark": run.spark}) as resources:
+        report = plan.execute(write_groups_on(resources.spark.session()), run_id=run.context.run.run_id)
+    rows = [
+        (one.table, one.files_before, one.files_after, one.rows, one.bytes_before, one.bytes_after)
+        for one in report.tables
+    ]
+    metadata = {
+        **report_figures(report.to_dict()),
+        "tables": len(report.tables),
+        "files_before": sum(one.files_before for one in report.tables),
+        "files_after": sum(one.files_after for one in report.tables),
+        "compacted": markdown_table(("table", "files", "became", "rows", "bytes", "became bytes"), rows),
+        "left": markdown_table(("table", "why"), [*plan.left.items(), *report.left.items()]),
+    }
+    if report.left:
+        run.context.log.warning("left as they are, since others changed them: %s", ", ".join(report.left))
+    run.report(str(report.table().title), metadata, committed="compact-tables")
+
+
+COMPACT_TABLES: tuple[Operation[Any], ...] = (
+    Operation(
+        job="compact_tables_plan",
+        description="Shows which tables have small data files that are worth merging; reads only.",
+        options=CompactTablesOptions,
+        step=_show,
+    ),
+    Operation(
+        job="compact_tables",
+        description="Writes small data files of tables anew as fewer, by Spark, as one version; no row changes.",
+        options=CompactTablesOptions,
+        step=_compact,
+    ),
+)

@@ -1,0 +1,181 @@
+"""An operation on a lakehouse as a Dagster job of one op: how it is declared, how it runs, what it reports.
+
+They are ops, not assets: nothing materializes them by accident.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import dagster as dg
+
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin.assets import report_exports
+from trinitylake_ops.dagster_plugin.metadata import figures
+from trinitylake_ops.dagster_plugin.names import LakehouseNames
+from trinitylake_ops.dagster_plugin.options import NO_OPTIONS, Options
+from trinitylake_ops.dagster_plugin.resources import SparkResource, lakehouse_of
+from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.maintenance.plans.budget import Spending
+from trinitylake_ops.maintenance.plans.executor import Executor
+from trinitylake_ops.versions.commit_info import acting_for_run
+
+_PROGRESS_SECONDS = 10.0
+
+# A destructive or one-off operation is never repeated by the instance's retry settings.
+_TAGS = {"dagster/max_retries": "0"}
+
+OptionsT = TypeVar("OptionsT", bound=Options | None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running(Generic[OptionsT]):
+    """An operation while it runs, on an open lakehouse.
+
+    ``spark`` is a resource that nobody has set up yet: few operations need a session. ``executor`` returns what carries
+    out the bulk of it. ``spending`` is what its plan and what carries it out may ask of the storage together.
+    ``details`` are metadata of all that it reports.
+    """
+
+    context: dg.OpExecutionContext
+    lake: Lakehouse
+    names: LakehouseNames
+    options: OptionsT
+    spark: SparkResource
+    executor: Callable[[], Executor]
+    spending: Spending = field(default_factory=Spending)
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def progress(self) -> Callable[[str, int, int], None]:
+        """Return a callback that says in the log, every few seconds, how far an operation is."""
+        said_s: dict[str, float] = {}
+
+        def log(what: str, done: int, total: int) -> None:
+            now_s = time.monotonic()
+            if now_s - said_s.setdefault(what, now_s) >= _PROGRESS_SECONDS:
+                said_s[what] = now_s
+                self.context.log.info("%s: %s of %s", what, f"{done:,}", f"{total:,}")
+
+        return log
+
+    def report(self, said: str, metadata: Mapping[str, Any], *, committed: str | None = None) -> None:
+        """Say in the log what was done, and show its figures.
+
+        ``committed`` names the operation where it made a version: then the lakehouse is reported as materialized.
+        """
+        shown = figures({**self.details, **metadata})
+        self.context.log.info("%s", said)
+        if committed is not None:
+            version = {"lakehouse_version": self.lake.latest_version(), "operation": committed, **shown}
+            self.context.log_event(dg.AssetMaterialization(self.names.lakehouse_key, metadata=version))
+        self.context.add_output_metadata(shown)
+
+    def failure(self, description: str, metadata: Mapping[str, Any]) -> dg.Failure:
+        """Return a failure of one clear line, with figures, that is never retried."""
+        return dg.Failure(description, metadata=figures({**self.details, **metadata}), allow_retries=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation(Generic[OptionsT]):
+    """What a job does, on whichever lakehouse.
+
+    ``step`` does it. One that lets go of something is in the lakehouse's pool; one that may add or end exports lets the
+    partitions of exports follow. ``approved_by`` is recorded with what it does, unless its options say who approved.
+    """
+
+    job: str
+    description: str
+    step: Callable[[Running[OptionsT]], None]
+    options: type[OptionsT] | None = None
+    is_pooled: bool = False
+    changes_exports: bool = False
+    approved_by: str | None = None
+
+
+def build_job(operation: Operation[Any], names: LakehouseNames, spark: SparkResource | None = None) -> dg.JobDefinition:
+    """Return an operation as a job of its own. Its run configuration are the options, and nothing beside them.
+
+    So no run is pointed at another lakehouse. They are checked when a run is launched: one with wrong options is
+    refused before it exists. ``spark`` gives sessions to those that use Spark.
+    """
+    op, job, options = _build_op(operation, names, spark or SparkResource()), names.of(operation.job), operation.options
+
+    def checked(given: Mapping[str, Any]) -> Mapping[str, Any]:
+        assert options is not None
+        options(**given)
+        return {"ops": {op.name: {"config": given}}}
+
+    graph = dg.GraphDefinition(name=job, node_defs=[op], description=operation.description)
+    config = NO_OPTIONS if options is None else dg.ConfigMapping(checked, config_schema=_schema(operation))
+    return graph.to_job(name=job, description=operation.description, tags=_TAGS, config=config)
+
+
+def _schema(operation: Operation[Any]) -> dict[str, dg.Field] | None:
+    return None if operation.options is None else operation.options.fields()
+
+
+def _build_op(operation: Operation[Any], names: LakehouseNames, spark: SparkResource) -> dg.OpDefinition:
+    @dg.op(
+        name=names.op(operation.job),
+        description=operation.description,
+        config_schema=_schema(operation),
+        required_resource_keys={names.resource_key},
+        pool=names.pool if operation.is_pooled else None,
+    )
+    def run(context: dg.OpExecutionContext) -> None:
+        options = None if operation.options is None else operation.options(**context.op_config)
+        resource = lakehouse_of(context.resources, names)
+        if operation.is_pooled:
+            _check_pool(context, names.pool)
+        approved_by = getattr(options, "approved_by", operation.approved_by)
+        details = {} if approved_by is None else {"approved_by": approved_by}
+        try:
+            with acting_for_run(context.run.run_id, approved_by), resource.executors(spark) as executor:
+                lake = resource.open()
+                running = Running(
+                    context=context,
+                    lake=lake,
+                    names=names,
+                    options=options,
+                    spark=spark,
+                    executor=executor,
+                    details=details,
+                )
+                operation.step(running)
+                if operation.changes_exports:
+                    report_exports(context.instance, lake, names)
+        except TrinityLakeError as error:
+            raise dg.Failure(
+                description=str(error), metadata={"error": type(error).__name__}, allow_retries=False
+            ) from error
+
+    return run
+
+
+def _check_pool(context: dg.OpExecutionContext, pool: str) -> None:
+    """Warn when the Dagster instance does not limit a pool to one op: only the lakehouse's lease is in the way then."""
+    storage = context.instance.event_log_storage
+    if not storage.supports_global_concurrency_limits:  # an instance in memory, of one process
+        return
+    default = context.instance.global_op_concurrency_default_limit
+    limit = next((known.limit for known in storage.get_pool_limits() if known.name == pool), default)
+    if limit is None or limit > 1:
+        context.log.warning(
+            "this Dagster instance runs %s ops of the pool %s at once, and those that meet fail; let them wait with:"
+            " dagster instance concurrency set %s 1",
+            "any number of" if limit is None else limit,
+            pool,
+            pool,
+        )
+
+
+def report_figures(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a report and of its cost, one entry each."""
+    cost = report.get("cost", {})
+    plain = {name: value for name, value in report.items() if isinstance(value, str | int | float | None)}
+    return {
+        **plain,
+        "requests": sum(cost.get("requests", {}).values()),
+        **{name: cost[name] for name in ("bytes_read", "bytes_written", "duration_ms") if name in cost},
+    }

@@ -1,0 +1,173 @@
+"""Letting versions go: trim, expire, undelete. And telling tables where their lakehouse is: relocate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from trinitylake_ops import maintenance
+from trinitylake_ops.dagster_plugin.metadata import markdown_table, picture
+from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running, report_figures
+from trinitylake_ops.dagster_plugin.ops.planned import Approval, Planned, RulesOptions
+from trinitylake_ops.dagster_plugin.options import Options, TableTexts, VersionsText
+from trinitylake_ops.maintenance import ExpirationPlan, RelocationPlan, TrimPlan
+from trinitylake_ops.pages import expiration_picture
+
+
+class ExpireApproval(RulesOptions, Approval):
+    """The options of the plan, and its digest."""
+
+
+class TrimOptions(RulesOptions):
+    """Which tables are trimmed, and the versions whose snapshots they keep."""
+
+    tables: TableTexts = Field(
+        default=[], description="Only these tables, each as namespace.table; empty: all managed tables."
+    )
+
+
+class TrimApproval(TrimOptions, Approval):
+    """The options of the plan, and its digest."""
+
+
+class UndeleteOptions(Options):
+    """Which versions come back."""
+
+    versions: VersionsText = Field(
+        default="", description="Required: the expired versions to bring back, such as 3-90,95."
+    )
+
+
+def _plan_expiration(run: Running[RulesOptions]) -> ExpirationPlan:
+    return maintenance.plan_expiration(
+        run.lake, run.options.policy(run.lake), progress=run.progress(), executor=run.executor()
+    )
+
+
+def _expire_shown(plan: ExpirationPlan) -> dict[str, Any]:
+    verdicts = sorted(plan.verdicts, key=lambda verdict: not verdict.expires)  # the others are cut off first
+    rows = [(v.version, "expires" if v.expires else "kept", v.reason) for v in verdicts]
+    return {
+        "versions": plan.versions,
+        "versions_expired": sum(verdict.expires for verdict in verdicts),
+        "versions_kept": sum(not verdict.expires for verdict in verdicts),
+        "exports_ended": ", ".join(plan.exports),
+        "files": sum(plan.files.values()),
+        "bytes": plan.bytes,
+        "files_by_kind": markdown_table(("kind", "files"), plan.files.items()),
+        "timeline": picture(expiration_picture(plan)),
+        "plan": markdown_table(("version", "verdict", "why"), rows),
+    }
+
+
+def _expire(run: Running[Any], plan: ExpirationPlan, digest: str | None) -> None:
+    report = plan.execute(digest, progress=run.progress())
+    committed = None if report.version is None else "expire"
+    run.report(str(report.table().title), report_figures(report.to_dict()), committed=committed)
+
+
+EXPIRE = Planned(
+    name="expire",
+    plans="Shows which versions would expire, and why",
+    applies="Lets the versions of an approved plan expire. Undelete brings them back until their purge begins.",
+    options=RulesOptions,
+    approval=ExpireApproval,
+    plan=_plan_expiration,
+    shown=_expire_shown,
+    apply=_expire,
+    changes_exports=True,
+)
+
+
+def _plan_trim(run: Running[TrimOptions]) -> TrimPlan:
+    return maintenance.plan_trim_tables(run.lake, run.options.policy(run.lake), tables=run.options.tables or None)
+
+
+def _trim_shown(plan: TrimPlan) -> dict[str, Any]:
+    rows = [(f"{trim.namespace}.{trim.table}", len(trim.dropped), len(trim.kept)) for trim in plan.tables]
+    return {
+        "tables": len(plan.tables),
+        "snapshots_dropped": plan.snapshots_dropped,
+        "unreadable": ", ".join(plan.unreadable),
+        "unwritable": ", ".join(plan.unwritable),
+        "plan": markdown_table(("table", "snapshots dropped", "snapshots kept"), rows),
+    }
+
+
+def _trim(run: Running[Any], plan: TrimPlan, digest: str | None) -> None:
+    report = plan.execute(digest)  # plans again after each commit of others, and never drops more than this plan
+    if plan.unreadable:
+        names = ", ".join(plan.unreadable)
+        run.context.log.warning("left as they are, since their metadata cannot be read: %s; verify says why", names)
+    metadata = {
+        **report_figures(report.to_dict()),
+        "tables": len(report.tables),
+        "left": ", ".join(report.left),
+        "unreadable": ", ".join(plan.unreadable),
+    }
+    run.report(str(report.table().title), metadata, committed="trim" if report.tables else None)
+
+
+TRIM = Planned(
+    name="trim",
+    plans="Shows which snapshots of managed Iceberg tables no kept version needs",
+    applies="Drops the snapshots of an approved plan from the latest version of tables; older ones keep them.",
+    options=TrimOptions,
+    approval=TrimApproval,
+    plan=_plan_trim,
+    shown=_trim_shown,
+    apply=_trim,
+)
+
+
+def _plan_relocation(run: Running[Any]) -> RelocationPlan:
+    return maintenance.plan_relocation(run.lake)
+
+
+def _relocation_shown(plan: RelocationPlan) -> dict[str, Any]:
+    rows = [*((name, "relocated") for name in plan.tables), *plan.refused.items()]
+    return {
+        "tables": len(plan.tables),
+        "files": plan.files,
+        "refused": ", ".join(plan.refused),
+        "plan": markdown_table(("table", "what happens"), rows),
+    }
+
+
+def _relocate(run: Running[Any], plan: RelocationPlan, digest: str | None) -> None:
+    report = plan.execute(digest)
+    if report.refused:
+        run.context.log.warning("left as they are: %s; the plan says why", ", ".join(report.refused))
+    metadata = {
+        **report_figures(report.to_dict()),
+        "tables": len(report.tables),
+        "refused": ", ".join(report.refused),
+    }
+    run.report(str(report.table().title), metadata, committed="relocate" if report.tables else None)
+
+
+RELOCATE: Planned[Any, RelocationPlan] = Planned(
+    name="relocate",
+    plans="Shows which tables name the place where the lakehouse stood before it was copied or moved",
+    applies="Writes the metadata of tables of an approved plan for the place of the lakehouse; copies no data.",
+    options=None,
+    approval=Approval,
+    plan=_plan_relocation,
+    shown=_relocation_shown,
+    apply=_relocate,
+)
+
+
+def _undelete(run: Running[UndeleteOptions]) -> None:
+    versions = run.options.versions
+    version = maintenance.undelete(run.lake, versions)
+    run.report(f"version {version} brings back {versions}", {"versions": versions}, committed="undelete")
+
+
+UNDELETE = Operation(
+    job="undelete",
+    description="Brings expired versions back, as long as their purge has not begun.",
+    options=UndeleteOptions,
+    step=_undelete,
+)

@@ -1,0 +1,144 @@
+"""Checking a lakehouse, and putting right what is found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from trinitylake_ops import maintenance
+from trinitylake_ops.dagster_plugin.metadata import markdown_table, picture
+from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running, report_figures
+from trinitylake_ops.dagster_plugin.ops.planned import Approval, Planned
+from trinitylake_ops.dagster_plugin.options import Options, limit_field
+from trinitylake_ops.maintenance import Budget, RepairPlan, RepairReport, VerifyReport
+from trinitylake_ops.pages import verification_picture
+
+_COLUMNS = ("severity", "code", "path", "version", "what you can do")
+
+
+class VerifyOptions(Options):
+    """How much is read, and when it ends."""
+
+    deep: bool = Field(
+        default=False,
+        description="Whether to read all again, data files of tables too, and compare it with what was recorded.",
+    )
+    incremental: bool = Field(
+        default=False,
+        description="Whether to keep a record in the lakehouse, and not to read again what it knows to be unchanged.",
+    )
+    max_requests: int = Field(default=0, ge=0, description="Stop after so many requests; 0: no limit.")
+    max_seconds: float = limit_field("Stop after so many seconds")
+
+
+class RepairOptions(Options):
+    """How far repair goes."""
+
+    to_last_good: bool = Field(
+        default=False,
+        description="Whether to go back, where the latest version is damaged, to what is whole: its damaged objects"
+        " alone, or all where the tree is damaged.",
+    )
+
+
+class RepairApproval(RepairOptions, Approval):
+    """The options of the plan, and its digest."""
+
+
+def _verify(run: Running[VerifyOptions]) -> None:
+    options = run.options
+    progress = run.progress()
+    report = maintenance.verify(
+        run.lake,
+        lambda done, total: progress("versions", done, total),
+        deep=options.deep,
+        incremental=options.incremental,
+        budget=Budget(max_requests=options.max_requests or None, max_seconds=options.max_seconds or None),
+        executor=run.executor(),
+    )
+    metadata = {
+        **report_figures(report.to_dict()),
+        "timeline": picture(verification_picture(report)),
+        "findings": findings_table(report),
+        "checksums": report.checksums,
+        "not_looked_at": "; ".join(report.unchecked),
+    }
+    if not report.is_clean:
+        errors = [finding.message for finding in report.findings if finding.severity == "error"]
+        raise run.failure(f"{len(errors)} error{'s' if len(errors) > 1 else ''}, the first: {errors[0]}", metadata)
+    if report.stopped is not None:
+        run.context.log.warning("not finished, as %s; not looked at: %s", report.stopped, metadata["not_looked_at"])
+    run.report(str(report.table().title), metadata)
+
+
+VERIFY = Operation(
+    job="verify",
+    description="Checks all versions, nodes, definitions, tables and their files; fails when it finds errors.",
+    options=VerifyOptions,
+    step=_verify,
+)
+
+
+def findings_table(report: VerifyReport) -> dg.MarkdownMetadataValue:
+    """Return what verify found, a row each."""
+    rows = [
+        (f.severity, f.code, f.message, "" if f.version is None else f.version, f.path or "", f.mend or "")
+        for f in report.findings
+    ]
+    return markdown_table(("severity", "code", "message", "version", "path", "mend"), rows)
+
+
+def _plan_repair(run: Running[RepairOptions]) -> RepairPlan:
+    return maintenance.plan_repair(run.lake, to_last_good=run.options.to_last_good)
+
+
+def _repair_shown(repair: RepairPlan | RepairReport) -> dict[str, Any]:
+    """Return the steps and what is left, as tables."""
+    steps = [(step.action, step.what, "" if step.version is None else step.version) for step in repair.steps]
+    left = [
+        (f.severity, f.code, f.path or "", "" if f.version is None else f.version, f.advice) for f in repair.not_mended
+    ]
+    return {
+        "n_steps": len(steps),
+        "n_left": len(left),
+        "steps": markdown_table(("step", "of", "version"), steps),
+        "left": markdown_table(_COLUMNS, left),
+    }
+
+
+def _repair(run: Running[Any], plan: RepairPlan, digest: str | None) -> None:
+    report = plan.execute(digest)
+    if not report.is_complete:
+        run.context.log.warning("errors are left, which repair cannot mend: the table 'left' says what you can do")
+    metadata = {**report_figures(report.to_dict()), **_repair_shown(report)}
+    committed = "repair" if report.version > report.base_version else None
+    run.report(str(report.table().title), metadata, committed=committed)
+
+
+REPAIR = Planned(
+    name="repair",
+    plans="Verifies the lakehouse and shows what repair would do, and what it would leave",
+    applies="Carries out the plan of a repair: new commits and the hint, nothing is deleted.",
+    options=RepairOptions,
+    approval=RepairApproval,
+    plan=_plan_repair,
+    shown=_repair_shown,
+    apply=_repair,
+    is_pooled=False,
+    changes_exports=True,
+)
+
+
+def _repair_at_once(run: Running[None]) -> None:
+    _repair(run, maintenance.plan_repair(run.lake), None)
+
+
+REPAIR_AT_ONCE = Operation(
+    job="repair",
+    description="Verifies the lakehouse and mends at once what changes no namespace and no table: the hint, settings"
+    " that another program took back, exports whose root is gone. All else is left to repair_plan and repair_apply.",
+    step=_repair_at_once,
+    changes_exports=True,
+)

@@ -1,0 +1,92 @@
+"""What a run read and took over: recorded with the run when it happens, and gathered when the run publishes.
+
+Steps run in processes of their own and are tried again; what they read stands among the events of the run, whatever
+becomes of the step. An event of the engine has no effect on assets, as an observation of them would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import dagster as dg
+from dagster._core.events import EngineEventData  # in none of Dagster's public modules
+
+from trinitylake_ops.dagster_plugin.runs.records import newest_materialization, staged_of
+from trinitylake_ops.tables.writing.reads import TableRead
+from trinitylake_ops.tables.writing.staged_table import StagedTable
+
+_READ = "trinitylake/read"
+_ASSET = "trinitylake/read_asset"
+_TAKEN_FROM = "trinitylake/taken_from_run"
+_PAGE = 1000
+#: Says of a run that it goes on after a failure, with all that the run before it had done.
+RESUMED_TAG = "dagster/is_resume_retry"
+
+
+def record_read(instance: dg.DagsterInstance, run: dg.DagsterRun, asset_key: dg.AssetKey, read: TableRead) -> None:
+    """Record that a run read the table of an asset which it does not stage."""
+    data = {_READ: dg.MetadataValue.text(read.to_json()), _ASSET: dg.MetadataValue.text(asset_key.to_string())}
+    message = f"reading {read.namespace}.{read.table} at version {read.version} of the lakehouse"
+    instance.report_engine_event(message, run, EngineEventData(data))
+
+
+def record_taken(instance: dg.DagsterInstance, run: dg.DagsterRun, asset_key: dg.AssetKey, earlier_id: str) -> None:
+    """Record that a run goes on with what an earlier one staged, and so with what that one had read."""
+    message = f"{asset_key.to_user_string()} is taken as run {earlier_id} staged it"
+    instance.report_engine_event(message, run, EngineEventData({_TAKEN_FROM: dg.MetadataValue.text(earlier_id)}))
+
+
+class RunReads:
+    """The reads that count for what a run publishes: its own, and those of runs whose results it takes over."""
+
+    def __init__(
+        self, instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], published: Sequence[dg.AssetKey] = ()
+    ):
+        """``runs`` are the run and those that it was re-executed from, ``published`` the assets that it publishes."""
+        self._instance = instance
+        self._runs = runs
+        self._by_asset: dict[dg.AssetKey, list[TableRead]] = {}
+        known = {run.run_id: run for run in runs}
+        wanted = [runs[0].run_id]
+        for asset_key in published:
+            record = newest_materialization(instance, runs, asset_key)
+            wanted += [record.run_id] if record is not None else []
+        for run, earlier in pairwise(runs):
+            if run.tags.get(RESUMED_TAG) != "true":
+                break
+            wanted.append(earlier.run_id)
+        seen: set[str] = set()
+        while wanted:
+            run_id = wanted.pop()
+            if run_id in seen or run_id not in known:
+                continue
+            seen.add(run_id)
+            wanted += self._gather(run_id)
+
+    def all(self) -> list[TableRead]:
+        """Return the reads."""
+        return [read for reads in self._by_asset.values() for read in reads]
+
+    def staged(self) -> list[StagedTable]:
+        """Return what the runs staged themselves of the tables that they read."""
+        found = (staged_of(newest_materialization(self._instance, self._runs, key)) for key in self._by_asset)
+        return [staged for staged in found if staged is not None]
+
+    def _gather(self, run_id: str) -> Iterator[str]:
+        """Take the reads of a run; yields the runs whose results it took over."""
+        cursor: str | None = None
+        while True:
+            page = self._instance.get_records_for_run(run_id, cursor, dg.DagsterEventType.ENGINE_EVENT, _PAGE)
+            for record in page.records:
+                event = record.event_log_entry.dagster_event
+                metadata = {} if event is None else event.engine_event_data.metadata
+                if _TAKEN_FROM in metadata:
+                    yield str(metadata[_TAKEN_FROM].value)
+                asset_key = dg.AssetKey.from_db_string(str(metadata[_ASSET].value)) if _READ in metadata else None
+                if asset_key is not None:
+                    read = TableRead.from_json(str(metadata[_READ].value))
+                    self._by_asset.setdefault(asset_key, []).append(read)
+            if not page.has_more:
+                return
+            cursor = page.cursor

@@ -1,0 +1,73 @@
+"""What Dagster recorded about a run and the runs that it goes on from, by its public API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+
+import dagster as dg
+
+from trinitylake_ops.tables.writing.staged_table import StagedTable
+
+#: What the IO manager notes at the event of an asset: the description of the table that was staged.
+STAGED = "trinitylake/staged"
+_PAGE = 100
+#: How far the clocks of run workers, Dagster's database and the lakehouse's storage may be apart.
+CLOCK_SKEW = timedelta(hours=1)
+
+
+def run_chain(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.DagsterRun]:
+    """Return a run and those it was re-executed from, the newest first, as far as Dagster still has them."""
+    chain = [run]
+    while (parent_id := chain[-1].parent_run_id) is not None:
+        parent = instance.get_run_by_id(parent_id)
+        if parent is None or parent in chain:
+            break
+        chain.append(parent)
+    return chain
+
+
+def created_at(instance: dg.DagsterInstance, run: dg.DagsterRun) -> datetime | None:
+    """Return when a run was created, None when Dagster has no record of it."""
+    record = instance.get_run_record_by_id(run.run_id)
+    return None if record is None else record.create_timestamp
+
+
+def newest_materialization(
+    instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], asset_key: dg.AssetKey
+) -> dg.EventLogRecord | None:
+    """Return the newest materialization of an asset by the first of some runs that has one, None where none has."""
+    found: dict[str, dg.EventLogRecord] = {}
+    for record in _materializations(instance, runs, asset_key):
+        found.setdefault(record.run_id, record)
+        if record.run_id == runs[0].run_id:
+            break
+    return next((found[run.run_id] for run in runs if run.run_id in found), None)
+
+
+def staged_of(record: dg.EventLogRecord | None) -> StagedTable | None:
+    """Return the table that was staged, as the materialization of its asset says; None without.
+
+    Raises InvalidInputError.
+    """
+    event = None if record is None else record.asset_materialization
+    described = None if event is None else event.metadata.get(STAGED)
+    return None if described is None else StagedTable.from_json(json.dumps(described.value))
+
+
+def _materializations(
+    instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], asset_key: dg.AssetKey
+) -> Iterator[dg.EventLogRecord]:
+    """Yield all materializations of an asset since the oldest of some runs was created, newest first."""
+    begun = created_at(instance, runs[-1])
+    records_filter = dg.AssetRecordsFilter(
+        asset_key, after_timestamp=None if begun is None else (begun - CLOCK_SKEW).timestamp()
+    )
+    cursor: str | None = None
+    while True:
+        page = instance.fetch_materializations(records_filter, limit=_PAGE, cursor=cursor)
+        yield from page.records
+        if not page.has_more:
+            return
+        cursor = page.cursor

@@ -1,0 +1,1 @@
+"""The demo: flights of New York, published month by month, and what operators do with them."""

@@ -1,0 +1,1 @@
+"""Compaction of the tree and of tables."""

@@ -1,0 +1,430 @@
+"""Compaction of tables: their small data files become fewer, in one version for all tables; no row changes.
+
+Nothing is deleted: older versions read the old files, which go when those versions are expired and purged. A commit of
+others in between is no conflict as long as the old files are still the table's; what they appended stays.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pyiceberg.manifest import DataFile
+from pyiceberg.table.metadata import TableMetadata
+from rich.table import Table
+
+from trinitylake_ops.errors import (
+    CommitConflictError,
+    CommitOutcomeUnknownError,
+    CorruptFileError,
+    FileMissingError,
+    InvalidDefinitionError,
+    InvalidInputError,
+    TrinityLakeError,
+)
+from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
+from trinitylake_ops.format.nodes.keys import ObjectName
+from trinitylake_ops.maintenance.plans.report import Cost, Document, MeteredLakehouse, Plan, digest_of, new_table
+from trinitylake_ops.maintenance.reach.tables import defined, tables_of
+from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.tables.files.file_io import StorageFileIO, reading_io, writing_io
+from trinitylake_ops.tables.files.metadata import table_metadata
+from trinitylake_ops.tables.files.reach import oldest_of
+from trinitylake_ops.tables.writing.data_files import delete_data_files
+from trinitylake_ops.tables.writing.publication import Publication, publication_id, publish_once, published_version
+from trinitylake_ops.tables.writing.rewriting import (
+    FileGroup,
+    GroupWriter,
+    RewriteRules,
+    Rewriting,
+    find_groups,
+    rewrite_here,
+    rewriting_of,
+    stage_rewritten,
+)
+from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.saved import pinned_version
+from trinitylake_ops.versions.snapshot import Snapshot
+
+MAX_ATTEMPTS = 5
+
+_OPERATION = "compact-tables"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableCompaction:
+    """What would be done to one table: ``files`` of ``data_files`` become about ``groups``."""
+
+    namespace: str
+    table: str
+    table_id: str
+    metadata_location: str
+    data_files: int
+    files: int
+    groups: int
+    partitions: int
+    rows: int
+    bytes: int
+    found: tuple[FileGroup, ...] = field(repr=False, compare=False)
+    metadata: TableMetadata = field(repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """The table as ``namespace.table``."""
+        return f"{self.namespace}.{self.table}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompactTablesPlan(Plan):
+    """The tables with data files that are worth writing anew.
+
+    ``left`` names MANAGED Iceberg tables that are left as they are, and why; ``older_spec_files`` those that hold
+    files of an older partition spec, and how many, where these are left.
+    """
+
+    base_version: int
+    tables: tuple[TableCompaction, ...]
+    left: Mapping[str, str]
+    older_spec_files: Mapping[str, int]
+    _lake: Lakehouse = field(repr=False, compare=False)
+    _rules: RewriteRules = field(repr=False, compare=False)
+    _only: tuple[str, ...] | None = field(repr=False, compare=False)
+
+    @property
+    def digest(self) -> str:
+        """Return ``<base version>-<sha256>`` over all tables and the files that each would have written anew."""
+        content = [
+            [one.namespace, one.table, one.table_id, [[file.file_path for file in group.files] for group in one.found]]
+            for one in self.tables
+        ]
+        return digest_of(self.base_version, _OPERATION, content)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.tables
+
+    @property
+    def files(self) -> int:
+        """How many files would be written anew, of all tables."""
+        return sum(one.files for one in self.tables)
+
+    def table(self) -> Table:
+        """Return one row for each table."""
+        rows: list[tuple[object, ...]] = [
+            (one.name, f"{one.files:,} of {one.data_files:,}", f"{one.groups:,}", one.partitions, f"{one.bytes:,}", "")
+            for one in self.tables
+        ]
+        rows += [(name, "", "", "", "", reason) for name, reason in self.left.items()]
+        rows += [
+            (name, "", "", "", "", f"{number:,} files of an older partition spec stay, unless repartition is chosen")
+            for name, number in self.older_spec_files.items()
+        ]
+        title = (
+            f"Compaction of tables of version {self.base_version}: {self.files:,} files of {len(self.tables):,} tables"
+        )
+        return new_table(title, "table", "files", "become", "partitions", "bytes", "left as it is", rows=rows)
+
+    def execute(
+        self,
+        write: GroupWriter = rewrite_here,
+        *,
+        run_id: str | None = None,
+        approved_digest: str | None = None,
+        message: str | None = None,
+    ) -> CompactTablesReport:
+        """Write the files of the plan anew and commit one version in which they take the place of the old ones.
+
+        ``write`` writes the groups: in this process, or by Spark (``spark_jobs.group_writer``). A run with a ``run_id``
+        commits once, however often it is started, within the lakehouse's ``txn_ttl_millis``. Where others changed a
+        table so that its new files no longer fit, it is left; their appends stay in any case.
+
+        Raises PlanChangedError when an approved digest is not that of what would happen now, CommitConflictError when
+        no table could be compacted, or after MAX_ATTEMPTS; CorruptFileError where the rows are not as many as before;
+        what ``write`` and a commit raise. New files are deleted then, best effort, and nothing is lost.
+        """
+        metered = MeteredLakehouse(self._lake)
+        lake = metered.lake
+        base = lake.snapshot()
+        publication, since = publication_id(_OPERATION, run_id or str(uuid.uuid4())), base.version
+        if run_id is not None:
+            since = pinned_version(base, publication_id("pin", _OPERATION, run_id))
+            version = published_version(lake, publication, since)
+            if version is not None:
+                return _report(Publication(version, was_published=True), {}, {}, 0, metered.cost())
+        if approved_digest is not None:
+            _plan(lake, lake.snapshot(), self._rules, self._only).check_approved(approved_digest)
+        if self.is_empty:
+            return _report(Publication(base.version, was_published=False), {}, {}, 0, metered.cost())
+        work = _Work(lake, self, lake.storage.now_ms())
+        work.write(write)
+        try:
+            published, left, attempts = work.commit(publication, since, run_id, message)
+        except CommitOutcomeUnknownError:
+            raise
+        except TrinityLakeError:
+            # Typed errors say that nothing was committed, so no version names these files.
+            work.discard(self.tables)
+            raise
+        if published.was_published:  # another process with the same run id was faster: what counts are its files
+            work.discard(self.tables)
+            return _report(published, {}, {}, attempts, metered.cost())
+        work.discard([one for one in self.tables if one.name in left])
+        return _report(published, work.staged, left, attempts, metered.cost())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactedTable:
+    """What became of one table."""
+
+    table: str
+    files_before: int
+    files_after: int
+    rows: int
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompactTablesReport(Document):
+    """What was compacted.
+
+    ``version`` holds the compacted tables; it is the latest version of then when there was nothing to do, and with
+    ``was_done`` the one that an earlier start of the same run committed. ``left`` names tables of the plan that others
+    changed meanwhile, and how. ``cost`` is that of this process: writing in others is not in it.
+    """
+
+    version: int
+    was_done: bool
+    tables: tuple[CompactedTable, ...]
+    left: Mapping[str, str]
+    attempts: int
+    cost: Cost
+
+    def table(self) -> Table:
+        """Return one row for each table."""
+        rows: list[tuple[object, ...]] = [
+            (one.table, f"{one.files_before:,}", f"{one.files_after:,}", f"{one.bytes_after:,}", "")
+            for one in self.tables
+        ]
+        rows += [(name, "", "", "", reason) for name, reason in self.left.items()]
+        done = f"committed as version {self.version}" if self.tables else f"nothing to do, version {self.version}"
+        if self.was_done:
+            done = f"this run had committed version {self.version} before"
+        title = (
+            f"Compaction of tables, {done}: {sum(one.files_before for one in self.tables):,} files became"
+            f" {sum(one.files_after for one in self.tables):,}; {self.cost.duration_ms / 1000:.1f} s"
+        )
+        return new_table(title, "table", "files", "became", "bytes", "left as it is", rows=rows)
+
+
+def plan_compact_tables(
+    lake: Lakehouse,
+    tables: Sequence[str] | None = None,
+    *,
+    target_file_size_bytes: int | None = None,
+    min_input_files: int = 5,
+    repartition: bool = False,
+) -> CompactTablesPlan:
+    """Plan to write small data files of managed Iceberg tables anew as fewer; reads only.
+
+    Files of one partition that are smaller than three quarters of the target are put together, up to the target, where
+    they are at least ``min_input_files`` or fill a file. The target is ``target_file_size_bytes``, else the table's
+    property ``write.target-file-size-bytes``, else 128 MiB. With ``repartition`` all files of older partition specs
+    are written by the current one, too. ``tables``, as ``namespace.table``, limit it.
+
+    Tables that cannot be compacted are left, with the reason. Raises TableNotFoundError, InvalidInputError for numbers
+    out of range and for a named table that cannot be compacted, CorruptFileError and other StorageErrors.
+    """
+    if target_file_size_bytes is not None and target_file_size_bytes < 1:
+        raise InvalidInputError(f"target_file_size_bytes is {target_file_size_bytes}, it must be at least 1")
+    if min_input_files < 2:
+        raise InvalidInputError(f"min_input_files is {min_input_files}, it must be at least 2")
+    rules = RewriteRules(target_file_size_bytes, min_input_files, repartition)
+    return _plan(lake, lake.snapshot(), rules, None if tables is None else tuple(tables))
+
+
+def _plan(lake: Lakehouse, base: Snapshot, rules: RewriteRules, only: tuple[str, ...] | None) -> CompactTablesPlan:
+    io = reading_io(lake)
+    found: list[TableCompaction] = []
+    left: dict[str, str] = {}
+    older: dict[str, int] = {}
+
+    def look(item: tuple[ObjectName, TableDef]) -> tuple[TableCompaction, int] | str | None:
+        if not _is_candidate(item[1]):
+            return None if only is None else "only MANAGED Iceberg tables can be"
+        try:
+            return _looked_through(item[0], item[1], io, rules)
+        except (InvalidDefinitionError, FileMissingError, CorruptFileError) as error:
+            return str(error)
+
+    for batch in defined(base, tables_of(base, only)):
+        items = [(name, definition) for name, _, definition in batch]
+        looked = run_parallel(in_one_round(look), items, lake.storage.concurrency)
+        for (table, _), seen in zip(items, looked, strict=True):
+            if isinstance(seen, str):
+                left[str(table)] = seen
+            if seen is None or isinstance(seen, str):
+                continue
+            compaction, older_files = seen
+            if compaction.groups:
+                found.append(compaction)
+            if older_files and not rules.repartition:
+                older[str(table)] = older_files
+    if only is not None and left:
+        name, reason = next(iter(left.items()))
+        raise InvalidInputError(f"table {name} cannot be compacted: {reason}")
+    return CompactTablesPlan(
+        base_version=base.version,
+        tables=tuple(found),
+        left=left,
+        older_spec_files=older,
+        _lake=lake,
+        _rules=rules,
+        _only=only,
+    )
+
+
+def _is_candidate(definition: TableDef) -> bool:
+    return definition.is_managed and definition.is_iceberg and METADATA_LOCATION in definition.format_properties
+
+
+def _looked_through(
+    name: ObjectName, definition: TableDef, io: StorageFileIO, rules: RewriteRules
+) -> tuple[TableCompaction, int]:
+    metadata = table_metadata(definition, io)
+    found = find_groups(metadata, io, rules)
+    compaction = TableCompaction(
+        namespace=name.namespace,
+        table=name.table or "",
+        table_id=definition.id,
+        metadata_location=definition.format_properties[METADATA_LOCATION],
+        data_files=found.data_files,
+        files=sum(len(group.files) for group in found.groups),
+        groups=len(found.groups),
+        partitions=len({group.partition for group in found.groups}),
+        rows=sum(group.rows for group in found.groups),
+        bytes=sum(group.bytes for group in found.groups),
+        found=found.groups,
+        metadata=metadata,
+    )
+    return compaction, found.older_spec_files
+
+
+class _Work:
+    """The files that were written for a plan, until they are committed or deleted."""
+
+    def __init__(self, lake: Lakehouse, plan: CompactTablesPlan, begun_at_ms: int):
+        self._lake = lake
+        self._tables = plan.tables
+        self._begun_at_ms = begun_at_ms
+        # Other processes write by it, too: it is not counted.
+        self._io = writing_io(plan._lake)
+        self._rules = plan._rules
+        self._written: dict[str, list[DataFile]] = {one.name: [] for one in plan.tables}
+        self.staged: dict[str, StagedTable] = {}
+
+    def write(self, write: GroupWriter) -> None:
+        groups: list[tuple[Rewriting, FileGroup]] = []
+        names: list[str] = []
+        for one in self._tables:
+            rewriting = rewriting_of(one.metadata, self._io, self._rules)
+            groups += [(rewriting, group) for group in one.found]
+            names += [one.name] * len(one.found)
+        for name, files in zip(names, write(groups), strict=True):
+            self._written[name] += files
+
+    def commit(
+        self, publication: str, since: int, run_id: str | None, message: str | None
+    ) -> tuple[Publication, dict[str, str], int]:
+        """Stage what still fits and publish it; returns the publication, tables that were left, and attempts."""
+        self._count_from_first_file()
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            try:
+                left = self._stage()
+                published = self._publish(publication, since, run_id, message)
+            except CommitConflictError:
+                version = published_version(self._lake, publication, since)
+                if version is not None:
+                    return Publication(version, was_published=True), {}, attempt
+                if attempt == MAX_ATTEMPTS or not self.staged:
+                    raise
+                continue
+            return published, left, attempt
+        raise AssertionError("the last attempt returns or raises")
+
+    def _count_from_first_file(self) -> None:
+        """Let what is written age from its first file, where to read and write all took longer than files may age.
+
+        Raises TransactionExpiredError where one of the files is gone.
+        """
+        age_ms = self._lake.storage.now_ms() - self._begun_at_ms
+        if age_ms > self._lake.snapshot().definition.txn_ttl_millis:
+            written = (file.file_path for files in self._written.values() for file in files)
+            self._begun_at_ms = oldest_of(lambda: written, self._io)
+
+    def _publish(self, publication: str, since: int, run_id: str | None, message: str | None) -> Publication:
+        files = sum(one.files for one in self._tables if one.name in self.staged)
+        return publish_once(
+            self._lake,
+            list(self.staged.values()),
+            publication,
+            run_id=run_id,
+            message=message or f"{files} files of {len(self.staged)} tables",
+            operation=_OPERATION,
+            since=since,
+        )
+
+    def _stage(self) -> dict[str, str]:
+        self.staged = {}
+        left: dict[str, CommitConflictError] = {}
+        for one in self._tables:
+            removed = [file for group in one.found for file in group.files]
+            try:
+                self.staged[one.name] = stage_rewritten(
+                    self._lake,
+                    (one.namespace, one.table),
+                    one.metadata,
+                    removed,
+                    self._written[one.name],
+                    begun_at_ms=self._begun_at_ms,
+                )
+            except CommitConflictError as error:
+                left[one.name] = error
+        if not self.staged:
+            raise next(iter(left.values()))
+        return {name: str(error) for name, error in left.items()}
+
+    def discard(self, tables: Sequence[TableCompaction]) -> None:
+        """Delete the new files of tables, which no version names, best effort."""
+        for one in tables:
+            delete_data_files(self._io, self._written[one.name])
+
+
+def _report(
+    publication: Publication,
+    staged: Mapping[str, StagedTable],
+    left: Mapping[str, str],
+    attempts: int,
+    cost: Cost,
+) -> CompactTablesReport:
+    return CompactTablesReport(
+        version=publication.version,
+        was_done=publication.was_published,
+        tables=tuple(
+            CompactedTable(
+                table=name,
+                files_before=table.removed_files,
+                files_after=table.added_files,
+                rows=table.added_rows,
+                bytes_before=table.removed_bytes,
+                bytes_after=table.added_bytes,
+            )
+            for name, table in staged.items()
+        ),
+        left=dict(left),
+        attempts=attempts,
+        cost=cost,
+    )

@@ -1,0 +1,105 @@
+"""Compaction: a commit that changes no object, only how the tree holds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from trinitylake_ops.maintenance.plans.report import Cost, Document, MeteredLakehouse, new_table
+from trinitylake_ops.transaction.commit import commit
+from trinitylake_ops.transaction.draft import Draft, RootStamp
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.tree.compaction import compacted_tree
+from trinitylake_ops.tree.shape import TreeShape
+from trinitylake_ops.versions.commit_info import CommitInfo
+from trinitylake_ops.versions.roots import check_no_gap
+from trinitylake_ops.versions.snapshot import Snapshot
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompactionReport(Document):
+    """The tree before and after, and what was written.
+
+    ``version`` is the version that holds the compacted tree: ``base_version`` when it was in order
+    and nothing was committed.
+    """
+
+    base_version: int
+    version: int
+    nodes_written: int
+    before: TreeShape
+    after: TreeShape
+    cost: Cost
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether there was something to do."""
+        return self.version != self.base_version
+
+    def table(self) -> Table:
+        """Return one row for each figure of the tree: before and after."""
+        before, after = self.before, self.after
+        rows = [
+            ("levels", len(before.levels), len(after.levels)),
+            ("nodes", f"{before.nodes:,}", f"{after.nodes:,}"),
+            ("fill of the leaves", f"{before.leaf_fill:.0%}", f"{after.leaf_fill:.0%}"),
+            ("messages in buffers", f"{before.messages:,}", f"{after.messages:,}"),
+            ("bytes", f"{before.file_bytes:,}", f"{after.file_bytes:,}"),
+            ("nodes written, the root apart", "", f"{self.nodes_written:,}"),
+        ]
+        title = (
+            f"Compaction of version {self.base_version}, committed as version {self.version}"
+            if self.has_changed
+            else f"Compaction: nothing to do, version {self.version} is in order"
+        )
+        title += f"; {self.cost.total_requests:,} requests, {self.cost.duration_ms / 1000:.1f} s"
+        return new_table(title, "", "before", "after", rows=rows)
+
+
+def compact(lake: Lakehouse, message: str | None = None) -> CompactionReport:
+    """Flush all buffers down and merge thin nodes, as a commit of its own.
+
+    No object changes, so it conflicts with nobody: commits that get in between are kept, and the
+    tree they leave is compacted instead. Reads every node to compact it, and once more before and
+    after for the report, as far as they are not cached. Raises
+    CommitAttemptsExhaustedError, TransactionExpiredError, CommitOutcomeUnknownError,
+    LakehouseNotFoundError, CorruptFileError, StorageError.
+    """
+    metered = MeteredLakehouse(lake)
+    base = metered.lake.snapshot()
+    check_no_gap(metered.lake.files.roots, base.version)
+    change = _Compaction(CommitInfo("compact", message))
+    version = commit(metered.lake.files, change, base)
+    if version != base.version:
+        base = metered.lake.snapshot(version - 1)
+    before = base.tree_shape()
+    return CompactionReport(
+        base_version=base.version,
+        version=version,
+        nodes_written=change.n_nodes,
+        before=before,
+        after=before if version == base.version else metered.lake.snapshot(version).tree_shape(),
+        cost=metered.cost(),
+    )
+
+
+class _Compaction:
+    """The same objects in a tree in order (transaction.commit.Committable)."""
+
+    def __init__(self, info: CommitInfo):
+        self._info = info
+        self.n_nodes = 0
+
+    def draft(self, base: Snapshot, stamp: RootStamp) -> Draft | None:
+        system = stamp.system(base, self._info, lakehouse_def=base.definition_location)
+        tree = compacted_tree(
+            base.files.nodes, base.root, base.limits, created_at_ms=stamp.created_at_ms, root_system=system
+        )
+        if tree is None:
+            return None
+        self.n_nodes = len(tree.node_files)
+        return Draft(system, self._info, tree, {}, base.definition)
+
+    def rebase(self, base: Snapshot, latest: Snapshot) -> None:
+        """Nothing that others commit stands against it: it holds no object."""

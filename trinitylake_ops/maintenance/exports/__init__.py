@@ -1,0 +1,1 @@
+"""Exports: making, checking, restoring and pruning them."""

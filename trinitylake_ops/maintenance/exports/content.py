@@ -1,0 +1,350 @@
+"""What an export holds: the definitions and table files to copy, and the entries of its tree.
+
+Reading only. Under the same root every copy gets a name of its own, made of the export's id, so that an
+export that was cut off finds its copies again. Under another root files keep their paths, so that the next
+export into it tells by names what is there already.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError, InvalidInputError, NamespaceNotFoundError
+from trinitylake_ops.format.definitions import ExportLevel, TableDef
+from trinitylake_ops.format.file_identity import name_identity
+from trinitylake_ops.format.file_names import (
+    as_version_4,
+    derived_uuid,
+    new_namespace_path,
+    new_table_path,
+    table_prefix,
+)
+from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location, to_uri
+from trinitylake_ops.format.nodes.keys import ObjectName
+from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
+from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
+from trinitylake_ops.storage import Storage
+from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.tables.files.copying import FileCopy, TablePlaces, copied_definition, copies_of
+from trinitylake_ops.tables.files.file_io import StorageFileIO
+from trinitylake_ops.tables.ownership import owner_path
+from trinitylake_ops.tree.search import prefix_end, scan
+from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
+
+_BATCH = 256
+_RECOGNISED_GENERATIONS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is exported: the level, the namespaces (none: all), and whether a partial export has definitions."""
+
+    level: ExportLevel
+    namespaces: tuple[str, ...] = ()
+    with_definitions: bool = False
+
+    @property
+    def copies_definitions(self) -> bool:
+        """Whether definitions are copied."""
+        return self.level == ExportLevel.FULL or (self.level == ExportLevel.PARTIAL and self.with_definitions)
+
+
+@dataclass(frozen=True, slots=True)
+class DefinitionCopy:
+    """A definition to copy, with its bytes where they change, else None."""
+
+    source: str
+    target: str
+    data: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class TableCopy:
+    """A managed Iceberg table to copy with all its files."""
+
+    places: TablePlaces
+    files: tuple[FileCopy, ...]
+
+
+@dataclass(slots=True)
+class Content:
+    """What an export copies; ``entries`` are (key, location) of its tree, ascending by key.
+
+    ``uncopied`` are copied definitions whose tables' files stay where they are.
+    """
+
+    entries: list[tuple[str, str]] = field(default_factory=list)
+    definitions: list[DefinitionCopy] = field(default_factory=list)
+    tables: list[TableCopy] = field(default_factory=list)
+    uncopied: list[TableDef] = field(default_factory=list)
+
+    @property
+    def n_files(self) -> int:
+        """Definitions and table files to copy."""
+        return len(self.definitions) + sum(len(table.files) for table in self.tables)
+
+    @property
+    def known_bytes(self) -> int:
+        """Bytes of the table files whose tables say how large they are: all but metadata and manifest lists."""
+        return sum(file.size_bytes or 0 for table in self.tables for file in table.files)
+
+    def add_lakehouse_def(self, source: str, target: str) -> None:
+        """Copy the definition of the lakehouse, too."""
+        self.definitions.append(DefinitionCopy(source, target, None))
+
+    def targets(self) -> Iterator[tuple[str, str]]:
+        """Yield (source, target) of each file to copy."""
+        for definition in self.definitions:
+            yield definition.source, definition.target
+        for table in self.tables:
+            for file in table.files:
+                yield file.source, file.target
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where the copies go: ``seed`` and the name of what was copied make the names of copies.
+
+    ``folder`` is that of table files, empty where they keep their paths. ``siblings`` are other names that the same
+    copies may have there.
+    """
+
+    root: str
+    seed: uuid.UUID
+    folder: str
+    siblings: tuple[Destination, ...] = ()
+
+    @classmethod
+    def same_root(cls, root: str, export_id: uuid.UUID) -> Destination:
+        """Return names of their own for all copies of one export."""
+        return cls(root, export_id, f"export-{export_id}/")
+
+    @classmethod
+    def other_root(cls, root: str, source_id: str, level: ExportLevel, generation: int = 0) -> Destination:
+        """Return names that all exports of a lakehouse at a level share.
+
+        Each generation has names of its own, for copies whose names of the ones before cannot be relied on. The
+        first one knows those of the next ones.
+        """
+        seed = uuid.uuid5(uuid.NAMESPACE_URL, f"{source_id}/{level.name.lower()}")
+        if generation:
+            seed = uuid.uuid5(seed, f"generation {generation}")
+            return cls(root, seed, f"export-{as_version_4(seed)}/")
+        later = range(1, _RECOGNISED_GENERATIONS)
+        return cls(root, seed, "", tuple(cls.other_root(root, source_id, level, number) for number in later))
+
+    def definition_path(self, name: ObjectName, source: str, limit_bytes: int, *, is_changed: bool) -> str:
+        """Return the path of the copy of a definition."""
+        if not self.folder and not is_changed and not is_uri(source):
+            return source
+        return _definition_path(name, limit_bytes, derived_uuid(self.seed, source))
+
+    def is_copy(self, found: str, name: ObjectName, source: str, limit_bytes: int) -> bool:
+        """Whether a location is that of a copy of a definition, under any of the names that it may have."""
+        copies = [
+            names.definition_path(name, source, limit_bytes, is_changed=is_changed)
+            for names in (self, *self.siblings)
+            for is_changed in (False, True)
+        ]
+        # Earlier exports into the same target made names of version 5.
+        copies += [
+            _definition_path(name, limit_bytes, uuid.uuid5(names.seed, source)) for names in (self, *self.siblings)
+        ]
+        return name_identity(found) in map(name_identity, copies)
+
+    def pointer(self, source_root: str, location: str) -> str:
+        """Return how the tree of the export points to what is not copied."""
+        return to_location(self.root, to_uri(source_root, location))
+
+
+def _definition_path(name: ObjectName, limit_bytes: int, identifier: uuid.UUID) -> str:
+    if name.table is None:
+        return new_namespace_path(name.namespace, limit_bytes, identifier)
+    return new_table_path(name.namespace, name.table, limit_bytes, identifier)
+
+
+def chosen_entries(source: Snapshot, namespaces: Sequence[str]) -> list[tuple[str, str]]:
+    """Return (key, location) of all objects, or of some namespaces with their tables, ascending by key.
+
+    Raises NamespaceNotFoundError, InvalidNameError.
+    """
+    nodes = source.files.nodes
+    if not namespaces:
+        return scan(nodes, source.root)
+    found: list[tuple[str, str]] = []
+    for namespace in sorted(set(namespaces)):
+        key = source.keys.namespace_key(namespace)
+        location = source.entry(key)
+        if location is None:
+            raise NamespaceNotFoundError(f"there is no namespace {namespace!r} in version {source.version}")
+        prefix = source.keys.tables_prefix(namespace)
+        found += [(key, location), *scan(nodes, source.root, prefix, prefix_end(prefix))]
+    return sorted(found)
+
+
+def gather(
+    source: Snapshot,
+    choice: Choice,
+    destination: Destination,
+    io: StorageFileIO,
+    there: Mapping[str, str] | None = None,
+    entries: Sequence[tuple[str, str]] | None = None,
+    executor: Executor = LOCAL,
+) -> Content:
+    """Find what an export of a version copies; ``there`` are the entries that its target has already.
+
+    ``entries`` are those to copy, by default all that were chosen. Definitions, and for a full export manifests of all
+    tables are read, by an executor, but for those that are there. Raises NamespaceNotFoundError,
+    InvalidInputError for tables that cannot be copied, StorageError.
+    """
+    chosen = chosen_entries(source, choice.namespaces) if entries is None else entries
+    return _Gathering(source, choice, destination, io, there or {}, executor).run(chosen)
+
+
+class _Gathering:
+    def __init__(
+        self,
+        source: Snapshot,
+        choice: Choice,
+        destination: Destination,
+        io: StorageFileIO,
+        there: Mapping[str, str],
+        executor: Executor,
+    ):
+        self._source = source
+        self._executor = executor
+        table_root = source.definition.table_root
+        self._copies = TableCopies(
+            source.files,
+            io,
+            source.version,
+            choice.level == ExportLevel.FULL,
+            destination,
+            normalize_root_uri(table_root) if table_root else "",
+        )
+        self._root = source.files.storage.root
+        self._choice = choice
+        self._destination = destination
+        self._there = there
+        self._content = Content()
+        self._limit_bytes = source.definition.file_path_max_size_bytes
+
+    def run(self, entries: Sequence[tuple[str, str]]) -> Content:
+        placed: dict[str, str] = {}
+        tables: list[tuple[str, ObjectName, str]] = []
+        for key, location in entries:
+            name = self._name(key)
+            standing = self._there.get(key)
+            if not self._choice.copies_definitions or name is None:
+                placed[key] = self._destination.pointer(self._root, location)
+            elif standing is not None and self._destination.is_copy(standing, name, location, self._limit_bytes):
+                placed[key] = standing
+            elif name.table is None:
+                placed[key] = self._copy_definition(name, location)
+            else:
+                tables.append((key, name, location))
+        placed |= self._copy_tables(tables)
+        self._content.entries = [(key, placed[key]) for key, _ in entries]
+        return self._content
+
+    def _name(self, key: str) -> ObjectName | None:
+        try:
+            return self._source.keys.decode(key)
+        except CorruptFileError as error:
+            raise CorruptFileError(error.message, path=self._source.location, version=self._source.version) from error
+
+    def _copy_definition(self, name: ObjectName, source: str, changed: TableDef | None = None) -> str:
+        target = self._destination.definition_path(name, source, self._limit_bytes, is_changed=changed is not None)
+        data = None if changed is None else changed.to_bytes(target)
+        self._content.definitions.append(DefinitionCopy(source, target, data))
+        return target
+
+    def _copy_tables(self, tables: Sequence[tuple[str, ObjectName, str]]) -> dict[str, str]:
+        """Add tables with their definitions; returns the locations of these by key."""
+        copies = self._executor.map(self._copies, [location for _, _, location in tables], _BATCH)
+        placed = {}
+        for (key, name, location), (definition, copy) in zip(tables, copies, strict=True):
+            changed = self._changed(definition, copy, location)
+            if copy is not None:
+                self._content.tables.append(copy)
+            else:
+                self._content.uncopied.append(changed or definition)
+            placed[key] = self._copy_definition(name, location, changed)
+        return placed
+
+    def _changed(self, definition: TableDef, copy: TableCopy | None, source: str) -> TableDef | None:
+        """Return a table's definition in the export, None where it does not change.
+
+        The paths in one that stands in another lakehouse are those there: its bytes are of no use anywhere else.
+        """
+        metadata = iceberg_metadata(definition)
+        if not metadata:
+            return None
+        if copy is None:
+            location = self._destination.pointer(self._root, metadata)
+        else:
+            location = copy.places.path(to_location(self._root, metadata))
+        if location == metadata and not is_uri(source):
+            return None
+        return copied_definition(definition, location)
+
+
+@dataclass(frozen=True, slots=True)
+class TableCopies:
+    """Work: finds out which files of tables are copied, by the locations of their definitions.
+
+    ``copies_files`` says whether files of managed tables are; ``table_root`` is another place of theirs.
+    """
+
+    files: LakehouseFiles
+    io: StorageFileIO
+    version: int
+    copies_files: bool
+    destination: Destination
+    table_root: str
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        """That of the source."""
+        return (self.io.storage,)
+
+    def __call__(self, locations: Sequence[str]) -> list[tuple[TableDef, TableCopy | None]]:
+        """Return definitions, each with the files of its table to copy, None where they stay where they are.
+
+        Raises InvalidInputError for tables that cannot be copied, StorageError.
+        """
+        definitions = self.files.definitions.tables(locations)
+        copies = run_parallel(self._copy, definitions, self.io.storage.concurrency)
+        return list(zip(definitions, copies, strict=True))
+
+    def _copy(self, definition: TableDef) -> TableCopy | None:
+        metadata = iceberg_metadata(definition)
+        if not self.copies_files or not definition.is_managed:
+            return None
+        if not metadata:
+            self._check_without_files(definition)
+            return None
+        root = self.files.storage.root
+        is_at_destination = not is_uri(self.destination.pointer(root, metadata))
+        if is_at_destination and self.destination.root != root:
+            return None
+        places = TablePlaces(definition.id, root, self.destination.root, self.table_root, self.destination.folder)
+        return TableCopy(places, tuple(copies_of(definition, self.io, places)))
+
+    def _check_without_files(self, definition: TableDef) -> None:
+        """Raise InvalidInputError where a table of another format would leave its files behind."""
+        if definition.is_iceberg or self.destination.root == self.files.storage.root:
+            return
+        try:
+            prefix = table_prefix(definition.id)
+        except InvalidDefinitionError:  # such an id names no folder
+            return
+        if any(info.path != owner_path(definition.id) for info in self.files.storage.list(prefix)):
+            raise InvalidInputError(
+                f"table {definition.id} of format {definition.table_format!r} has files, and only those of Iceberg"
+                " tables can be copied to another root; leave its namespace out",
+                path=prefix,
+                version=self.version,
+            )

@@ -1,0 +1,223 @@
+"""Making copies: each is compared with what it was made of, and what stands already is not sent again."""
+
+from __future__ import annotations
+
+import threading
+from collections import ChainMap
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from trinitylake_ops.errors import CorruptFileError
+from trinitylake_ops.format.definitions import resealed
+from trinitylake_ops.maintenance.exports.content import Content, DefinitionCopy, TableCopy
+from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
+from trinitylake_ops.maintenance.reach.survey import Progress, no_progress
+from trinitylake_ops.maintenance.state.export_manifest import CopiedFile
+from trinitylake_ops.storage import Storage
+from trinitylake_ops.storage.conditional_create import create_settled
+from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.tables.files.checked_files import check_whole
+from trinitylake_ops.tables.files.copying import REWRITTEN, FileCopy, TablePlaces, rewritten
+from trinitylake_ops.tables.files.file_io import StorageFileIO
+from trinitylake_ops.tables.files.reach import FileKind
+
+_MOST_BYTES_IN_FLIGHT = 512 * 1024 * 1024
+_MOST_BYTES_IN_TASK = 128 * 1024 * 1024
+_COPIES_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class CopyJob:
+    """A file to copy: from ``source``, or of ``data`` where that is given, to ``target``.
+
+    ``places`` are those of its table where ``file``, one of Iceberg's that holds paths, is to be rewritten, and
+    ``sizes_bytes`` those of copied manifests. ``size_bytes`` is about its size, ``there_bytes`` that of the file that
+    stands at the target. The seals of a copied definition are those of its new name.
+    """
+
+    source: str | None
+    target: str
+    data: bytes | None = None
+    size_bytes: int = 0
+    there_bytes: int | None = None
+    file: FileCopy | None = None
+    places: TablePlaces | None = None
+    sizes_bytes: Mapping[str, int] = field(default_factory=dict)
+    is_definition: bool = False
+
+    @property
+    def _data_bytes(self) -> int:
+        """The size of a file of data, which may be large, as its table gives it."""
+        return 0 if self.file is not None and self.file.kind in REWRITTEN else self.size_bytes
+
+    def content(self, io: StorageFileIO) -> bytes:
+        """Return the bytes of the copy. Raises CorruptFileError, StorageError."""
+        if self.data is not None:
+            return self.data
+        assert self.source is not None
+        data = io.read_whole(self.source, self._data_bytes)
+        if self.is_definition:
+            return resealed(data, self.source, self.target)
+        check_whole(data, self.source)
+        if self.file is None or self.places is None:
+            return data
+        return rewritten(self.file, data, io, self.places, self.sizes_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A copy that was compared with what it was made of, and whether it stood there before."""
+
+    file: CopiedFile
+    was_there: bool
+
+
+class CopyWork:
+    """Work: copies files. In this process ``on_copied`` is told of each one at once, and nothing is returned."""
+
+    def __init__(self, io: StorageFileIO, target: Storage, on_copied: Callable[[Copied], None] | None = None):
+        self._io = io
+        self._target = target
+        self._on_copied = on_copied
+        self._room = _Room(_MOST_BYTES_IN_FLIGHT)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_copy_in_task, (self._io, self._target))
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        """Source and target."""
+        return (self._target,) if self._io.storage is self._target else (self._io.storage, self._target)
+
+    def __call__(self, jobs: Sequence[CopyJob]) -> list[Copied | None]:
+        """Copy files that do not wait for each other.
+
+        Raises CorruptFileError where a copy is not what it was made of, FileMissingError, StorageError.
+        """
+        # Each copy waits for its source, too; what goes one by one stays so.
+        return run_parallel(self._told, jobs, 2 * self._target.concurrency - 1)
+
+    def _told(self, job: CopyJob) -> Copied | None:
+        copied = self._copy(job)
+        if self._on_copied is None:
+            return copied
+        self._on_copied(copied)
+        return None
+
+    def _copy(self, job: CopyJob) -> Copied:
+        with self._room.taken(job.size_bytes):
+            data = job.content(self._io)
+            was_there = job.there_bytes == len(data)
+            if not was_there:
+                create_settled(self._target, job.target, data, is_ours=lambda found: found == data)
+            limit_bytes = max(len(data), self._target.whole_file_limit_bytes)
+            if self._target.read(job.target, limit_bytes=limit_bytes) != data:
+                raise CorruptFileError(
+                    f"the file that stands under {self._target.root} is not what is to be copied there; drop the"
+                    " export, and where it goes to another root remove that file, or export to another target",
+                    path=job.target,
+                )
+        return Copied(CopiedFile.of(job.source, job.target, data), was_there)
+
+
+def _copy_in_task(io: StorageFileIO, target: Storage) -> CopyWork:
+    work = CopyWork(io, target)
+    work._room = _Room(_MOST_BYTES_IN_TASK)
+    return work
+
+
+@dataclass
+class Copier:
+    """Copies into one storage, by an executor. ``there`` are the sizes of files that stand at the target, by path.
+
+    ``known`` are those among them that were compared before, with the version that the target has; they are
+    passed over. ``files`` gathers all copies, ``copied_files`` and ``copied_bytes`` count those that were sent.
+    """
+
+    target: Storage
+    there: dict[str, int] = field(default_factory=dict)
+    known: frozenset[str] = frozenset()
+    progress: Progress = no_progress
+    n_expected: int = 0
+    executor: Executor = LOCAL
+    files: list[CopiedFile] = field(default_factory=list)
+    copied_files: int = 0
+    copied_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sizes_bytes: dict[str, int] = {}
+
+    def copy_content(self, content: Content, io: StorageFileIO) -> None:
+        """Copy all files of an export but nodes and root: what others point to comes first. ``io`` reads the source.
+
+        Raises CorruptFileError where a copy is not what it was made of, FileMissingError, StorageError.
+        """
+        own = [kind for kind in FileKind if kind not in REWRITTEN]
+        for kinds in (own, *((kind,) for kind in REWRITTEN)):
+            self._run(list(self._table_jobs(content.tables, kinds)), io)
+        self._run([self._definition_job(copy) for copy in content.definitions], io)
+
+    def place(self, files: Mapping[str, bytes], sources: Mapping[str, str] | None = None) -> None:
+        """Create files with these bytes, such as new nodes; whoever has the bytes sends them."""
+        named = sources or {}
+        jobs = [CopyJob(named.get(path), path, data, len(data), self.there.get(path)) for path, data in files.items()]
+        self._run(jobs, StorageFileIO.on(self.target, StorageOptions(), read_only=True), LOCAL)
+
+    def _table_jobs(self, tables: Iterable[TableCopy], kinds: Collection[FileKind]) -> Iterator[CopyJob]:
+        sizes_bytes = ChainMap(self._sizes_bytes, self.there)
+        for table in tables:
+            files = [file for file in table.files if file.kind in kinds and file.target not in self.known]
+            of_manifests = {}
+            if files and FileKind.MANIFEST_LIST in kinds:
+                manifests = [file.target for file in table.files if file.kind == FileKind.MANIFEST]
+                of_manifests = {target: sizes_bytes[target] for target in manifests if target in sizes_bytes}
+            for file in files:
+                there_bytes = self.there.get(file.target)
+                job = CopyJob(file.source, file.target, None, file.size_bytes or 0, there_bytes)
+                if file.kind in REWRITTEN:
+                    job = replace(job, file=file, places=table.places, sizes_bytes=of_manifests)
+                yield job
+
+    def _definition_job(self, copy: DefinitionCopy) -> CopyJob:
+        return CopyJob(copy.source, copy.target, copy.data, there_bytes=self.there.get(copy.target), is_definition=True)
+
+    def _run(self, jobs: Sequence[CopyJob], io: StorageFileIO, executor: Executor | None = None) -> None:
+        executor = executor or self.executor
+        batch = len(jobs) if executor.is_local else _COPIES_AT_ONCE
+        for copied in executor.map(CopyWork(io, self.target, self._note), jobs, max(1, batch)):
+            if copied is not None:
+                self._note(copied)
+
+    def _note(self, copied: Copied) -> None:
+        file = copied.file
+        with self._lock:
+            self.files.append(file)
+            self._sizes_bytes[file.target] = file.size_bytes
+            self.copied_files += not copied.was_there
+            self.copied_bytes += 0 if copied.was_there else file.size_bytes
+            done = len(self.files)
+        self.progress("copied", done, max(done, self.n_expected))
+
+
+class _Room:
+    """So many bytes at once; a larger file waits until it is alone."""
+
+    def __init__(self, size_bytes: int):
+        self._free_bytes = self._size_bytes = size_bytes
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def taken(self, size_bytes: int) -> Iterator[None]:
+        wanted = min(size_bytes, self._size_bytes)
+        with self._changed:
+            self._changed.wait_for(lambda: self._free_bytes >= wanted)
+            self._free_bytes -= wanted
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free_bytes += wanted
+                self._changed.notify_all()

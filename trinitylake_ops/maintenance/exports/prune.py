@@ -1,0 +1,118 @@
+"""Dropping old exports by rule: the last ones, one a day, a week, a month (docs/protocol.md, "Export")."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from fnmatch import fnmatchcase
+
+from rich.table import Table
+
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.format.definitions import ExportRecord, ExportState
+from trinitylake_ops.maintenance.plans.report import Plan, digest_of, new_table, utc_of
+from trinitylake_ops.maintenance.plans.retention import RetentionPolicy, VersionAge, judge
+from trinitylake_ops.maintenance.state.export_records import drop_exports
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+
+_OPERATION = "prune-exports"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportVerdict:
+    """Whether an export is dropped, and why."""
+
+    name: str
+    created_at: datetime
+    is_dropped: bool
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrunePlan(Plan):
+    """What rules say of the exports whose names match a pattern, newest first."""
+
+    base_version: int
+    pattern: str
+    verdicts: tuple[ExportVerdict, ...]
+    _lake: Lakehouse = field(repr=False, compare=False)
+    _policy: RetentionPolicy = field(repr=False, compare=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The exports to drop."""
+        return tuple(verdict.name for verdict in self.verdicts if verdict.is_dropped)
+
+    @property
+    def digest(self) -> str:
+        """Return ``<base version>-<sha256>`` of the exports to drop."""
+        return digest_of(self.base_version, _OPERATION, self.pattern, list(self.names))
+
+    def table(self) -> Table:
+        """Return one row for each export."""
+        rows = [
+            (verdict.name, verdict.created_at, "drop" if verdict.is_dropped else "kept", verdict.reason)
+            for verdict in self.verdicts
+        ]
+        title = f"{len(self.names)} of {len(rows)} exports named {self.pattern} are to be dropped"
+        return new_table(title, "name", "created (UTC)", "verdict", "why", rows=rows)
+
+    def execute(self, approved_digest: str | None = None) -> int:
+        """Drop them in one commit; returns the version, that of the plan where nothing is to be dropped.
+
+        Raises PlanChangedError when an approved digest is not that of the plan made again now,
+        ExportNotFoundError, CommitConflictError, StorageError.
+        """
+        plan = self
+        if approved_digest is not None:
+            plan = plan_prune_exports(self._lake, self.pattern, self._policy)
+            plan.check_approved(approved_digest)
+        return drop_exports(self._lake, plan.names) if plan.names else plan.base_version
+
+
+def plan_prune_exports(lake: Lakehouse, pattern: str, policy: RetentionPolicy) -> PrunePlan:
+    """Plan to drop the complete exports whose names match a pattern such as ``nightly-*``; reads only.
+
+    A policy's rules are those of versions, by the time when an export was made; the newest one stays in any case.
+    Exports that other programs recorded, and those that are being made, are left alone. Raises InvalidInputError
+    for a policy without any rule.
+    """
+    if policy.age_overrides:
+        raise InvalidInputError("rules for single versions mean nothing for exports; leave age_overrides out")
+    latest = lake.snapshot()
+    records = [
+        record
+        for record in latest.definition.exports
+        if record.state == ExportState.COMPLETE and fnmatchcase(record.name, pattern)
+    ]
+    ordered = sorted(records, key=lambda record: (record.created_at_millis, record.name))
+    verdicts = judge(_ages(ordered), replace(policy, protected_ms=0), lake.storage.now_ms())
+    return PrunePlan(
+        base_version=latest.version,
+        pattern=pattern,
+        verdicts=tuple(
+            ExportVerdict(
+                name=record.name,
+                created_at=utc_of(record.created_at_millis),
+                is_dropped=verdict.expires,
+                reason=verdict.reason.replace("superseded", "made").replace(" version of ", " one of "),
+            )
+            for record, verdict in reversed(list(zip(ordered, verdicts, strict=True)))
+        ),
+        _lake=lake,
+        _policy=policy,
+    )
+
+
+def _ages(ordered: Sequence[ExportRecord]) -> list[VersionAge]:
+    """Return exports, oldest first, as versions that are as old as they are."""
+    newest = len(ordered) - 1
+    return [
+        VersionAge(
+            version=number,
+            created_at_ms=record.created_at_millis,
+            superseded_at_ms=None if number == newest else record.created_at_millis,
+        )
+        for number, record in enumerate(ordered)
+    ]

@@ -1,0 +1,201 @@
+"""Bringing back what an export holds (docs/protocol.md, "Restore").
+
+From an export in the lakehouse itself that is a rollback. One at another root is a lakehouse of its own: what
+differs from the latest version is copied back, under fresh names, and committed as one version.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.table import Table
+
+from trinitylake_ops.errors import CommitConflictError
+from trinitylake_ops.format.definitions import ExportLevel
+from trinitylake_ops.format.file_names import table_prefix
+from trinitylake_ops.maintenance.exports.content import Choice, Content, Destination, chosen_entries, gather
+from trinitylake_ops.maintenance.exports.copy import Copier
+from trinitylake_ops.maintenance.exports.roots import check_made_of
+from trinitylake_ops.maintenance.plans.report import Plan, change_rows, digest_of, new_table
+from trinitylake_ops.maintenance.reach.survey import Progress, no_progress, uncached
+from trinitylake_ops.maintenance.rollback import RollbackPlan, check_table_files, held_objects, is_chosen, plan_rollback
+from trinitylake_ops.maintenance.state.export_records import record_of
+from trinitylake_ops.tables.files.file_io import StorageFileIO, reading_io
+from trinitylake_ops.tables.ownership import claim_location
+from trinitylake_ops.transaction.lakehouse import Change, Lakehouse, change_of, options_for
+from trinitylake_ops.tree.diff import KeyChange
+from trinitylake_ops.tree.search import scan
+from trinitylake_ops.versions.snapshot import Snapshot
+
+_OPERATION = "restore"
+_LONGEST_MESSAGE_CHARS = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestorePlan(Plan):
+    """What bringing back an export at another root would change, and how many files it would copy."""
+
+    base_version: int
+    name: str
+    target: str
+    only: tuple[str, ...]
+    changes: tuple[Change, ...]
+    files: int
+    bytes: int
+    _restoring: _Restoring = field(repr=False, compare=False)
+    _export: Snapshot = field(repr=False, compare=False)
+    _io: StorageFileIO = field(repr=False, compare=False)
+    _content: Content = field(repr=False, compare=False)
+    _removed: tuple[str, ...] = field(repr=False, compare=False)
+
+    @property
+    def digest(self) -> str:
+        """Return ``<base version>-<sha256>`` over the export and all changes."""
+        changes = [[change.kind, change.namespace, change.table] for change in self.changes]
+        content = (self.name, self.target, self._export.version, list(self.only), changes, self.files)
+        return digest_of(self.base_version, _OPERATION, *content)
+
+    def table(self) -> Table:
+        """Return one row for each namespace and table that would change."""
+        title = (
+            f"Restore of export {self.name} from {self.target} into version {self.base_version}:"
+            f" {self.files} files to copy, {self.bytes} bytes of data"
+        )
+        return new_table(title, "change", "object", rows=change_rows(self.changes))
+
+    def execute(self, approved_digest: str | None = None, *, progress: Progress = no_progress) -> int:
+        """Copy what is missing and commit it; returns the version, that of the base where nothing differs.
+
+        What was copied before a failure is left to orphan removal. Raises PlanChangedError, CommitConflictError
+        when another commit was made since the plan, CorruptFileError, StorageError.
+        """
+        plan = self
+        if approved_digest is not None:
+            plan = self._restoring.plan()
+            plan.check_approved(approved_digest)
+        return plan._run(progress)
+
+    def _run(self, progress: Progress) -> int:
+        lake = self._restoring.lake
+        message = f"export {self.name} from {self.target}"[:_LONGEST_MESSAGE_CHARS]
+        with lake.transaction(message=message, operation=_OPERATION) as txn:
+            txn.require(self._check_base)
+            for key in self._removed:
+                txn.restore_entry(key, None)
+            for key, location in self._content.entries:
+                txn.restore_entry(key, location)
+            for table_id in sorted({table.places.table_id for table in self._content.tables}):
+                claim_location(lake.storage, f"{lake.root}{table_prefix(table_id)}".rstrip("/"), txn.base.definition)
+            copier = Copier(lake.storage, progress=progress, n_expected=self._content.n_files)
+            copier.copy_content(self._content, self._io)
+        assert txn.committed_version is not None
+        return txn.committed_version
+
+    def _check_base(self, base: Snapshot) -> None:
+        if base.version != self.base_version:
+            raise CommitConflictError(
+                f"version {base.version} was committed after version {self.base_version}, on which the restore was"
+                " planned; look at the new plan",
+                conflicts=(f"version {base.version}",),
+                base_version=self.base_version,
+                latest_version=base.version,
+            )
+
+
+def plan_restore(
+    lake: Lakehouse,
+    name: str,
+    namespaces: Sequence[str] | None = None,
+    tables: Sequence[str] | None = None,
+    *,
+    target_options: Mapping[str, str] | None = None,
+) -> RollbackPlan | RestorePlan:
+    """Plan to bring back what an export holds, or chosen namespaces and tables of it; reads only.
+
+    ``target_options`` are for the storage of an export at another root. From an export of some namespaces only
+    these come back. Raises ExportNotFoundError, InvalidInputError for what the export does not hold,
+    FileMissingError where something that it needs is gone, StorageError.
+    """
+    lake = uncached(lake)
+    export = lake.exported(name, target_options)
+    if export.files is lake.files:
+        return plan_rollback(lake, name, namespaces, tables)
+    return _Restoring(lake, name, tuple(namespaces or ()), tuple(tables or ()), target_options).plan()
+
+
+def restore_export(
+    lake: Lakehouse,
+    name: str,
+    namespaces: Sequence[str] | None = None,
+    tables: Sequence[str] | None = None,
+    *,
+    target_options: Mapping[str, str] | None = None,
+) -> int:
+    """Plan and execute a restore; returns the new version. Raises what both raise."""
+    return plan_restore(lake, name, namespaces, tables, target_options=target_options).execute()
+
+
+@dataclass(frozen=True)
+class _Restoring:
+    """What is to come back from an export at another root, by name."""
+
+    lake: Lakehouse
+    name: str
+    namespaces: tuple[str, ...]
+    tables: tuple[str, ...]
+    target_options: Mapping[str, str] | None
+
+    def plan(self) -> RestorePlan:
+        base, export = self.lake.snapshot(), self.lake.exported(self.name, self.target_options)
+        check_made_of(export, base, self.name)
+        only = held_objects(base, export, self.name, self.namespaces, self.tables)
+        here = {key: place for key, place in scan(base.files.nodes, base.root) if is_chosen(base, key, only)}
+        there = {key: place for key, place in chosen_entries(export, ()) if is_chosen(base, key, only)}
+        is_same = self._comparison(base, export)
+        different = [(key, place) for key, place in there.items() if not is_same(key, here.get(key), place)]
+        identifier = uuid.uuid4()
+        fresh = Destination(self.lake.root, identifier, f"restore-{identifier}/")
+        other = export.files.storage
+        options = self.target_options if self.target_options is not None else options_for(self.lake, other.root)
+        io = StorageFileIO.on(other, options, read_only=True, others=[self.lake.storage])
+        content = gather(export, Choice(ExportLevel.FULL), fresh, io, entries=different)
+        own_io = reading_io(self.lake)
+        for definition in content.uncopied:
+            check_table_files(export.version, own_io, definition)
+        removed = tuple(sorted(here.keys() - there.keys()))
+        changes = [KeyChange(key, here.get(key), place) for key, place in content.entries]
+        changes += [KeyChange(key, here[key], None) for key in removed]
+        named = [change_of(base.keys, change) for change in sorted(changes, key=lambda change: change.key)]
+        return RestorePlan(
+            base_version=base.version,
+            name=self.name,
+            target=export.files.storage.root,
+            only=tuple(map(str, only)),
+            changes=tuple(change for change in named if change is not None),
+            files=content.n_files,
+            bytes=content.known_bytes,
+            _restoring=self,
+            _export=export,
+            _io=io,
+            _content=content,
+            _removed=removed,
+        )
+
+    def _comparison(self, base: Snapshot, export: Snapshot) -> Callable[[str, str | None, str], bool]:
+        """Return what tells whether an entry of the export was made of the one that is here."""
+        record = record_of(base.definition, self.name)
+        level = ExportLevel.FULL if record is None else record.level
+        exported = Destination.other_root(export.files.storage.root, base.definition.id, level)
+        limit_bytes = base.definition.file_path_max_size_bytes
+
+        def is_same(key: str, here: str | None, there: str) -> bool:
+            name = base.keys.decode(key)
+            if here is None:
+                return False
+            if there == exported.pointer(self.lake.root, here):
+                return True
+            return name is not None and exported.is_copy(there, name, here, limit_bytes)
+
+        return is_same

@@ -1,0 +1,1 @@
+"""Garbage collection: trim, expire, purge, removal of orphans, and the sweep below them."""

@@ -1,0 +1,388 @@
+"""Expiring versions: from then on nobody opens them, and a purge may free what only they need (docs/protocol.md).
+
+Nothing is deleted here. Until the purge begins, undelete brings expired versions back.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from rich.table import Table
+
+from trinitylake_ops.errors import (
+    CommitConflictError,
+    CommitOutcomeUnknownError,
+    InvalidInputError,
+    TrinityLakeError,
+    VersionExpiredError,
+)
+from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState, LakehouseDef
+from trinitylake_ops.format.nodes.node_file import SEALED_AT_MILLIS, decode_system_rows
+from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.maintenance.gc.freed import FreedFiles, freed_files
+from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
+from trinitylake_ops.maintenance.plans.report import Cost, Document, MeteredLakehouse, new_table, utc_of
+from trinitylake_ops.maintenance.plans.retention import RetentionPolicy, Verdict, protected_ms
+from trinitylake_ops.maintenance.plans.timed_plan import TimedPlan
+from trinitylake_ops.maintenance.reach.survey import (
+    Progress,
+    is_lapsed,
+    no_progress,
+    on_latest,
+    survey_versions,
+    uncached,
+)
+from trinitylake_ops.maintenance.state.export_records import without_exports
+from trinitylake_ops.maintenance.state.plan_file import PlanFile, write_plan_file
+from trinitylake_ops.maintenance.state.state_change import StateChange
+from trinitylake_ops.maintenance.state.version_record import VersionRecord
+from trinitylake_ops.transaction.commit import discard
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.versions.roots import read_roots
+from trinitylake_ops.versions.snapshot import Snapshot
+
+_OPERATION = "expire"
+_MAX_PLANS = 20
+_ROOTS_AT_ONCE = 64
+#: What a verdict depends on besides versions and time.
+_DECIDING_SETTINGS = (
+    "expirations",
+    "exports",
+    "exported_snapshots",
+    "maximum_version_age_millis",
+    "maximum_version_age_millis_overrides",
+    "minimum_versions_to_keep",
+    "orphans_removed_before_millis",  # lost where another program went back: to be reconciled first
+    "retention_rules",
+    "txn_ttl_millis",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpirationReport(Document):
+    """Versions that expired, and what a purge will free; ``version`` recorded it, None where nothing expired.
+
+    ``spared`` are versions of the approved plan that are kept now. ``files`` are those that only expired versions
+    reach, ``bytes`` their sizes. ``purgeable_at_ms`` is when a purge may begin, in milliseconds since the epoch.
+    """
+
+    version: int | None
+    batch: str | None
+    versions: str
+    spared: str
+    exports: tuple[str, ...]
+    files: int
+    bytes: int
+    plan_path: str | None
+    purgeable_at_ms: int | None
+    cost: Cost
+
+    def table(self) -> Table:
+        """Return one row."""
+        if self.version is None:
+            return new_table("Nothing expired")
+        title = f"Expired in version {self.version}; undelete brings them back until the purge begins"
+        until = None if self.purgeable_at_ms is None else utc_of(self.purgeable_at_ms)
+        row = (self.versions, ", ".join(self.exports), self.files, self.bytes, until)
+        return new_table(title, "versions", "exports", "files", "bytes", "purge from", rows=[row])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpirationPlan(TimedPlan):
+    """Which versions would expire, and why, at a version and time.
+
+    ``exports`` are the names of exports that are past their time. ``files`` counts what only these versions and
+    exports reach, by kind, ``bytes`` their sizes: a purge frees them.
+    """
+
+    base_version: int
+    now_ms: int
+    versions: str
+    exports: tuple[str, ...]
+    verdicts: tuple[Verdict, ...]
+    files: Mapping[str, int]
+    bytes: int
+    _freed: FreedFiles = field(repr=False, compare=False)
+    _base: Snapshot = field(repr=False, compare=False)
+    _records: tuple[VersionRecord, ...] = field(repr=False, compare=False)
+    _policy: RetentionPolicy | None = field(repr=False, compare=False)
+    _executor: Executor = field(repr=False, compare=False)
+    _lake: Lakehouse = field(repr=False, compare=False)
+
+    @property
+    def digest(self) -> str:
+        """Return ``<base version>-<time in ms>-<sha256>`` over versions, exports and all files."""
+        return self.plan_file().digest
+
+    @property
+    def freed(self) -> FreedFiles:
+        """The files that a purge frees."""
+        return self._freed
+
+    @property
+    def base(self) -> Snapshot:
+        """The version at which it was planned, read past all caches."""
+        return self._base
+
+    @property
+    def records(self) -> tuple[VersionRecord, ...]:
+        """What the roots say of all versions, ascending, those of the past included."""
+        return self._records
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing would expire."""
+        return not self.versions and not self.exports
+
+    def plan_file(self) -> PlanFile:
+        """Return what a purge will be allowed to delete."""
+        sizes_bytes = self._freed.sizes_bytes
+        return PlanFile(_OPERATION, self.base_version, self.now_ms, self.versions, self.exports, sizes_bytes)
+
+    def table(self) -> Table:
+        """Return one row for each version, what happens to it and why."""
+        title = (
+            f"At version {self.base_version}: {len(VersionRanges.parse(self.versions))} of {len(self.verdicts)}"
+            f" versions expire, with {len(self._freed.sizes_bytes)} files of {self.bytes} bytes"
+        )
+        rows: list[tuple[object, ...]] = [
+            (verdict.version, "expires" if verdict.expires else "kept", verdict.reason) for verdict in self.verdicts
+        ]
+        rows += [(f"export {name}", "ends", "it is past the time for which it is retained") for name in self.exports]
+        return new_table(title, "version", "verdict", "why", rows=rows)
+
+    def made_at(self, lake: Lakehouse, base: Snapshot, now_ms: int) -> Self:
+        """Return the plan with the same policy for another version and time."""
+        return type(self)(**vars(_plan(lake, base, now_ms, self._policy, executor=self._executor)))
+
+    def execute(self, approved_digest: str | None = None, *, progress: Progress = no_progress) -> ExpirationReport:
+        """Record the expiry in one commit; what is kept by now is spared, nothing is added.
+
+        Raises PlanChangedError when the approved plan cannot be made again, MaintenanceBlockedError before a
+        reconcile, CommitConflictError, StorageError.
+        """
+        metered = MeteredLakehouse(self._lake)
+        lake = metered.lake
+        approved = self.as_approved(lake, approved_digest)
+        for _ in range(_MAX_PLANS):
+            latest, now = on_latest(lake, lambda base: (base, approved._on(base, lake, progress)))
+            if now.is_empty:
+                return now._report(approved, None, None, metered)
+            try:
+                return now._commit(lake, latest, approved, metered)
+            except _DecidingSettingsChangedError:
+                continue
+        raise CommitConflictError(
+            "exports, expirations or settings of the lakehouse changed each time; nothing expired, run it again"
+        )
+
+    def _on(self, latest: Snapshot, lake: Lakehouse, progress: Progress) -> ExpirationPlan:
+        """Return this plan on this or a later version: without what is kept there, and never with more."""
+        if latest.version == self.base_version:
+            return self
+        now = _plan(lake, latest, self.now_ms, self._policy, within=self, progress=progress, executor=self._executor)
+        freed = now._freed.within(self._freed)
+        return replace(now, _freed=freed, bytes=freed.bytes)
+
+    def _commit(
+        self, lake: Lakehouse, base: Snapshot, approved: ExpirationPlan, metered: MeteredLakehouse
+    ) -> ExpirationReport:
+        written_since_ms = lake.storage.now_ms()
+        plan_path = write_plan_file(lake.storage, self.plan_file())
+        batch = ExpirationBatch(
+            id=str(uuid.uuid4()),
+            versions=self.versions,
+            plan_path=plan_path,
+            digest=self.digest,
+        )
+
+        def expired(base: Snapshot) -> LakehouseDef:
+            nonlocal batch
+            batch = replace(batch, expired_at_version=base.version + 1, expired_at_millis=lake.storage.now_ms())
+            return without_exports(
+                replace(base.definition, expirations=(*base.definition.expirations, batch)), self.exports
+            )
+
+        change = StateChange(
+            _OPERATION,
+            f"versions {self.versions or 'none'}{', exports ' if self.exports else ''}{', '.join(self.exports)}",
+            expired,
+            _check_same_settings,
+            {
+                "versions": len(VersionRanges.parse(self.versions)),
+                "files": len(self._freed.sizes_bytes),
+                "bytes": self.bytes,
+            },
+        )
+        try:
+            version = change.commit(lake, base, written_since_ms=written_since_ms)
+        except CommitOutcomeUnknownError:
+            raise
+        except TrinityLakeError:
+            discard(lake.storage, [plan_path])
+            raise
+        return self._report(approved, version, batch, metered)
+
+    def _report(
+        self, approved: ExpirationPlan, version: int | None, batch: ExpirationBatch | None, metered: MeteredLakehouse
+    ) -> ExpirationReport:
+        spared = VersionRanges.parse(approved.versions) - VersionRanges.parse(self.versions)
+        grace_ms = protected_ms(metered.lake.snapshot().definition)
+        return ExpirationReport(
+            version=version,
+            batch=None if batch is None else batch.id,
+            versions=self.versions,
+            spared=str(spared),
+            exports=self.exports,
+            files=len(self._freed.sizes_bytes),
+            bytes=self.bytes,
+            plan_path=None if batch is None else batch.plan_path,
+            purgeable_at_ms=None if batch is None else batch.expired_at_millis + grace_ms,
+            cost=metered.cost(),
+        )
+
+
+class _DecidingSettingsChangedError(TrinityLakeError):
+    """A commit between changed what verdicts depend on: they have to be made anew."""
+
+
+def _check_same_settings(base: Snapshot, latest: Snapshot) -> None:
+    """Further versions make none expire less, but other settings, exports and expirations do."""
+    if latest.definition_location != base.definition_location:
+        for name in _DECIDING_SETTINGS:
+            if getattr(base.definition, name) != getattr(latest.definition, name):
+                raise _DecidingSettingsChangedError(f"{name} changed")
+
+
+def plan_expiration(
+    lake: Lakehouse,
+    policy: RetentionPolicy | None = None,
+    *,
+    progress: Progress = no_progress,
+    executor: Executor = LOCAL,
+) -> ExpirationPlan:
+    """Plan which versions expire by a policy, by default the lakehouse's own settings; reads only.
+
+    Reads all roots that were not purged, the nodes that kept versions reach, and those of expiring ones beyond, by an
+    executor.
+    Raises InvalidInputError for an empty policy, MaintenanceBlockedError before a reconcile, CorruptFileError
+    and FileMissingError for a kept root or node that cannot be read, StorageError.
+    """
+    lake = uncached(lake)
+    return on_latest(
+        lake, lambda base: _plan(lake, base, lake.storage.now_ms(), policy, progress=progress, executor=executor)
+    )
+
+
+def _plan(
+    lake: Lakehouse,
+    base: Snapshot,
+    now_ms: int,
+    policy: RetentionPolicy | None,
+    *,
+    within: ExpirationPlan | None = None,
+    progress: Progress = no_progress,
+    executor: Executor,
+) -> ExpirationPlan:
+    """Plan at a version and time; ``within`` limits it to what another plan lets expire."""
+    survey = survey_versions(lake, base, progress, executor=executor)
+    survey.check_reconciled()
+    own_policy = RetentionPolicy.of(base.definition)
+    chosen = (
+        own_policy
+        if policy is None
+        else replace(policy, protected_ms=max(policy.protected_ms, own_policy.protected_ms))
+    )
+    verdicts = survey.verdicts(chosen, now_ms)
+    expiring = [verdict.version for verdict in verdicts if verdict.expires]
+    exports = [record.name for record in base.definition.exports if is_lapsed(record, now_ms)]
+    if within is not None:
+        allowed = VersionRanges.parse(within.versions)
+        expiring = [version for version in expiring if version in allowed]
+        exports = [name for name in exports if name in within.exports]
+    freed = freed_files(survey, expiring, exports, progress)
+    return ExpirationPlan(
+        base_version=base.version,
+        now_ms=now_ms,
+        versions=str(VersionRanges.of(expiring)),
+        exports=tuple(sorted(exports)),
+        verdicts=verdicts,
+        files=freed.counts(),
+        bytes=freed.bytes,
+        _freed=freed,
+        _base=base,
+        _records=survey.records(),
+        _policy=policy,
+        _executor=executor,
+        _lake=lake,
+    )
+
+
+def undelete(lake: Lakehouse, versions: str | int | Iterable[int]) -> int:
+    """Bring expired versions back, given as ``3-90,95``, a number or numbers; returns the version that records it.
+
+    They expire again by the next expiry unless an export pins them or a setting keeps them. Raises
+    VersionExpiredError where their purge has begun, InvalidInputError for versions that are not expired,
+    MaintenanceBlockedError before a reconcile.
+    """
+    wanted = _ranges(versions)
+    if not len(wanted):
+        raise InvalidInputError("undelete which versions? Write them as 3-90,95")
+
+    lake = uncached(lake)
+    survey = survey_versions(lake)
+    survey.check_reconciled()  # another program's definition may say EXPIRED of what a purge is sealing
+
+    def undeleted(base: Snapshot) -> LakehouseDef:
+        if base.version != survey.base.version:
+            survey.extended(base).check_reconciled()
+        remaining = _without(base.definition.expirations, wanted)
+        _check_not_sealed(lake, wanted)
+        return replace(base.definition, expirations=remaining)
+
+    return StateChange("undelete", f"versions {wanted}", undeleted).commit(lake, survey.base)
+
+
+def _check_not_sealed(lake: Lakehouse, versions: VersionRanges) -> None:
+    """Raise VersionExpiredError for roots that are sealed though the lakehouse definition has forgotten that.
+
+    So it may be after another program went back to an older one.
+    """
+    roots = lake.files.roots
+    for version, data in read_roots(roots, list(versions), _ROOTS_AT_ONCE):
+        if data is None or SEALED_AT_MILLIS in decode_system_rows(data, roots.path(version)):
+            raise VersionExpiredError(
+                f"version {version} cannot come back: it was purged", path=roots.path(version), version=version
+            )
+
+
+def _ranges(versions: str | int | Iterable[int]) -> VersionRanges:
+    if isinstance(versions, str):
+        return VersionRanges.parse(versions)
+    given: list[object] = list(versions) if isinstance(versions, Iterable) else [versions]
+    numbers = [version for version in given if type(version) is int and version >= 0]
+    if len(numbers) < len(given):
+        raise InvalidInputError("versions are given as 3-90,95, as a number, or as numbers")
+    return VersionRanges.of(numbers)
+
+
+def _without(batches: Iterable[ExpirationBatch], wanted: VersionRanges) -> tuple[ExpirationBatch, ...]:
+    """Return batches without the wanted versions, each of which must be in one that can be undeleted."""
+    left, rest = [], wanted
+    for batch in batches:
+        ranges = batch.ranges()
+        found = ranges - (ranges - wanted)
+        if found and batch.state != ExpirationState.EXPIRED:
+            raise VersionExpiredError(
+                f"versions {found} cannot come back: their purge has begun", version=next(iter(found))
+            )
+        rest -= found
+        remaining = ranges - found
+        if remaining or not found:
+            left.append(replace(batch, versions=str(remaining)) if found else batch)
+    if rest:
+        raise InvalidInputError(f"versions {rest} are not expired; log says which are")
+    return tuple(left)

@@ -1,0 +1,361 @@
+"""Removing orphans: what failed commits, aborted writes and cut-off operations left (docs/protocol.md, "Orphans").
+
+A file is an orphan when it bears a name that we give, no kept root reaches it, and it is older than any
+transaction can be that would still name it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Self
+
+from rich.table import Table
+
+from trinitylake_ops.errors import MaintenanceBlockedError
+from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
+from trinitylake_ops.format.file_names import (
+    TABLES_PREFIX,
+    is_immutable_path,
+    is_operation_path,
+    is_verified_path,
+    lease_path,
+    parse_lease_path,
+)
+from trinitylake_ops.maintenance.gc.sweep import Deletion, DeletionReport, delete_unreached
+from trinitylake_ops.maintenance.plans.budget import NO_LIMITS, Budget, Spending
+from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
+from trinitylake_ops.maintenance.plans.report import MeteredLakehouse, new_table, utc_of
+from trinitylake_ops.maintenance.plans.retention import barred_before_ms, duration_ms, protected_ms
+from trinitylake_ops.maintenance.plans.timed_plan import TimedPlan, timed_digest
+from trinitylake_ops.maintenance.reach.inventory import list_by_inventory, read_inventory
+from trinitylake_ops.maintenance.reach.listing import list_without
+from trinitylake_ops.maintenance.reach.mark import Mark, is_deletable, owned_tables
+from trinitylake_ops.maintenance.reach.survey import Progress, no_progress, on_latest, survey_versions, uncached
+from trinitylake_ops.maintenance.reach.table_files import is_table_path, table_id_in
+from trinitylake_ops.maintenance.state.lease import lease
+from trinitylake_ops.maintenance.state.state_change import StateChange
+from trinitylake_ops.storage import FileInfo
+from trinitylake_ops.tables.ownership import OWNER_NAME
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.time_to_live import raise_barrier
+from trinitylake_ops.versions.snapshot import Snapshot
+
+_OPERATION = "orphans"
+_LISTED = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrphanReport(DeletionReport):
+    """Which orphans were deleted; ``version`` recorded that it began, None where there were none."""
+
+    def table(self) -> Table:
+        """Return a row with the figures, and one for each failure."""
+        title = "No orphans" if self.version is None else f"Orphans removed, recorded in version {self.version}"
+        if not self.is_complete:
+            title = f"Not all orphans removed, run it again: {self.stopped or f'{len(self.failures)} not deleted'}"
+        rows: list[Sequence[object]] = [(self.files, self.bytes, self.still_needed, "")] if self.version else []
+        columns = ("files", "bytes", "still needed", "failures")
+        return new_table(title, *columns, rows=[*rows, *self.failure_rows(len(columns))])
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrphanPlan(TimedPlan):
+    """The orphans at a version and time: how many by kind, and their bytes.
+
+    ``unowned`` are files under ``tables/`` that no version defines and no owner file claims for this
+    lakehouse: they are left alone. With an ``inventory``, the URI of its manifest, what came after it was begun,
+    at ``inventory_created_at_ms``, was not looked at.
+    """
+
+    base_version: int
+    now_ms: int
+    older_than_ms: int
+    files: Mapping[str, int]
+    bytes: int
+    unowned_files: int
+    unowned_bytes: int
+    inventory: str | None
+    inventory_created_at_ms: int | None
+    _sizes_bytes: Mapping[str, int] = field(repr=False, compare=False)
+    _owners: Mapping[str, int] = field(repr=False, compare=False)
+    _older_than_ms: int | None = field(repr=False, compare=False)
+    _executor: Executor = field(repr=False, compare=False)
+    _lake: Lakehouse = field(repr=False, compare=False)
+
+    @property
+    def digest(self) -> str:
+        """Return ``<base version>-<time in ms>-<sha256>`` over all files."""
+        return timed_digest(self.base_version, self.now_ms, _OPERATION, sorted(self._all().items()))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no orphans."""
+        return not self._all()
+
+    def _all(self) -> dict[str, int]:
+        return {**self._sizes_bytes, **self._owners}
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of all orphans, ascending."""
+        return sorted(self._all())
+
+    def table(self) -> Table:
+        """Return one row for each of the first orphans."""
+        unowned = (
+            f"; {self.unowned_files} files under tables/ are of nobody we know and stay" if self.unowned_files else ""
+        )
+        more = f", the first {_LISTED}" if len(self.paths) > _LISTED else ""
+        known = self.inventory_created_at_ms
+        by = "" if known is None else f", of what the inventory of {utc_of(known):%Y-%m-%d %H:%M} UTC has"
+        title = f"At version {self.base_version}: {len(self.paths)} orphans of {self.bytes} bytes{by}{more}{unowned}"
+        sizes_bytes = self._all()
+        rows = [(path, _kind(path), sizes_bytes[path]) for path in self.paths[:_LISTED]]
+        return new_table(title, "path", "kind", "bytes", rows=rows)
+
+    def made_at(self, lake: Lakehouse, base: Snapshot, now_ms: int) -> Self:
+        """Return the plan with the same age for another version and time."""
+        return type(self)(
+            **vars(_plan(lake, base, now_ms, self._older_than_ms, self.inventory, executor=self._executor))
+        )
+
+    def execute(
+        self,
+        approved_digest: str | None = None,
+        *,
+        budget: Budget | Spending = NO_LIMITS,
+        progress: Progress = no_progress,
+    ) -> OrphanReport:
+        """Commit that orphans are removed, then delete those that nothing reaches by then.
+
+        The commit takes the next version: a transaction that was stalled since before the mark meets it, and
+        then its time to live. Raises PlanChangedError when the plan is not the approved one,
+        MaintenanceBlockedError while another operation has the lease, a purge is unfinished, or before a
+        reconcile, BudgetSpentBeforeError where the budget was used up before anything could be deleted, StorageError.
+        Files that cannot be deleted are in the report.
+        """
+        spending = Spending.of(budget)
+        metered = MeteredLakehouse(self._lake, spending)
+        lake = metered.lake
+        with spending.planning(progress):
+            approved = self.as_approved(lake, approved_digest)
+        if approved.is_empty:
+            return OrphanReport.of(Deletion(), version=None, still_needed=0, cost=metered.cost())
+        with lease(lake.storage, _OPERATION) as held:
+            has_tables = any(map(is_table_path, approved.paths))
+
+            with spending.planning(progress) as told:
+
+                def marked(base: Snapshot) -> Mark:
+                    survey = survey_versions(lake, base, told, executor=approved._executor)
+                    return Mark(survey, with_tables=has_tables, progress=told)
+
+                mark = on_latest(lake, marked)
+
+            # What older transactions wrote may go now, whatever their time to live is by the time when they commit.
+            before_ms = barred_before_ms(approved.now_ms, approved.older_than_ms)
+            raise_barrier(lake.storage, before_ms)
+
+            def recorded(base: Snapshot) -> LakehouseDef:
+                _check_no_purge(base.definition)
+                known_ms = base.definition.orphans_removed_before_millis
+                return replace(base.definition, orphans_removed_before_millis=max(before_ms, known_ms))
+
+            change = StateChange(
+                _OPERATION,
+                f"{len(approved.paths)} files of {approved.bytes} bytes",
+                recorded,
+                lambda _base, latest: mark.extend(latest),
+                {"files": len(approved.paths), "bytes": approved.bytes},
+            )
+            version = change.commit(lake, mark.base)
+            doomed = {path: size for path, size in approved._sizes_bytes.items() if path not in mark}
+            done = delete_unreached(lake.storage, doomed, mark, held, spending, progress)
+            still_needed = len(approved._sizes_bytes) - len(doomed) + done.spared
+            if done.is_complete and approved._owners:  # last: without it, nobody knows whose the other files are
+                inhabited = {table_id_in(path) for path in approved._sizes_bytes if path in mark}
+                owners = {
+                    path: size
+                    for path, size in approved._owners.items()
+                    if path not in mark and table_id_in(path) not in inhabited
+                }
+                last = delete_unreached(lake.storage, owners, mark, held, spending)
+                still_needed += len(approved._owners) - len(owners) + last.spared
+                done = replace(
+                    last,
+                    files=done.files + last.files,
+                    bytes=done.bytes + last.bytes,
+                    throttled=done.throttled + last.throttled,
+                )
+        return OrphanReport.of(done, version=version, still_needed=still_needed, cost=metered.cost())
+
+
+def plan_orphan_removal(
+    lake: Lakehouse,
+    older_than: timedelta | int | None = None,
+    inventory: str | None = None,
+    *,
+    budget: Budget | Spending = NO_LIMITS,
+    progress: Progress = no_progress,
+    executor: Executor = LOCAL,
+) -> OrphanPlan:
+    """Find the orphans that were last modified more than ``older_than`` (milliseconds or a timedelta) ago; reads only.
+
+    It is never less than the lakehouse's ``txn_ttl_millis`` and 5 minutes, which is also what it is without
+    one. Lists the root once and reads all nodes, definitions and tables that kept roots reach, by an executor. With the
+    URI of an ``inventory``'s manifest that takes the place of the listing. ``budget`` is that of the whole run where
+    the plan is executed with the same Spending. Raises InvalidInputError for a negative age and for an inventory of
+    something else, MaintenanceBlockedError for an unfinished purge or before a reconcile, BudgetSpentBeforeError, what
+    reading an inventory and what marking raises.
+    """
+    older_than_ms = None if older_than is None else duration_ms(older_than, "older_than")
+    spending = Spending.of(budget)
+    counted = MeteredLakehouse(lake, spending).lake
+
+    def plan(base: Snapshot) -> OrphanPlan:
+        return _plan(counted, base, counted.storage.now_ms(), older_than_ms, inventory, told, executor=executor)
+
+    with spending.planning(progress) as told:
+        made = on_latest(counted, plan)
+    return replace(made, _lake=uncached(lake))
+
+
+def _plan(
+    lake: Lakehouse,
+    base: Snapshot,
+    now_ms: int,
+    older_than_ms: int | None,
+    inventory: str | None,
+    progress: Progress = no_progress,
+    *,
+    executor: Executor,
+) -> OrphanPlan:
+    _check_no_purge(base.definition)
+    known = None if inventory is None else read_inventory(lake, inventory)
+    age_ms = max(older_than_ms or 0, protected_ms(base.definition))
+    mark = Mark(survey_versions(lake, base, progress, executor=executor), progress=progress)
+    if known is None:
+        listed = list_without(lake.storage, executor, mark.catalog.paths)
+    else:
+        listed = list_by_inventory(lake, executor, known, mark, progress)
+    found = find_orphans(lake, mark, listed, now_ms - age_ms)
+    sizes_bytes = {**found.sizes_bytes, **found.owners}
+    return OrphanPlan(
+        base_version=base.version,
+        now_ms=now_ms,
+        older_than_ms=age_ms,
+        files=dict(sorted(Counter(map(_kind, sizes_bytes)).items())),
+        bytes=sum(sizes_bytes.values()),
+        unowned_files=found.unowned_files,
+        unowned_bytes=found.unowned_bytes,
+        inventory=None if known is None else known.location,
+        inventory_created_at_ms=None if known is None else known.created_at_ms,
+        _sizes_bytes=found.sizes_bytes,
+        _owners=found.owners,
+        _older_than_ms=older_than_ms,
+        _executor=executor,
+        _lake=lake,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orphans:
+    """Orphans with their sizes in bytes, the owner files apart that go last; and what is of nobody we know."""
+
+    sizes_bytes: Mapping[str, int]
+    owners: Mapping[str, int]
+    unowned_files: int
+    unowned_bytes: int
+
+
+def find_orphans(lake: Lakehouse, mark: Mark, listed: Iterable[FileInfo], modified_before_ms: int) -> Orphans:
+    """Tell the orphans among listed files by what a mark reaches, which is extended to files of tables where needed.
+
+    Raises what marking raises.
+    """
+    found = _Listing.of(listed, modified_before_ms)
+    old = {path: info for path, info in found.old.items() if path not in mark}
+    table_ids = {table_id for path in old if (table_id := table_id_in(path)) is not None}
+    owned: set[str] = set()
+    if table_ids:
+        mark.add_tables()
+        owned = owned_tables(lake, table_ids, mark.base.definition.id, mark.tables.managed_ids)
+    orphans = {
+        path: info.size_bytes for path, info in sorted(old.items()) if path not in mark and _is_ours(path, owned)
+    }
+    owners = _owners_that_go(orphans, found, mark)
+    unowned = [info for path, info in old.items() if (table_id := table_id_in(path)) and table_id not in owned]
+    going = {path: size for path, size in orphans.items() if path in owners or not _is_owner_path(path)}
+    return Orphans(
+        sizes_bytes={path: size for path, size in going.items() if path not in owners},
+        owners={path: size for path, size in going.items() if path in owners},
+        unowned_files=len(unowned),
+        unowned_bytes=sum(info.size_bytes for info in unowned),
+    )
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """What stands under the root: the files that may be ours and are old, and how many each table's folder has."""
+
+    old: dict[str, FileInfo]
+    n_table_files: Counter[str]
+
+    @classmethod
+    def of(cls, listed: Iterable[FileInfo], modified_before_ms: int) -> Self:
+        old: dict[str, FileInfo] = {}
+        newest_lease = 0
+        newest_record = (0, "")
+        n_table_files: Counter[str] = Counter()
+        for info in listed:
+            table_id = table_id_in(info.path)
+            if table_id is not None:
+                n_table_files[table_id] += 1
+            newest_lease = max(newest_lease, parse_lease_path(info.path) or 0)
+            if is_verified_path(info.path):
+                newest_record = max(newest_record, (info.last_modified_ms, info.path))
+            if info.last_modified_ms < modified_before_ms:
+                old[info.path] = info
+        old.pop(lease_path(newest_lease), None)  # its number must not be given again
+        old.pop(newest_record[1], None)  # the others are superseded
+        return cls(old, n_table_files)
+
+
+def _check_no_purge(definition: LakehouseDef) -> None:
+    """Raise MaintenanceBlockedError while a purge is unfinished: its files are neither kept nor orphans."""
+    for batch in definition.expirations:
+        if batch.state == ExpirationState.PURGING:
+            raise MaintenanceBlockedError(f"the purge of versions {batch.versions} is unfinished; run it first: purge")
+
+
+def _is_ours(path: str, tables: set[str]) -> bool:
+    is_operational = is_operation_path(path) or parse_lease_path(path) is not None
+    return is_operational or is_deletable(path, tables)
+
+
+def _is_owner_path(path: str) -> bool:
+    table_id = table_id_in(path)
+    return table_id is not None and path == f"{TABLES_PREFIX}{table_id}/{OWNER_NAME}"
+
+
+def _owners_that_go(orphans: Iterable[str], found: _Listing, mark: Mark) -> set[str]:
+    """Return the owner files of tables that no kept version defines, where all other files go, too."""
+    going = Counter(table_id for path in orphans if (table_id := table_id_in(path)) is not None)
+    return {
+        path
+        for path in orphans
+        if _is_owner_path(path)
+        and not mark.tables.managed_ids.has_like(table_id := table_id_in(path) or "")
+        and going[table_id] == found.n_table_files[table_id]
+    }
+
+
+def _kind(path: str) -> str:
+    if table_id_in(path) is not None:
+        return "table file"
+    if not is_immutable_path(path):
+        return "operation"
+    return "node" if path.endswith((".arrow", ".ipc")) else "definition"

@@ -1,0 +1,420 @@
+"""Purging expired versions: sealing their roots, then deleting what only they need (docs/protocol.md, "Expiry").
+
+Every step can be cut off and run again: batches that a purge began stay PURGING until all is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Self
+
+from rich.table import Table
+
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, MaintenanceBlockedError, PlanChangedError
+from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState, LakehouseDef
+from trinitylake_ops.format.nodes.node_file import decode_node, encode_sealed_root
+from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.maintenance.gc.sweep import Deletion, DeletionReport, delete_unreached
+from trinitylake_ops.maintenance.plans.budget import NO_LIMITS, Budget, Spending
+from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
+from trinitylake_ops.maintenance.plans.report import MeteredLakehouse, new_table, utc_of
+from trinitylake_ops.maintenance.plans.retention import duration_ms, protected_ms
+from trinitylake_ops.maintenance.plans.timed_plan import TimedPlan, timed_digest
+from trinitylake_ops.maintenance.reach.listing import list_named
+from trinitylake_ops.maintenance.reach.mark import Mark
+from trinitylake_ops.maintenance.reach.survey import (
+    Progress,
+    Survey,
+    expired_versions,
+    no_progress,
+    on_latest,
+    pinned_versions,
+    survey_versions,
+    uncached,
+    versions_in,
+)
+from trinitylake_ops.maintenance.reach.table_files import is_table_path
+from trinitylake_ops.maintenance.state.lease import Lease, lease
+from trinitylake_ops.maintenance.state.plan_file import read_plan_file
+from trinitylake_ops.maintenance.state.state_change import StateChange
+from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.transaction.commit import discard
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.versions.snapshot import Snapshot
+
+_OPERATION = "purge"
+_SEALED_AT_ONCE = 64
+_UNFINISHED = (ExpirationState.EXPIRED, ExpirationState.PURGING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PurgeReport(DeletionReport):
+    """What a purge of ``versions`` deleted; ``version`` records its end, None where it is not finished."""
+
+    versions: str
+
+    def table(self) -> Table:
+        """Return a row with the figures, and one for each failure."""
+        if not self.is_complete:
+            title = f"Purge not finished, run it again: {self.stopped or f'{len(self.failures)} files not deleted'}"
+        else:
+            title = "Nothing to purge" if self.version is None else f"Purged, recorded in version {self.version}"
+        did_something = self.versions or self.files or self.version is not None
+        figures = (self.versions or "none", self.files, self.bytes, self.still_needed, "")
+        rows: list[Sequence[object]] = [figures] if did_something else []
+        columns = ("versions", "files", "bytes", "still needed", "failures")
+        return new_table(title, *columns, rows=[*rows, *self.failure_rows(len(columns))])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PurgeBatch:
+    """A batch of expired versions: its state, when it may be purged, and whether its plan can be read."""
+
+    id: str
+    versions: str
+    state: str
+    purgeable_at: datetime
+    is_due: bool
+    has_plan: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PurgePlan(TimedPlan):
+    """What a purge would seal and delete. ``still_needed`` files of the expiry's plans are reached now and stay.
+
+    Batches without a readable plan are sealed; their files are left to orphan removal.
+    """
+
+    base_version: int
+    now_ms: int
+    versions: str
+    batches: tuple[PurgeBatch, ...]
+    files: int
+    bytes: int
+    still_needed: int
+    _sizes_bytes: Mapping[str, int] = field(repr=False, compare=False)
+    _planned: Mapping[str, int] = field(repr=False, compare=False)
+    _grace_ms: int | None = field(repr=False, compare=False)
+    _executor: Executor = field(repr=False, compare=False)
+    _lake: Lakehouse = field(repr=False, compare=False)
+
+    @property
+    def digest(self) -> str:
+        """Return ``<base version>-<time in ms>-<sha256>`` over the batches that are due and all files."""
+        due = sorted((batch.id, batch.versions) for batch in self.batches if batch.is_due)
+        return timed_digest(self.base_version, self.now_ms, _OPERATION, due, sorted(self._sizes_bytes.items()))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is due."""
+        return not any(batch.is_due for batch in self.batches)
+
+    def table(self) -> Table:
+        """Return one row for each batch that is not purged."""
+        title = (
+            f"At version {self.base_version}: purge of {len(VersionRanges.parse(self.versions))} versions deletes"
+            f" {self.files} files of {self.bytes} bytes; {self.still_needed} more are still needed"
+        )
+        rows = [
+            (
+                batch.versions,
+                batch.state,
+                "now" if batch.is_due else batch.purgeable_at,
+                "" if batch.has_plan else "lost",
+            )
+            for batch in self.batches
+        ]
+        return new_table(title, "versions", "state", "purge from", "plan", rows=rows)
+
+    def made_at(self, lake: Lakehouse, base: Snapshot, now_ms: int) -> Self:
+        """Return the plan with the same grace for another version and time."""
+        return type(self)(**vars(_plan(lake, base, now_ms, self._grace_ms, executor=self._executor)))
+
+    def execute(
+        self,
+        approved_digest: str | None = None,
+        *,
+        budget: Budget | Spending = NO_LIMITS,
+        progress: Progress = no_progress,
+    ) -> PurgeReport:
+        """Seal the versions and delete the files; what is reached by now stays.
+
+        Raises PlanChangedError when the plan is not the approved one or the batches changed since,
+        MaintenanceBlockedError while another operation has the lease or before a reconcile, StorageError.
+        BudgetSpentBeforeError where the budget was used up before anything could be sealed or deleted. Files that
+        cannot be deleted are in the report.
+        """
+        spending = Spending.of(budget)
+        metered = MeteredLakehouse(self._lake, spending)
+        with spending.planning(progress):
+            approved = self.as_approved(metered.lake, approved_digest)
+        if approved.is_empty:
+            return PurgeReport.of(Deletion(), version=None, still_needed=0, cost=metered.cost(), versions="")
+        with lease(metered.lake.storage, _OPERATION) as held:
+            return _Purge(approved, metered, held, spending, progress).run()
+
+
+class _Purge:
+    """One run, under the lease."""
+
+    def __init__(self, plan: PurgePlan, metered: MeteredLakehouse, held: Lease, spending: Spending, progress: Progress):
+        self._plan = plan
+        self._metered = metered
+        self._lake = metered.lake
+        self._held = held
+        self._spending = spending
+        self._progress = progress
+        self._batches = {batch.id: batch.versions for batch in plan.batches if batch.is_due}
+        self._versions = VersionRanges.parse(plan.versions)
+        self._is_resumed = False
+
+    def run(self) -> PurgeReport:
+        """Run all steps."""
+        mark = self._begin()
+        if (stopped := self._seal()) is not None:
+            left = Deletion(stopped=stopped)
+            cost = self._metered.cost()
+            return PurgeReport.of(left, version=None, still_needed=0, cost=cost, versions=self._plan.versions)
+        mark.extend(self._lake.snapshot())
+        doomed = {path: size for path, size in self._plan._sizes_bytes.items() if path not in mark}
+        still_needed = len(self._plan._planned) - len(doomed)
+        if self._is_resumed:  # what is gone already would use up the budget, and count twice
+            standing = list_named(self._lake.storage, self._plan._executor, doomed)
+            doomed = {info.path: doomed[info.path] for info in standing if info.path in doomed}
+        deletion = delete_unreached(self._lake.storage, doomed, mark, self._held, self._spending, self._progress)
+        still_needed += deletion.spared
+        version = self._finish(deletion, still_needed) if deletion.is_complete else None
+        return PurgeReport.of(
+            deletion,
+            version=version,
+            still_needed=still_needed,
+            cost=self._metered.cost(),
+            versions=self._plan.versions,
+        )
+
+    def _begin(self) -> Mark:
+        """Record that the purge begins, on exactly the version up to which all is marked."""
+        with self._spending.planning(self._progress) as progress:
+
+            def marked(base: Snapshot) -> Mark:
+                survey = survey_versions(self._lake, base, progress, executor=self._plan._executor)
+                return _marked(survey, self._versions, self._plan._planned, progress)
+
+            mark = on_latest(self._lake, marked)
+
+        def purging(base: Snapshot) -> LakehouseDef | None:
+            self._check_batches(base.definition)
+            check_not_pinned(mark.survey, self._versions, self._plan.now_ms)
+            self._is_resumed = any(
+                batch.id in self._batches and batch.state == ExpirationState.PURGING
+                for batch in base.definition.expirations
+            )
+            batches = tuple(
+                replace(batch, state=ExpirationState.PURGING) if batch.id in self._batches else batch
+                for batch in base.definition.expirations
+            )
+            return None if batches == base.definition.expirations else replace(base.definition, expirations=batches)
+
+        change = StateChange(
+            _OPERATION,
+            f"begin with versions {self._versions}",
+            purging,
+            lambda _base, latest: mark.extend(latest),
+            {"versions": len(self._versions), "files": self._plan.files, "bytes": self._plan.bytes},
+        )
+        change.commit(self._lake, mark.base)
+        return mark
+
+    def _check_batches(self, definition: LakehouseDef, states: Collection[ExpirationState] = _UNFINISHED) -> None:
+        """Raise PlanChangedError unless all batches are there as they were planned, in one of these states."""
+        standing = {batch.id: batch.versions for batch in definition.expirations if batch.state in states}
+        for batch_id, versions in self._batches.items():
+            if standing.get(batch_id) != versions:
+                raise PlanChangedError(
+                    f"the expired versions {versions} were undeleted, in part, or purged since the plan: plan again"
+                )
+
+    def _seal(self) -> str | None:
+        """Overwrite the roots of all versions, which nobody opens any more, by sealed ones.
+
+        Returns why it ended before all were, None where they are.
+        """
+        storage, roots = self._lake.storage, self._lake.files.roots
+
+        def seal(version: int) -> None:
+            path = roots.path(version)
+            try:
+                root = decode_node(storage.read(path), path)
+            except FileMissingError:
+                return  # deleted by another program, its name with it
+            if not root.is_sealed:
+                storage.write(path, encode_sealed_root(root.system, storage.now_ms(), path))
+                sealed.append(version)
+
+        sealed: list[int] = []
+        versions = list(self._versions)
+        done = 0
+        while done < len(versions):
+            # A run that has sealed something may end here; one that found all sealed goes on, so that each gets on.
+            if sealed and (spent := self._spending.exhausted()) is not None:
+                return f"{spent}; {len(versions) - done} versions are left to seal, and all files to delete"
+            self._held.check()
+            self._check_batches(self._lake.snapshot().definition, (ExpirationState.PURGING,))
+            batch = versions[done : done + self._spending.within(_SEALED_AT_ONCE)]
+            run_parallel(in_one_round(seal), batch, storage.concurrency)
+            done += len(batch)
+            self._progress("sealed", done, len(versions))
+        spent = self._spending.exhausted() if sealed else None
+        return None if spent is None else f"{spent}; all versions are sealed, the files are left to delete"
+
+    def _finish(self, deletion: Deletion, still_needed: int) -> int:
+        """Record that all is done; the records of purged batches become one."""
+        plan_paths: list[str] = []
+
+        def purged(base: Snapshot) -> LakehouseDef | None:
+            definition = base.definition
+            if not self._versions - expired_versions(definition, (ExpirationState.PURGED,)) and self._versions:
+                return None  # somebody else finished it
+            self._check_batches(definition)
+            ours = [batch for batch in definition.expirations if batch.id in self._batches]
+            plan_paths[:] = [batch.plan_path for batch in ours if batch.plan_path]
+            return replace(definition, expirations=with_purged(definition.expirations, self._batches))
+
+        change = StateChange(
+            _OPERATION,
+            f"versions {self._versions}",
+            purged,
+            counts={
+                "versions": len(self._versions),
+                "files": deletion.files,
+                "bytes": deletion.bytes,
+                "still_needed": still_needed,
+            },
+        )
+        version = change.commit(self._lake, self._lake.snapshot())
+        discard(self._lake.storage, plan_paths)
+        return version
+
+
+def with_purged(batches: Iterable[ExpirationBatch], finished: Iterable[str]) -> tuple[ExpirationBatch, ...]:
+    """Return batches of which some are finished; one record holds the versions of all that were ever purged."""
+    finished = set(finished)
+    done = [batch for batch in batches if batch.state == ExpirationState.PURGED or batch.id in finished]
+    left = tuple(batch for batch in batches if batch not in done)
+    if not done:
+        return left
+    return (replace(done[-1], versions=str(versions_in(done)), state=ExpirationState.PURGED, plan_path=""), *left)
+
+
+def check_not_pinned(survey: Survey, versions: VersionRanges, now_ms: int) -> None:
+    """Raise MaintenanceBlockedError where an export that another program recorded names an expired version's root."""
+    for version, pins in sorted(pinned_versions(survey, now_ms).items()):
+        if version in versions:
+            raise MaintenanceBlockedError(
+                f"version {version} is expired, but {', '.join(pins)} needs it: undelete it, or drop the export",
+                version=version,
+            )
+
+
+def plan_purge(
+    lake: Lakehouse,
+    grace: timedelta | int | None = None,
+    *,
+    budget: Budget | Spending = NO_LIMITS,
+    progress: Progress = no_progress,
+    executor: Executor = LOCAL,
+) -> PurgePlan:
+    """Plan the purge of what expired at least ``grace`` (milliseconds or a timedelta) ago; reads only.
+
+    It is never less than the lakehouse's ``txn_ttl_millis`` and 5 minutes, which is also what it is without one.
+    Batches whose purge was cut off are due at once. ``executor`` marks, and deletes when the plan is executed.
+    ``budget`` is that of the whole run where the plan is executed with the same Spending. Raises InvalidInputError for
+    a negative grace, MaintenanceBlockedError before a reconcile, BudgetSpentBeforeError, what marking raises.
+    """
+    grace_ms = None if grace is None else duration_ms(grace, "the grace")
+    spending = Spending.of(budget)
+    counted = MeteredLakehouse(lake, spending).lake
+    with spending.planning(progress) as told:
+        plan = on_latest(
+            counted,
+            lambda base: _plan(counted, base, counted.storage.now_ms(), grace_ms, told, executor=executor),
+        )
+    return replace(plan, _lake=uncached(lake))
+
+
+def _plan(
+    lake: Lakehouse,
+    base: Snapshot,
+    now_ms: int,
+    grace_ms: int | None,
+    progress: Progress = no_progress,
+    *,
+    executor: Executor,
+) -> PurgePlan:
+    grace_ms = max(grace_ms or 0, protected_ms(base.definition))
+    planned: dict[str, int] = {}
+    shown: list[PurgeBatch] = []
+    versions = VersionRanges()
+    for batch in base.definition.expirations:
+        if batch.state == ExpirationState.PURGED:
+            continue
+        expired_at_ms = _expired_at_ms(lake, batch)
+        is_due = batch.state == ExpirationState.PURGING or expired_at_ms + grace_ms <= now_ms
+        sizes_bytes = _planned_files(lake, batch)
+        if is_due:
+            planned |= sizes_bytes or {}
+            versions |= batch.ranges()
+        shown.append(
+            PurgeBatch(
+                id=batch.id,
+                versions=batch.versions,
+                state=batch.state.name.lower(),
+                purgeable_at=utc_of(expired_at_ms + grace_ms),
+                is_due=is_due,
+                has_plan=sizes_bytes is not None,
+            )
+        )
+    doomed: dict[str, int] = {}
+    if any(batch.is_due for batch in shown):
+        survey = survey_versions(lake, base, progress, executor=executor)
+        mark = _marked(survey, versions, planned, progress)
+        check_not_pinned(survey, versions, now_ms)
+        doomed = {path: size for path, size in planned.items() if path not in mark}
+    return PurgePlan(
+        base_version=base.version,
+        now_ms=now_ms,
+        versions=str(versions),
+        batches=tuple(shown),
+        files=len(doomed),
+        bytes=sum(doomed.values()),
+        still_needed=len(planned) - len(doomed),
+        _sizes_bytes=doomed,
+        _planned=planned,
+        _grace_ms=grace_ms,
+        _executor=executor,
+        _lake=lake,
+    )
+
+
+def _expired_at_ms(lake: Lakehouse, batch: ExpirationBatch) -> int:
+    """Return when a batch expired: the later of what its record says and when the root that has it was written."""
+    try:
+        written_ms = lake.storage.stat(lake.files.roots.path(batch.expired_at_version)).last_modified_ms
+    except FileMissingError:
+        written_ms = 0
+    return max(batch.expired_at_millis, written_ms)
+
+
+def _planned_files(lake: Lakehouse, batch: ExpirationBatch) -> dict[str, int] | None:
+    """Return the files that a batch's plan lets go, None where the plan is lost."""
+    try:
+        return dict(read_plan_file(lake.storage, batch).sizes_bytes)
+    except (FileMissingError, CorruptFileError):
+        return None
+
+
+def _marked(survey: Survey, leaving: VersionRanges, planned: Iterable[str], progress: Progress) -> Mark:
+    """Mark what stays when versions go; of tables' files where some are planned."""
+    return Mark(survey, without=leaving, with_tables=any(map(is_table_path, planned)), progress=progress)

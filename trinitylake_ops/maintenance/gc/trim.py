@@ -1,0 +1,271 @@
+"""Trimming tables: Iceberg snapshots that no kept version needs leave the metadata of managed tables.
+
+An Iceberg table's metadata keeps all its snapshots, and with them all their files, so expiring versions
+alone frees no data. Trimming deletes nothing: each kept version has its own metadata file, which stays as
+it is. What only older versions reach afterwards goes when those are expired and purged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.table import Table
+
+from trinitylake_ops.errors import CommitConflictError, CommitOutcomeUnknownError, TrinityLakeError
+from trinitylake_ops.format.definitions import ExpirationState, TableDef
+from trinitylake_ops.maintenance.gc.trim_needs import TableTrim, candidates_of, trims_of
+from trinitylake_ops.maintenance.plans.report import Cost, Document, MeteredLakehouse, Plan, digest_of, new_table
+from trinitylake_ops.maintenance.plans.retention import RetentionPolicy
+from trinitylake_ops.maintenance.reach.mark import CatalogReach, kept_roots
+from trinitylake_ops.maintenance.reach.survey import on_latest, survey_versions
+from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.tables.files.file_io import writing_io
+from trinitylake_ops.tables.files.trimming import write_without_snapshots
+from trinitylake_ops.transaction.commit import discard
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.transaction import Transaction
+from trinitylake_ops.versions.roots import check_no_gap
+from trinitylake_ops.versions.snapshot import Snapshot
+
+MAX_ATTEMPTS = 5
+
+_OPERATION = "trim"
+_SHOWN_IDS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrimPlan(Plan):
+    """The tables whose metadata lists snapshots that no kept version needs.
+
+    ``unreadable`` names managed tables whose current metadata file is missing or corrupt, ``unwritable`` those of a
+    later Iceberg format version than can be written: they are left as they are, as are tables that are not MANAGED
+    Iceberg tables in their own place.
+    """
+
+    base_version: int
+    tables: tuple[TableTrim, ...]
+    unreadable: tuple[str, ...]
+    unwritable: tuple[str, ...]
+    _lake: Lakehouse = field(repr=False, compare=False)
+    _base: Snapshot = field(repr=False, compare=False)
+    _policy: RetentionPolicy | None = field(repr=False, compare=False)
+    _only: tuple[str, ...] | None = field(repr=False, compare=False)
+
+    @property
+    def snapshots_dropped(self) -> int:
+        """How many snapshots would be dropped, of all tables."""
+        return sum(len(trim.dropped) for trim in self.tables)
+
+    @property
+    def digest(self) -> str:
+        """Return ``<base version>-<sha256>`` over all tables and the snapshots that each would lose."""
+        content = [
+            [trim.namespace, trim.table, trim.table_id, trim.metadata_location, list(trim.dropped)]
+            for trim in self.tables
+        ]
+        return digest_of(self.base_version, _OPERATION, content)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no table would be trimmed."""
+        return not self.tables
+
+    def table(self) -> Table:
+        """Return one row for each table."""
+        rows: list[tuple[object, ...]] = [
+            (f"{trim.namespace}.{trim.table}", len(trim.dropped), _shown(trim.dropped), len(trim.kept))
+            for trim in self.tables
+        ]
+        rows += [(name, "metadata unreadable", "", "") for name in self.unreadable]
+        rows += [(name, "left: its format version cannot be written", "", "") for name in self.unwritable]
+        title = (
+            f"Trim of version {self.base_version}: {self.snapshots_dropped:,} snapshots of {len(self.tables):,} tables"
+        )
+        return new_table(title, "table", "dropped", "snapshots dropped", "kept", rows=rows)
+
+    def execute(self, approved_digest: str | None = None) -> TrimReport:
+        """Write the tables' new metadata files and point to all of them in one commit.
+
+        It is planned again first, and once more whenever a concurrent commit touched a table or the
+        lakehouse's settings; never more is dropped than this plan says. With nothing left to drop, nothing
+        is committed. Raises PlanChangedError when an approved digest is not that of the new plan,
+        CommitConflictError after MAX_ATTEMPTS, what planning raises and what a commit raises. Files of a
+        failed attempt are deleted, best effort.
+        """
+        metered = MeteredLakehouse(self._lake)
+        approved = {(trim.namespace, trim.table, trim.table_id): frozenset(trim.dropped) for trim in self.tables}
+        plan = plan_trim_tables(metered.lake, self._policy, tables=self._only)
+        if approved_digest is not None:
+            plan.check_approved(approved_digest)
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            trims = _within(plan.tables, approved)
+            try:
+                version = _commit(metered.lake, plan, trims) if trims else plan.base_version
+            except CommitConflictError:
+                if attempt == MAX_ATTEMPTS:
+                    raise
+                plan = plan_trim_tables(metered.lake, self._policy, tables=self._only)
+                continue
+            return _report(self, trims, version, attempt, metered.cost())
+        raise AssertionError("the last attempt returns or raises")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrimReport(Document):
+    """What was trimmed.
+
+    ``version`` holds the trimmed tables; it is the latest version of then when there was nothing to do.
+    ``left`` names tables of the plan that concurrent commits dropped, replaced or trimmed.
+    """
+
+    version: int
+    tables: tuple[str, ...]
+    left: tuple[str, ...]
+    snapshots_dropped: int
+    attempts: int
+    cost: Cost
+
+    def table(self) -> Table:
+        """Return one row for each table."""
+        rows = [*(("trimmed", name) for name in self.tables), *(("left as it is", name) for name in self.left)]
+        done = f"committed as version {self.version}" if self.tables else f"nothing to do, version {self.version}"
+        title = (
+            f"Trim, {done}: {self.snapshots_dropped:,} snapshots of {len(self.tables):,} tables;"
+            f" {self.cost.total_requests:,} requests, {self.cost.duration_ms / 1000:.1f} s"
+        )
+        return new_table(title, "", "table", rows=rows)
+
+
+def plan_trim_tables(
+    lake: Lakehouse, policy: RetentionPolicy | None = None, *, tables: Sequence[str] | None = None
+) -> TrimPlan:
+    """Plan to drop the Iceberg snapshots that no kept version needs; reads only.
+
+    Kept are the versions that ``policy``, by default the lakehouse's own, keeps now, and exports. A version
+    needs of a table the snapshot that is current there, and those of its branches and tags. ``tables``,
+    as ``namespace.table``, limit it. Raises TableNotFoundError, InvalidInputError for a named table that
+    cannot be trimmed and for an empty policy, MaintenanceBlockedError before ``reconcile``,
+    CorruptFileError and other StorageErrors where what is kept cannot be read.
+    """
+    only = None if tables is None else tuple(tables)
+    return on_latest(lake, lambda base: _plan(lake, base, policy, only))
+
+
+def _plan(lake: Lakehouse, base: Snapshot, policy: RetentionPolicy | None, only: tuple[str, ...] | None) -> TrimPlan:
+    check_no_gap(lake.files.roots, base.version)
+    found = candidates_of(lake, base, only)
+    kept = _kept_definitions(lake, base, policy) if found.tables else frozenset()
+    return TrimPlan(
+        base_version=base.version,
+        tables=trims_of(lake, found.tables, kept),
+        unreadable=found.unreadable,
+        unwritable=found.unwritable,
+        _lake=lake,
+        _base=base,
+        _policy=policy,
+        _only=only,
+    )
+
+
+def _kept_definitions(lake: Lakehouse, base: Snapshot, policy: RetentionPolicy | None) -> frozenset[str]:
+    """Return the locations of all table definitions that kept versions and exports reach."""
+    survey = survey_versions(lake, base)
+    survey.check_reconciled()
+    verdicts = survey.verdicts(policy or RetentionPolicy.of(base.definition), lake.storage.now_ms())
+    leaving = [verdict.version for verdict in verdicts if verdict.expires]
+    # Versions that can be undeleted need nothing of the latest metadata: they have their own.
+    kept = kept_roots(survey, without=[*leaving, *survey.expired(ExpirationState.EXPIRED)])
+    reach = CatalogReach(lake.files)
+    reach.add(kept.roots)
+    return frozenset(reach.tables)
+
+
+def _within(
+    trims: Sequence[TableTrim], approved: Mapping[tuple[str, str, str], frozenset[int]]
+) -> list[tuple[TableTrim, frozenset[int]]]:
+    """Return the tables that still have something to lose, and what of that was approved."""
+    found = []
+    for trim in trims:
+        dropped = approved.get((trim.namespace, trim.table, trim.table_id), frozenset()).intersection(trim.dropped)
+        if dropped:
+            found.append((trim, dropped))
+    return found
+
+
+def _commit(lake: Lakehouse, plan: TrimPlan, trims: Sequence[tuple[TableTrim, frozenset[int]]]) -> int:
+    """Write the new metadata files and commit; raises CommitConflictError when the plan is out of date."""
+    written: list[str] = []
+    message = f"{sum(len(dropped) for _, dropped in trims)} snapshots of {len(trims)} tables"
+    try:
+        with lake.transaction(message=message, operation=_OPERATION) as txn:
+            txn.require(lambda base: _check_settings(base, plan))
+            _check_tables(txn, [trim for trim, _ in trims])
+            _write(lake, txn, trims, written)
+    except CommitOutcomeUnknownError:
+        raise
+    except TrinityLakeError:
+        # Typed errors say that nothing was committed, so no version names these files.
+        discard(lake.storage, written)
+        raise
+    assert txn.committed_version is not None
+    return txn.committed_version
+
+
+def _write(
+    lake: Lakehouse, txn: Transaction, trims: Sequence[tuple[TableTrim, frozenset[int]]], written: list[str]
+) -> None:
+    io = writing_io(lake)
+
+    def write(item: tuple[TableTrim, frozenset[int]]) -> TableDef:
+        trim, dropped = item
+        return write_without_snapshots(txn.base.table_at(trim.definition_location), io, dropped, written.append)
+
+    definitions = run_parallel(in_one_round(write), trims, lake.storage.concurrency)
+    for (trim, _), definition in zip(trims, definitions, strict=True):
+        txn.alter_table(trim.namespace, trim.table, definition)
+
+
+def _check_tables(txn: Transaction, trims: Sequence[TableTrim]) -> None:
+    changed = [
+        f"{trim.namespace}.{trim.table}"
+        for trim in trims
+        if txn.base.entry(txn.keys.table_key(trim.namespace, trim.table)) != trim.definition_location
+    ]
+    if changed:
+        raise CommitConflictError(
+            f"{len(changed)} tables changed since the trim was planned, such as {changed[0]}; plan it again",
+            conflicts=tuple(f"table {name}: changed since the plan" for name in changed),
+            latest_version=txn.base.version,
+        )
+
+
+def _check_settings(base: Snapshot, plan: TrimPlan) -> None:
+    """Exports and expirations say what is kept, so the plan holds only while they are what they were."""
+    if base.definition_location != plan._base.definition_location:
+        raise CommitConflictError(
+            f"version {base.version} changed what is kept since the trim was planned; plan it again",
+            conflicts=("settings of the lakehouse: changed since the plan",),
+            base_version=plan.base_version,
+            latest_version=base.version,
+        )
+
+
+def _report(
+    plan: TrimPlan, trims: Sequence[tuple[TableTrim, frozenset[int]]], version: int, attempts: int, cost: Cost
+) -> TrimReport:
+    done = {f"{trim.namespace}.{trim.table}": len(dropped) for trim, dropped in trims}
+    planned = [f"{trim.namespace}.{trim.table}" for trim in plan.tables]
+    return TrimReport(
+        version=version,
+        tables=tuple(done),
+        left=tuple(name for name in planned if name not in done),
+        snapshots_dropped=sum(done.values()),
+        attempts=attempts,
+        cost=cost,
+    )
+
+
+def _shown(ids: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ids[:_SHOWN_IDS]))
+    return f"{shown} and {len(ids) - _SHOWN_IDS} more" if len(ids) > _SHOWN_IDS else shown

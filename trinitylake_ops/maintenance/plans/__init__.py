@@ -1,0 +1,1 @@
+"""What every plan is made of: cost, retention, budgets, the executor that does it."""

@@ -1,0 +1,64 @@
+"""Plans that depend on the time: they are made again at the version and time at which they were approved."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from abc import abstractmethod
+from typing import Self
+
+from trinitylake_ops.errors import FileMissingError, NotFoundError, PlanChangedError
+from trinitylake_ops.maintenance.plans.report import Plan
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.versions.snapshot import Snapshot
+
+_DIGEST = re.compile(r"(\d{1,10})-(\d{1,15})-[0-9a-f]{64}", re.ASCII)
+
+
+def timed_digest(base_version: int, now_ms: int, *content: object) -> str:
+    """Return ``<base version>-<time in ms>-<sha256>`` over both and the content, which is made of values of JSON."""
+    text = json.dumps([base_version, now_ms, *content], sort_keys=True, separators=(",", ":"))
+    return f"{base_version}-{now_ms}-{hashlib.sha256(text.encode('ascii')).hexdigest()}"
+
+
+class TimedPlan(Plan):
+    """Base of plans for a version and a time; ``now_ms`` is the storage's clock, in milliseconds since the epoch."""
+
+    now_ms: int
+
+    @abstractmethod
+    def made_at(self, lake: Lakehouse, base: Snapshot, now_ms: int) -> Self:
+        """Return the plan with the same options for another version and time."""
+
+    def as_approved(self, lake: Lakehouse, approved_digest: str | None) -> Self:
+        """Return the plan of a digest, made again: this one where none was given, or it is its own.
+
+        Raises PlanChangedError when that is not the plan that was approved, or none can be made there any more.
+        """
+        if approved_digest in (None, self.digest):
+            return self
+        match = _DIGEST.fullmatch(str(approved_digest))
+        if match is None:
+            raise PlanChangedError(f"{approved_digest!r} is not the digest of such a plan: look at the plan again")
+        base_version, now_ms = int(match[1]), int(match[2])
+        if now_ms > lake.storage.now_ms():
+            raise PlanChangedError("the approved plan bears a time that is still to come: look at the plan again")
+        try:
+            base = lake.snapshot(base_version)
+        except NotFoundError as error:
+            raise PlanChangedError(
+                f"the approved plan was made at version {base_version}, which cannot be read any more: look at the plan"
+                " again"
+            ) from error
+        try:
+            then = self.made_at(lake, base, now_ms)
+        except FileMissingError as error:
+            if lake.latest_version() == base_version:
+                raise
+            raise PlanChangedError(
+                f"the approved plan was made at version {base_version}; what it was made of is gone since, such as an"
+                " export that was dropped: look at the plan again"
+            ) from error
+        then.check_approved(str(approved_digest))
+        return then

@@ -1,0 +1,1 @@
+"""The mark: all roots, what they reach, and what is listed."""

@@ -1,0 +1,327 @@
+"""The files of Iceberg tables that definitions reach: of those to keep, and of those that go.
+
+Definitions and manifests are read by whatever executor an operation has; what they mean is decided here.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    FileMissingError,
+    InvalidLocationError,
+    LocationNotAllowedError,
+    StorageError,
+    TrinityLakeError,
+)
+from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
+from trinitylake_ops.format.file_identity import FoldedSet, OtherNames
+from trinitylake_ops.format.file_names import TABLES_PREFIX
+from trinitylake_ops.format.locations import is_uri, to_location
+from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
+from trinitylake_ops.maintenance.reach.survey import Progress, no_progress
+from trinitylake_ops.storage import Storage
+from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.tables.files.file_io import StorageFileIO, io_for, reading_io
+from trinitylake_ops.tables.files.reach import TableFile, files_of
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.versions.snapshot import LakehouseFiles
+
+_BATCH = 256
+_TABLES_AT_ONCE = 16
+
+_TABLE_FOLDER = re.compile(rf"(?<![^/\n]){TABLES_PREFIX}([^/\n]+)(?=/|$)", re.MULTILINE)
+_TABLE_PATH = re.compile(rf"{TABLES_PREFIX}([^/]+)/.+", re.DOTALL)
+
+
+class TableWalk(Protocol):
+    """Tells the files of a table as :func:`reach.files_of` does."""
+
+    def __call__(
+        self, definition: TableDef, io: StorageFileIO, known: set[str], *, skips_missing: bool
+    ) -> Iterator[TableFile]: ...
+
+
+class TableReach:
+    """The files of Iceberg tables that definitions reach, as a path where they lie under the root.
+
+    Tables of every type count: whoever shares files with a managed table keeps them. What no scan opens - former
+    metadata files, data that all snapshots have deleted - is reached by nobody. ``managed_ids`` are the ids of all
+    MANAGED tables seen that stand in their own folders; ``opaque_ids`` of those whose files nobody can tell: tables
+    of other formats, with those whose folders their properties name, those whose metadata file is gone, and managed
+    ones that name files beyond this root. Files beyond it may be files under it by another name of the root, or of a
+    folder in it, and names in other letters than ASCII's lower case may be listed otherwise: ``other_names`` are those.
+    ``walk`` is how a table's files are told, for those who know them already; other executors than the local one tell
+    by themselves.
+    """
+
+    def __init__(self, lake: Lakehouse, walk: TableWalk = files_of, executor: Executor = LOCAL):
+        self._io = reading_io(lake)
+        self._walk = walk
+        self._executor = executor
+        self._files = lake.files
+        self._known_lists: set[str] = set()
+        self._walked_metadata: set[str] = set()
+        self._walked_definitions: set[str] = set()
+        self.files: set[str] = set()
+        self.managed_ids = FoldedSet()
+        self.opaque_ids = FoldedSet()
+        self.other_names = OtherNames()
+
+    def add(self, locations: Iterable[str], progress: Progress = no_progress) -> None:
+        """Add what the tables of definitions reach.
+
+        A table whose metadata file is gone stops nobody, nor does a snapshot of somebody else's table whose manifests
+        are gone: nobody can read it. Raises StorageError for anything else that cannot be read, with what to do.
+        """
+        # In order, so that it is no matter of chance which of several failures is told.
+        missing = sorted(path for path in locations if path not in self._walked_definitions)
+        if not self._executor.is_local:
+            self._add_elsewhere(missing, progress)
+            return
+        for start in range(0, len(missing), _BATCH):
+            batch = missing[start : start + _BATCH]
+            for definition in self._files.definitions.tables(batch):
+                self._add_table(_TableOutline.of(definition, self._io.root))
+            self._walked_definitions.update(batch)
+            progress("tables", start + len(batch), len(missing))
+
+    def _add_elsewhere(self, locations: Sequence[str], progress: Progress) -> None:
+        """Add tables by an executor: first all definitions, then by table those that have files."""
+        tables: dict[str, list[TableDef]] = {}
+        ordered: dict[str, _TableOutline] = {}
+        outlines = self._executor.map(OutlineWalk(self._files), locations, _BATCH)
+        for done, outline in enumerate(outlines, 1):
+            self._note(outline)
+            is_new = outline.metadata not in ordered and outline.metadata not in self._walked_metadata
+            if outline.definition is not None and is_new:
+                ordered[outline.metadata] = outline
+                tables.setdefault(outline.id, []).append(outline.definition)
+            if done % _BATCH == 0 or done == len(locations):
+                progress("tables", done, len(locations))
+        groups = [tables[table_id] for table_id in sorted(tables)]
+        walked = self._executor.map(TableFilesWalk(self._io), groups, _TABLES_AT_ONCE)
+        files: dict[str, set[str] | TrinityLakeError] = {}
+        for done, (group, found) in enumerate(zip(groups, walked, strict=True), 1):
+            files.update(zip((iceberg_metadata(one) or "" for one in group), found, strict=True))
+            progress("files of tables", done, len(groups))
+        for metadata, outline in ordered.items():
+            self._take(outline, files[metadata])
+        self._walked_definitions.update(locations)
+
+    def _add_table(self, outline: _TableOutline) -> None:
+        self._note(outline)
+        if outline.definition is not None and outline.metadata not in self._walked_metadata:
+            self._take(outline, _live_files(outline.definition, self._io, self._known_lists, self._walk))
+
+    def _note(self, outline: _TableOutline) -> None:
+        if outline.is_managed_here:
+            self.managed_ids.update([outline.id])
+        self.opaque_ids.update(outline.opaque_ids)
+
+    def _take(self, outline: _TableOutline, found: set[str] | TrinityLakeError) -> None:
+        """Add the files of a table that has metadata, or deal with the failure to tell them."""
+        location = to_location(self._io.root, outline.metadata)
+        if isinstance(found, FileMissingError) and to_location(self._io.root, found.path or "") == location:
+            self.opaque_ids.update([outline.id, table_id_in(location) or outline.id])
+        elif isinstance(found, FileMissingError | CorruptFileError | InvalidLocationError | LocationNotAllowedError):
+            raise _stopped_by(found, location) from found
+        elif isinstance(found, TrinityLakeError):
+            raise found
+        else:
+            self.files |= found
+            self.other_names.update(found)
+            for uri in filter(is_uri, found):
+                self.opaque_ids.update(_TABLE_FOLDER.findall(uri))
+                self.opaque_ids.update([outline.id] if outline.definition and outline.definition.is_managed else [])
+        self._walked_metadata.add(outline.metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class _TableOutline:
+    """What a table's definition says about its files: with Iceberg's metadata they can be told by the definition.
+
+    ``opaque_ids`` are those of tables whose files nobody can tell, because of it.
+    """
+
+    id: str
+    metadata: str
+    is_managed_here: bool
+    opaque_ids: tuple[str, ...]
+    definition: TableDef | None
+
+    @classmethod
+    def of(cls, definition: TableDef, root_uri: str) -> _TableOutline:
+        metadata = iceberg_metadata(definition) or ""
+        is_managed_here = (
+            definition.is_managed and table_id_in(to_location(root_uri, metadata or "none")) == definition.id
+        )
+        named = (*definition.format_properties.values(), *definition.properties.values())
+        opaque_ids = () if metadata else (definition.id, *_TABLE_FOLDER.findall("\n".join(named)))
+        return cls(definition.id, metadata, is_managed_here, opaque_ids, definition if metadata else None)
+
+
+def _live_files(
+    definition: TableDef, io: StorageFileIO, known: set[str], walk: TableWalk
+) -> set[str] | TrinityLakeError:
+    """Return the files that scans of a table open, or what makes that they cannot be told."""
+    # Of our own tables a manifest that is gone is a loss that somebody has to look at.
+    skips_missing = not definition.is_managed
+    try:
+        files = walk(definition, io_for(definition, io), known, skips_missing=skips_missing)
+        return {file.location for file in files if file.live}
+    except TrinityLakeError as error:
+        return error
+
+
+@dataclass(frozen=True, slots=True)
+class OutlineWalk:
+    """Work: reads the definitions of tables, by their locations."""
+
+    files: LakehouseFiles
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        """That of the lakehouse."""
+        return (self.files.storage,)
+
+    def __call__(self, locations: Sequence[str]) -> list[_TableOutline]:
+        """Return what definitions say of their tables' files. Raises StorageError."""
+        root_uri = self.files.storage.root
+        return [_TableOutline.of(definition, root_uri) for definition in self.files.definitions.tables(locations)]
+
+
+@dataclass(frozen=True, slots=True)
+class TableFilesWalk:
+    """Work: walks through the files of tables; each thing is all definitions of one, so that none is read twice."""
+
+    io: StorageFileIO
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        """That of the lakehouse."""
+        return (self.io.storage,)
+
+    def __call__(self, tables: Sequence[Sequence[TableDef]]) -> list[list[set[str] | TrinityLakeError]]:
+        """Return the files that each definition leads to and those before it do not, or why they cannot be told."""
+
+        def walked(definitions: Sequence[TableDef]) -> list[set[str] | TrinityLakeError]:
+            known: set[str] = set()
+            return [_live_files(definition, self.io, known, files_of) for definition in definitions]
+
+        return run_parallel(walked, tables, self.io.storage.concurrency)
+
+
+def iceberg_metadata(definition: TableDef) -> str | None:
+    """Return the location of a table's current metadata file, None for a table of another format or without one."""
+    return definition.format_properties.get(METADATA_LOCATION) if definition.is_iceberg else None
+
+
+def _stopped_by(error: TrinityLakeError, metadata_location: str) -> TrinityLakeError:
+    """Return an error with what to do about a table whose files cannot be told."""
+    stopped = copy.copy(error)
+    remedy = "its root is allowed" if isinstance(error, LocationNotAllowedError) else "that file is restored"
+    stopped.message = (
+        f"{error.message}; the table of {metadata_location!r} needs it: nothing is deleted before {remedy}, or no kept"
+        " version and no export has the table"
+    )
+    return stopped
+
+
+def table_id_in(path: str) -> str | None:
+    """Return the id of the table under whose prefix a path lies, None for other paths."""
+    match = _TABLE_PATH.fullmatch(path)
+    return match[1] if match else None
+
+
+def is_table_path(path: str) -> bool:
+    """Whether a path lies under the prefix of some table."""
+    return table_id_in(path) is not None
+
+
+def freed_table_files(lake: Lakehouse, locations: Sequence[str], executor: Executor) -> dict[str, TableFile]:
+    """Return what :func:`table_files` tells of the tables of definitions.
+
+    Those that are gone or cannot be decoded are passed over. Raises other StorageErrors.
+    """
+    paths = [location for location in locations if not is_uri(location)]
+    by_table: dict[str, list[TableDef]] = {}
+    for definition in executor.map(DefinitionRead(lake.files), paths, max(1, len(paths))):
+        if definition is not None and definition.is_managed and iceberg_metadata(definition):
+            by_table.setdefault(definition.id, []).append(definition)
+    walk = OwnFilesWalk(reading_io(lake))
+    found: dict[str, TableFile] = {}
+    for files in executor.map(walk, list(by_table.values()), 1 if executor.is_local else _TABLES_AT_ONCE):
+        found |= files
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class DefinitionRead:
+    """Work: reads definitions of tables, by their paths."""
+
+    files: LakehouseFiles
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        """That of the lakehouse."""
+        return (self.files.storage,)
+
+    def __call__(self, paths: Sequence[str]) -> list[TableDef | None]:
+        """Return definitions, None for one that is gone or cannot be decoded. Raises other StorageErrors."""
+        return [
+            _decoded(path, data) for path, data in zip(paths, self.files.storage.read_available(paths), strict=True)
+        ]
+
+
+def _decoded(path: str, data: bytes | StorageError) -> TableDef | None:
+    try:
+        if isinstance(data, StorageError):
+            raise data
+        return TableDef.from_bytes(data, path)
+    except (FileMissingError, CorruptFileError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFilesWalk:
+    """Work: walks through the files of tables under their own prefixes; each thing is all definitions of one."""
+
+    io: StorageFileIO
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        """That of the lakehouse."""
+        return (self.io.storage,)
+
+    def __call__(self, tables: Sequence[Sequence[TableDef]]) -> list[dict[str, TableFile]]:
+        """Return the files of each table by path, up to what is gone or cannot be decoded. Raises StorageError."""
+        return run_parallel(lambda definitions: table_files(definitions, self.io), tables, self.io.storage.concurrency)
+
+
+def table_files(definitions: Sequence[TableDef], io: StorageFileIO) -> dict[str, TableFile]:
+    """Return the files that MANAGED Iceberg tables reach under their own prefixes, by path, live or not.
+
+    A table part of which cannot be decoded or is gone yields what was found until then: what it
+    shares with nobody becomes an orphan.
+    """
+    known: dict[str, set[str]] = {}  # by table: one that has another's metadata yields none of the other's files
+    found: dict[str, TableFile] = {}
+    walked: set[tuple[str, str]] = set()
+    for definition in definitions:
+        metadata = iceberg_metadata(definition)
+        if not definition.is_managed or not metadata or (definition.id, metadata) in walked:
+            continue
+        walked.add((definition.id, metadata))
+        try:
+            for file in files_of(definition, io, known.setdefault(definition.id, set())):
+                if table_id_in(file.location) == definition.id:
+                    found.setdefault(file.location, file)
+        except (FileMissingError, CorruptFileError):
+            continue
+    return found

@@ -1,0 +1,1 @@
+"""Repair: putting right what verify found."""

@@ -1,0 +1,417 @@
+"""Repair: putting right what verify found, as far as that is safe (docs/protocol.md, "Repair").
+
+Whatever is done is a new commit, the hint file, or an owner file that was missing: nothing is deleted, and no file
+of another name than the hint's is overwritten.
+All else is listed with what somebody can do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from rich.table import Table
+
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    FileMissingError,
+    InvalidInputError,
+    NotFoundError,
+    PlanChangedError,
+    StorageError,
+)
+from trinitylake_ops.format.definitions import METADATA_LOCATION, LakehouseDef
+from trinitylake_ops.format.nodes.keys import KeyCodec, ObjectName
+from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.maintenance.plans.report import Cost, Document, MeteredLakehouse, Plan, digest_of, new_table
+from trinitylake_ops.maintenance.reach.survey import uncached
+from trinitylake_ops.maintenance.repair.steps import (
+    OPERATION,
+    claim_folders,
+    drop_exports,
+    go_back,
+    gone_exports,
+    restore,
+    set_hint,
+    settle_definition,
+)
+from trinitylake_ops.maintenance.verify.report import Finding, VerifyReport
+from trinitylake_ops.maintenance.verify.verify import verify
+from trinitylake_ops.tables.files.file_io import StorageFileIO, reading_io
+from trinitylake_ops.tables.files.reach import TableFile, files_of
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.versions.snapshot import Snapshot
+
+_RESTORE = "restore the file from a backup of the storage"
+_OLDER = f"{_RESTORE}; else versions that need it stay damaged until they expire"
+
+#: What says that a file is damaged, and not that the storage does not give it.
+_DAMAGED = (FileMissingError, CorruptFileError)
+
+#: What somebody can do about what repair does not.
+_ADVICE = {
+    "root-missing": _RESTORE,
+    "root-corrupt": f"{_RESTORE}; other versions do not need it",
+    "latest-sealed": f"{_RESTORE}; else move it away",
+    "root-beyond-gap": "restore the missing root from a backup; commit nothing before",
+    "root-naming-mixed": "find out which program wrote it, then move it away",
+    "node-corrupt": _OLDER,
+    "node-missing": _OLDER,
+    "pointer-damaged": _OLDER,
+    "tree-invariant": _OLDER,
+    "definition-unreadable": _OLDER,
+    "definition-changed": f"{_RESTORE}; else let the program that wrote it commit the settings of creation",
+    "key-malformed": "find the program that wrote it, then roll back to a version before",
+    "namespace-missing": "create the namespace again, or roll back to a version before",
+    "chain-broken": "find the program that wrote it; then reconcile --acknowledge its versions",
+    "time-not-rising": "find the clock that is wrong; then reconcile --acknowledge its versions",
+    "time-in-future": "set the clock right",
+    "table-file-missing": _OLDER,
+    "table-file-size": _OLDER,
+    "table-file-corrupt": _OLDER,
+    "table-unreadable": _OLDER,
+    "table-names-code": "find out who wrote it; any commit to the table leaves the property out",
+    "file-changed": _RESTORE,
+    "export-unreadable": "drop the export and make it again",
+    "export-damaged": "drop the export and make it again",
+    "export-unpinned": "drop the export",
+    "export-cut-off": "run the export again, or drop it",
+    "zombie-root": "find the program that wrote it; seal it by restoring the file that the purge wrote",
+    "purge-unfinished": "run purge",
+    "lease-stale": "run the operation again",
+    "lease-unreadable": "allow verify to read it",
+    "operation-file-damaged": "run the operation that writes it again; what it says is not relied on",
+    "owner-damaged": "move the file away, if the folder is this lakehouse's; repair then writes it anew",
+    "owner-other": "find that lakehouse before anything is removed; if it has no such table, do as with a damaged one",
+    "owner-missing": "read the definition of the lakehouse again first; repair then writes it",
+    "record-damaged": "run verify --incremental, which writes a new one",
+    "record-not-written": "allow verify to create files under _ops/, or run it without --incremental",
+}
+_LEFT = "run orphans"
+_TO_LAST_GOOD = "repair --to-last-good"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairStep:
+    """Something that repair does: ``action``, and to what. ``version`` is what it goes back to, where it does."""
+
+    action: str
+    what: str
+    version: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unmended:
+    """A finding that repair leaves alone, with what somebody can do about it."""
+
+    severity: str
+    code: str
+    path: str | None
+    version: int | None
+    advice: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepairReport(Document):
+    """What was done; ``version`` is the latest version after it, ``not_mended`` what is left for somebody."""
+
+    base_version: int
+    version: int
+    steps: tuple[RepairStep, ...]
+    not_mended: tuple[Unmended, ...]
+    cost: Cost
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no error is left."""
+        return all(finding.severity != "error" for finding in self.not_mended)
+
+    def table(self) -> Table:
+        """Return a row for each step, and for each finding that is left."""
+        title = f"Repaired in {_counted(self.steps)}, the latest version is {self.version}"
+        return _table(title if self.steps else "Nothing to repair", self.steps, self.not_mended, "done")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepairPlan(Plan):
+    """What a repair would do, in order, and what it would not."""
+
+    base_version: int
+    to_last_good: bool
+    steps: tuple[RepairStep, ...]
+    not_mended: tuple[Unmended, ...]
+    _runs: tuple[Callable[[Lakehouse, int], int], ...] = field(repr=False, compare=False)
+    _lake: Lakehouse = field(repr=False, compare=False)
+
+    @property
+    def digest(self) -> str:
+        """Return ``<base version>-<sha256>`` over all steps."""
+        steps = [[step.action, step.what, step.version] for step in self.steps]
+        return digest_of(self.base_version, OPERATION, self.to_last_good, steps)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing that repair can do."""
+        return not self.steps
+
+    def table(self) -> Table:
+        """Return a row for each step, and for each finding that is left."""
+        title = f"Repair of version {self.base_version}: {_counted(self.steps)}"
+        return _table(title, self.steps, self.not_mended, "to do")
+
+    def execute(self, approved_digest: str | None = None) -> RepairReport:
+        """Take all steps; each looks first whether it is still needed, so that one cut off can be run again.
+
+        Raises PlanChangedError when the plan is not the approved one or a version was committed since,
+        CommitConflictError when one is committed meanwhile, MaintenanceBlockedError while another operation has
+        the lease that reconcile needs, StorageError.
+        """
+        if approved_digest is not None:
+            self.check_approved(approved_digest)
+        metered = MeteredLakehouse(self._lake)
+        version = self.base_version
+        if self.steps and metered.lake.latest_version() != version:
+            raise PlanChangedError(
+                f"a version was committed after version {version}: verify, and look at the plan again"
+            )
+        for run in self._runs:
+            version = run(metered.lake, version)
+        return RepairReport(
+            base_version=self.base_version,
+            version=version,
+            steps=self.steps,
+            not_mended=self.not_mended,
+            cost=metered.cost(),
+        )
+
+
+def _counted(steps: Sequence[RepairStep]) -> str:
+    return "1 step" if len(steps) == 1 else f"{len(steps)} steps"
+
+
+def _table(title: str, steps: Sequence[RepairStep], left: Sequence[Unmended], done: str) -> Table:
+    rows: list[tuple[object, ...]] = [(done, step.action, step.what, step.version, "") for step in steps]
+    rows += [("left", finding.code, finding.path, finding.version, finding.advice) for finding in left]
+    return new_table(title, "", "what", "of", "version", "what you can do", rows=rows)
+
+
+def plan_repair(lake: Lakehouse, report: VerifyReport | None = None, *, to_last_good: bool = False) -> RepairPlan:
+    """Plan what mends the findings of a report, by default of a new one; reads only.
+
+    With ``to_last_good`` a latest version that is damaged is mended, too: objects whose definitions or files are
+    damaged go back to the newest version that has them whole, unless their name was another object's then, and where
+    the tree is damaged, all goes back to the newest version that is whole. What was committed since is not part of
+    that. Raises InvalidInputError for a report that a limit ended early, PlanChangedError for one of an earlier
+    version, StorageError, also where the storage did not give what ``to_last_good`` has to know.
+    """
+    lake = uncached(lake)
+    report = report or verify(lake)
+    if not report.is_complete:
+        raise InvalidInputError(f"this report of verify ended early, as {report.stopped}: verify without limits first")
+    if lake.latest_version() != report.latest_version:
+        raise PlanChangedError(f"a version was committed after version {report.latest_version}: verify again")
+    if to_last_good and report.unanswered:
+        raise StorageError(
+            f"the storage did not give {len(report.unanswered)} files, so that nobody can tell what is whole;"
+            " nothing was changed: repair again",
+            path=report.unanswered[0],
+        )
+    return _Planner(lake, report, to_last_good).plan()
+
+
+def repair(lake: Lakehouse, report: VerifyReport | None = None, *, to_last_good: bool = False) -> RepairReport:
+    """Plan and execute a repair. Raises what both raise."""
+    return plan_repair(lake, report, to_last_good=to_last_good).execute()
+
+
+class _Planner:
+    def __init__(self, lake: Lakehouse, report: VerifyReport, to_last_good: bool):
+        self._lake = lake
+        self._report = report
+        self._to_last_good = to_last_good
+        self._wrong = {finding.path for finding in report.findings if finding.severity == "error"}
+        self._steps: list[RepairStep] = []
+        self._runs: list[Callable[[Lakehouse, int], int]] = []
+        self._mended: set[Finding] = set()
+        self._nowhere_whole: set[str | None] = set()
+
+    def plan(self) -> RepairPlan:
+        base = self._base()
+        if base is not None:
+            self._plan_reconcile()
+            self._plan_exports(base.definition)
+            self._plan_owners()
+            if self._to_last_good and self._is_latest_damaged() and not self._has_other_settings(base):
+                self._plan_last_good(base)
+        self._plan_hint()
+        open_findings = (finding for finding in self._report.findings if finding.severity != "past")
+        left = [finding for finding in open_findings if finding not in self._mended]
+        return RepairPlan(
+            base_version=self._report.latest_version,
+            to_last_good=self._to_last_good,
+            steps=tuple(self._steps),
+            not_mended=tuple(map(self._unmended, left)),
+            _runs=tuple(self._runs),
+            _lake=self._lake,
+        )
+
+    def _is_latest_damaged(self) -> bool:
+        return self._report.latest_version in VersionRanges.parse(self._report.damaged_versions)
+
+    def _has_other_settings(self, base: Snapshot) -> bool:
+        """Whether the latest settings are not those of creation: every tree under them is damaged, older ones, too."""
+        return any(finding.path == base.definition_location for finding in self._found("definition-changed"))
+
+    def _unmended(self, finding: Finding) -> Unmended:
+        advice = _ADVICE.get(finding.code, _LEFT)
+        if finding.path in self._nowhere_whole:
+            advice += "; no older version has it whole: drop the object, or roll back to a version without it"
+        elif finding.mend == _TO_LAST_GOOD and not self._to_last_good:
+            advice += f"; {_TO_LAST_GOOD} goes back to what is whole"
+        return Unmended(
+            severity=finding.severity, code=finding.code, path=finding.path, version=finding.version, advice=advice
+        )
+
+    def _base(self) -> Snapshot | None:
+        """Return the latest version, None where it or its definition cannot be read: nothing can be committed then."""
+        try:
+            base = self._lake.snapshot()
+            _ = base.definition
+        except _DAMAGED:
+            return None
+        return base
+
+    def _add(self, run: Callable[[Lakehouse, int], int], action: str, what: str, version: int | None = None) -> None:
+        self._steps.append(RepairStep(action=action, what=what, version=version))
+        self._runs.append(run)
+
+    def _found(self, *codes: str) -> list[Finding]:
+        return [finding for finding in self._report.findings if finding.code in codes]
+
+    def _plan_reconcile(self) -> None:
+        if found := self._found("reconcile-needed"):
+            self._mended.update(found)
+            self._add(settle_definition, "reconcile", "settings that another program replaced")
+
+    def _plan_exports(self, definition: LakehouseDef) -> None:
+        gone = gone_exports(self._lake, definition)
+        if not gone:
+            return
+        paths = {definition.exported_snapshots.get(name, "") for name in gone}
+        records = [record for record in definition.exports if record.name in gone]
+        paths |= {path for record in records for path in (record.root_location, record.manifest_path)}
+        found = self._found("export-unreadable", "export-damaged")
+        self._mended.update(finding for finding in found if finding.path in paths)
+        self._add(partial(drop_exports, gone), "drop-export", f"exports without their root: {', '.join(gone)}")
+
+    def _plan_owners(self) -> None:
+        if table_ids := self._report.unclaimed:
+            self._mended.update(self._found("owner-missing"))
+            what = f"folders of {len(table_ids)} tables, such as {table_ids[0]!r}, by an owner file"
+            self._add(partial(claim_folders, table_ids), "claim", what)
+
+    def _plan_hint(self) -> None:
+        if found := self._found("hint-wrong"):
+            self._mended.update(found)
+            self._add(set_hint, "hint", "the hint file")
+
+    # Back to what is whole
+
+    def _plan_last_good(self, base: Snapshot) -> None:
+        if self._report.damaged_objects:
+            self._plan_objects(base)
+            return
+        damaged = VersionRanges.parse(self._report.damaged_versions)
+        target = next((snapshot for snapshot in self._older(base) if snapshot.version not in damaged), None)
+        if target is not None:
+            what = "all, with the tree of the newest version that is whole"
+            self._add(partial(go_back, target), "rollback", what, target.version)
+
+    def _older(self, base: Snapshot) -> Iterator[Snapshot]:
+        """Yield the older versions that can be gone back to, newest first."""
+        for version in range(base.version - 1, -1, -1):
+            try:
+                yield self._lake.snapshot(version)
+            except (NotFoundError, *_DAMAGED):
+                continue  # expired, or damaged itself
+
+    def _plan_objects(self, base: Snapshot) -> None:
+        """Find, for each damaged object, the newest version that has it whole.
+
+        Before a version without it, its name was that of another object, which somebody dropped.
+        """
+        missing = {_key(base.keys, name): name for name in self._report.damaged_objects}
+        damaged = {key: location for key in missing if (location := base.entry(key)) is not None}
+        ids = {key: self._id_of(base, location, missing[key]) for key, location in damaged.items()}
+        rejected = set(damaged.values())
+        restored: dict[str, tuple[ObjectName, int, str]] = {}
+        for snapshot in self._older(base):
+            if not missing:
+                break
+            for key, name in list(missing.items()):
+                if not _may_have(snapshot, key):
+                    del missing[key]
+                    continue
+                location = self._whole_entry(snapshot, key, name, rejected, ids.get(key))
+                if location is not None:
+                    restored[key] = (missing.pop(key), snapshot.version, location)
+        self._nowhere_whole = {location for key, location in damaged.items() if key not in restored}
+        for version in sorted({version for _, version, _ in restored.values()}, reverse=True):
+            chosen = {key: location for key, (_, at, location) in restored.items() if at == version}
+            names = sorted(str(name) for name, at, _ in restored.values() if at == version)
+            self._add(partial(restore, version, chosen), "rollback", ", ".join(names), version)
+
+    def _id_of(self, snapshot: Snapshot, location: str, name: ObjectName) -> str | None:
+        """Return the id in a definition, None where it cannot be read."""
+        try:
+            return snapshot.namespace_at(location).id if name.table is None else snapshot.table_at(location).id
+        except _DAMAGED:
+            return None
+
+    def _whole_entry(
+        self, snapshot: Snapshot, key: str, name: ObjectName, rejected: set[str], known_id: str | None
+    ) -> str | None:
+        """Return the definition that a version has of an object, if it is whole and of that id, where that is known."""
+        try:
+            location = snapshot.entry(key)
+            if location is None or location in rejected:
+                return None
+            rejected.add(location)
+            is_same = known_id in (None, self._id_of(snapshot, location, name))
+            is_whole = is_same and location not in self._wrong and self._is_whole(snapshot, location, name)
+        except (InvalidInputError, *_DAMAGED):
+            return None
+        return location if is_whole else None
+
+    def _is_whole(self, snapshot: Snapshot, location: str, name: ObjectName) -> bool:
+        """Whether a definition can be read and all files of its table are there. Raises StorageError."""
+        if name.table is None:
+            return bool(snapshot.namespace_at(location).id)
+        definition = snapshot.table_at(location)
+        if (
+            not definition.is_managed
+            or not definition.is_iceberg
+            or METADATA_LOCATION not in definition.format_properties
+        ):
+            return True
+        io = reading_io(self._lake)
+        return all(self._stands(io, file) for file in files_of(definition, io) if file.live)
+
+    def _stands(self, io: StorageFileIO, file: TableFile) -> bool:
+        if file.location in self._wrong:
+            return False
+        size_bytes = io.size_bytes(file.location)
+        return size_bytes is not None and file.size_bytes in (None, size_bytes)
+
+
+def _may_have(snapshot: Snapshot, key: str) -> bool:
+    """Whether a version has an object, or its tree cannot tell."""
+    try:
+        return snapshot.entry(key) is not None
+    except _DAMAGED:
+        return True
+
+
+def _key(keys: KeyCodec, name: ObjectName) -> str:
+    return keys.namespace_key(name.namespace) if name.table is None else keys.table_key(name.namespace, name.table)

@@ -1,0 +1,126 @@
+"""The steps of a repair. Each takes the version that it expects to be the latest, and returns the one after it.
+
+Each looks again whether it is needed, so that a repair that was cut off can be planned and run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from trinitylake_ops.errors import CommitConflictError, InvalidInputError
+from trinitylake_ops.format.definitions import ExportState, LakehouseDef
+from trinitylake_ops.format.locations import is_uri, to_location
+from trinitylake_ops.maintenance.gc.reconcile import reconcile
+from trinitylake_ops.maintenance.hint import repair_hint
+from trinitylake_ops.maintenance.state.export_records import without_exports
+from trinitylake_ops.maintenance.state.state_change import StateChange
+from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.tables.ownership import claim_folder
+from trinitylake_ops.transaction.draft import Draft, RootStamp, draft_of_tree
+from trinitylake_ops.transaction.lakehouse import Lakehouse, check_not_expired
+from trinitylake_ops.versions.commit_info import CommitInfo
+from trinitylake_ops.versions.roots import check_no_gap
+from trinitylake_ops.versions.snapshot import Snapshot
+
+OPERATION = "repair"
+
+
+def settle_definition(lake: Lakehouse, latest: int) -> int:
+    """Reconcile what another program did to the lakehouse definition."""
+    return reconcile(lake).version or latest
+
+
+def gone_exports(lake: Lakehouse, definition: LakehouseDef) -> list[str]:
+    """Return the names of complete exports whose roots stood under this root and are gone. Raises StorageError."""
+    complete = [record for record in definition.exports if record.state == ExportState.COMPLETE]
+    roots = {record.name: record.root_location for record in complete} | dict(definition.exported_snapshots)
+    gone = []
+    for name, location in sorted(roots.items()):
+        try:
+            path = to_location(lake.root, location)
+        except InvalidInputError:
+            continue
+        if not is_uri(path) and not lake.storage.exists(path):
+            gone.append(name)
+    return gone
+
+
+def drop_exports(names: Collection[str], lake: Lakehouse, latest: int) -> int:
+    """Forget exports of these names whose roots are still gone."""
+
+    def dropped(base: Snapshot) -> LakehouseDef | None:
+        gone = [name for name in gone_exports(lake, base.definition) if name in names]
+        return without_exports(base.definition, gone) if gone else None
+
+    change = StateChange(OPERATION, f"exports without their root: {', '.join(names)}", dropped)
+    return change.commit(lake, _expected(lake, latest))
+
+
+def set_hint(lake: Lakehouse, latest: int) -> int:
+    """Let the hint name the latest version."""
+    return max(repair_hint(lake).latest, latest)
+
+
+def claim_folders(table_ids: Sequence[str], lake: Lakehouse, latest: int) -> int:
+    """Write the owner files of tables that versions define. Raises FileExistsAlreadyError for one that is another's."""
+    storage, lakehouse_id = lake.storage, lake.snapshot().definition.id
+    run_parallel(lambda table_id: claim_folder(storage, table_id, lakehouse_id), table_ids, storage.concurrency)
+    return latest
+
+
+def _expected(lake: Lakehouse, latest: int) -> Snapshot:
+    """Return the latest version. Raises CommitConflictError unless it is the expected one."""
+    base = lake.snapshot()
+    if base.version != latest:
+        raise _lost_race(latest, base.version)
+    return base
+
+
+def _lost_race(base_version: int, latest_version: int) -> CommitConflictError:
+    return CommitConflictError(
+        f"version {latest_version} was committed after version {base_version}, for which the repair was planned;"
+        " verify, and look at the new plan",
+        conflicts=(f"version {latest_version}",),
+        base_version=base_version,
+        latest_version=latest_version,
+    )
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """The tree of an earlier version under the current lakehouse definition; the latest tree is not read."""
+
+    target: Snapshot
+
+    def draft(self, base: Snapshot, stamp: RootStamp) -> Draft | None:
+        info = CommitInfo(OPERATION, f"to version {self.target.version}, the newest one that is whole")
+        return draft_of_tree(base, stamp, self.target.root, info, is_rollback=True)
+
+    def rebase(self, base: Snapshot, latest: Snapshot) -> None:
+        raise _lost_race(base.version, latest.version)
+
+
+def go_back(target: Snapshot, lake: Lakehouse, latest: int) -> int:
+    """Commit the tree of an earlier version."""
+    base = _expected(lake, latest)
+    check_no_gap(lake.files.roots, base.version)
+    check_not_expired(target.version, base.definition)
+    return lake.commit(_Tree(target), base)
+
+
+def restore(version: int, entries: Mapping[str, str], lake: Lakehouse, latest: int) -> int:
+    """Let keys point to the definitions that an earlier version has."""
+    check_no_gap(lake.files.roots, latest)
+
+    def check(base: Snapshot) -> None:
+        check_not_expired(version, base.definition)
+        if base.version != latest:
+            raise _lost_race(latest, base.version)
+
+    with lake.transaction(message=f"objects of version {version}, which has them whole", operation=OPERATION) as txn:
+        txn.require(check)
+        for key, location in sorted(entries.items()):
+            txn.restore_entry(key, location)
+    assert txn.committed_version is not None
+    return txn.committed_version

@@ -1,0 +1,1 @@
+"""What operations record in a lakehouse, and the commit that records it."""

@@ -1,0 +1,227 @@
+"""Exports as the lakehouse definition records them: names, states, what is listed and dropped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from trinitylake_ops.errors import ExportExistsError, ExportNotFoundError, InvalidNameError
+from trinitylake_ops.format.definitions import ExportRecord, ExportState, LakehouseDef
+from trinitylake_ops.format.file_identity import name_identity
+from trinitylake_ops.format.nodes.keys import validate_name
+from trinitylake_ops.maintenance.plans.report import utc_of
+from trinitylake_ops.maintenance.state.state_change import StateChange
+from trinitylake_ops.transaction.lakehouse import Lakehouse, check_not_expired
+from trinitylake_ops.versions.snapshot import Snapshot
+
+MAX_NAME_BYTES = 200
+
+EXPORT = "export"
+
+_OWN_NAME = re.compile("(?:_export_|_ops/export-)[^/]+")
+
+
+def check_name(name: str) -> None:
+    """Raise InvalidNameError for what cannot be the name of an export."""
+    validate_name(name, MAX_NAME_BYTES, "export")
+    if name.isdecimal():
+        raise InvalidNameError(f"export name {name!r} is digits only, which would mean a version")
+
+
+def record_of(definition: LakehouseDef, name: str) -> ExportRecord | None:
+    """Return the record of an export, None where there is none of this name."""
+    return next((record for record in definition.exports if record.name == name), None)
+
+
+def check_unused(definition: LakehouseDef, name: str) -> None:
+    """Raise ExportExistsError when an export has the name."""
+    record = record_of(definition, name)
+    if record is not None or name in definition.exported_snapshots:
+        what = f"of version {record.version}" if record is not None else "there"
+        raise ExportExistsError(f"an export {name!r} {what} exists; drop it first, or choose another name")
+
+
+def is_cut_off(record: ExportRecord | None, wanted: ExportRecord) -> bool:
+    """Whether a record is that of an export which was begun as the wanted one would be, and not finished."""
+    return (
+        record is not None
+        and record.state == ExportState.COPYING
+        and (record.version, record.level, record.target_uri, record.namespaces)
+        == (wanted.version, wanted.level, wanted.target_uri, wanted.namespaces)
+    )
+
+
+def begin(lake: Lakehouse, wanted: ExportRecord, check_source: Callable[[Snapshot], None]) -> tuple[ExportRecord, bool]:
+    """Commit the record of an export, or find the one of a cut-off export, which is said beside it.
+
+    ``check_source`` raises where what is exported is not kept. Raises ExportExistsError, VersionExpiredError,
+    CommitAttemptsExhaustedError, StorageError.
+    """
+    found: list[ExportRecord] = []
+
+    def recorded(base: Snapshot) -> LakehouseDef | None:
+        existing = record_of(base.definition, wanted.name)
+        found[:] = [existing] if existing is not None and is_cut_off(existing, wanted) else []
+        if found:
+            return None
+        check_unused(base.definition, wanted.name)
+        check_not_expired(wanted.version, base.definition)
+        check_source(base)
+        return replace(base.definition, exports=(*base.definition.exports, wanted))
+
+    StateChange(EXPORT, f"{wanted.name}: keep version {wanted.version}", recorded).commit(lake, lake.snapshot())
+    return (found[0], True) if found else (wanted, False)
+
+
+def complete(
+    lake: Lakehouse,
+    record: ExportRecord,
+    root_location: str,
+    retain_until_ms: int | None,
+    check_source: Callable[[Snapshot], None],
+) -> int:
+    """Commit an export as complete, and return the version; nothing when another run was faster.
+
+    Raises ExportNotFoundError when it was dropped meanwhile, what ``check_source`` raises,
+    CommitAttemptsExhaustedError, StorageError.
+    """
+    done = replace(record, state=ExportState.COMPLETE, root_location=root_location, retain_until_millis=retain_until_ms)
+
+    def completed(base: Snapshot) -> LakehouseDef | None:
+        if check_copying(base, record).state == ExportState.COMPLETE:
+            return None
+        check_source(base)
+        definition = base.definition
+        exports = tuple(done if other.name == record.name else other for other in definition.exports)
+        snapshots = {**definition.exported_snapshots, record.name: root_location}
+        return replace(definition, exports=exports, exported_snapshots=snapshots)
+
+    return StateChange(EXPORT, f"{record.name}: complete", completed).commit(lake, lake.snapshot())
+
+
+def check_copying(base: Snapshot, record: ExportRecord) -> ExportRecord:
+    """Return an export as it is recorded now. Raises ExportNotFoundError unless it is the one that was begun."""
+    found = record_of(base.definition, record.name)
+    if found is None or found.manifest_path != record.manifest_path:
+        raise ExportNotFoundError(f"export {record.name!r} was dropped or changed while it was copied")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportInfo:
+    """One export as the lakehouse records it.
+
+    Of an export that another program recorded by name and root only, level and times are None.
+    """
+
+    name: str
+    version: int | None
+    level: str | None
+    state: str
+    location: str
+    created_at: datetime | None
+    retain_until: datetime | None
+    manifest_path: str | None
+    target: str | None = None
+    namespaces: tuple[str, ...] = ()
+
+
+def list_exports(lake: Lakehouse) -> list[ExportInfo]:
+    """Return all exports, complete or not, by name."""
+    definition = lake.snapshot().definition
+    known = {record.name: _info(record) for record in definition.exports}
+    foreign = {
+        name: ExportInfo(
+            name=name,
+            version=None,
+            level=None,
+            state="complete",
+            location=location,
+            created_at=None,
+            retain_until=None,
+            manifest_path=None,
+        )
+        for name, location in definition.exported_snapshots.items()
+        if name not in known
+    }
+    return [info for _, info in sorted({**known, **foreign}.items())]
+
+
+def _info(record: ExportRecord) -> ExportInfo:
+    return ExportInfo(
+        name=record.name,
+        version=record.version,
+        level=record.level.name.lower(),
+        state=record.state.name.lower(),
+        location=record.root_location,
+        created_at=utc_of(record.created_at_millis),
+        retain_until=None if record.retain_until_millis is None else utc_of(record.retain_until_millis),
+        manifest_path=record.manifest_path or None,
+        target=record.target_uri or None,
+        namespaces=record.namespaces,
+    )
+
+
+def drop_export(lake: Lakehouse, name: str) -> int:
+    """Forget an export in one commit, then delete its root and manifest; returns the version.
+
+    Its version can expire from then on. Other copies under this root, and what cannot be deleted, are left to
+    orphan removal: a version that the export was restored to may need them. Another root is left as it is.
+    Raises ExportNotFoundError, CommitAttemptsExhaustedError, StorageError.
+    """
+    return drop_exports(lake, [name])
+
+
+def drop_exports(lake: Lakehouse, names: Sequence[str]) -> int:
+    """Forget several exports in one commit, as :func:`drop_export` does one; returns the version."""
+    first = lake.snapshot()
+    known = [_known(first.definition, name) for name in names]
+    remaining = first.definition
+
+    def dropped(base: Snapshot) -> LakehouseDef:
+        nonlocal remaining
+        for name, before in zip(names, known, strict=True):
+            if _known(base.definition, name) != before:
+                raise ExportNotFoundError(f"export {name!r} was dropped by somebody else, and another one has its name")
+        remaining = without_exports(base.definition, names)
+        return remaining
+
+    records = [record for name in names if (record := record_of(first.definition, name)) is not None]
+    version = StateChange("drop-export", ", ".join(names), dropped).commit(lake, first)
+    own = [path for record in records for path in _own_files(record, remaining)]
+    if own:
+        lake.storage.delete_many(own)
+    return version
+
+
+def _own_files(record: ExportRecord, remaining: LakehouseDef) -> list[str]:
+    """Return root and manifest of a dropped export where they carry names that we give, and no other export needs.
+
+    Others may name them in another spelling, such as a full URI by way of a link: the uuid tells.
+    """
+    own = [path for path in (record.root_location, record.manifest_path) if _OWN_NAME.fullmatch(path)]
+    others = {*remaining.exported_snapshots.values()}
+    others.update(path for other in remaining.exports for path in (other.root_location, other.manifest_path))
+    needed = set(map(name_identity, others))
+    return [path for path in own if name_identity(path) not in needed]
+
+
+def _known(definition: LakehouseDef, name: str) -> str:
+    """Return what tells an export from another one of the same name, later on. Raises ExportNotFoundError."""
+    record, location = record_of(definition, name), definition.exported_snapshots.get(name)
+    if record is None and location is None:
+        raise ExportNotFoundError(f"there is no export {name!r}")
+    return record.manifest_path if record is not None and record.manifest_path else location or ""
+
+
+def without_exports(definition: LakehouseDef, names: Iterable[str]) -> LakehouseDef:
+    """Return a definition that has forgotten exports."""
+    dropped = set(names)
+    snapshots = definition.exported_snapshots
+    return replace(
+        definition,
+        exports=tuple(record for record in definition.exports if record.name not in dropped),
+        exported_snapshots={name: location for name, location in snapshots.items() if name not in dropped},
+    )

@@ -1,0 +1,53 @@
+"""Commits that change what the lakehouse definition records of operations: expirations, exports, retention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from trinitylake_ops.format.definitions import LakehouseDef
+from trinitylake_ops.format.file_names import new_lakehouse_def_path
+from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.versions.commit_info import CommitInfo
+from trinitylake_ops.versions.snapshot import Snapshot
+
+
+@dataclass(frozen=True)
+class StateChange:
+    """A version with the same tree and a definition that follows from the one before (commit.Committable).
+
+    ``change`` returns the definition to record on a base, the same one where only the commit itself
+    matters, or None where nothing is left to do; it checks its preconditions each time and raises typed
+    errors. ``rebased`` is called before, when other commits came between.
+    """
+
+    operation: str
+    message: str
+    change: Callable[[Snapshot], LakehouseDef | None]
+    rebased: Callable[[Snapshot, Snapshot], None] = lambda _base, _latest: None
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    def draft(self, base: Snapshot, stamp: RootStamp) -> Draft | None:
+        definition = self.change(base)
+        if definition is None:
+            return None
+        info = CommitInfo(self.operation, self.message[:_LONGEST_MESSAGE_CHARS], counts=self.counts)
+        if definition == base.definition:
+            return Writes({}, {}, info).draft(base, stamp)
+        path = new_lakehouse_def_path()
+        return Writes({}, {path: definition.to_bytes(path)}, info, path, definition).draft(base, stamp)
+
+    def rebase(self, base: Snapshot, latest: Snapshot) -> None:
+        self.rebased(base, latest)
+
+    def commit(self, lake: Lakehouse, base: Snapshot, *, written_since_ms: int | None = None) -> int:
+        """Commit on a base or later; returns the version, that of the base where nothing was left to do.
+
+        ``written_since_ms`` is when a file was written that the definition names. Raises what ``change`` and
+        ``rebased`` raise, and what :func:`commit.commit` raises.
+        """
+        return lake.commit(self, base, written_since_ms=written_since_ms)
+
+
+_LONGEST_MESSAGE_CHARS = 500

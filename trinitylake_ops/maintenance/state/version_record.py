@@ -1,0 +1,71 @@
+"""What a root says about its version: read once by whoever goes over all roots, kept for pages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from trinitylake_ops.format.nodes.node_file import COMMIT_ID, CREATED_AT_MILLIS, SEALED_AT_MILLIS, decode_commit_info
+from trinitylake_ops.versions.history import rollback_from
+
+#: The property of a rollback's commit that names the version whose content came back.
+ROLLED_BACK_TO = "to_version"
+_LONGEST_TEXT_CHARS = 300
+_PLAIN_MESSAGE = re.compile(r"to version (\d{1,10})", re.ASCII)
+_NUMBER = re.compile(r"\d{1,10}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionRecord:
+    """One version by its root; what its writer did not record is None, as is the time of a root that was not read.
+
+    ``rollback_from`` is the version before a rollback, ``rollback_to`` the one whose content came back. Long
+    texts are cut.
+    """
+
+    version: int
+    created_at_ms: int | None = None
+    operation: str | None = None
+    message: str | None = None
+    commit_id: str | None = None
+    rollback_from: int | None = None
+    rollback_to: int | None = None
+    is_sealed: bool = False
+    is_readable: bool = True
+
+    @classmethod
+    def of(cls, version: int, system: Mapping[str, str]) -> VersionRecord:
+        """Return what the system rows of a root say."""
+        info = decode_commit_info(system)
+        operation, message = (_text(info.get(name)) for name in ("operation", "message"))
+        made = cls(
+            version=version,
+            created_at_ms=int(system[CREATED_AT_MILLIS]),
+            operation=operation,
+            message=message,
+            commit_id=system.get(COMMIT_ID),
+            is_sealed=SEALED_AT_MILLIS in system,
+        )
+        return made.with_rollback(rollback_from(version, system), info.get("properties"))
+
+    def with_rollback(self, rollback_from: int | None, properties: object) -> VersionRecord:
+        """Return the record of a rollback, where ``rollback_from`` is the version before."""
+        if rollback_from is None:
+            return self
+        to = rolled_back_to(self.version, self.message, properties)
+        return replace(self, rollback_from=rollback_from, rollback_to=to)
+
+
+def rolled_back_to(version: int, message: str | None, properties: object) -> int | None:
+    """Return the version to which a rollback went, None where its writer recorded none that can be."""
+    recorded = properties.get(ROLLED_BACK_TO) if isinstance(properties, Mapping) else None
+    if not (isinstance(recorded, str) and _NUMBER.fullmatch(recorded)):
+        plain = _PLAIN_MESSAGE.fullmatch(message or "")
+        recorded = plain[1] if plain else None
+    return int(recorded) if recorded is not None and int(recorded) < version else None
+
+
+def _text(value: object) -> str | None:
+    """Return a text of ``commit_info``, cut; None where others wrote another type."""
+    return value[:_LONGEST_TEXT_CHARS] if isinstance(value, str) and value else None

@@ -1,0 +1,1 @@
+"""Verify: every file of a lakehouse checked, and what was found."""

@@ -1,0 +1,109 @@
+"""Checking exports: their roots and manifests are there, what exported roots reach is, and what they pin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from trinitylake_ops.errors import FileMissingError, InvalidLocationError, TrinityLakeError
+from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, ExportState, LakehouseDef
+from trinitylake_ops.format.file_sizes import MAX_FILE_LIST_BYTES
+from trinitylake_ops.format.locations import is_uri, to_location
+from trinitylake_ops.maintenance.state.export_manifest import check_manifest
+from trinitylake_ops.maintenance.verify.report import Findings
+from trinitylake_ops.maintenance.verify.versions import VersionVerifier
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+
+_STALE_EXPORT_MS = 7 * 24 * 3600 * 1000
+
+
+class ExportVerifier:
+    """Checks the exports that a lakehouse definition records; ``exports`` counts those with a root."""
+
+    def __init__(self, lake: Lakehouse, versions: VersionVerifier, findings: Findings):
+        self._lake = lake
+        self._versions = versions
+        self._findings = findings
+        self.exports = 0
+
+    def check(self, definition: LakehouseDef) -> None:
+        """Check all exports."""
+        now_ms = self._lake.storage.now_ms()
+        for record in definition.exports:
+            if record.state == ExportState.COPYING and now_ms - record.created_at_millis > _STALE_EXPORT_MS:
+                message = f"export {record.name!r} was cut off more than 7 days ago; finish or drop it"
+                mend = "export or drop-export"
+                self._findings.warn("export-cut-off", message, record.manifest_path, record.version, mend)
+            elif record.state == ExportState.COPYING:
+                self._check_begun(record)
+            elif record.state == ExportState.COMPLETE:
+                with self._unless_dropped(record.name, definition):
+                    self._check_complete(record, definition.exported_snapshots)
+        for name, location in sorted(definition.exported_snapshots.items()):
+            self.exports += 1
+            if self._is_elsewhere(location):
+                continue
+            with self._unless_dropped(name, definition):
+                try:
+                    self._versions.check_content(self._lake.snapshot(name))
+                except TrinityLakeError as error:
+                    self._error(name, "export-unreadable", error.message, error.path or location)
+
+    @contextmanager
+    def _unless_dropped(self, name: str, definition: LakehouseDef) -> Iterator[None]:
+        """Forget what is found in the block where the export was dropped meanwhile, as its files may be gone.
+
+        One of the same name may have been made since; the next run looks at that.
+        """
+
+        def is_dropped() -> bool:
+            try:
+                return _places(self._lake.snapshot().definition, name) != _places(definition, name)
+            except TrinityLakeError:
+                return False
+
+        with self._findings.unless(is_dropped) as has_forgotten:
+            yield
+        if has_forgotten():
+            self._versions.tree.forget_broken()
+
+    def _is_elsewhere(self, location: str) -> bool:
+        """Whether a location lies beyond this root; one that breaks the rules does not, and is looked at."""
+        try:
+            return is_uri(to_location(self._lake.root, location))
+        except InvalidLocationError:
+            return False
+
+    def _check_begun(self, record: ExportRecord) -> None:
+        """Warn where nothing names the copies that an export made so far: it copies within this root."""
+        if not record.manifest_path or record.target_uri or record.level == ExportLevel.MINIMAL:
+            return
+        (found,) = self._lake.storage.read_available([record.manifest_path], limit_bytes=MAX_FILE_LIST_BYTES)
+        if isinstance(found, FileMissingError):
+            message = (
+                f"export {record.name!r} is unfinished and has no manifest: it began just now, or the file is lost,"
+                " and its copies are orphans until it is finished"
+            )
+            self._findings.warn(
+                "manifest-missing", message, record.manifest_path, record.version, "export or drop-export"
+            )
+
+    def _check_complete(self, record: ExportRecord, exported: Mapping[str, str]) -> None:
+        if record.name not in exported:
+            message = "it is complete, but no exported snapshot has its name"
+            self._error(record.name, "export-unreadable", message, record.root_location)
+        if record.manifest_path:
+            try:
+                check_manifest(self._lake.storage, record)
+            except TrinityLakeError as error:
+                self._error(record.name, "export-damaged", error.message, error.path or record.manifest_path)
+
+    def _error(self, name: str, code: str, message: str, path: str) -> None:
+        self._findings.error(code, f"export {name!r}: {message}", path, None, "drop-export")
+
+
+def _places(definition: LakehouseDef, name: str) -> tuple[str | None, set[tuple[str, str]]]:
+    """Return where a lakehouse definition says that an export of a name stands, which no other one shares."""
+    records = [record for record in definition.exports if record.name == name]
+    places = {(record.root_location, record.manifest_path) for record in records}
+    return definition.exported_snapshots.get(name), places

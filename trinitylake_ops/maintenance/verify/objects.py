@@ -1,0 +1,277 @@
+"""Checking what keys point to: definitions, and through them the files of managed tables."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Literal
+
+from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
+from trinitylake_ops.format.definitions import NamespaceDef, TableDef
+from trinitylake_ops.format.file_names import named_kind
+from trinitylake_ops.format.nodes.keys import ObjectName
+from trinitylake_ops.maintenance.verify.report import Report
+from trinitylake_ops.maintenance.verify.tables import TableVerifier
+from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.tree.diff import KeyChange, diff_in_parts
+from trinitylake_ops.tree.pointers import holder_of, is_damaged_pointer
+from trinitylake_ops.tree.search import scan
+from trinitylake_ops.versions.snapshot import Snapshot
+
+_CHANGES_AT_ONCE = 8_192
+
+#: What a key takes a definition for.
+Kind = Literal["namespace", "table"]
+
+
+def _kind_of(name: ObjectName) -> Kind:
+    return "namespace" if name.table is None else "table"
+
+
+def _in_batches(parts: Iterable[Iterable[KeyChange]]) -> Iterator[list[KeyChange]]:
+    """Yield changes in batches large enough that what is read for them is read many at once."""
+    batch: list[KeyChange] = []
+    for part in parts:
+        batch += part
+        if len(batch) >= _CHANGES_AT_ONCE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def is_empty(definition: NamespaceDef | TableDef) -> bool:
+    """Whether a definition says nothing: a file of no bytes is one."""
+    return definition in (NamespaceDef(id=""), TableDef(table_type="", table_format=""))
+
+
+class WholeDefinitions:
+    """The locations of definitions that were read ahead and are whole; ``tables`` are those of tables with files.
+
+    There may be a million of them, so each has a digest and a few bits. ``note_seen`` is told each that is seen, by its
+    location.
+    """
+
+    _ASKED: Mapping[Kind, int] = MappingProxyType({"namespace": 1, "table": 2})
+    _WHOLE: Mapping[Kind, int] = MappingProxyType({"namespace": 4, "table": 8})
+    _SEEN = 16
+
+    def __init__(self, note_seen: Callable[[str], None]) -> None:
+        self._note_seen = note_seen
+        self._bits: dict[bytes, int] = {}
+        self.tables: dict[str, TableDef] = {}
+        self.n_seen = 0
+
+    def is_new(self, location: str, kind: Kind) -> bool:
+        """Whether nobody asked so about the definition of this kind at a location before."""
+        digest = _digest(location)
+        bits = self._bits.get(digest, 0)
+        self._bits[digest] = bits | self._ASKED[kind]
+        return not bits & self._ASKED[kind]
+
+    def add(self, location: str, kind: Kind, table: TableDef | None) -> None:
+        """Know a definition to be whole."""
+        digest = _digest(location)
+        self._bits[digest] = self._bits.get(digest, 0) | self._WHOLE[kind]
+        if table is not None:
+            self.tables[location] = table
+
+    def see(self, location: str, kind: Kind) -> bool:
+        """Whether the definition of this kind at a location is known to be whole; if so, it is seen."""
+        digest = _digest(location)
+        bits = self._bits.get(digest, 0)
+        if not bits & self._WHOLE[kind]:
+            return False
+        if not bits & self._SEEN:
+            self._bits[digest] = bits | self._SEEN
+            self.n_seen += 1
+            self._note_seen(location)
+        return True
+
+    def is_seen(self, location: str) -> bool:
+        """Whether it was asked for and is whole."""
+        return bool(self._bits.get(_digest(location), 0) & self._SEEN)
+
+
+def _digest(location: str) -> bytes:
+    return hashlib.blake2b(location.encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+class ObjectVerifier:
+    """Checks the objects of one version after the other; only what changed since the last one is looked at.
+
+    ``definitions`` counts the files seen. ``damaged`` are the keys of the last version with something wrong: their
+    definitions, or files of their tables.
+    """
+
+    def __init__(self, lake: Lakehouse, tables: TableVerifier, report: Report):
+        self._lake = lake
+        self._tables = tables
+        self._report = report
+        self._before: Snapshot | None = None
+        self._namespaces: set[str] = set()
+        self._missing_namespaces: set[str] = set()
+        self._tables_of: Counter[str] = Counter()
+        #: By location and what a key takes it for: whether all is well with a definition.
+        self._is_whole: dict[tuple[str, Kind | Literal["lakehouse"]], bool] = {}
+        #: Definitions that are known to be whole.
+        self.ahead: WholeDefinitions | None = None
+        self._n_seen_ahead = 0
+        self.damaged: set[str] = set()
+
+    @property
+    def definitions(self) -> int:
+        """Definitions seen, those of the lakehouse included."""
+        return len({location for location, _ in self._is_whole}) + self._n_seen_ahead + self._n_ahead()
+
+    def _n_ahead(self) -> int:
+        """How many definitions that were read ahead were seen, and not looked at here as well."""
+        if self.ahead is None:
+            return 0
+        return self.ahead.n_seen - sum(map(self.ahead.is_seen, {location for location, _ in self._is_whole}))
+
+    def forget_ahead(self) -> None:
+        """Let go of what was read ahead, once all is checked."""
+        self._n_seen_ahead += self._n_ahead()
+        self.ahead = None
+
+    def count_lakehouse_def(self, location: str) -> None:
+        """Note a lakehouse definition that was read."""
+        self._is_whole[location, "lakehouse"] = True
+
+    def damaged_names(self, snapshot: Snapshot) -> tuple[ObjectName, ...]:
+        """Return the damaged objects of the version checked last."""
+        names = (snapshot.keys.decode(key) for key in sorted(self.damaged))
+        return tuple(name for name in names if name is not None)
+
+    def check(self, snapshot: Snapshot) -> bool:
+        """Check one version whose tree can be read; whether all of its objects are whole.
+
+        Raises CorruptFileError where it cannot after all, and what reading raises: then the next one is checked whole.
+        """
+        touched: set[str] = set()
+        try:
+            for changes in _in_batches(self._changes(snapshot)):
+                touched |= self._check_changes(changes, snapshot)
+        except TrinityLakeError:
+            self._forget_objects()
+            raise
+        self._check_namespaces(touched, snapshot)
+        self._before = snapshot
+        return not self._missing_namespaces and not self.damaged
+
+    def _forget_objects(self) -> None:
+        """Forget what stood in the versions up to now: of the last one only a part was seen."""
+        self._before = None
+        self._namespaces, self._missing_namespaces, self._tables_of = set(), set(), Counter()
+        self.damaged = set()
+
+    def _check_changes(self, changes: Iterable[KeyChange], snapshot: Snapshot) -> set[str]:
+        """Check the definitions of changed objects; returns the namespaces of these."""
+        named: list[tuple[ObjectName, KeyChange]] = []
+        for change in changes:
+            try:
+                name = snapshot.keys.decode(change.key)
+            except CorruptFileError as error:
+                self._report("key-malformed", error.message, snapshot.location, snapshot.version)
+                continue
+            if name is not None:
+                named.append((name, change))
+        self._count_tables(named)
+        self._check_definitions(named, snapshot)
+        for name, change in named:
+            is_whole = change.after is None or self._is_known_whole(change.after, _kind_of(name))
+            (self.damaged.discard if is_whole else self.damaged.add)(change.key)
+        return {name.namespace for name, _ in named}
+
+    def _is_known_whole(self, location: str, kind: Kind) -> bool:
+        return self._is_whole[location, kind] if (location, kind) in self._is_whole else self._sees(location, kind)
+
+    def _sees(self, location: str, kind: Kind) -> bool:
+        """Whether a definition is known to be whole, and its table has no files."""
+        if self.ahead is None or named_kind(location) not in (None, kind):
+            return False
+        return self.ahead.see(location, kind) and location not in self.ahead.tables
+
+    def _changes(self, snapshot: Snapshot) -> Iterator[Iterable[KeyChange]]:
+        """Yield what changed since the version before, in parts that are held one after the other."""
+        nodes = snapshot.files.nodes
+        if self._before is not None:
+            yield from diff_in_parts(nodes, self._before.root, snapshot.root)
+            return
+        for lower, upper in pairwise([None, *snapshot.root.keys, None]):
+            yield [KeyChange(key, None, location) for key, location in scan(nodes, snapshot.root, lower, upper)]
+
+    def _count_tables(self, changes: list[tuple[ObjectName, KeyChange]]) -> None:
+        """Note which namespaces there are now, and how many tables each has."""
+        for name, change in changes:
+            if name.table is None:
+                (self._namespaces.discard if change.after is None else self._namespaces.add)(name.namespace)
+            else:
+                self._tables_of[name.namespace] += (change.after is not None) - (change.before is not None)
+
+    def _check_namespaces(self, touched: set[str], snapshot: Snapshot) -> None:
+        """See that all namespaces of tables are there, where something of them changed."""
+        missing = {name for name in touched if self._tables_of[name] > 0 and name not in self._namespaces}
+        for namespace in sorted(missing - self._missing_namespaces):
+            message = f"namespace {namespace!r} has tables but no definition"
+            self._report("namespace-missing", message, snapshot.location, snapshot.version)
+        self._missing_namespaces = self._missing_namespaces - touched | missing
+
+    def _check_definitions(self, changes: list[tuple[ObjectName, KeyChange]], snapshot: Snapshot) -> None:
+        fresh = {
+            (change.after, _kind_of(name)): name
+            for name, change in changes
+            if change.after is not None
+            and (change.after, _kind_of(name)) not in self._is_whole
+            and not self._sees(change.after, _kind_of(name))
+        }
+        definitions = run_parallel(
+            lambda item: self._read_definition(item[0][0], item[1], snapshot),
+            list(fresh.items()),
+            self._lake.storage.concurrency,
+        )
+        for (place, name), definition in zip(fresh.items(), definitions, strict=True):
+            is_whole = definition is not None
+            if isinstance(definition, TableDef):
+                is_whole = self._tables.check(name, definition, snapshot.version)
+            self._is_whole[place] = is_whole
+
+    def _read_definition(self, location: str, name: ObjectName, snapshot: Snapshot) -> NamespaceDef | TableDef | None:
+        """Return a definition; None, and a finding, where it cannot be read or is empty."""
+        version = snapshot.version
+        store, kind = self._lake.files.definitions, _kind_of(name)
+        other = named_kind(location)
+        if other not in (None, kind):
+            message = f"the key of {kind} {name} points to the definition of a {other}"
+            self._report("definition-unreadable", message, location, version)
+            return None
+        if kind == "table" and self.ahead is not None and self.ahead.see(location, kind):
+            return self.ahead.tables[location]
+        definition: NamespaceDef | TableDef
+        try:
+            definition = store.namespace(location) if name.table is None else store.table(location)
+        except TrinityLakeError as error:
+            if is_damaged_pointer(error):
+                self._report_pointer(location, name, snapshot)
+                return None
+            message = f"the definition of {kind} {name} cannot be read: {error.message}"
+            self._report("definition-unreadable", message, error.path or location, version)
+            return None
+        if is_empty(definition):
+            self._report("definition-unreadable", f"the definition of {kind} {name} is empty", location, version)
+            return None
+        return definition
+
+    def _report_pointer(self, location: str, name: ObjectName, snapshot: Snapshot) -> None:
+        """Report the node whose pointer to a definition leads to a file that never was."""
+        keys = snapshot.keys
+        key = keys.namespace_key(name.namespace) if name.table is None else keys.table_key(name.namespace, name.table)
+        holder = holder_of(snapshot.files.nodes, snapshot.root, snapshot.location, key)
+        what = f"the definition of {_kind_of(name)} {name}"
+        message = f"its pointer to {what}, {location!r}, is damaged: the prefix is not that of the name"
+        self._report("pointer-damaged", message, holder, snapshot.version)

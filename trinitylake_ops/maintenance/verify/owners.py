@@ -1,0 +1,82 @@
+"""Checking whose the folders of managed tables are: no file goes from a folder that is not known for our own."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+
+from trinitylake_ops.errors import FileMissingError, StorageError
+from trinitylake_ops.format.definitions import LakehouseDef
+from trinitylake_ops.format.file_sizes import MAX_NOTE_BYTES
+from trinitylake_ops.maintenance.reach.table_files import table_id_in
+from trinitylake_ops.maintenance.verify.report import Findings
+from trinitylake_ops.maintenance.verify.storage import KnownFilesStorage
+from trinitylake_ops.storage import FileInfo
+from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.tables.ownership import owner_file, owner_path, read_owner
+
+_BATCH = 256
+_SHOWN_CHARS = 100
+
+
+def check_owners(
+    known: KnownFilesStorage,
+    listing: Mapping[str, FileInfo],
+    defined_ids: Container[str],
+    definition: LakehouseDef | None,
+    findings: Findings,
+    *,
+    is_deep: bool,
+) -> tuple[str, ...]:
+    """Report what is wrong with owner files; returns the tables of ``defined_ids`` whose folders have none, ascending.
+
+    A listing tells which there are: read are only those of another size than ours have, and all of a deep run. Without
+    the definition of the lakehouse nobody knows whose is which.
+    """
+    table_ids = sorted({table_id for path in listing if (table_id := table_id_in(path)) not in (None, ".", "..")})
+    owners = {table_id: owner_path(table_id) for table_id in table_ids}
+    own_bytes = None if definition is None else len(owner_file(definition))
+    asked = [
+        table_id
+        for table_id, path in owners.items()
+        if path in listing and (is_deep or listing[path].size_bytes != own_bytes)
+    ]
+    for start in range(0, len(asked), _BATCH):
+        batch = asked[start : start + _BATCH]
+        read = run_parallel(lambda table_id: _owner(known, owners[table_id], is_deep), batch, known.concurrency)
+        for table_id, owner in zip(batch, read, strict=True):
+            path = owners[table_id]
+            if isinstance(owner, StorageError):
+                message = f"nobody can tell whose the folder is, so no file there is ever removed: {owner.message}"
+                findings.error("owner-damaged", message, path, None)
+            elif owner is not None and definition is not None and owner != definition.id and table_id in defined_ids:
+                message = (
+                    f"it says that the folder of table {table_id!r} of this lakehouse is that of lakehouse"
+                    f" {owner[:_SHOWN_CHARS]!r}: no file there is ever removed from here, and that one may remove all"
+                )
+                findings.error("owner-other", message, path, None)
+    return tuple(table_id for table_id, path in owners.items() if table_id in defined_ids and path not in listing)
+
+
+def warn_of_missing(missing: Sequence[str], findings: Findings) -> None:
+    """Warn once of tables whose folders have no owner file, as older lakehouses have, and tables of other programs."""
+    if missing:
+        path = owner_path(missing[0])
+        message = (
+            f"{len(missing)} tables, such as {missing[0]!r}, have no owner file in their folders: once no version"
+            " defines such a table, nobody knows whose the files are that are left there"
+        )
+        findings.warn("owner-missing", message, path, None, "repair")
+
+
+def _owner(known: KnownFilesStorage, path: str, is_deep: bool) -> str | StorageError | None:
+    """Return the lakehouse that an owner file names, the error where it cannot be read, None where it is gone now."""
+    try:
+        data = known.read(path, limit_bytes=MAX_NOTE_BYTES)
+        owner = read_owner(data, path)
+    except FileMissingError:  # an orphan that was removed since the listing
+        return None
+    except StorageError as error:
+        return error
+    if is_deep:
+        known.count_checksum(path, data)
+    return owner

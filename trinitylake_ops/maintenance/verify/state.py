@@ -1,0 +1,169 @@
+"""Checking what operations record and leave: expired versions, pins, leases, plans, saved transactions, orphans."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Container, Iterable, Mapping
+
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    FileMissingError,
+    MaintenanceBlockedError,
+    StorageError,
+    TrinityLakeError,
+)
+from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
+from trinitylake_ops.format.file_names import OPERATIONS_PREFIX, is_operation_path, lease_path, parse_lease_path
+from trinitylake_ops.format.file_sizes import MAX_FILE_LIST_BYTES, MAX_NOTE_BYTES
+from trinitylake_ops.maintenance.gc.orphans import Orphans, find_orphans
+from trinitylake_ops.maintenance.plans.report import utc_of
+from trinitylake_ops.maintenance.plans.retention import protected_ms
+from trinitylake_ops.maintenance.reach.listing import list_without, may_be_ours
+from trinitylake_ops.maintenance.reach.mark import Mark, kept_roots
+from trinitylake_ops.maintenance.reach.survey import Survey, expired_versions, pinned_versions
+from trinitylake_ops.maintenance.reach.table_files import TableWalk
+from trinitylake_ops.maintenance.verify.report import Findings, Report
+from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, Storage
+from trinitylake_ops.versions.snapshot import Snapshot
+
+#: Called with code, message, path, version and mend of a warning.
+Warn = Callable[[str, str, str | None, int | None, str | None], None]
+
+_NO_ORPHANS = Orphans(sizes_bytes={}, owners={}, unowned_files=0, unowned_bytes=0)
+_UNKNOWN = "an operation"
+_LEFT_OVER = (
+    (f"{OPERATIONS_PREFIX}plan-", "plan-left", "plans that no batch of expired versions names"),
+    (f"{OPERATIONS_PREFIX}txn-", "transaction-left", "saved transactions that outlived txn_ttl_millis"),
+    (f"{OPERATIONS_PREFIX}export-", "export-left", "manifests of exports that nothing records"),
+    ("_export_", "export-left", "roots of exports that nothing records"),
+)
+
+
+def running_operation(storage: Storage, listing: Mapping[str, FileInfo], warn: Warn) -> str | None:
+    """Return which operation has the lease, None where none runs; warn of one that was cut off.
+
+    Where the lease was taken over since the listing, or cannot be read, nobody knows by which.
+    """
+    newest = max((parse_lease_path(path) or 0 for path in listing), default=0)
+    if not newest:
+        return None
+    path = lease_path(newest)
+    try:
+        content = json.loads(storage.read(path, limit_bytes=MAX_NOTE_BYTES))
+        operation, expires_at_ms = str(content["operation"]), int(content["expires_at_ms"])
+    except FileMissingError:
+        return _UNKNOWN
+    except (CorruptFileError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        warn("lease-stale", "the newest lease cannot be read; it ends by its age", path, None, None)
+        return None
+    except StorageError as error:
+        warn("lease-unreadable", f"the newest lease cannot be read: {error.message}", path, None, None)
+        return _UNKNOWN
+    if expires_at_ms > storage.now_ms():
+        return operation
+    if expires_at_ms:
+        ended = f"{utc_of(expires_at_ms):%Y-%m-%d %H:%M:%S} UTC"
+        message = f"{operation} was cut off, or could not give its lease back, which ended by itself at {ended}"
+        warn("lease-stale", message, path, None, operation)
+    return None
+
+
+def check_expirations(latest: Snapshot, report: Report) -> None:
+    """Report batches of expired versions that cannot be read, or hold versions that cannot have expired."""
+    for batch in latest.definition.expirations:
+        try:
+            ranges = batch.ranges().ranges
+        except CorruptFileError as error:
+            report("definition-unreadable", error.message, latest.definition_location, latest.version)
+            continue
+        if ranges and ranges[-1][1] >= latest.version:
+            message = f"expiration {batch.id!r} holds versions {batch.versions}, though the latest is {latest.version}"
+            report("definition-unreadable", message, latest.definition_location, latest.version)
+
+
+def check_purges(latest: Snapshot, running: str | None, warn: Warn) -> None:
+    """Warn of purges that were begun and that nobody goes on with."""
+    for batch in latest.definition.expirations:
+        if batch.state == ExpirationState.PURGING and running not in ("purge", _UNKNOWN):
+            message = f"the purge of versions {batch.versions} was begun and is not finished"
+            warn("purge-unfinished", message, batch.plan_path or None, batch.expired_at_version, "purge")
+
+
+def check_plans(
+    storage: Storage, latest: Snapshot, newest: Callable[[], LakehouseDef], listing: Container[str], warn: Warn
+) -> None:
+    """Warn of expired versions whose plan is lost; ``newest`` reads the latest settings, as a purge may have ended."""
+    states = (ExpirationState.EXPIRED, ExpirationState.PURGING)
+    lost = [
+        batch
+        for batch in latest.definition.expirations
+        if batch.state in states
+        and batch.plan_path
+        and batch.plan_path not in listing
+        and isinstance(storage.read_available([batch.plan_path], limit_bytes=MAX_FILE_LIST_BYTES)[0], FileMissingError)
+    ]
+    named = {batch.plan_path for batch in newest().expirations} if lost else set()
+    for batch in lost:
+        if batch.plan_path in named:
+            message = (
+                f"the plan of the expired versions {batch.versions} is lost: a purge leaves their files to orphans"
+            )
+            warn("plan-missing", message, batch.plan_path, batch.expired_at_version, "purge")
+
+
+def check_pins(survey: Survey, findings: Findings) -> None:
+    """Report exports that need the files of purged versions."""
+    purged = expired_versions(survey.definition, (ExpirationState.PURGING, ExpirationState.PURGED))
+    for version, pins in sorted(pinned_versions(survey, survey.lake.storage.now_ms()).items()):
+        if version in purged:
+            message = f"version {version} is purged, but {', '.join(pins)} needs it"
+            findings.error("export-unpinned", message, None, version, "drop-export")
+
+
+def check_reconciled(survey: Survey, warn: Warn) -> bool:
+    """Warn where another program's change of the lakehouse definition is not settled; whether all is."""
+    try:
+        survey.check_reconciled()
+    except MaintenanceBlockedError as error:
+        path = None if error.version is None else survey.lake.files.roots.path(error.version)
+        warn("reconcile-needed", error.message, path, error.version, "reconcile")
+        return False
+    return True
+
+
+def check_left_over(survey: Survey, listing: Mapping[str, FileInfo], warn: Warn) -> None:
+    """Warn of files of operations that nobody names and that are too old to be in use. Raises StorageError."""
+    before_ms = survey.lake.storage.now_ms() - protected_ms(survey.definition)
+    old = [path for path, info in listing.items() if info.last_modified_ms < before_ms and is_operation_path(path)]
+    kept = kept_roots(survey).paths if old else ()
+    for prefix, code, what in _LEFT_OVER:
+        left = sorted(path for path in old if path.startswith(prefix) and path not in kept)
+        if left:
+            more = f", {left[0]!r} and {len(left) - 1} more" if len(left) > 1 else ""
+            warn(code, f"{len(left)} {what}{more}", left[0], None, "orphans")
+
+
+def orphans_of(survey: Survey, listing: Mapping[str, FileInfo], walk: TableWalk) -> Orphans:
+    """Tell the orphans at a version. Raises MaintenanceBlockedError for an unfinished purge, what marking raises."""
+    for batch in survey.definition.expirations:
+        if batch.state == ExpirationState.PURGING:
+            raise MaintenanceBlockedError(f"the purge of versions {batch.versions} is unfinished")
+    storage = survey.lake.storage
+    before_ms = storage.now_ms() - protected_ms(survey.definition)
+    if not survey.executor.is_local:  # which has not brought all of the listing here
+        return _orphans_elsewhere(survey, before_ms)
+    listed: Iterable[FileInfo] = [*listing.values(), *storage.list(TEMPORARY_PREFIX)]
+    if not any(info.last_modified_ms < before_ms and may_be_ours(info.path) for info in listed):
+        return _NO_ORPHANS
+    return find_orphans(survey.lake, Mark(survey, walk=walk), listed, before_ms)
+
+
+def _orphans_elsewhere(survey: Survey, before_ms: int) -> Orphans:
+    storage, executor = survey.lake.storage, survey.executor
+    try:
+        mark = Mark(survey)
+    except TrinityLakeError:
+        if any(info.last_modified_ms < before_ms for info in list_without(storage, executor, ())):
+            raise
+        return _NO_ORPHANS  # whatever is reached: all of it is too young
+    return find_orphans(survey.lake, mark, list_without(storage, executor, mark.catalog.paths), before_ms)

@@ -1,0 +1,179 @@
+"""Checking versions one after the other: chain, times, settings, and all that each of them reaches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from trinitylake_ops.errors import CorruptFileError, StorageError, TrinityLakeError
+from trinitylake_ops.format.file_names import MAX_VERSION, named_kind
+from trinitylake_ops.format.limits import IMMUTABLE_SETTINGS
+from trinitylake_ops.format.nodes.keys import ObjectName
+from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node
+from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.maintenance.reach.root_chain import chain_faults
+from trinitylake_ops.maintenance.reach.survey import SurveyedRoot
+from trinitylake_ops.maintenance.state.version_record import VersionRecord
+from trinitylake_ops.maintenance.verify.objects import ObjectVerifier
+from trinitylake_ops.maintenance.verify.report import Findings
+from trinitylake_ops.maintenance.verify.storage import KnownFilesStorage
+from trinitylake_ops.maintenance.verify.tables import TableVerifier
+from trinitylake_ops.maintenance.verify.tree import TreeVerifier
+from trinitylake_ops.storage import Storage
+from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.versions.snapshot import Snapshot, is_sealed_root, utc_datetime
+
+
+class VersionVerifier:
+    """Checks versions in their order, and then roots of exports.
+
+    ``lake`` reads through ``known``, ``plain`` past all that is known. ``versions`` counts the live ones, ``done``
+    is the first version that was not looked at; ``roots`` are those that can be read, ``damaged`` the versions that
+    are not whole, ``damaged_objects`` what is not in the last one of a sound tree. ``last_root`` is that of the last
+    version that was looked at, None where it cannot be read.
+    """
+
+    def __init__(
+        self, lake: Lakehouse, known: KnownFilesStorage, plain: Storage, tables: TableVerifier, findings: Findings
+    ):
+        self._lake = lake
+        self._known = known
+        self._plain = plain
+        self._findings = findings
+        self.tree = TreeVerifier(lake.files, findings.error)
+        self.objects = ObjectVerifier(lake, tables, findings.error)
+        self.versions = 0
+        self.done = 0
+        self.acknowledged = VersionRanges()
+        self.damaged: list[int] = []
+        self.damaged_objects: tuple[ObjectName, ...] = ()
+        self.roots: dict[int, SurveyedRoot] = {}
+        self.last_root: NodeFile | None = None
+        self._now_ms = lake.storage.now_ms()
+        self._settings: dict[str, object] = {}
+
+    def check(self, latest: int, purged: VersionRanges, batch: int, progress: Callable[[int, int], None]) -> None:
+        """Check all versions up to the latest, reading so many roots at once; those in ``purged`` must be sealed."""
+        before_ms = -1
+        for start in range(0, latest + 1, batch):
+            versions = range(start, min(start + batch, latest + 1))
+            contents = self._lake.storage.read_available([self._lake.files.roots.path(version) for version in versions])
+            for version, data in zip(versions, contents, strict=True):
+                self.last_root = root = self._decoded_root(version, data)
+                if root is not None:
+                    before_ms = self._check_root(version, root, before_ms, purged, latest)
+                else:
+                    self.damaged.append(version)
+                self.done = version + 1
+                progress(version + 1, latest + 1)
+
+    def records(self) -> tuple[VersionRecord, ...]:
+        """Return what the roots say of all versions that were looked at, ascending."""
+        unreadable = {version: VersionRecord(version=version, is_readable=False) for version in range(self.done)}
+        return tuple((unreadable | {version: root.record for version, root in self.roots.items()}).values())
+
+    def _decoded_root(self, version: int, data: bytes | StorageError) -> NodeFile | None:
+        path = self._lake.files.roots.path(version)
+        if isinstance(data, StorageError) and not isinstance(data, CorruptFileError):
+            message = f"the root of version {version} cannot be read: {data.message}"
+            self._findings.error("root-missing", message, path, version)
+            return None
+        try:
+            if isinstance(data, CorruptFileError):
+                raise data
+            return decode_node(data, path)
+        except CorruptFileError as error:
+            self._findings.error("root-corrupt", error.message, path, version)
+            return None
+
+    def _check_root(self, version: int, root: NodeFile, before_ms: int, purged: VersionRanges, latest: int) -> int:
+        """Check one version; returns its time."""
+        path = self._lake.files.roots.path(version)
+        self._check_chain(version, root, before_ms)
+        if root.is_sealed:
+            self._known.accept(path)
+            if version == latest and self._is_still_latest(version):
+                self.damaged.append(version)
+                message = "the root of the latest version is sealed, though only versions before it are purged"
+                self._findings.error("latest-sealed", message, path, version)
+        elif version in purged:
+            message = "a live root stands where the version was purged; programs that know of no expiry would open it"
+            self._findings.error("zombie-root", message, path, version)
+        else:
+            self.versions += 1
+            snapshot = Snapshot(self._lake.files, version, path, root)
+            self.damaged_objects = ()
+            with self._unless_purged(snapshot):
+                is_whole = self.check_content(snapshot)
+            # Asked again, as what is wrong may have been found with an earlier version, and forgotten with it.
+            if not is_whole and not is_sealed_root(self._plain, path):
+                self.damaged.append(version)
+                self.damaged_objects = self.objects.damaged_names(snapshot) if self.tree.is_sound else ()
+        try:
+            self.roots[version] = SurveyedRoot.of(version, root, path, self._lake.root)
+        except TrinityLakeError as error:  # reported with the content
+            is_past = root.is_sealed and version in purged  # nobody reads more of it than that it is sealed
+            (self._findings.past if is_past else self._findings.error)("root-corrupt", error.message, path, version)
+        return root.created_at_ms
+
+    def _is_still_latest(self, version: int) -> bool:
+        """Whether no version was committed since it was found; else it may have been purged since."""
+        return version == MAX_VERSION or not self._lake.storage.exists(self._lake.files.roots.path(version + 1))
+
+    def _check_chain(self, version: int, root: NodeFile, before_ms: int) -> None:
+        path = self._lake.files.roots.path(version)
+        is_past = root.is_sealed or version in self.acknowledged
+        for code, message in chain_faults(self._lake.files.roots, version, root, before_ms):
+            (self._findings.past if is_past else self._findings.error)(code, message, path, version)
+        if root.created_at_ms > self._now_ms + CLOCK_MARGIN_MS:
+            # Once: later versions take the time of a writer whose clock was wrong and one millisecond more.
+            message = f"created at {utc_datetime(root.created_at_ms):%Y-%m-%d %H:%M:%S} UTC, which is still to come"
+            mend = None if root.is_sealed else "find the clock that is wrong"
+            tell = self._findings.past_once if root.is_sealed else self._findings.warn_once
+            tell("time-in-future", message, path, version, mend)
+
+    @contextmanager
+    def _unless_purged(self, snapshot: Snapshot) -> Iterator[None]:
+        """Forget what is found in the block where the version was purged meanwhile, as its files may be gone."""
+        with self._findings.unless(lambda: is_sealed_root(self._plain, snapshot.location)) as has_forgotten:
+            yield
+        if has_forgotten():
+            self.tree.forget_broken()
+
+    def check_content(self, snapshot: Snapshot) -> bool:
+        """Check what a root reaches; whether all of it is whole."""
+        try:
+            limits = snapshot.limits
+        except TrinityLakeError as error:
+            path = error.path or snapshot.location
+            self._findings.error("definition-unreadable", error.message, path, snapshot.version)
+            return False
+        kind = named_kind(snapshot.definition_location)
+        if not snapshot.definition.id or kind not in (None, "lakehouse"):
+            message = "the definition of the lakehouse has no id"
+            if kind not in (None, "lakehouse"):
+                message = f"lakehouse_def of the root points to the definition of a {kind}"
+            self._findings.error("definition-unreadable", message, snapshot.definition_location, snapshot.version)
+            return False
+        self.objects.count_lakehouse_def(snapshot.definition_location)
+        has_settings = self._check_settings(snapshot)
+        if not self.tree.check(snapshot, limits):
+            return False
+        is_sound = self.tree.is_sound
+        try:
+            return self.objects.check(snapshot) and is_sound and has_settings
+        except CorruptFileError as error:  # parts that are sound each for itself share a node
+            self._findings.error("tree-invariant", error.message, error.path, snapshot.version)
+            self.tree.is_sound = False
+            return False
+
+    def _check_settings(self, snapshot: Snapshot) -> bool:
+        """Whether settings that are fixed at creation are those of the oldest version."""
+        settings = {name: getattr(snapshot.definition, name) for name in IMMUTABLE_SETTINGS}
+        self._settings = self._settings or settings
+        changed = [name for name, value in settings.items() if value != self._settings[name]]
+        if changed:
+            message = f"{', '.join(changed)} of the lakehouse changed, which is fixed at creation"
+            self._findings.error("definition-changed", message, snapshot.definition_location, snapshot.version)
+        return not changed

@@ -1,0 +1,25 @@
+"""Pages: what an operator has to see of a lakehouse, as one HTML file that needs nothing else.
+
+A headline says it in a sentence, a drawing shows the versions, tables hold the details. Pages are made of what
+``log``, ``expire`` and ``verify`` have read already; beyond that only the nodes of the latest version's tree are
+read. The same input gives the same page.
+"""
+
+from trinitylake_ops.pages.files import check_page_path, write_page
+from trinitylake_ops.pages.pages import (
+    expiration_page,
+    expiration_picture,
+    log_page,
+    verification_page,
+    verification_picture,
+)
+
+__all__ = [
+    "check_page_path",
+    "expiration_page",
+    "expiration_picture",
+    "log_page",
+    "verification_page",
+    "verification_picture",
+    "write_page",
+]

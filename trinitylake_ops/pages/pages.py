@@ -1,0 +1,297 @@
+"""The pages of ``log``, ``expire`` and ``verify``: which content goes on them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.maintenance.gc.expire import ExpirationPlan, ExpirationReport
+from trinitylake_ops.maintenance.state.version_record import VersionRecord
+from trinitylake_ops.maintenance.verify.verify import VerifyReport
+from trinitylake_ops.pages.chart import Chart, draw, legend
+from trinitylake_ops.pages.content import (
+    LABELS,
+    Figure,
+    Page,
+    Step,
+    Tree,
+    count_figures,
+    export_notes,
+    finding_rows,
+    kind_rows,
+    latest_figure,
+    state_rows,
+    tree_of,
+    version_rows,
+)
+from trinitylake_ops.pages.rendering import render_page, render_picture
+from trinitylake_ops.pages.timeline import Timeline, VersionState, timeline
+from trinitylake_ops.pages.wording import clipped, counted, listed, size, utc
+from trinitylake_ops.versions.history import VersionInfo
+from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms
+
+
+def log_page(latest: Snapshot, history: Sequence[VersionInfo], now_ms: int) -> str:
+    """Return a page of versions as ``history`` lists them, newest first, up to ``latest``.
+
+    Reads the nodes of the latest version's tree, no root.
+    """
+    records = list(map(_record_of, history)) or [VersionRecord.of(latest.version, latest.root.system)]
+    versions = timeline(records, latest.definition)
+    shown = counted(len(history), "version") if versions.first == 0 else f"The newest {len(history):,} versions"
+    chart = draw(versions)
+    return render_page(
+        _page(
+            versions,
+            chart,
+            subject="log",
+            root=latest.files.storage.root,
+            now_ms=now_ms,
+            headline=f"{shown}{_gone(versions)}; the latest is {latest.version:,}",
+            tree=tree_of(latest),
+        )
+    )
+
+
+def expiration_page(plan: ExpirationPlan, report: ExpirationReport | None = None) -> str:
+    """Return a page of the plan of an expiry, or of what came of it: each version's fate, and the bytes to be freed.
+
+    Reads the nodes of the tree of the plan's base version, no root.
+    """
+    versions = _planned(plan, report)
+    n_bytes, n_files = (plan.bytes, len(plan.freed.sizes_bytes)) if report is None else (report.bytes, report.files)
+    n_expiring = sum(verdict.expires for verdict in plan.verdicts)
+    figures = [Figure("A purge frees" if report else "Would free", size(n_bytes), counted(n_files, "file"))]
+    if report is None:
+        figures.insert(0, Figure("Would expire", f"{n_expiring:,}", "nothing is done yet"))
+    return render_page(
+        _page(
+            versions,
+            _planned_chart(plan, versions),
+            subject="expire",
+            root=plan.base.files.storage.root,
+            now_ms=plan.now_ms,
+            headline=_expiration_headline(plan, report, versions),
+            steps=_expiration_steps(plan, report),
+            figures=figures,
+            tree=tree_of(plan.base),
+            plan=plan,
+        )
+    )
+
+
+def expiration_picture(plan: ExpirationPlan) -> str:
+    """Return the drawing of a plan alone, as an SVG file; reads nothing."""
+    versions = _planned(plan, None)
+    return _picture(versions, _planned_chart(plan, versions), _expiration_headline(plan, None, versions))
+
+
+def verification_page(report: VerifyReport, now_ms: int) -> str:
+    """Return a page of what verify found, and of all versions.
+
+    Reads the nodes of the latest version's tree, no root; what cannot be read is said on the page.
+    """
+    versions, note = _verified(report)
+    tone = _tone(report)
+    looked = (
+        f"Verify looked at {counted(report.versions, 'version')}, {counted(report.nodes, 'node')},"
+        f" {counted(report.definitions, 'definition')}, {counted(report.table_files, 'table file')} and"
+        f" {counted(report.exports, 'export')}, in {counted(report.cost.total_requests, 'request')}."
+    )
+    skipped = f"Not looked at: {clipped('; '.join(report.unchecked), 400)}." if report.unchecked else ""
+    checksums = f"Of all that it read, {report.checksums}." if report.checksums else ""
+    n_findings = f"{len(report.findings):,}" if report.findings else "none"
+    return render_page(
+        _page(
+            versions,
+            _verified_chart(report, versions),
+            subject="verify",
+            root=report.root,
+            now_ms=now_ms,
+            headline=_verification_headline(report, versions),
+            tone=tone,
+            figures=[Figure("Findings", n_findings, tone=tone)],
+            tree=Tree(note="The root of the latest version cannot be read.")
+            if report.latest is None
+            else tree_of(report.latest),
+            report=report,
+            notes=list(filter(None, (looked, checksums, skipped, note))),
+        )
+    )
+
+
+def verification_picture(report: VerifyReport) -> str:
+    """Return the drawing of what verify found alone, as an SVG file; reads nothing."""
+    versions, _ = _verified(report)
+    return _picture(versions, _verified_chart(report, versions), _verification_headline(report, versions))
+
+
+def _picture(versions: Timeline, chart: Chart, headline: str) -> str:
+    texts = {state: f"{LABELS[state]} {number:,}" for state, number in versions.counts.items()}
+    return render_picture(chart, legend(texts), headline)
+
+
+def _page(
+    versions: Timeline,
+    chart: Chart,
+    *,
+    subject: str,
+    root: str,
+    now_ms: int,
+    headline: str,
+    tree: Tree,
+    tone: str = "plain",
+    steps: Sequence[Step] = (),
+    figures: Sequence[Figure] = (),
+    plan: ExpirationPlan | None = None,
+    report: VerifyReport | None = None,
+    notes: Sequence[str] = (),
+) -> Page:
+    """Return a page with what all of them have in common."""
+    findings, findings_left_out = finding_rows(() if report is None else report.findings)
+    of_interest = () if report is None else [f.version for f in report.findings if f.version is not None]
+    rows, rows_left_out = version_rows(versions, of_interest)
+    return Page(
+        root=clipped(root, 200),
+        subject=subject,
+        made_at=utc(now_ms),
+        headline=headline,
+        tone=tone,
+        steps=tuple(steps),
+        figures=(
+            latest_figure(versions, now_ms),
+            *figures,
+            *count_figures(versions),
+            *([tree.figure] if tree.figure else []),
+        ),
+        chart=chart,
+        states=state_rows(versions),
+        kinds=() if plan is None else kind_rows(plan.freed),
+        tree=tree,
+        has_findings=report is not None,
+        findings=findings,
+        findings_left_out=findings_left_out,
+        versions=rows,
+        versions_left_out=rows_left_out,
+        notes=(*notes, *export_notes(versions), *chart.left_out),
+    )
+
+
+# log
+
+
+def _record_of(info: VersionInfo) -> VersionRecord:
+    record = VersionRecord(
+        version=info.version,
+        created_at_ms=epoch_ms(info.created_at),
+        operation=info.operation,
+        message=info.message,
+        commit_id=info.commit_id,
+        is_sealed=info.state == "sealed",
+    )
+    return record.with_rollback(info.rollback_from, info.properties)
+
+
+def _gone(versions: Timeline) -> str:
+    """Say how many versions nobody can open."""
+    words = {
+        VersionState.EXPIRED: "expired",
+        VersionState.PURGED: "purged",
+        VersionState.DELETED: "deleted by another program",
+        VersionState.UNREADABLE: "unreadable",
+        VersionState.UNSEEN: "not looked at",
+    }
+    parts = [f"{versions.counts[state]:,} {word}" for state, word in words.items() if state in versions.counts]
+    return f", of which {listed(parts)}" if parts else ""
+
+
+# expire
+
+
+def _planned(plan: ExpirationPlan, report: ExpirationReport | None) -> Timeline:
+    expired_now = VersionRanges.parse(report.versions if report else "")
+    spared = VersionRanges.parse(report.spared if report else "")
+    verdicts = [
+        replace(verdict, expires=False, reason="spared, as something keeps it by now")
+        if verdict.version in spared
+        else verdict
+        for verdict in plan.verdicts
+    ]
+    return timeline(plan.records, plan.base.definition, verdicts=verdicts, expired_now=expired_now)
+
+
+def _planned_chart(plan: ExpirationPlan, versions: Timeline) -> Chart:
+    return draw(versions, bytes_by_version=plan.freed.bytes_by(plan.freed.writers))
+
+
+def _expiration_headline(plan: ExpirationPlan, report: ExpirationReport | None, versions: Timeline) -> str:
+    every = counted(len(versions.versions), "version") + _gone(versions)
+    latest = f"the latest is {plan.base_version:,}"
+    if report is not None and report.version is not None:
+        n_expired = len(VersionRanges.parse(report.versions))
+        done = f"{n_expired:,} expired just now, by version {report.version:,}"
+        return f"{every}; {done}; a purge frees {size(report.bytes)}"
+    ended = f"; {counted(len(plan.exports), 'export')} would end" if plan.exports else ""
+    if plan.is_empty:
+        return f"{every}; none would expire; {latest}"
+    n_expiring = sum(verdict.expires for verdict in plan.verdicts)
+    return f"{every}; {n_expiring:,} would expire and free {size(plan.bytes)}; {latest}{ended}"
+
+
+def _expiration_steps(plan: ExpirationPlan, report: ExpirationReport | None) -> list[Step]:
+    if report is not None:
+        if report.version is None:
+            return [Step("Nothing expired.")]
+        begin = "" if report.purgeable_at_ms is None else f" from {utc(report.purgeable_at_ms)} on"
+        return [
+            Step(f"To free the space{begin}:", "trinitylake purge"),
+            Step("To bring them back before that:", f"trinitylake undelete {report.versions}"),
+        ]
+    if plan.is_empty:
+        return [Step("There is nothing to do.")]
+    return [Step("Nothing is done yet. To do it, with the same options:", f"trinitylake expire --apply {plan.digest}")]
+
+
+# verify
+
+
+def _verified(report: VerifyReport) -> tuple[Timeline, str]:
+    """Return the versions, and what is to be said where the latest settings cannot be read."""
+    try:
+        definition = None if report.latest is None else report.latest.definition
+        return timeline(report.records, definition, latest=report.latest_version), ""
+    except TrinityLakeError as error:
+        note = f"The settings of the lakehouse cannot be read, so exports and expiries are not shown: {error}"
+        return timeline(report.records, None, latest=report.latest_version), note
+
+
+def _verified_chart(report: VerifyReport, versions: Timeline) -> Chart:
+    found = Counter(finding.version for finding in report.findings if finding.version is not None)
+    return draw(versions, findings_by_version=found)
+
+
+def _tone(report: VerifyReport) -> str:
+    if report.is_clean and not report.is_complete:
+        return "warn"
+    if not report.is_clean:
+        return "bad"
+    return "warn" if any(finding.severity == "warning" for finding in report.findings) else "good"
+
+
+def _verification_headline(report: VerifyReport, versions: Timeline) -> str:
+    n_errors = sum(finding.severity == "error" for finding in report.findings)
+    n_warnings = sum(finding.severity == "warning" for finding in report.findings)
+    n_past = len(report.findings) - n_errors - n_warnings
+    words = ((n_errors, "error"), (n_warnings, "warning"), (n_past, "past finding"))
+    parts = [counted(number, word) for number, word in words if number]
+    found = " and ".join(parts) or "no findings"
+    every = counted(len(versions.versions), "version")
+    latest = f"the latest is {report.latest_version:,}"
+    if report.stopped is not None:
+        return f"Not finished, as {report.stopped}; {found} so far; {every}{_gone(versions)}; {latest}"
+    if report.findings:
+        return f"{found}; {every}{_gone(versions)}; {latest}"
+    return f"{every}{_gone(versions)}; {latest}; {found}"

@@ -1,0 +1,46 @@
+"""From content to HTML: templates that escape all they are given, and show what cannot be seen."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from trinitylake_ops.maintenance.plans.report import visible
+from trinitylake_ops.pages.chart import Chart, LegendEntry
+from trinitylake_ops.pages.content import Page
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("trinitylake_ops.pages", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["px"] = _pixels
+    return environment
+
+
+def _shown(value: object) -> object:
+    """Return text with control characters as escapes, whoever wrote it and wherever in a page it stands."""
+    return visible(value) if type(value) is str else value
+
+
+def _pixels(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def render_page(page: Page) -> str:
+    """Return a page as one HTML document that refers to nothing beyond itself."""
+    return _environment().get_template("page.html.jinja").render(page=page, chart=page.chart)
+
+
+def render_picture(chart: Chart, legend: Sequence[LegendEntry], headline: str) -> str:
+    """Return a chart under its headline and legend as one SVG file."""
+    template = _environment().get_template("picture.svg.jinja")
+    return template.render(chart=chart, legend=legend, headline=headline)

@@ -1,0 +1,1 @@
+"""The metadata tables of the data source."""

@@ -1,0 +1,83 @@
+"""Metadata tables as a query reads them: the columns and rows that it asks for, by tasks."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructField, StructType
+
+from trinitylake_ops.spark_jobs.metadata.columns import METADATA_TABLES, MetadataTable, Row
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from trinitylake_ops.spark_jobs.metadata.filter import MetadataFilter
+
+_ROWS_PER_BATCH = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedMetadata:
+    """A metadata table with the columns and rows that are read of it."""
+
+    name: str
+    table: MetadataTable
+    columns: tuple[str, ...]
+    row_filter: MetadataFilter | None = None
+
+    def of(self, table: MetadataTable) -> OpenedMetadata:
+        """Return another state of the metadata table, with the same columns and rows asked for."""
+        limited = table if self.row_filter is None else table.limited(self.row_filter.conditions())
+        return replace(self, table=limited)
+
+    @property
+    def schema(self) -> StructType:
+        types = METADATA_TABLES[self.name]
+        return StructType([StructField(column, types[column]) for column in self.columns])
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return MetadataReader(self, schema)
+
+
+class MetadataReader(DataSourceReader):
+    """Reads a metadata table: made and planned by a helper of the driver, pickled to the tasks."""
+
+    def __init__(self, opened: OpenedMetadata, schema: StructType):
+        self._opened = opened
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [InputPartition(pickle.dumps(part)) for part in self._opened.table.partitions()]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if partition.value is None:  # what Spark asks for where there is none
+            return iter(())
+        return metadata_batches(self._opened, self._opened.table.rows(pickle.loads(partition.value)), self._schema)
+
+
+def metadata_batches(opened: OpenedMetadata, rows: Iterator[Row], schema: StructType) -> Iterator[pa.RecordBatch]:
+    """Yield what is asked for of rows with all columns."""
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_schema  # what Spark checks batches against; needs no pandas
+
+    row_filter = opened.row_filter
+    types = METADATA_TABLES[opened.name]
+    names = dict.fromkeys([*opened.columns, *(() if row_filter is None else row_filter.columns)])
+    positions = [list(types).index(name) for name in names]
+    read_schema = to_arrow_schema(StructType([StructField(name, types[name]) for name in names]), timezone="UTC")
+    arrow_schema = to_arrow_schema(schema, timezone="UTC")
+    while waiting := list(islice(rows, _ROWS_PER_BATCH)):
+        columns: list[Any] = [
+            pa.array([row[position] for row in waiting], field.type)
+            for position, field in zip(positions, read_schema, strict=True)
+        ]
+        batch = pa.RecordBatch.from_arrays(columns, schema=read_schema)
+        if row_filter is not None:
+            batch = row_filter.rows_of(batch)
+        if batch.num_rows:
+            yield batch.select(arrow_schema.names).cast(arrow_schema)

@@ -1,0 +1,1 @@
+"""Spark itself: its JVM, Connect, jobs of bytes, errors."""

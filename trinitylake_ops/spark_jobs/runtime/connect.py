@@ -1,0 +1,173 @@
+"""Sessions of Spark Connect: this process is a client without a JVM, Spark runs in a server that stays.
+
+The client is an extra of this package and is imported when a remote is asked for. The server's machines have this
+package, for the same version of Python.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
+
+from pyspark import SparkContext
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from trinitylake_ops.errors import InvalidInputError, JobFailedError
+from trinitylake_ops.spark_jobs.runtime.connect_keeper import dismiss, start_keeper
+
+if TYPE_CHECKING:
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+#: So long a server may take to answer before it counts as not there.
+ANSWER_SECONDS = 10.0
+#: A call is sent again for about 17 s; the client's own 15 times would take ten minutes.
+_MAX_RETRIES = 5
+
+_PARALLELISM_SQL = "SELECT max(number) + 1 FROM (SELECT spark_partition_id() AS number FROM range(65536))"
+
+_TOKEN = "token"
+_TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
+#: Lets functions of ``pyspark.sql.functions`` make columns for a session of this kind.
+_MODE_VARIABLE = "SPARK_CONNECT_MODE_ENABLED"
+
+#: Of sessions that this process opened: each has a process that ends it where this one is killed.
+_keepers: dict[int, subprocess.Popen[bytes]] = {}
+
+
+def is_remote(spark: SparkSession) -> bool:
+    """Whether a session is a client of Spark Connect."""
+    return not isinstance(spark, SparkSession)
+
+
+def check_remote(url: str) -> str:
+    """Return ``host:port`` of ``sc://host:port/;option=value``.
+
+    Raises InvalidInputError for another form, and for a token, which would be seen: it comes from the environment.
+    """
+    parts = urlsplit(url)
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if parts.scheme != "sc" or not host:
+        raise InvalidInputError("a remote Spark is written sc://HOST:PORT, such as sc://spark.example:15002")
+    options = [option.partition("=")[0].strip().lower() for option in parts.path.split(";")]
+    if _TOKEN in options or parts.username is not None:
+        raise InvalidInputError(f"a token in the address would be seen by others: put it into {_TOKEN_VARIABLE}")
+    return f"{host}:{port or 15002}"
+
+
+def open_remote(url: str, app_name: str, settings: Mapping[str, str], asked: Mapping[str, str]) -> SparkSession:
+    """Return a new session at a server, to be closed by :func:`close_remote`.
+
+    ``settings`` are taken as far as the server lets sessions choose them, ``asked`` all. Raises InvalidInputError for
+    a wrong address, a missing client, a setting that only the server can have, and in a process that has a Spark of
+    its own; JobFailedError where no server answers.
+    """
+    address = check_remote(url)
+    if SparkContext._active_spark_context is not None:
+        raise InvalidInputError("this process runs a Spark of its own already: a remote one needs a process of its own")
+    os.environ[_MODE_VARIABLE] = "1"
+    try:
+        connected = _connected(url, address, app_name)
+    except BaseException:
+        os.environ.pop(_MODE_VARIABLE, None)
+        raise
+    session = cast("SparkSession", connected)
+    _keepers[id(session)] = start_keeper(url, connected.session_id, connected.client._user_id)
+    try:
+        for key in asked:
+            if not session.conf.isModifiable(key):
+                raise InvalidInputError(f"{key} cannot be set for a session at {address}: it is set where that starts")
+        for key, value in {**settings, **asked}.items():
+            if session.conf.isModifiable(key):
+                session.conf.set(key, value)
+    except PySparkException as error:
+        close_remote(session)
+        raise JobFailedError(f"cannot set up a session at {address}: {str(error).partition(chr(10))[0]}") from error
+    except BaseException:
+        close_remote(session)
+        raise
+    return session
+
+
+def _connected(url: str, address: str, app_name: str) -> ConnectSession:
+    try:
+        import grpc
+        from pyspark.sql.connect.client import DefaultChannelBuilder
+        from pyspark.sql.connect.client.retries import DefaultPolicy
+        from pyspark.sql.connect.session import SparkSession as ConnectSession
+    except ImportError as error:
+        raise InvalidInputError(
+            "the client of Spark Connect is not installed, pip install 'trinitylake-ops[connect]'"
+            f" ({_first_line(error)})"
+        ) from error
+    # Ready first: a session would go on trying a server that is not there.
+    with DefaultChannelBuilder(url).toChannel() as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=ANSWER_SECONDS)
+        except grpc.FutureTimeoutError:
+            raise JobFailedError(
+                f"no Spark Connect server answers at {address} within {ANSWER_SECONDS:.0f} s"
+            ) from None
+    try:
+        session = ConnectSession.builder.remote(url).appName(app_name).create()
+    except PySparkException as error:
+        raise JobFailedError(f"cannot open a session at {address}: {_first_line(error)}") from error
+    session.client.set_retry_policies([DefaultPolicy(max_retries=_MAX_RETRIES)])
+    return session
+
+
+def close_remote(session: SparkSession) -> None:
+    """Release a session with all that still runs in it; the server stays."""
+    try:
+        session.stop()
+        if (keeper := _keepers.pop(id(session), None)) is not None:
+            dismiss(keeper)
+    finally:
+        os.environ.pop(_MODE_VARIABLE, None)
+
+
+def running_remote() -> SparkSession | None:
+    """Return the session of Spark Connect that this process has already, if any."""
+    if _MODE_VARIABLE not in os.environ:
+        return None
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    found: Any = ConnectSession.getActiveSession() or ConnectSession._get_default_session()
+    return None if found is None or found.is_stopped else cast("SparkSession", found)
+
+
+def default_parallelism(spark: SparkSession) -> int:
+    """Return how many tasks Spark makes where nothing else says it: as many as run at a time."""
+    if not is_remote(spark):
+        return max(1, int(spark.sparkContext.defaultParallelism))
+    found = spark.sql(_PARALLELISM_SQL).toArrow()
+    return max(1, int(found.column(0)[0].as_py()))
+
+
+class Slots:
+    """How many tasks run at a time, by :func:`default_parallelism`; a server is asked again after a minute."""
+
+    _KEPT_SECONDS = 60.0
+
+    def __init__(self, spark: SparkSession):
+        self._spark = spark
+        self._asked_s = -self._KEPT_SECONDS
+        self._count = 1
+
+    def count(self) -> int:
+        """Return the number. Raises what Spark raises where it is gone."""
+        now_s = time.monotonic()
+        if not is_remote(self._spark) or now_s - self._asked_s >= self._KEPT_SECONDS:
+            self._count, self._asked_s = default_parallelism(self._spark), now_s
+        return self._count
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,1 @@
+"""``format("trinitylake")``: options, opening, writing, streams."""

@@ -1,0 +1,264 @@
+"""The rows that were appended to a table between two versions of the lakehouse, for streams."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from pyiceberg.expressions import BooleanExpression
+from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntryStatus
+from pyiceberg.schema import Schema, index_by_id
+from pyiceberg.table import DataScan, FileScanTask
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.snapshots import Snapshot as TableSnapshot
+from pyspark.sql.types import StructType
+
+from trinitylake_ops.errors import CommitConflictError, VersionExpiredError
+from trinitylake_ops.spark_jobs.source.stream_options import StreamOptions
+from trinitylake_ops.spark_jobs.source.stream_reader import Offset, expired_between, gap_error
+from trinitylake_ops.spark_jobs.tables.reader import check_reachable, found_table, group_files, planned
+from trinitylake_ops.spark_jobs.tables.tasks import ReadJob, read_tasks
+from trinitylake_ops.tables.files.file_io import reading_io
+from trinitylake_ops.tables.files.metadata import table_metadata
+from trinitylake_ops.tables.files.reach import entries_in, manifests_in
+from trinitylake_ops.tables.managed import metadata_uri, without_history
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_NONE = ""
+_TRIMMED = -1  # no snapshot has this id
+
+
+@dataclass(frozen=True)
+class FollowedTable:
+    """A table whose appended rows a stream reads.
+
+    ``table_uuid`` is Iceberg's and ``table_schema`` the columns, both as they were when the stream was loaded;
+    ``schema`` has the columns that are read.
+    """
+
+    namespace: str
+    table: str
+    table_uuid: UUID
+    table_schema: Schema
+    schema: Schema
+    row_filter: BooleanExpression
+    parallelism: int
+
+    @property
+    def kind(self) -> str:
+        return "table"  # which one, table_id says: it may be renamed
+
+    def is_offset(self, offset: Offset) -> bool:
+        table_id, snapshot_id = offset.get("table_id"), offset.get("snapshot_id")
+        is_snapshot = snapshot_id == _NONE or (isinstance(snapshot_id, str) and snapshot_id.lstrip("-").isdecimal())
+        return offset["version"] >= -1 and isinstance(table_id, str) and is_snapshot
+
+    def before(self, lake: Lakehouse, version: int) -> Offset:
+        if version == 0:
+            return {"version": -1, "table_id": _NONE, "snapshot_id": _NONE}
+        return self.at(lake, version - 1)
+
+    def at(self, lake: Lakehouse, version: int) -> Offset:
+        snapshot = lake.snapshot(version)
+        if not (snapshot.has_namespace(self.namespace) and snapshot.has_table(self.namespace, self.table)):
+            return {"version": version, "table_id": _NONE, "snapshot_id": _NONE}
+        found = found_table(lake, snapshot, self.namespace, self.table)
+        current = found.metadata.current_snapshot_id
+        return {
+            "version": version,
+            "table_id": snapshot.table(self.namespace, self.table).id,
+            "snapshot_id": _NONE if current is None else str(current),
+        }
+
+    def parts(self, lake: Lakehouse, start: Offset, end: Offset, options: StreamOptions) -> Sequence[object]:
+        check_reachable(lake)
+        batch = _Batch(self, lake, start, end, options)
+        tasks = batch.tasks()
+        if not tasks:
+            return []
+        if misfit := self._misfit(batch.metadata):
+            raise CommitConflictError(
+                f"table {self.namespace}.{self.table} is read as a stream, and since that was loaded {misfit}; start it"
+                " again, or where that does not help, begin a new stream",
+                latest_version=end["version"],
+            )
+        # The filter means the columns that had these names at load, whatever has them by now.
+        loaded = {"schemas": [self.table_schema], "current_schema_id": self.table_schema.schema_id}
+        metadata = without_history(batch.metadata).model_copy(update=loaded)
+        job = pickle.dumps(ReadJob(batch.io, metadata, self.schema, self.row_filter))
+        return [AppendedPart(job, group) for group in group_files(tasks, self.parallelism)]
+
+    def _misfit(self, metadata: TableMetadata) -> str | None:
+        """Return why the columns of the stream cannot hold what the table has by now, None where they can."""
+        if metadata.table_uuid != self.table_uuid:
+            return "another table has its name"
+        now = index_by_id(metadata.schema())
+        for field_id, field in index_by_id(self.schema).items():
+            found = now.get(field_id)
+            name = self.table_schema.find_column_name(field_id)
+            if found is None and field.required:
+                return f"its required column {name!r} was dropped"
+            if found is not None and field.required and not found.required:
+                return f"its column {name!r} became optional"
+            if found is not None and field.field_type.is_primitive and found.field_type != field.field_type:
+                return f"its column {name!r} became {found.field_type}"
+        return None
+
+
+@dataclass(frozen=True)
+class AppendedPart:
+    """Data files of a batch."""
+
+    pickled_job: bytes
+    tasks: tuple[FileScanTask, ...]
+
+    def batches(self, schema: StructType) -> Iterator[pa.RecordBatch]:
+        return read_tasks(pickle.loads(self.pickled_job), self.tasks, schema)
+
+
+class _Batch:
+    """What a table gained between two offsets."""
+
+    def __init__(self, followed: FollowedTable, lake: Lakehouse, start: Offset, end: Offset, options: StreamOptions):
+        self._name = (followed.namespace, followed.table)
+        self._lake = lake
+        self._start, self._end = start, end
+        self._options = options
+        self.io = reading_io(lake)
+        self._histories: list[TableMetadata] = []
+        self._versions = self._readable_versions()
+
+    @property
+    def metadata(self) -> TableMetadata:
+        """The newest metadata that was read."""
+        return self._histories[0]
+
+    def tasks(self) -> list[FileScanTask]:
+        """Return the files. Raises VersionExpiredError for a gap, CommitConflictError where rows were replaced."""
+        start, end = self._start, self._end
+        if start["table_id"] not in (_NONE, end["table_id"]):
+            self._refuse_overwrite("another table has its name, or none")
+        if end["snapshot_id"] == _NONE:
+            return []
+        tip = self._snapshot(int(end["snapshot_id"]))
+        if tip is None:
+            raise self._gap()
+        if start["version"] < 0:
+            scan = DataScan(self._holding(tip), self.io, snapshot_id=tip.snapshot_id)
+            return planned(scan)
+        base = int(start["snapshot_id"]) if start["snapshot_id"] and start["table_id"] == end["table_id"] else None
+        added = self._since(tip, base)
+        return [FileScanTask(file) for snapshot in reversed(added) for file in self._appended_by(snapshot)]
+
+    def _since(self, tip: TableSnapshot, base: int | None) -> list[TableSnapshot]:
+        """Return the snapshots after ``base`` up to ``tip``, newest first."""
+        chain: list[TableSnapshot] = []
+        step: TableSnapshot | None = tip
+        while step is not None and step.snapshot_id != base:
+            chain.append(step)
+            parent = self._parent(step)
+            if parent is None and base is not None and not step.sequence_number and self._snapshot(base) is None:
+                parent = _TRIMMED  # whether it is the table's first one nobody knows, but base came before it
+            if parent == base:
+                return chain
+            if parent is None:
+                return self._since_fork(chain, base)
+            step = None if parent == _TRIMMED else self._snapshot(parent)
+            if step is None and self._options.on_gap == "fail":
+                raise self._gap()
+        return chain
+
+    def _parent(self, snapshot: TableSnapshot) -> int | None:
+        """Return the snapshot before one, None for a table's first, _TRIMMED where no version tells any more."""
+        parent, number = snapshot.parent_snapshot_id, snapshot.sequence_number or 0
+        if parent is not None or number == 1:
+            return parent
+        # A trim lets the oldest snapshot that stays forget the one before it.
+        for metadata in self._all_histories():
+            known = metadata.snapshot_by_id(snapshot.snapshot_id)
+            if known is not None and known.parent_snapshot_id is not None:
+                return known.parent_snapshot_id
+        return _TRIMMED if number else None  # the snapshots of Iceberg's format version 1 have no numbers
+
+    def _since_fork(self, chain: Sequence[TableSnapshot], base: int | None) -> list[TableSnapshot]:
+        """Return the newest of a chain that does not lead to ``base``: the table was taken back to before it."""
+        self._refuse_overwrite("it was taken back to an earlier state")
+        ancestors: set[int] = set()
+        step = None if base is None else self._snapshot(base)
+        while step is not None:
+            ancestors.add(step.snapshot_id)
+            parent = self._parent(step)
+            step = None if parent is None else self._snapshot(parent)
+        cut = next((at for at, snapshot in enumerate(chain) if snapshot.snapshot_id in ancestors), len(chain))
+        return list(chain[:cut])
+
+    def _appended_by(self, snapshot: TableSnapshot) -> Iterable[DataFile]:
+        operation = None if snapshot.summary is None else snapshot.summary.operation
+        if operation == Operation.REPLACE:
+            return
+        if operation != Operation.APPEND:
+            self._refuse_overwrite("rows of it were replaced or deleted")
+            return
+        for manifest in manifests_in(snapshot, self.io):
+            if manifest.added_snapshot_id != snapshot.snapshot_id or manifest.content != ManifestContent.DATA:
+                continue
+            for entry in entries_in(manifest, self.io):
+                if entry.status == ManifestEntryStatus.ADDED:
+                    yield entry.data_file
+
+    def _snapshot(self, snapshot_id: int) -> TableSnapshot | None:
+        """Return a snapshot of the table, from the metadata of whichever version still lists it; newest first."""
+        found = (metadata.snapshot_by_id(snapshot_id) for metadata in self._all_histories())
+        return next((snapshot for snapshot in found if snapshot is not None), None)
+
+    def _all_histories(self) -> Iterator[TableMetadata]:
+        """Yield the table's metadata of each version that has another one, newest first; they are read once."""
+        yield from self._histories
+        for metadata in self._versions:
+            self._histories.append(metadata)
+            yield metadata
+
+    def _holding(self, snapshot: TableSnapshot) -> TableMetadata:
+        return next(one for one in self._histories if one.snapshot_by_id(snapshot.snapshot_id) is not None)
+
+    def _readable_versions(self) -> Iterator[TableMetadata]:
+        """Yield the table's metadata at the end, and then where another version has another one."""
+        latest = self._lake.snapshot()
+        first, last = max(self._start["version"], 0), self._end["version"]
+        expired = set(expired_between(latest, first - 1, last))
+        seen: set[str] = set()
+        for version in [*range(last, first - 1, -1), latest.version]:
+            if version in expired:
+                continue
+            snapshot = self._lake.snapshot(version)
+            if not (snapshot.has_namespace(self._name[0]) and snapshot.has_table(*self._name)):
+                continue
+            definition = snapshot.table(*self._name)
+            if not definition.is_iceberg or definition.id not in (self._end["table_id"], self._start["table_id"]):
+                continue
+            uri = metadata_uri(definition, self._lake.root)
+            if uri not in seen:
+                seen.add(uri)
+                yield table_metadata(definition, self.io)
+
+    def _gap(self) -> VersionExpiredError:
+        return gap_error(
+            f"rows of table {'.'.join(self._name)}", max(self._start["version"] + 1, 0), self._end["version"]
+        )
+
+    def _refuse_overwrite(self, how: str) -> None:
+        if self._options.on_overwrite == "fail":
+            raise CommitConflictError(
+                f"table {'.'.join(self._name)} is read as a stream of appended rows, and in versions"
+                f" {self._start['version'] + 1} to {self._end['version']} {how}; begin a new stream, or let this one"
+                " pass such commits by with the option on_overwrite 'skip'",
+                base_version=max(self._start["version"], 0),
+                latest_version=self._end["version"],
+            )

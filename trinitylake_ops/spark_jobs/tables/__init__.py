@@ -1,0 +1,1 @@
+"""Reading and writing the data of tables by tasks."""

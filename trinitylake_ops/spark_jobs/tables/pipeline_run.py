@@ -1,0 +1,198 @@
+"""A pipeline run in plain Spark: read at a pinned version, write many tables, publish them in one commit, once.
+
+::
+
+    run = PipelineRun(spark, lake, run_id="2013-01-31")
+    if not run.is_published:
+        orders = run.read("raw.orders")                        # as at the version that the run began on
+        run.write(orders.groupBy("day").count(), "facts", "daily", mode="replace_table")
+        run.write(orders.where("paid"), "facts", "paid", mode="append", partition_by=("day",))
+    print(run.publish(message="January").version)
+
+A run that is started again, after it died anywhere, reads the same version as before. It reports the version that it
+had committed, or commits its own: never both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pyiceberg.expressions import BooleanExpression
+from pyspark.sql import DataFrame, SparkSession
+
+from trinitylake_ops.errors import CommitConflictError, InvalidInputError
+from trinitylake_ops.format.definitions import METADATA_LOCATION
+from trinitylake_ops.spark_jobs.tables.reader import read_table
+from trinitylake_ops.spark_jobs.tables.writer import stage_dataframe
+from trinitylake_ops.tables.writing.data_files import TARGET_FILE_SIZE_BYTES
+from trinitylake_ops.tables.writing.partition_key import PartitionValue
+from trinitylake_ops.tables.writing.publication import Publication, publication_id, publish_once, published_version
+from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.tables.writing.staging import Evolution
+from trinitylake_ops.tables.writing.write_mode import Mode
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.saved import pinned_version
+from trinitylake_ops.versions.names import resolve_table
+from trinitylake_ops.versions.snapshot import CatalogReader, Snapshot
+
+_PIPELINE = "pipeline"
+
+
+class PipelineRun:
+    """One run of a pipeline, known by its ``run_id``, which is chosen by the caller and the same when it is repeated.
+
+    ``version`` is pinned by whoever first starts the run: the latest one then, or the ``version`` that is given. The
+    pin keeps it from nothing: what is expired meanwhile cannot be read. The pin stays for the lakehouse's
+    ``txn_ttl_millis`` at least, until orphans are removed; a run that is repeated later than that looks for its commit
+    in the versions above ``since``, -1 for all. Raises InvalidInputError for an empty id, VersionNotFoundError, also
+    where nobody can tell whether the run committed, StorageError.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        lake: Lakehouse,
+        run_id: str,
+        *,
+        version: int | None = None,
+        since: int | None = None,
+    ):
+        if not run_id:
+            raise InvalidInputError("run_id is empty: give what tells this run from others, such as its date")
+        self._spark = spark
+        self._lake = lake
+        self.run_id = run_id
+        self._id = publication_id(_PIPELINE, run_id)
+        self.version = pinned_version(lake.snapshot(version), publication_id("pin", _PIPELINE, run_id))
+        self._staged: dict[tuple[str, str], StagedTable] = {}
+        self._read: set[tuple[str, str]] = set()
+        found = published_version(lake, self._id, self.version if since is None else min(since, self.version))
+        self._published = None if found is None else Publication(found, was_published=True)
+
+    @property
+    def is_published(self) -> bool:
+        """Whether this run has committed, now or when it was started before."""
+        return self._published is not None
+
+    @property
+    def staged(self) -> tuple[StagedTable, ...]:
+        """What this run would publish."""
+        return tuple(self._staged.values())
+
+    def read(
+        self, table: str, *, row_filter: str | BooleanExpression | None = None, columns: Sequence[str] | None = None
+    ) -> DataFrame:
+        """Return a table as it is at the pinned version; the rest as in :func:`table_reader.read_table`."""
+        self._read.add(resolve_table(table, self._lake.snapshot(self.version)))
+        return read_table(self._spark, self._lake, table, self.version, row_filter=row_filter, columns=columns)
+
+    def write(
+        self,
+        frame: DataFrame,
+        namespace: str,
+        table: str,
+        *,
+        mode: Mode,
+        partition_by: Sequence[str] | None = None,
+        primary_key: Sequence[str] = (),
+        partitions: Sequence[Mapping[str, PartitionValue]] | None = None,
+        properties: Mapping[str, str] | None = None,
+        evolve: Evolution | None = None,
+        target_file_size_bytes: int = TARGET_FILE_SIZE_BYTES,
+    ) -> StagedTable:
+        """Stage a table of this run, as :func:`table_writer.stage_dataframe` does; once for each table.
+
+        Raises what that raises, InvalidInputError for a table that was staged before, CommitConflictError where others
+        changed the table since the pinned version.
+        """
+        name = (namespace, table)
+        if name in self._staged:
+            raise InvalidInputError(f"this run has staged table {namespace}.{table} already: write all rows at once")
+        self._check_unchanged(self._lake.snapshot(), {name})
+        try:
+            staged = stage_dataframe(
+                self._lake,
+                frame,
+                namespace,
+                table,
+                partition_by=partition_by,
+                primary_key=primary_key,
+                mode=mode,
+                partitions=partitions,
+                properties=properties,
+                evolve=evolve,
+                target_file_size_bytes=target_file_size_bytes,
+            )
+        except CommitConflictError:
+            self._check_unpublished()
+            raise
+        return self.add(staged)
+
+    def add(self, staged: StagedTable) -> StagedTable:
+        """Take a table that was staged otherwise, such as by pyiceberg in a ``StagingCatalog``, into the commit."""
+        self._staged[staged.namespace, staged.table] = staged
+        return staged
+
+    def publish(
+        self,
+        *,
+        message: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        isolation: str | None = None,
+    ) -> Publication:
+        """Commit all staged tables as one version, unless this run had; return that version.
+
+        A table that is written must be as it was at the pinned version, and with the isolation ``serializable``,
+        by default the lakehouse's own, each table that was read, too. Raises CommitConflictError where one is not:
+        begin a new run then, with an id of its own. Raises what :func:`publication.publish_once` raises.
+        """
+        if self._published is None:
+            is_serializable = (
+                isolation or self._lake.snapshot().definition.isolation_level.name
+            ).lower() == "serializable"
+            names = {*self._staged, *(self._read if is_serializable else ())}
+            self._published = publish_once(
+                self._lake,
+                self.staged,
+                self._id,
+                isolation=isolation,
+                run_id=self.run_id,
+                message=message,
+                properties=properties,
+                require=lambda latest: self._check_unchanged(latest, names),
+                since=self.version,
+            )
+        return self._published
+
+    def _check_unpublished(self) -> None:
+        """Raise CommitConflictError where another process with this run's id has committed it, if that is why."""
+        found = published_version(self._lake, self._id, self.version)
+        if found is not None and self._published is None:
+            raise CommitConflictError(
+                f"run {self.run_id} was committed as version {found} by another process; nothing is left to do, and"
+                " when the run is started again it reports that version",
+                base_version=self.version,
+                latest_version=found,
+            )
+
+    def _check_unchanged(self, latest: Snapshot, names: set[tuple[str, str]]) -> None:
+        pinned = self._lake.snapshot(self.version)
+        changed = [
+            name for name in sorted(names) if _metadata_location(pinned, name) != _metadata_location(latest, name)
+        ]
+        if changed:
+            name = ".".join(changed[0])
+            self._check_unpublished()
+            raise CommitConflictError(
+                f"table {name} changed since version {self.version}, which run {self.run_id} reads; begin a new run",
+                conflicts=tuple(f"table {'.'.join(one)}: changed since the run began" for one in changed),
+                base_version=self.version,
+                latest_version=latest.version,
+            )
+
+
+def _metadata_location(reader: CatalogReader, name: tuple[str, str]) -> str | None:
+    if not (reader.has_namespace(name[0]) and reader.has_table(*name)):
+        return None
+    definition = reader.table(*name)
+    return f"{definition.id} {definition.format_properties.get(METADATA_LOCATION)}"

@@ -1,0 +1,190 @@
+"""What runs in the Python processes that Spark starts: helpers of the driver, and tasks.
+
+Spark starts a helper for each of planning, committing and reading back; those only carry pickled
+bytes, and this module imports nothing heavy, so that they start fast. The tasks unpickle the bytes
+and do the work.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from trinitylake_ops.spark_jobs.runtime.handover import HANDOVER, put_returned, take_given
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.expressions import BooleanExpression
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import FileScanTask
+    from pyiceberg.table.metadata import TableMetadata
+
+    from trinitylake_ops.tables.files.data_reading import ReadVersion
+    from trinitylake_ops.tables.files.file_io import StorageFileIO
+    from trinitylake_ops.tables.writing.staging import TableWrite
+
+
+#: The column of what :func:`write_rows` gives.
+WRITTEN_FILE = "data_file"
+
+
+@dataclass(frozen=True)
+class WriteJob:
+    """What each task of a write needs."""
+
+    plan: TableWrite
+    target_file_size_bytes: int
+
+
+class TableSink(DataSource):
+    """Data files of a managed table, for writing. Hands over a pickled WriteJob, returns a list of DataFiles."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "trinitylake_table_sink"
+
+    def writer(self, schema: StructType, overwrite: bool) -> TableSinkWriter:
+        folder = self.options[HANDOVER]
+        return TableSinkWriter(folder, take_given(folder))
+
+
+@dataclass
+class _WrittenFiles(WriterCommitMessage):
+    pickled_data_files: bytes
+
+
+class TableSinkWriter(DataSourceArrowWriter):
+    """Made by a helper of the driver, pickled to the tasks, and to another helper for commit or abort."""
+
+    def __init__(self, folder: str, pickled_job: bytes):
+        self._folder = folder
+        self._pickled_job = pickled_job
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        job: WriteJob = pickle.loads(self._pickled_job)
+        data_files = job.plan.write(iterator, target_file_size_bytes=job.target_file_size_bytes)
+        return _WrittenFiles(pickle.dumps(data_files))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        put_returned(self._folder, [message.pickled_data_files for message in _written(messages)])
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        # Of tasks that ended well. One that failed has deleted its own; one that still runs, or
+        # that Spark kills, leaves files that nothing names.
+        from trinitylake_ops.tables.writing.data_files import delete_data_files
+
+        job: WriteJob = pickle.loads(self._pickled_job)
+        for message in _written(messages):
+            delete_data_files(job.plan.io, pickle.loads(message.pickled_data_files))
+
+
+def _written(messages: list[WriterCommitMessage | None]) -> list[_WrittenFiles]:
+    return [message for message in messages if isinstance(message, _WrittenFiles)]
+
+
+def unpickled_data_files(returned: list[bytes]) -> list[DataFile]:
+    """Return the data files of all tasks, in the order of the tasks."""
+    return [data_file for pickled in returned for data_file in pickle.loads(pickled)]
+
+
+@dataclass(frozen=True)
+class ReadJob:
+    """What each task of a scan needs."""
+
+    io: StorageFileIO
+    metadata: TableMetadata
+    schema: Schema
+    row_filter: BooleanExpression
+    version: ReadVersion | None = None
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A planned scan: its rows, a pickled ReadJob, and a pickled tuple of FileScanTasks for each input partition."""
+
+    schema: StructType
+    pickled_job: bytes
+    pickled_groups: tuple[bytes, ...]
+
+
+class TableScan(DataSource):
+    """Data files of a table, for reading. Hands over a Scan, which lives as long as the DataFrame."""
+
+    def __init__(self, options: dict[str, str]):
+        super().__init__(options)
+        self._scan: Scan = take_given(options[HANDOVER])
+
+    @classmethod
+    def name(cls) -> str:
+        return "trinitylake_table_scan"
+
+    def schema(self) -> StructType:
+        return self._scan.schema
+
+    def reader(self, schema: StructType) -> TableScanReader:
+        reader = TableScanReader(self._scan, schema)
+        self._scan = Scan(schema, b"", ())  # Spark sends the source to all tasks beside the reader
+        return reader
+
+
+class TableScanReader(DataSourceReader):
+    """Made by a helper of the driver, pickled to the tasks."""
+
+    def __init__(self, scan: Scan, schema: StructType):
+        self._schema = schema
+        self._pickled_job = scan.pickled_job
+        self._partitions = [InputPartition(group) for group in scan.pickled_groups]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Each task gets its own input partition, not those of all others.
+        return {**self.__dict__, "_partitions": []}
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return self._partitions
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # Without files Spark asks for one partition without a value.
+        tasks: tuple[FileScanTask, ...] = pickle.loads(partition.value) if partition.value is not None else ()
+        return read_tasks(pickle.loads(self._pickled_job), tasks, self._schema)
+
+
+def read_group(pickled_job: bytes, schema: StructType, pickled_tasks: bytes) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a pickled tuple of FileScanTasks as Spark wants them."""
+    return read_tasks(pickle.loads(pickled_job), pickle.loads(pickled_tasks), schema)
+
+
+def write_rows(pickled_job: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Write the rows of a task as data files; yields a row for each, pickled."""
+    import pyarrow as pa
+
+    job: WriteJob = pickle.loads(pickled_job)
+    for data_file in job.plan.write(batches, target_file_size_bytes=job.target_file_size_bytes):
+        yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps([data_file])], pa.binary())], names=[WRITTEN_FILE])
+
+
+def read_tasks(job: ReadJob, tasks: Sequence[FileScanTask], schema: StructType) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of files as Spark wants them."""
+    from pyiceberg.io.pyarrow import ArrowScan
+    from pyspark.sql.pandas.types import to_arrow_schema  # what Spark checks batches against; needs no pandas
+
+    from trinitylake_ops.tables.files.data_reading import file_batches, reading_at
+
+    scan = ArrowScan(job.metadata, job.io, job.schema, job.row_filter)
+    arrow_schema = to_arrow_schema(schema, timezone="UTC")
+    with reading_at(job.version, job.io):
+        for task in tasks:  # one at a time: pyiceberg holds all batches of the files it is given
+            for batch in file_batches(scan, task, job.io):
+                if batch.num_rows:
+                    yield batch.select(arrow_schema.names).cast(arrow_schema)

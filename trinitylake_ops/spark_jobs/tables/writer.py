@@ -1,0 +1,165 @@
+"""Staging a DataFrame as a managed table: Spark's tasks write the data files themselves, through Storage.
+
+The driver plans the write, each task writes its rows as Parquet files under the table's own prefix
+and hands back what it wrote, and the driver makes one Iceberg snapshot of all of it. No row passes
+the driver and no disk is shared. A task that fails deletes its files, and so does the driver for
+tasks that ended well. What a process leaves that dies, or that Spark stops because another task
+failed, is an orphan: nothing names it.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from pyiceberg.exceptions import ValidationError
+from pyiceberg.manifest import DataFile
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError
+from trinitylake_ops.spark_jobs.runtime.active_session import activate
+from trinitylake_ops.spark_jobs.runtime.connect import is_remote
+from trinitylake_ops.spark_jobs.runtime.handover import HANDOVER, handed_over, take_returned
+from trinitylake_ops.spark_jobs.runtime.spark_errors import spark_failures
+from trinitylake_ops.spark_jobs.tables.reader import check_reachable
+from trinitylake_ops.spark_jobs.tables.schema import to_iceberg_schema
+from trinitylake_ops.spark_jobs.tables.tasks import WRITTEN_FILE, TableSink, WriteJob, unpickled_data_files, write_rows
+from trinitylake_ops.tables.managed import ICEBERG
+from trinitylake_ops.tables.writing.data_files import TARGET_FILE_SIZE_BYTES, delete_data_files
+from trinitylake_ops.tables.writing.partition_key import PartitionValue, check_partitions
+from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.tables.writing.staging import Evolution, TableWrite, plan_write, stage_data_files
+from trinitylake_ops.tables.writing.write_mode import Mode, check_mode, replaced_by
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+
+
+def stage_dataframe(
+    lake: Lakehouse,
+    frame: DataFrame,
+    namespace: str,
+    table: str,
+    *,
+    partition_by: Sequence[str] | None = None,
+    primary_key: Sequence[str] = (),
+    mode: Mode,
+    partitions: Sequence[Mapping[str, PartitionValue]] | None = None,
+    properties: Mapping[str, str] | None = None,
+    evolve: Evolution | None = None,
+    target_file_size_bytes: int = TARGET_FILE_SIZE_BYTES,
+) -> StagedTable:
+    """Write a DataFrame's rows as data files of a managed table and return it staged, unpublished.
+
+    A missing table is created, with identity partitions by ``partition_by``, ``primary_key`` as its
+    identifier fields and ``properties``. An existing one keeps its field ids, required columns,
+    partitions and key; columns that it lacks are added as optional ones, its columns that the frame
+    lacks are null. ``partition_by`` None means as the table is. ``evolve`` changes an existing one before, in the
+    same commit, by a transaction of pyiceberg: ``update_schema`` renames, drops, widens columns, ``update_spec``
+    partitions anew what is written from now on.
+
+    ``mode`` says which files the new ones take the place of, by metadata alone: ``replace_table``
+    all of them, ``append`` none, ``replace_partitions`` those of ``partitions``, each a value for
+    every partition column. Rows of another partition are refused then, and a partition without
+    rows becomes empty. Without ``partitions`` those are replaced that rows arrive for.
+
+    Rows are clustered by partition, so a partition gets one file or, when Spark splits a big one,
+    a few; an unpartitioned table gets a file per non-empty partition of the frame. Files end at
+    about ``target_file_size_bytes``.
+
+    Raises UnsupportedTypeError, InvalidDefinitionError and InvalidInputError before any task runs
+    when the request is wrong; InvalidInputError for rows that do not fit; CommitConflictError when
+    the table changed meanwhile; StorageError; CorruptFileError for a source that Spark cannot
+    read; JobFailedError for what else failed. Nothing is staged then.
+    """
+    name = f"{namespace}.{table}"
+    check_mode(mode)
+    check_reachable(lake)
+    plan = plan_rows(lake, frame.schema, namespace, table, partition_by, primary_key, properties, evolve)
+    columns = [field.name for field in plan.metadata.spec().fields]
+    wanted, replacing = replaced_by(plan, mode, partitions)
+    with spark_failures(f"write table {name}"):
+        data_files = _write(_clustered(frame, columns), plan, target_file_size_bytes)
+    try:
+        check_partitions(data_files, wanted, columns)
+        return stage_data_files(lake, plan, data_files, replacing=replacing)
+    except BaseException:
+        delete_data_files(plan.io, data_files)
+        raise
+
+
+def plan_rows(
+    lake: Lakehouse,
+    rows: StructType,
+    namespace: str,
+    table: str,
+    partition_by: Sequence[str] | None = None,
+    primary_key: Sequence[str] = (),
+    properties: Mapping[str, str] | None = None,
+    evolve: Evolution | None = None,
+) -> TableWrite:
+    """Plan to write rows of such columns, with every check that needs no rows done; see :func:`stage_dataframe`."""
+    name = f"{namespace}.{table}"
+    snapshot = lake.snapshot()
+    exists = snapshot.has_namespace(namespace) and snapshot.has_table(namespace, table)
+    if exists and not snapshot.table(namespace, table).is_iceberg:
+        table_format = snapshot.table(namespace, table).table_format
+        raise InvalidInputError(f"table {name} has the format {table_format!r}; only {ICEBERG} can be written")
+    # Spark infers nullability anew for each query; what the table requires stays required.
+    known: dict[str, bool] = {}
+    if exists and evolve is not None:
+        evolved = plan_write(lake, namespace, table, evolve=evolve).metadata.schema()
+        known = {field.name: field.required for field in evolved.fields}
+    elif exists:
+        known = {column.name: not column.nullable for column in snapshot.table(namespace, table).schema.columns}
+    alike = {column.lower(): column for column in known}
+    if variant := next((column for column in rows.names if column not in known and column.lower() in alike), None):
+        raise InvalidDefinitionError(
+            f"table {name} has a column {alike[variant.lower()]!r}: {variant!r} would be another one, which Spark does"
+            " not tell from it; rename it"
+        )
+    required = [name for name, is_required in known.items() if is_required]
+    schema = to_iceberg_schema(rows, required=required, primary_key=primary_key)
+    if missing := next((column for column in required if column not in rows.names), None):
+        raise InvalidInputError(f"column {missing!r} of table {name} is required and the rows lack it")
+    if exists:
+        added = [
+            field.model_copy(update={"required": field.required and field.name in known}) for field in schema.fields
+        ]
+        schema = type(schema)(*added)
+    try:
+        plan = plan_write(
+            lake, namespace, table, schema, partition_by=partition_by, properties=properties, evolve=evolve
+        )
+    except (ValidationError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InvalidDefinitionError(f"the rows do not fit table {name}: {reason}") from error
+    key = plan.metadata.schema().identifier_field_names()
+    if primary_key and key != set(primary_key):
+        raise InvalidDefinitionError(
+            f"table {name} has the primary key ({', '.join(sorted(key))}), not ({', '.join(primary_key)})"
+        )
+    return plan
+
+
+def _clustered(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
+    """Bring the rows of a partition together, in partitions of a size that Spark's adaptive execution chooses."""
+    if not columns:
+        return frame
+    attributes = [F.col("`" + column.replace("`", "``") + "`") for column in columns]
+    # Sorted, so that a task writes one file after the other.
+    return frame.hint("rebalance", *attributes).sortWithinPartitions(*attributes)
+
+
+def _write(frame: DataFrame, plan: TableWrite, target_file_size_bytes: int) -> list[DataFile]:
+    job = pickle.dumps(WriteJob(plan, target_file_size_bytes))
+    if is_remote(frame.sparkSession):
+        # The server has another disk, so no folder takes answers: they come as rows.
+        written = frame.mapInArrow(partial(write_rows, job), f"{WRITTEN_FILE} binary").toArrow()
+        return unpickled_data_files(written.column(WRITTEN_FILE).to_pylist())
+    activate(frame.sparkSession)
+    frame.sparkSession.dataSource.register(TableSink)
+    with handed_over(job) as folder:
+        frame.write.format(TableSink.name()).mode("append").option(HANDOVER, folder).save()
+        return unpickled_data_files(take_returned(folder))

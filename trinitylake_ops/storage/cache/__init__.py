@@ -1,0 +1,1 @@
+"""The cache: in memory, and a folder that processes share."""

@@ -1,0 +1,108 @@
+"""Did a create land? Settled by reading the name back (docs/protocol.md, C4).
+
+An answer can be lost while the write took effect, and whatever stands between us and the storage
+may send another answer than the storage gave. So no answer but "created" is taken at its word:
+what stands under the name decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from trinitylake_ops.errors import (
+    AmbiguousWriteError,
+    FileExistsAlreadyError,
+    FileMissingError,
+    StorageError,
+    TrinityLakeError,
+    UnreachableError,
+)
+from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.storage.wrappers.retry import checked_resends
+
+_MAX_SENDS = 5
+
+
+def create_settled(
+    storage: Storage,
+    path: str,
+    data: bytes,
+    *,
+    is_ours: Callable[[bytes], bool],
+    before_send: Callable[[], None] = lambda: None,
+    trusts_refusals: bool = False,
+) -> bool:
+    """Create a file if absent and say whose stands there: True when it is ours, False when another's.
+
+    ``is_ours`` tells from its bytes whose a file is. ``before_send`` runs before every send of the
+    same bytes, RetryStorage's repetitions included. Raises AmbiguousWriteError when nobody can tell
+    now: a send may have taken effect, or still may. Any other error, of ``before_send`` too, means
+    that the file was not created.
+
+    ``trusts_refusals``: where the name cannot be read, a refusal is raised as it came.
+    """
+    lost_answer: TrinityLakeError | None = None
+    for _ in range(_MAX_SENDS):
+        refusal = _send(storage, path, data, before_send)
+        if refusal is None:
+            return True
+        if isinstance(refusal, AmbiguousWriteError):
+            lost_answer = refusal
+        try:
+            # What another writer put there may differ a little from ours in size.
+            limit_bytes = max(2 * len(data), storage.whole_file_limit_bytes)
+            return is_ours(storage.read(path, limit_bytes=limit_bytes))
+        except FileMissingError:
+            if isinstance(refusal, AmbiguousWriteError | FileExistsAlreadyError):
+                continue  # not created so far: the same bytes may be sent again
+            if lost_answer is None:
+                raise refusal from None
+            raise _ambiguous(path, refusal) from refusal
+        except TrinityLakeError as error:
+            is_definite = isinstance(refusal, UnreachableError) or (
+                trusts_refusals and not isinstance(refusal, AmbiguousWriteError | FileExistsAlreadyError)
+            )
+            if is_definite and lost_answer is None:
+                raise refusal from None
+            raise _ambiguous(path, error) from error
+    if lost_answer is None:
+        raise StorageError(f"something that is no file stands at {path!r}; remove it", path=path)
+    raise _ambiguous(path, lost_answer)
+
+
+def create_fresh(storage: Storage, files: Mapping[str, bytes]) -> None:
+    """Create files as :func:`create_fresh_file` does, in parallel.
+
+    Raises the first failure once none is on its way any more.
+    """
+
+    def create_one(path: str) -> None:
+        create_fresh_file(storage, path, files[path])
+
+    run_parallel(in_one_round(create_one), list(files), storage.concurrency)
+
+
+def create_fresh_file(storage: Storage, path: str, data: bytes) -> None:
+    """Create a file under a name that nobody else can have chosen; one with these bytes is ours.
+
+    Nothing refers to it yet, so a refusal is raised as it came where the name cannot be read either. Raises
+    FileExistsAlreadyError where other bytes stand, AmbiguousWriteError where nobody can tell, other StorageErrors.
+    """
+    if not create_settled(storage, path, data, is_ours=lambda found: found == data, trusts_refusals=True):
+        raise FileExistsAlreadyError(f"another file stands at the fresh name {path!r}", path=path)
+
+
+def _send(storage: Storage, path: str, data: bytes, before_send: Callable[[], None]) -> TrinityLakeError | None:
+    """Send a create; returns what it was refused with, or None."""
+    try:
+        before_send()
+        with checked_resends(before_send):
+            storage.create(path, data)
+    except TrinityLakeError as error:
+        return error
+    return None
+
+
+def _ambiguous(path: str, cause: TrinityLakeError) -> AmbiguousWriteError:
+    return AmbiguousWriteError(f"file {path!r} may or may not have been created: {cause.message}", path=path)

@@ -1,0 +1,232 @@
+"""Storage in a folder of the local file system."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import time
+import uuid
+from collections.abc import Callable, Iterator
+
+from trinitylake_ops.errors import FileMissingError, InvalidLocationError
+from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES, FileInfo, Storage
+from trinitylake_ops.storage.local.os_errors import (
+    ambiguous_write,
+    folder_vanished,
+    no_folder_possible,
+    outcome_unknown,
+    storage_error,
+    translated,
+)
+from trinitylake_ops.storage.local.posix_files import (
+    link_to_free_name,
+    make_one_folder,
+    read_range,
+    sync_folder,
+    write_new_file,
+)
+from trinitylake_ops.storage.paths import TEMPORARY_PREFIX, check_path, check_prefix, check_range, is_hidden, split_root
+
+logger = logging.getLogger(__name__)
+
+_MAX_KNOWN_FOLDERS = 10_000
+
+
+class LocalStorage(Storage):
+    """Files under ``file:///folder/``; the folder is made by the first write.
+
+    A file is written under a fresh name in ``_ops/tmp/`` and then linked (create) or renamed
+    (write) to its own, so it is visible whole or not at all. With ``fsync`` the file, its folder
+    and the parents of new folders are on the device before a call returns: what was acknowledged
+    survives a crash of the machine. Deletes are not synced; a crash may bring a file back.
+
+    A killed process may leave a file in ``_ops/tmp/``, where nothing reads it. The clock of the
+    machine is the clock of its local file systems, hence of this storage (S8). Names are UTF-8;
+    foreign files with other names are not listed, and neither are symbolic links. Raises
+    InvalidLocationError for a root that is not ``file:///.../``.
+    """
+
+    concurrency = 8  # enough to share the waits for fsync; more threads only contend
+    delete_batch_size = 1000  # an unlink takes less than handing it to a thread
+
+    def __init__(self, root: str, *, fsync: bool = True, whole_file_limit_bytes: int = WHOLE_FILE_LIMIT_BYTES):
+        host, path = split_root(root, "file")
+        if host:
+            raise InvalidLocationError("a file root names no host: write file:///folder/")
+        self.root = root
+        self.fsync = fsync
+        self.whole_file_limit_bytes = whole_file_limit_bytes
+        self._folder = path.encode()
+        self._temporary_folder = (path + TEMPORARY_PREFIX).encode().rstrip(b"/")
+        self._known_folders: set[bytes] = set()
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        check_range(path, offset, length)
+        with translated(self.root, path, "read"):
+            return read_range(
+                self._locate(path), offset, length, lambda n_bytes: self._check_size(path, n_bytes, length, limit_bytes)
+            )
+
+    def stat(self, path: str) -> FileInfo:
+        with translated(self.root, path, "look up"):
+            status = os.stat(self._locate(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise FileMissingError(f"there is no file {path!r} under {self.root}", path=path)
+        return _file_info(path, status)
+
+    def is_linked(self, path: str) -> bool:
+        place = self._locate(path)
+        with translated(self.root, path, "look up"):
+            return os.path.islink(place) or not self._is_folder_without_links(path.rpartition("/")[0])
+
+    def create(self, path: str, data: bytes) -> None:
+        self._put(path, data, link_to_free_name, "create")
+
+    def write(self, path: str, data: bytes) -> None:
+        self._put(path, data, os.replace, "write")
+
+    def delete(self, path: str) -> None:
+        with translated(self.root, path, "delete"):
+            try:
+                os.unlink(self._locate(path))
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                return  # there is no file of that name
+
+    def list(self, prefix: str = "") -> Iterator[FileInfo]:
+        check_prefix(prefix)
+        return self._walk(prefix)
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_reopen, (self.root, self.fsync, self.whole_file_limit_bytes))
+
+    def _locate(self, path: str) -> bytes:
+        check_path(path)
+        return self._folder + path.encode()
+
+    def _put(self, path: str, data: bytes, publish: Callable[[bytes, bytes], None], verb: str) -> None:
+        target = self._locate(path)
+        with translated(self.root, path, verb):
+            try:
+                try:
+                    self._put_once(path, target, data, publish, verb)
+                except FileNotFoundError:
+                    # Somebody removed a folder that we knew. Nothing took effect: make it again, once.
+                    self._known_folders.clear()
+                    self._put_once(path, target, data, publish, verb)
+            except FileNotFoundError as error:
+                raise folder_vanished(self.root, path, verb) from error
+            except NotADirectoryError as error:
+                raise no_folder_possible(self.root, path, verb) from error
+
+    def _put_once(
+        self, path: str, target: bytes, data: bytes, publish: Callable[[bytes, bytes], None], verb: str
+    ) -> None:
+        folder = os.path.dirname(target)
+        self._make_folder(self._temporary_folder)
+        self._make_folder(folder)
+        temporary = os.path.join(self._temporary_folder, uuid.uuid4().hex.encode())
+        try:
+            write_new_file(temporary, data, fsync=self.fsync)
+            try:
+                publish(temporary, target)
+            except OSError as error:
+                if outcome_unknown(error):
+                    raise ambiguous_write(error, self.root, path, verb) from error
+                raise
+        finally:
+            _remove_temporary(temporary)
+        if self.fsync:
+            try:
+                sync_folder(folder)
+            except OSError as error:  # the file is visible, but a crash of the machine may lose it
+                raise ambiguous_write(error, self.root, path, verb) from error
+
+    def _make_folder(self, folder: bytes) -> None:
+        """Make a folder and its parents, and sync the entry of each folder at or below the root.
+
+        A folder that was there is synced too, once: its maker may not have come to that yet.
+        """
+        if folder in self._known_folders or folder == b"/":
+            return
+        is_below_root = folder.startswith(self._folder)
+        if is_below_root or not os.path.isdir(folder):
+            self._make_folder(os.path.dirname(folder))
+        was_missing = make_one_folder(folder)
+        if self.fsync and (is_below_root or was_missing):
+            sync_folder(os.path.dirname(folder))
+        if len(self._known_folders) >= _MAX_KNOWN_FOLDERS:
+            self._known_folders.clear()
+        self._known_folders.add(folder)
+
+    def _walk(self, prefix: str) -> Iterator[FileInfo]:
+        """Read one folder after the other; only the names of folders still to read are kept."""
+        top, _, name_start = prefix.rpartition("/")
+        try:
+            folders = [f"{top}/" if top else ""] if self._is_folder_without_links(top) else []
+            while folders:
+                folder = folders.pop()
+                start = name_start if folder in ("", f"{top}/") else ""
+                for name, entry in _entries(self._folder + folder.encode(), start):
+                    if entry.is_dir(follow_symlinks=False):
+                        if not is_hidden(f"{folder}{name}/", prefix):
+                            folders.append(f"{folder}{name}/")
+                    elif (status := _status_if_file(entry)) is not None:
+                        yield _file_info(folder + name, status)
+        except OSError as error:
+            raise storage_error(error, self.root, prefix, "list") from error
+
+    def _is_folder_without_links(self, path: str) -> bool:
+        name = self._folder
+        for segment in path.split("/") if path else ():
+            name = os.path.join(name, segment.encode())
+            try:
+                status = os.lstat(name)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            if not stat.S_ISDIR(status.st_mode):
+                return False
+        return True
+
+
+def _entries(folder: bytes, name_start: str) -> Iterator[tuple[str, os.DirEntry[bytes]]]:
+    """Entries whose UTF-8 name begins with ``name_start``; none where the folder is gone."""
+    try:
+        scan = os.scandir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    with scan:
+        for entry in scan:
+            try:
+                name = entry.name.decode()
+            except UnicodeDecodeError:
+                continue  # no path can spell it, so it is nobody's file here
+            if name.startswith(name_start):
+                yield name, entry
+
+
+def _status_if_file(entry: os.DirEntry[bytes]) -> os.stat_result | None:
+    try:
+        return entry.stat(follow_symlinks=False) if entry.is_file(follow_symlinks=False) else None
+    except FileNotFoundError:
+        return None  # deleted during the listing
+
+
+def _remove_temporary(temporary: bytes) -> None:
+    try:
+        os.unlink(temporary)
+    except FileNotFoundError:
+        return  # renamed into place, or never made
+    except OSError as error:
+        logger.warning("could not remove the temporary file %r: %s", os.fsdecode(temporary), error.strerror)
+
+
+def _file_info(path: str, status: os.stat_result) -> FileInfo:
+    return FileInfo(path, status.st_size, status.st_mtime_ns // 1_000_000)
+
+
+def _reopen(root: str, fsync: bool, whole_file_limit_bytes: int) -> LocalStorage:
+    return LocalStorage(root, fsync=fsync, whole_file_limit_bytes=whole_file_limit_bytes)

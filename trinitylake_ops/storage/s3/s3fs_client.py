@@ -1,0 +1,166 @@
+"""The s3fs client of a storage: one per process, one request per call, everything bounded in time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from functools import cache
+from typing import Any, TypeVar
+
+import aiohttp
+import fsspec.asyn
+import s3fs
+from aiobotocore.httpsession import AIOHTTPSession
+from aiobotocore.session import AioSession
+
+from trinitylake_ops.storage.fork import at_fork
+from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.s3.settings import S3Settings
+
+T = TypeVar("T")
+
+#: The slowest transfer that is waited for, on top of the time-outs for connecting and for the answer.
+MIN_BYTES_PER_SECOND = 128 * 1024
+#: More than the threads of the pool that storages share, so that no request waits for a connection.
+MAX_CONNECTIONS = 128
+
+_CLOSE_TIMEOUT_SECONDS = 1.0
+
+
+class _OneSend:
+    """An aiohttp session that sends each request to the one place it is meant for."""
+
+    def __init__(self, session: aiohttp.ClientSession):
+        self._session = session
+
+    def request(self, method: str, **arguments: Any) -> Any:
+        return self._session.request(method, allow_redirects=False, **arguments)
+
+
+class _OneSendSession(AIOHTTPSession):  # type: ignore[misc] # aiobotocore ships no types
+    """aiobotocore's transport without aiohttp's own second sends.
+
+    aiohttp repeats a PUT or DELETE whose connection broke before the answer, without a word. A
+    repeated create would meet the file of its first send and report it as somebody else's, so a
+    lost answer must come up here as one. aiohttp has no public switch for it; a test on the wire
+    watches that this one keeps working.
+    """
+
+    async def _get_session(self, proxy_url: str | None) -> _OneSend:
+        session: aiohttp.ClientSession = await super()._get_session(proxy_url)
+        session._retry_connection = False
+        return _OneSend(session)
+
+    async def send(self, request: Any) -> Any:
+        # botocore asks before it sends a body whether it may, which costs a round trip. aiohttp waits for
+        # the answer without a time-out, and some servers and proxies never give it.
+        request.headers.pop("Expect", None)
+        return await super().send(request)
+
+
+class S3Client:
+    """Requests of s3fs from any thread of any process.
+
+    s3fs and its event loop do not survive a fork, so a forked child gets a client of its own at its
+    first request. The client closes when this object is dropped.
+    """
+
+    def __init__(self, settings: S3Settings, options: StorageOptions):
+        self._settings = settings
+        self._options = options
+        self._lock = threading.Lock()
+        self._opened: list[s3fs.S3FileSystem] = []  # the one of this process, once it is needed
+        weakref.finalize(self, _close, self._opened)
+        at_fork(self)
+
+    def run(self, request: Callable[[s3fs.S3FileSystem], Coroutine[Any, Any, T]]) -> T:
+        """Run a request on the client's event loop and wait for it. Raises what the client library raises."""
+        answer = asyncio.run_coroutine_threadsafe(request(self._file_system()), fsspec.asyn.get_loop())
+        try:
+            return answer.result()
+        except BaseException:
+            answer.cancel()  # an interrupted caller leaves no request behind
+            raise
+
+    def time_limit(self, n_bytes: int = 0) -> asyncio.Timeout:
+        """Bound the transfer of a request or an answer with this many bytes of body; TimeoutError when it is over.
+
+        The client's own time-outs see a server that is silent, but none that trickles or stops reading.
+        """
+        waiting_seconds = self._settings.connect_timeout_seconds + 2 * self._settings.read_timeout_seconds
+        return asyncio.timeout(waiting_seconds + n_bytes / MIN_BYTES_PER_SECOND)
+
+    def forget(self) -> None:
+        """Start anew in a forked child: the client is its parent's, and the thread that held the lock is gone."""
+        self._lock = threading.Lock()
+        _of_parent_process.extend(self._opened)
+        self._opened.clear()
+
+    def _file_system(self) -> s3fs.S3FileSystem:
+        with self._lock:
+            if not self._opened:
+                self._opened.append(self._new_file_system())
+            return self._opened[0]
+
+    def _new_file_system(self) -> s3fs.S3FileSystem:
+        options, settings = self._options, self._settings
+        session = AioSession()
+        session.register_component("data_loader", _service_models())
+        session.register("before-call.s3", _stay_in_region)
+        file_system = s3fs.S3FileSystem(
+            session=session,
+            key=options.get("access_key_id"),
+            secret=options.get("secret_access_key"),
+            token=options.get("session_token"),
+            endpoint_url=settings.endpoint,
+            client_kwargs={"region_name": settings.region} if settings.region else {},
+            config_kwargs={
+                "connect_timeout": settings.connect_timeout_seconds,
+                "read_timeout": settings.read_timeout_seconds,
+                "max_pool_connections": MAX_CONNECTIONS,
+                "retries": {"total_max_attempts": 1, "mode": "standard"},
+                "request_checksum_calculation": "when_required",
+                "response_checksum_validation": "when_required",
+                "s3": {"addressing_style": settings.addressing_style},
+                "http_session_cls": _OneSendSession,
+            },
+            asynchronous=True,  # else s3fs closes itself in a way that a forked child cannot
+            use_listings_cache=False,
+            skip_instance_cache=True,
+        )
+        file_system.retries = 1
+        return file_system
+
+
+def _stay_in_region(params: dict[str, Any], **_: Any) -> None:
+    # botocore looks for the region of a bucket that is elsewhere by further requests, and without an
+    # end when those are redirected too. The caller is told to set the region instead.
+    params.get("context", {}).get("s3_redirect", {})["redirected"] = True
+
+
+@cache
+def _service_models() -> Any:
+    """What botocore read about S3: most of the time and memory that a client takes, and the same for each."""
+    return AioSession().get_component("data_loader")
+
+
+#: Kept for ever: a child can neither use them nor close them, and aiohttp complains about the unclosed.
+_of_parent_process: list[s3fs.S3FileSystem] = []
+
+
+def _close(opened: list[s3fs.S3FileSystem]) -> None:
+    if not opened:
+        return
+    loop = fsspec.asyn.get_loop()
+    creator = getattr(opened[0], "_s3creator", None)
+    if creator is None or loop.is_closed():
+        return
+    closing = asyncio.run_coroutine_threadsafe(creator.__aexit__(None, None, None), loop)
+    if threading.get_ident() == getattr(loop, "_thread_id", None):
+        return  # garbage collection on the loop's own thread: it closes when this returns
+    try:
+        closing.result(_CLOSE_TIMEOUT_SECONDS)
+    except TimeoutError:
+        closing.cancel()

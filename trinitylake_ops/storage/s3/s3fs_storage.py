@@ -1,0 +1,257 @@
+"""Storage in a bucket of Amazon S3 or of a server that speaks its protocol, through s3fs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+import s3fs
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from trinitylake_ops.errors import FileMissingError, StorageError, ThrottledError, TransientError
+from trinitylake_ops.storage.interface import FileInfo, Storage
+from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
+from trinitylake_ops.storage.paths import check_range, is_hidden
+from trinitylake_ops.storage.s3.answers import Operation, S3Request, error_from_answer, is_range_beyond_end
+from trinitylake_ops.storage.s3.s3fs_client import S3Client
+from trinitylake_ops.storage.s3.s3fs_failures import CLIENT_ERRORS, answer_of, status_and_code, typed_error
+from trinitylake_ops.storage.s3.server_clock import ServerClock, monotonic_ms
+from trinitylake_ops.storage.s3.settings import MAX_KEYS_PER_REQUEST, S3Location, S3Settings
+
+T = TypeVar("T")
+Answer = Mapping[str, Any]
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+#: An answer that does not say its length is taken in by so much at a time.
+_PIECE_BYTES = 1 << 20
+# XML cannot carry them, or hands them back changed.
+_NOT_IN_XML = re.compile("[\x00-\x08\x0b-\x1f\ufffe\uffff]")
+
+
+class S3Storage(Storage):
+    """Files under ``s3://bucket/`` or ``s3://bucket/prefix/``; a path is the rest of the key, literally.
+
+    Each operation is one request, sent once: ``create`` is one PUT with ``If-None-Match: *`` at any
+    size up to S3's 5 GiB, a read is one GET. Retries are left to RetryStorage, except for the later
+    pages of a list, which nobody else can repeat. Times have whole seconds, in ``list`` as in
+    ``stat``. Objects whose keys no path has, such as ``folder/``, do not show.
+
+    Options: ``S3_OPTIONS`` (docs/storage.md). Opening sends nothing. Raises InvalidLocationError and
+    InvalidInputError for a root or option that is not valid.
+    """
+
+    # Enough to hide the latency of a bucket elsewhere; beside a server, the one event loop is the limit sooner.
+    concurrency = 16
+    delete_batch_size = MAX_KEYS_PER_REQUEST
+
+    def __init__(self, root: str, options: Mapping[str, str] | None = None):
+        self.root = root
+        self.options = StorageOptions(options)
+        self.whole_file_limit_bytes = whole_file_limit_bytes(self.options)
+        self._location = S3Location.of(root)
+        settings = S3Settings.of(self.options)
+        self._endpoint = settings.endpoint or "the endpoint of AWS's environment"
+        self._client = S3Client(settings, self.options)
+        self._clock = ServerClock()
+
+    def __repr__(self) -> str:
+        return f"S3Storage({self.root!r}, {self.options!r})"
+
+    def __reduce__(self) -> tuple[type[S3Storage], tuple[str, StorageOptions]]:
+        return (S3Storage, (self.root, self.options))
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        check_range(path, offset, length)
+        key = self._location.key(path)
+        if length == 0:
+            self.stat(path)
+            return b""
+
+        async def get(file_system: s3fs.S3FileSystem) -> tuple[Answer, bytes] | None:
+            try:
+                answer = await self._call(file_system, "get_object", Key=key, **_range_argument(offset, length))
+            except CLIENT_ERRORS as error:
+                if is_range_beyond_end(*status_and_code(answer_of(error) or {})):
+                    return None
+                raise
+            size_bytes = answer.get("ContentLength", 0)
+            async with answer["Body"] as body, self._client.time_limit(size_bytes):
+                self._check_size(path, size_bytes, length, limit_bytes)
+                if "ContentLength" in answer:
+                    return answer, await body.read()
+                pieces: list[bytes] = []
+                while piece := await body.read(_PIECE_BYTES):
+                    pieces.append(piece)
+                    size_bytes += len(piece)
+                    self._check_size(path, size_bytes, length, limit_bytes)
+                return answer, b"".join(pieces)
+
+        got = self._run(Operation.READ, path, get)
+        if got is None:
+            return b""
+        found = _asked_for(*got, offset, length)
+        if found is None:
+            raise TransientError(
+                f"{self._request(Operation.READ, path).failure}: the server sent {len(got[1])} bytes, not those asked"
+                " for; retry",
+                path=path,
+            )
+        return found
+
+    def stat(self, path: str) -> FileInfo:
+        answer = self._send(Operation.STAT, path, "head_object", Key=self._location.key(path))
+        if "ContentLength" not in answer or "LastModified" not in answer:
+            raise StorageError(
+                f"cannot look up {path!r} under {self.root}: the answer has no size or no time; check that the option "
+                "'endpoint' names an S3 server",
+                path=path,
+            )
+        return FileInfo(path, int(answer["ContentLength"]), _whole_seconds_ms(answer["LastModified"]))
+
+    def create(self, path: str, data: bytes) -> None:
+        key, body = self._location.key(path), bytes(data)
+        self._send(Operation.CREATE, path, "put_object", Key=key, Body=body, IfNoneMatch="*")
+
+    def write(self, path: str, data: bytes) -> None:
+        key, body = self._location.key(path), bytes(data)
+        self._send(Operation.WRITE, path, "put_object", Key=key, Body=body)
+
+    def delete(self, path: str) -> None:
+        try:
+            self._send(Operation.DELETE, path, "delete_object", Key=self._location.key(path))
+        except FileMissingError:
+            return  # some servers say so
+
+    def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
+        """Delete up to 1,000 files in one DeleteObjects.
+
+        Names with control characters, which its XML cannot carry, take one request each.
+        """
+        path_by_key = {self._location.key(path): path for path in paths}
+        in_xml = {key: path for key, path in path_by_key.items() if not _NOT_IN_XML.search(key)}
+        failures = super().delete_batch([path for key, path in path_by_key.items() if key not in in_xml])
+        if in_xml:
+            failures |= self._delete_objects(in_xml)
+        return failures
+
+    def list(self, prefix: str = "") -> Iterator[FileInfo]:
+        return self._files(prefix, self._location.listed(prefix))
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms(lambda: self._send(Operation.CLOCK, "", "head_bucket"))
+
+    def _delete_objects(self, path_by_key: Mapping[str, str]) -> dict[str, StorageError]:
+        objects = [{"Key": key} for key in path_by_key]
+        shown = next(iter(path_by_key.values()))
+        answer = self._send(Operation.DELETE, shown, "delete_objects", Delete={"Objects": objects, "Quiet": True})
+        failures: dict[str, StorageError] = {}
+        for failed in answer.get("Errors", ()):
+            path = path_by_key.get(failed.get("Key", ""))
+            if path is None:
+                raise StorageError(
+                    f"cannot tell which files under {self.root} were deleted: the server reports a failure for a name "
+                    "that was not in the request; delete them again"
+                )
+            error = error_from_answer(
+                self._request(Operation.DELETE, path), None, failed.get("Code"), failed.get("Message")
+            )
+            if isinstance(error, StorageError) and not isinstance(error, FileMissingError):
+                failures[path] = error
+        return failures
+
+    def _files(self, prefix: str, key_prefix: str) -> Iterator[FileInfo]:
+        for page in self._pages(prefix, key_prefix):
+            for found in page.get("Contents", ()):
+                if not found.keys() >= {"Key", "Size", "LastModified"}:
+                    raise StorageError(
+                        f"cannot list {prefix!r} under {self.root}: the answer names no key, size or time; check that"
+                        " the option 'endpoint' names an S3 server",
+                        path=prefix,
+                    )
+                path = self._location.path(found["Key"])
+                if path is not None and not is_hidden(path, prefix):
+                    yield FileInfo(path, int(found["Size"]), _whole_seconds_ms(found["LastModified"]))
+
+    def _pages(self, prefix: str, key_prefix: str) -> Iterator[Answer]:
+        def page(**position: str) -> Answer:
+            return self._send(Operation.LIST, prefix, "list_objects_v2", Prefix=key_prefix, **position)
+
+        current, token = page(), None
+        yield current
+        while current.get("IsTruncated"):
+            last_token, token = token, current.get("NextContinuationToken")
+            if not token or token == last_token:
+                how = "repeats itself" if token else "ends in the middle"
+                raise StorageError(f"cannot list {prefix!r} under {self.root}: the server {how}", path=prefix)
+            current = self._retry_page(page, ContinuationToken=token)
+            yield current
+
+    def _retry_page(self, page: Callable[..., T], **position: str) -> T:
+        retrying = Retrying(
+            retry=retry_if_exception_type((ThrottledError, TransientError)),
+            stop=stop_after_attempt(5),
+            wait=wait_random_exponential(multiplier=0.1, max=5),
+            reraise=True,
+        )
+        return retrying(page, **position)
+
+    def _send(self, operation: Operation, path: str, method: str, **arguments: Any) -> Answer:
+        def call(file_system: s3fs.S3FileSystem) -> Coroutine[Any, Any, Answer]:
+            return self._call(file_system, method, **arguments)
+
+        return self._run(operation, path, call)
+
+    def _run(self, operation: Operation, path: str, send: Callable[[s3fs.S3FileSystem], Coroutine[Any, Any, T]]) -> T:
+        """Send a request. Raises typed errors."""
+        try:
+            return self._client.run(send)
+        except CLIENT_ERRORS as error:
+            failure = typed_error(self._request(operation, path), error, self._endpoint)
+        # Not within the handler: what client libraries say may hold parts of the request and its credentials.
+        raise failure
+
+    async def _call(self, file_system: s3fs.S3FileSystem, method: str, **arguments: Any) -> Answer:
+        """Send one request, and look at the server's clock."""
+        await file_system.set_session()  # at first use it loads for a while, which no server is to blame for
+        sent_at_ms = monotonic_ms()
+        answer: Answer | None = None
+        try:
+            async with self._client.time_limit(len(arguments.get("Body", b""))):
+                answer = await file_system._call_s3(method, Bucket=self._location.bucket, **arguments)
+                return answer
+        except CLIENT_ERRORS as error:
+            answer = answer_of(error)
+            raise
+        finally:
+            headers = (answer or {}).get("ResponseMetadata", {}).get("HTTPHeaders", {})
+            self._clock.observe(headers.get("date"), sent_at_ms, monotonic_ms())
+
+    def _request(self, operation: Operation, path: str) -> S3Request:
+        return S3Request(operation, path, self.root, self.options)
+
+
+def _range_argument(offset: int, length: int | None) -> dict[str, str]:
+    if offset == 0 and length is None:
+        return {}
+    last = "" if length is None else str(offset + length - 1)
+    return {"Range": f"bytes={offset}-{last}"}
+
+
+def _asked_for(answer: Answer, data: bytes, offset: int, length: int | None) -> bytes | None:
+    """Return the bytes of the range, or None when the answer holds others than its headers and the request say."""
+    match = _CONTENT_RANGE.fullmatch(answer.get("ContentRange") or "")
+    if match is None:  # the whole file, also where a server knows no ranges
+        # aiohttp notices when a chunked body, which has no length, is cut.
+        chunked = "transfer-encoding" in answer["ResponseMetadata"]["HTTPHeaders"]
+        end = None if length is None else offset + length
+        return data[offset:end] if chunked or len(data) == answer.get("ContentLength") else None
+    first, last, total = (int(number) for number in match.groups())
+    end = total if length is None else min(offset + length, total)
+    return data if (first, last + 1, len(data)) == (offset, end, end - offset) else None
+
+
+def _whole_seconds_ms(moment: datetime) -> int:
+    """S3 gives milliseconds in lists and whole seconds in the answers about a file; both are cut to seconds."""
+    return int(moment.timestamp()) * 1000

@@ -1,0 +1,164 @@
+"""Counts of what an operation asks of its storage."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from weakref import WeakSet
+
+from trinitylake_ops.errors import StorageError
+from trinitylake_ops.storage.fork import at_fork
+from trinitylake_ops.storage.interface import FileInfo, Storage
+from trinitylake_ops.storage.parallel import Round, current_round
+from trinitylake_ops.storage.wrappers.base import StorageWrapper
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCounts:
+    """Requests of a span of time, as a MeteredStorage saw them.
+
+    ``requests`` by kind (``read``, ``stat``, ``create``, ``write``, ``delete``, ``list``), failed
+    ones included, kinds that did not occur left out. ``rounds``: sequential waits. ``bytes_read``:
+    handed out by reads; ``bytes_written``: bodies of creates and writes that succeeded.
+    """
+
+    requests: Mapping[str, int] = field(default_factory=dict)
+    rounds: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+    @property
+    def total(self) -> int:
+        """Requests of all kinds."""
+        return sum(self.requests.values())
+
+    def __sub__(self, earlier: RequestCounts) -> RequestCounts:
+        return RequestCounts(
+            requests=dict(Counter(self.requests) - Counter(earlier.requests)),
+            rounds=self.rounds - earlier.rounds,
+            bytes_read=self.bytes_read - earlier.bytes_read,
+            bytes_written=self.bytes_written - earlier.bytes_written,
+        )
+
+
+class Measurement:
+    """The counts since a moment: running inside the measured block, final after it."""
+
+    def __init__(self, meter: MeteredStorage):
+        self._meter = meter
+        self._start = meter.snapshot()
+        self._final: RequestCounts | None = None
+
+    @property
+    def counts(self) -> RequestCounts:
+        return self._meter.snapshot() - self._start if self._final is None else self._final
+
+    def _finish(self) -> None:
+        self._final = self.counts
+
+
+class MeteredStorage(StorageWrapper):
+    """Counts the requests that pass, the bytes they carry, and the rounds they take.
+
+    A single request is one round; all requests of one ``*_many`` call are one round together,
+    whichever wrapper of the stack the call was made on. A listing is one request and one round per
+    call, however many pages it has. ``now_ms`` counts as nothing: a storage takes it from answers it
+    has anyway, unless there was none for minutes. Counts are those of this object: a pickled copy
+    starts at zero. Measure one thing at a time: requests of other threads on the same meter count too.
+    """
+
+    def __init__(self, inner: Storage):
+        super().__init__(inner)
+        self.forget()
+        self._clear()
+        at_fork(self)
+
+    def forget(self) -> None:
+        """Forget who holds the lock: a forked child does not have that thread. The counts go on."""
+        self._lock = threading.Lock()
+
+    def snapshot(self) -> RequestCounts:
+        """The counts so far."""
+        with self._lock:
+            return RequestCounts(dict(self._requests), self._rounds, self._bytes_read, self._bytes_written)
+
+    def add(self, counts: RequestCounts) -> None:
+        """Count requests, too, that a copy of this storage sent elsewhere; their rounds are waits of others."""
+        with self._lock:
+            self._requests.update(counts.requests)
+            self._bytes_read += counts.bytes_read
+            self._bytes_written += counts.bytes_written
+
+    def reset(self) -> None:
+        """Start again from zero."""
+        with self._lock:
+            self._clear()
+
+    @contextmanager
+    def measure(self) -> Iterator[Measurement]:
+        """Measure a block: ``with meter.measure() as measured: ...`` and then ``measured.counts``."""
+        measurement = Measurement(self)
+        try:
+            yield measurement
+        finally:
+            measurement._finish()
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        self._count("read")
+        data = self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
+        with self._lock:
+            self._bytes_read += len(data)
+        return data
+
+    def stat(self, path: str) -> FileInfo:
+        self._count("stat")
+        return self.inner.stat(path)
+
+    def create(self, path: str, data: bytes) -> None:
+        self._count("create")
+        self.inner.create(path, data)
+        self._count_written(data)
+
+    def write(self, path: str, data: bytes) -> None:
+        self._count("write")
+        self.inner.write(path, data)
+        self._count_written(data)
+
+    def delete(self, path: str) -> None:
+        self._count("delete")
+        self.inner.delete(path)
+
+    def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
+        self._count("delete")
+        return self.inner.delete_batch(paths)
+
+    def list(self, prefix: str = "") -> Iterator[FileInfo]:
+        self._count("list")
+        return self.inner.list(prefix)
+
+    def __reduce__(self) -> tuple[type[MeteredStorage], tuple[Storage]]:
+        return (MeteredStorage, (self.inner,))
+
+    def _clear(self) -> None:
+        self._requests: Counter[str] = Counter()
+        self._rounds = 0
+        self._bytes_read = 0
+        self._bytes_written = 0
+        self._seen_rounds: WeakSet[Round] = WeakSet()
+
+    def _count(self, kind: str) -> None:
+        own_round = current_round()
+        with self._lock:
+            self._requests[kind] += 1
+            if own_round is None:
+                self._rounds += 1
+            elif own_round not in self._seen_rounds:
+                self._seen_rounds.add(own_round)
+                self._rounds += 1
+
+    def _count_written(self, data: bytes) -> None:
+        with self._lock:
+            self._bytes_written += len(data)

@@ -1,0 +1,507 @@
+"""A pyiceberg catalog over a lakehouse.
+
+::
+
+    from pyiceberg.catalog import load_catalog
+    catalog = load_catalog("lake", **{
+        "py-catalog-impl": "trinitylake_ops.tables.catalog.TrinityLakeCatalog",
+        "root": "file:///data/lake",         # the lakehouse
+        "version": "12",                     # optional: a version, or the name of an export; read-only
+        "timestamp": "1735689600000",        # or the version at a time, milliseconds or ISO 8601; read-only
+        "storage.fsync": "false",            # storage options, each with the prefix "storage."
+    })
+    catalog.load_table("flights.daily").scan().to_arrow()
+
+The ``properties`` of an open catalog hold no credentials, so they do not reopen a lakehouse that
+was given some.
+
+Its exceptions are pyiceberg's own (NoSuchTableError, CommitFailedException, ...), as engines
+expect; what pyiceberg has no exception for is raised as this package's typed error. Namespaces have
+one level. Names that hold a dot are given as tuples. There are no views.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Self
+
+from pyiceberg.catalog import Catalog, MetastoreCatalog, PropertiesUpdateSummary
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NamespaceAlreadyExistsError,
+    NoSuchIcebergTableError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+)
+from pyiceberg.io import PY_IO_IMPL, FileIO
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import CommitTableResponse, CreateTableTransaction, StagedTable, Table, TableProperties
+from pyiceberg.table import Transaction as IcebergTransaction
+from pyiceberg.table.locations import LocationProvider
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
+from pyiceberg.table.update import AddSnapshotUpdate, SetPropertiesUpdate, TableRequirement, TableUpdate
+from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties, TableVersion
+from pyiceberg.view import View
+
+from trinitylake_ops import errors
+from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.format.file_names import TABLES_PREFIX
+from trinitylake_ops.format.locations import to_location
+from trinitylake_ops.tables.catalog.change import changing
+from trinitylake_ops.tables.catalog.registration import registered_table, registered_uri, registering_io
+from trinitylake_ops.tables.catalog.target import (
+    CatalogTarget,
+    LatestTarget,
+    SnapshotTarget,
+    TransactionTarget,
+    target_of,
+)
+from trinitylake_ops.tables.files.file_io import StorageFileIO, io_for, public_properties
+from trinitylake_ops.tables.files.metadata import InlineSnapshot, table_metadata
+from trinitylake_ops.tables.files.reach import oldest_file_ms
+from trinitylake_ops.tables.managed import (
+    ICEBERG,
+    check_managed_properties,
+    managed_properties,
+    metadata_uri,
+    new_table_location,
+    table_definition,
+    table_id_of,
+)
+from trinitylake_ops.tables.ownership import claim_location
+from trinitylake_ops.tables.properties import check_names_no_code, location_provider
+from trinitylake_ops.tables.types import check_arrow_schema
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.transaction import Transaction
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+logger = logging.getLogger(__name__)
+
+_LOADED_AT_MS = "trinitylake.loaded-at-ms"
+_FILE_IO = "trinitylake_ops.tables.files.file_io.StorageFileIO"
+
+
+class _LoadedTable(Table):
+    """A table that knows when it was first loaded: no file that a commit adds is older, but for files added by name."""
+
+    def refresh(self) -> Table:
+        config = self.config
+        super().refresh()
+        self.config = config
+        return self
+
+    def transaction(self) -> IcebergTransaction:
+        """Begin a change. Raises InvalidDefinitionError for a table that can be read, but not written."""
+        if any(isinstance(snapshot, InlineSnapshot) for snapshot in self.metadata.snapshots):
+            raise errors.InvalidDefinitionError(
+                f"table {'.'.join(self.name())} has snapshots of format version 1 that list their manifests by"
+                " themselves; write it with another engine"
+            )
+        return super().transaction()
+
+    def location_provider(self) -> LocationProvider:
+        """Return what chooses the places of new files: never a class that the metadata names."""
+        return location_provider(self.metadata)
+
+
+class TrinityLakeCatalog(MetastoreCatalog):
+    """The tables of a lakehouse: its latest version, an older one, or an open transaction.
+
+    Made by ``load_catalog`` (see the module) or by :meth:`on`. Raises InvalidInputError when
+    ``root`` is missing or both ``version`` and ``timestamp`` are given, and what
+    ``Lakehouse.open`` and ``Lakehouse.snapshot`` raise.
+    """
+
+    def __init__(self, name: str, **properties: str):
+        super().__init__(name, **properties)
+        self._bind(target_of(properties))
+
+    @classmethod
+    def on(cls, target: CatalogTarget, name: str = "trinitylake") -> Self:
+        """Return a catalog that reads and changes ``target``."""
+        catalog = cls.__new__(cls)
+        MetastoreCatalog.__init__(catalog, name)
+        catalog._bind(target)
+        return catalog
+
+    def _bind(self, target: CatalogTarget) -> None:
+        shown = public_properties(self.properties, target.storage.root, target.storage_options)
+        self.properties = {**shown, PY_IO_IMPL: _FILE_IO}
+        self.target = target
+        self.io = StorageFileIO.on(
+            target.storage, target.storage_options, read_only=target.read_only, names=target.names
+        )
+
+    # Tables
+
+    def create_table(
+        self,
+        identifier: str | Identifier,
+        schema: Schema | pa.Schema,
+        location: str | None = None,
+        partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
+        sort_order: SortOrder = UNSORTED_SORT_ORDER,
+        properties: Properties = EMPTY_DICT,
+    ) -> Table:
+        """Create a managed table. ``location`` is left out: the lakehouse chooses it.
+
+        Raises TableAlreadyExistsError, NoSuchNamespaceError, UnsupportedTypeError,
+        InvalidDefinitionError.
+        """
+        namespace, table = self.identifier_to_database_and_table(identifier)
+        try:
+            with changing(self.target, self.io, f"create table {namespace}.{table}") as change:
+                change.require_namespace(namespace)
+                if change.writer.has_table(namespace, table):
+                    raise TableAlreadyExistsError(f"Table already exists: {namespace}.{table}")
+                staged = self._create_staged_table(identifier, schema, location, partition_spec, sort_order, properties)
+                change.write_new_table(staged, change.writer.base.definition)
+                change.writer.create_table(namespace, table, self._definition(staged))
+        except CommitFailedException as error:
+            if self.target.reader().has_table(namespace, table):
+                raise TableAlreadyExistsError(f"Table already exists: {namespace}.{table}") from error
+            raise
+        return self._table((namespace, table), staged.metadata, staged.metadata_location)
+
+    def create_table_transaction(
+        self,
+        identifier: str | Identifier,
+        schema: Schema | pa.Schema,
+        location: str | None = None,
+        partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
+        sort_order: SortOrder = UNSORTED_SORT_ORDER,
+        properties: Properties = EMPTY_DICT,
+    ) -> CreateTableTransaction:
+        """Begin to create a managed table and to fill it, as one version.
+
+        Its owner file is written at once, as data files may be from now on. Raises
+        UnsupportedTypeError, InvalidDefinitionError, StorageError, InvalidInputError when read-only.
+        """
+        if self.target.read_only:
+            raise errors.InvalidInputError("this catalog only reads; open one on the latest version to create a table")
+        staged = self._create_staged_table(identifier, schema, location, partition_spec, sort_order, properties)
+        staged.config = self._loaded_now()
+        claim_location(self.io.storage, staged.metadata.location, self._lakehouse)
+        return CreateTableTransaction(staged)
+
+    def load_table(self, identifier: str | Identifier) -> Table:
+        """Return a table. Raises NoSuchTableError, NoSuchIcebergTableError for other formats, StorageError."""
+        namespace, table = self.identifier_to_database_and_table(identifier, NoSuchTableError)
+        return self._load(namespace, table, self._definition_of(namespace, table))
+
+    def table_exists(self, identifier: str | Identifier) -> bool:
+        """Whether an Iceberg table of that name exists; its files are not read."""
+        namespace, table = self.identifier_to_database_and_table(identifier, NoSuchTableError)
+        try:
+            self._definition_of(namespace, table)
+        except NoSuchTableError:
+            return False
+        return True
+
+    def register_table(self, identifier: str | Identifier, metadata_location: str, overwrite: bool = False) -> Table:
+        """Add a table whose metadata file exists, a URI; ``overwrite`` replaces a table of that name.
+
+        It is EXTERNAL, so its files are never deleted. Raises TableAlreadyExistsError, NoSuchNamespaceError,
+        UnsupportedTypeError, StorageError, InvalidInputError for one in a table's folder of this lakehouse, which
+        purges may be about to delete: ``maintenance.register_table`` waits for them.
+        """
+        namespace, table = self.identifier_to_database_and_table(identifier)
+        uri = registered_uri(self.io.root, metadata_location)
+        with changing(self.target, self.io, f"register table {namespace}.{table}") as change:
+            if to_location(self.io.root, uri).startswith(TABLES_PREFIX):
+                raise errors.InvalidInputError(
+                    f"{metadata_location!r} is of a table of this lakehouse; bring it back with the command"
+                    " register-table, or maintenance.register_table, which let no purge run beside them"
+                )
+            metadata, definition = registered_table(registering_io(self.io, [uri]), uri, change.writer.base.definition)
+            if overwrite and change.writer.has_table(namespace, table):
+                change.writer.drop_table(namespace, table)
+            change.writer.create_table(namespace, table, definition)
+        return self._table((namespace, table), metadata, uri, io_for(definition, self.io))
+
+    def drop_table(self, identifier: str | Identifier) -> None:
+        """Drop a table; older versions still read it, so its files stay. Raises NoSuchTableError."""
+        namespace, table = self.identifier_to_database_and_table(identifier, NoSuchTableError)
+        with changing(self.target, self.io, f"drop table {namespace}.{table}") as change:
+            change.writer.drop_table(namespace, table)
+
+    def purge_table(self, identifier: str | Identifier) -> None:
+        """Drop a table. Its files go when no kept version reads them: expire, then purge the lakehouse."""
+        self.drop_table(identifier)
+        logger.info("files of %s stay until the versions that read them are expired and purged", identifier)
+
+    def rename_table(self, from_identifier: str | Identifier, to_identifier: str | Identifier) -> Table:
+        """Rename a table, also into another namespace; its id and files stay.
+
+        Raises NoSuchTableError, TableAlreadyExistsError, NoSuchNamespaceError.
+        """
+        old_namespace, old_table = self.identifier_to_database_and_table(from_identifier, NoSuchTableError)
+        namespace, table = self.identifier_to_database_and_table(to_identifier)
+        with changing(
+            self.target, self.io, f"rename table {old_namespace}.{old_table} to {namespace}.{table}"
+        ) as change:
+            change.require_namespace(namespace)
+            definition = change.writer.table(old_namespace, old_table)
+            change.writer.create_table(namespace, table, definition)
+            change.writer.drop_table(old_namespace, old_table)
+        return self.load_table((namespace, table))
+
+    def commit_table(
+        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> CommitTableResponse:
+        """Write a table's new metadata and point the lakehouse to it.
+
+        Raises CommitFailedException when the table has changed meanwhile (pyiceberg then retries),
+        CommitStateUnknownException when the outcome could not be read back,
+        InvalidDefinitionError when the update would move a managed table, let Iceberg delete files or name code.
+        """
+        namespace, name = self.identifier_to_database_and_table(table.name(), NoSuchTableError)
+        for update in updates:
+            if isinstance(update, SetPropertiesUpdate):
+                check_names_no_code(update.updates)
+        with changing(self.target, self.io, _commit_message(f"{namespace}.{name}", updates)) as change:
+            writer = change.writer
+            base = writer.table(namespace, name) if writer.has_table(namespace, name) else None
+            current = self._current(table, namespace, name, base) if base is not None else None
+            staged = self._update_and_stage_table(current, (namespace, name), requirements, updates)
+            if current is not None and staged.metadata == current.metadata:
+                return _response(current)
+            _check_update(staged.metadata, current, base)
+            self._date_back(writer, table, staged.metadata, updates)
+            change.write_metadata(staged)
+            definition = self._definition(staged, base)
+            if base is None:
+                writer.create_table(namespace, name, definition)
+            else:
+                writer.alter_table(namespace, name, definition)
+        return _response(staged)
+
+    def _date_back(
+        self, writer: Transaction, table: Table, metadata: TableMetadata, updates: tuple[TableUpdate, ...]
+    ) -> None:
+        """Let the transaction be as old as the oldest file that it adds: orphan removal spares none for longer.
+
+        Files that are added were written after the table was loaded. Where that was too long ago to tell, the
+        storage says when they were. Raises TransactionExpiredError where one is gone.
+        """
+        added = {update.snapshot.snapshot_id for update in updates if isinstance(update, AddSnapshotUpdate)}
+        if not added:
+            return
+        begun_at_ms = int(table.config.get(_LOADED_AT_MS, "0"))
+        if self.io.storage.now_ms() - begun_at_ms > writer.base.definition.txn_ttl_millis:
+            begun_at_ms = oldest_file_ms(metadata, added, self.io)
+        writer.date_back(begun_at_ms)
+
+    def list_tables(self, namespace: str | Identifier) -> list[Identifier]:
+        """Return the tables of a namespace, of all formats. Raises NoSuchNamespaceError."""
+        name = self.identifier_to_database(namespace, NoSuchNamespaceError)
+        try:
+            return [(name, table) for table in self.target.reader().tables(name)]
+        except errors.NamespaceNotFoundError as error:
+            raise NoSuchNamespaceError(f"Namespace does not exist: {name}") from error
+
+    # Namespaces
+
+    def create_namespace(self, namespace: str | Identifier, properties: Properties = EMPTY_DICT) -> None:
+        """Create a namespace. Raises NamespaceAlreadyExistsError, InvalidNameError."""
+        name = self.identifier_to_database(namespace)
+        try:
+            with changing(self.target, self.io, f"create namespace {name}") as change:
+                if change.writer.has_namespace(name):
+                    raise NamespaceAlreadyExistsError(f"Namespace already exists: {name}")
+                change.writer.create_namespace(name, properties)
+        except CommitFailedException as error:
+            if self.target.reader().has_namespace(name):
+                raise NamespaceAlreadyExistsError(f"Namespace already exists: {name}") from error
+            raise
+
+    def namespace_exists(self, namespace: str | Identifier) -> bool:
+        """Whether a namespace exists."""
+        return self.target.reader().has_namespace(self.identifier_to_database(namespace, NoSuchNamespaceError))
+
+    def drop_namespace(self, namespace: str | Identifier) -> None:
+        """Drop an empty namespace. Raises NoSuchNamespaceError, NamespaceNotEmptyError."""
+        name = self.identifier_to_database(namespace, NoSuchNamespaceError)
+        with changing(self.target, self.io, f"drop namespace {name}") as change:
+            change.writer.drop_namespace(name)
+
+    def list_namespaces(self, namespace: str | Identifier = ()) -> list[Identifier]:
+        """Return all namespaces; within one there are none. Raises NoSuchNamespaceError."""
+        if namespace:
+            self.load_namespace_properties(namespace)
+            return []
+        return [(name,) for name in self.target.reader().namespaces()]
+
+    def load_namespace_properties(self, namespace: str | Identifier) -> Properties:
+        """Return a namespace's properties. Raises NoSuchNamespaceError."""
+        name = self.identifier_to_database(namespace, NoSuchNamespaceError)
+        try:
+            return dict(self.target.reader().namespace(name).properties)
+        except errors.NamespaceNotFoundError as error:
+            raise NoSuchNamespaceError(f"Namespace does not exist: {name}") from error
+
+    def update_namespace_properties(
+        self, namespace: str | Identifier, removals: set[str] | None = None, updates: Properties = EMPTY_DICT
+    ) -> PropertiesUpdateSummary:
+        """Change a namespace's properties. Raises NoSuchNamespaceError, ValueError when both name a key."""
+        name = self.identifier_to_database(namespace, NoSuchNamespaceError)
+        with changing(self.target, self.io, f"alter namespace {name}") as change:
+            current = dict(change.writer.namespace(name).properties)
+            summary, changed = self._get_updated_props_and_update_summary(current, removals, updates)
+            change.writer.alter_namespace(name, changed)
+        return summary
+
+    # Views: a lakehouse holds none.
+
+    def list_views(self, namespace: str | Identifier) -> list[Identifier]:
+        """Raise NotImplementedError: a lakehouse holds no views."""
+        raise NotImplementedError("a lakehouse holds no views")
+
+    def view_exists(self, identifier: str | Identifier) -> bool:
+        """Raise NotImplementedError: a lakehouse holds no views."""
+        raise NotImplementedError("a lakehouse holds no views")
+
+    def load_view(self, identifier: str | Identifier) -> View:
+        """Raise NotImplementedError: a lakehouse holds no views."""
+        raise NotImplementedError("a lakehouse holds no views")
+
+    def register_view(self, identifier: str | Identifier, metadata_location: str) -> View:
+        """Raise NotImplementedError: a lakehouse holds no views."""
+        raise NotImplementedError("a lakehouse holds no views")
+
+    def drop_view(self, identifier: str | Identifier) -> None:
+        """Raise NotImplementedError: a lakehouse holds no views."""
+        raise NotImplementedError("a lakehouse holds no views")
+
+    # What MetastoreCatalog asks of its subclasses
+
+    @staticmethod
+    def _convert_schema_if_needed(
+        schema: Schema | pa.Schema, format_version: TableVersion = TableProperties.DEFAULT_FORMAT_VERSION
+    ) -> Schema:
+        if not isinstance(schema, Schema):
+            check_arrow_schema(schema)
+        return Catalog._convert_schema_if_needed(schema, format_version)
+
+    def _load_file_io(self, properties: Properties = EMPTY_DICT, location: str | None = None) -> FileIO:
+        return self.io
+
+    def _resolve_table_location(self, location: str | None, database_name: str, table_name: str) -> str:
+        if location is not None:
+            raise errors.InvalidDefinitionError(
+                f"table {database_name}.{table_name}: leave location out, a managed table's is chosen by the lakehouse;"
+                " use register_table for a table elsewhere"
+            )
+        self._lakehouse = self.target.reader().definition
+        return new_table_location(self.io.root, self._lakehouse)
+
+    def _create_staged_table(
+        self,
+        identifier: str | Identifier,
+        schema: Schema | pa.Schema,
+        location: str | None = None,
+        partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
+        sort_order: SortOrder = UNSORTED_SORT_ORDER,
+        properties: Properties = EMPTY_DICT,
+    ) -> StagedTable:
+        return super()._create_staged_table(
+            identifier, schema, location, partition_spec, sort_order, managed_properties(properties)
+        )
+
+    # Between definitions and tables
+
+    def _definition_of(self, namespace: str, table: str) -> TableDef:
+        try:
+            definition = self.target.reader().table(namespace, table)
+        except (errors.TableNotFoundError, errors.NamespaceNotFoundError) as error:
+            raise NoSuchTableError(f"Table does not exist: {namespace}.{table}") from error
+        return _check_format(definition, f"{namespace}.{table}")
+
+    def _load(self, namespace: str, table: str, definition: TableDef) -> Table:
+        uri = metadata_uri(definition, self.io.root)
+        return self._table((namespace, table), table_metadata(definition, self.io), uri, io_for(definition, self.io))
+
+    def _current(self, table: Table, namespace: str, name: str, definition: TableDef) -> Table:
+        """Return the table as the lakehouse has it: the caller's own, unless that is stale."""
+        _check_format(definition, f"{namespace}.{name}")
+        if table.metadata_location == metadata_uri(definition, self.io.root):
+            return table
+        return self._load(namespace, name, definition)
+
+    def _table(
+        self, identifier: Identifier, metadata: TableMetadata, uri: str, io: StorageFileIO | None = None
+    ) -> Table:
+        return _LoadedTable(identifier, metadata, uri, io or self.io, self, self._loaded_now())
+
+    def _loaded_now(self) -> dict[str, str]:
+        return {_LOADED_AT_MS: str(self.io.storage.now_ms())}
+
+    def _definition(self, staged: StagedTable, base: TableDef | None = None) -> TableDef:
+        table_id = table_id_of(staged.metadata.location) or ""
+        return table_definition(staged.metadata, staged.metadata_location, self.io.root, base=base, table_id=table_id)
+
+
+def catalog_for(
+    transaction: Transaction, storage_options: Mapping[str, str] | None = None, name: str = "trinitylake"
+) -> TrinityLakeCatalog:
+    """Return a catalog whose changes join an open transaction: many tables, one version.
+
+    ``storage_options`` are for files beyond the lakehouse's root. Commits of pyiceberg only stage
+    their changes there; the transaction's own commit publishes all of them or none.
+    """
+    return TrinityLakeCatalog.on(TransactionTarget(transaction, storage_options), name)
+
+
+def catalog_at(
+    lake: Lakehouse,
+    version: int | str | None = None,
+    timestamp: datetime | int | None = None,
+    name: str = "trinitylake",
+) -> TrinityLakeCatalog:
+    """Return a catalog of an open lakehouse: read-only at a version or time, else the latest, one commit a change.
+
+    Raises what ``Lakehouse.snapshot`` raises.
+    """
+    if version is None and timestamp is None:
+        return TrinityLakeCatalog.on(LatestTarget(lake), name)
+    return TrinityLakeCatalog.on(SnapshotTarget(lake.snapshot(version, timestamp), lake.storage_options), name)
+
+
+def _check_format(definition: TableDef, name: str) -> TableDef:
+    if not definition.is_iceberg:
+        raise NoSuchIcebergTableError(
+            f"Table {name} has the format {definition.table_format!r}; only {ICEBERG} tables can be read here"
+        )
+    return definition
+
+
+def _response(table: Table) -> CommitTableResponse:
+    return CommitTableResponse.model_validate(
+        {"metadata": table.metadata, "metadata-location": table.metadata_location}
+    )
+
+
+def _check_update(metadata: TableMetadata, current: Table | None, base: TableDef | None) -> None:
+    if base is not None and not base.is_managed:
+        return
+    check_managed_properties(metadata.properties)
+    if current is not None and metadata.location != current.metadata.location:
+        raise errors.InvalidDefinitionError(
+            f"a managed table stays at its location {current.metadata.location!r}; create another one and copy"
+        )
+
+
+def _commit_message(table: str, updates: tuple[TableUpdate, ...]) -> str:
+    operations = [
+        update.snapshot.summary.operation.value
+        for update in updates
+        if isinstance(update, AddSnapshotUpdate) and update.snapshot.summary is not None
+    ]
+    return f"{' and '.join(dict.fromkeys(operations)) or 'update'} {table}"

@@ -1,0 +1,99 @@
+"""One change of a catalog's target, with failures told in pyiceberg's terms."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    CommitStateUnknownException,
+    NamespaceNotEmptyError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+)
+from pyiceberg.serializers import ToOutputFile
+from pyiceberg.table import Table
+
+from trinitylake_ops import errors
+from trinitylake_ops.format.definitions import LakehouseDef
+from trinitylake_ops.format.locations import to_uri
+from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.tables.catalog.target import CatalogTarget
+from trinitylake_ops.tables.files.file_io import StorageFileIO
+from trinitylake_ops.tables.ownership import OWNER_NAME, claim_location
+from trinitylake_ops.transaction.transaction import Transaction
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change in progress: the transaction it goes to and the files, as URIs, that were written for it."""
+
+    writer: Transaction
+    io: StorageFileIO
+    written: list[str] = field(default_factory=list)
+
+    def require_namespace(self, namespace: str) -> None:
+        """Raise NoSuchNamespaceError when there is none of that name."""
+        if not self.writer.has_namespace(namespace):
+            raise NoSuchNamespaceError(f"Namespace does not exist: {namespace}")
+
+    def write_metadata(self, table: Table) -> None:
+        """Write a table's metadata file, which no version names yet."""
+        self.written.append(table.metadata_location)
+        ToOutputFile.table_metadata(table.metadata, self.io.new_output(table.metadata_location))
+
+    def write_new_table(self, table: Table, lakehouse: LakehouseDef) -> None:
+        """Write the first metadata file of a table and, in the same round, the owner file of its folder."""
+
+        def claim() -> None:
+            path = claim_location(self.io.storage, table.metadata.location, lakehouse)
+            if path is not None:
+                self.written.append(to_uri(self.io.root, path))
+
+        requests: list[Callable[[], None]] = [claim, lambda: self.write_metadata(table)]
+        run_parallel(in_one_round(lambda request: request()), requests, self.io.storage.concurrency)
+
+    def delete_written(self) -> None:
+        """Delete these files again, best effort: the change certainly did not take effect."""
+        for uri in sorted(self.written, key=lambda uri: uri.endswith(f"/{OWNER_NAME}")):  # what tells whose it is, last
+            try:
+                self.io.delete(uri)
+            except errors.StorageError as error:
+                logger.warning("could not delete %s, which no version names: %s", uri, error)
+
+
+@contextmanager
+def changing(target: CatalogTarget, io: StorageFileIO, what: str) -> Iterator[Change]:
+    """Change a target in one step; ``what`` is the commit's message.
+
+    Raises pyiceberg's exceptions for what is missing, exists, or lost a race; others pass as they are.
+    """
+    change: Change | None = None
+    try:
+        with target.change(what) as writer:
+            change = Change(writer, io)
+            yield change
+    except errors.CommitOutcomeUnknownError as error:
+        raise CommitStateUnknownException(str(error)) from error
+    except (errors.ConflictError, errors.NamespaceNotFoundError, errors.TableNotFoundError) as error:
+        if change is not None:
+            change.delete_written()
+        raise _in_terms_of_pyiceberg(error) from error
+
+
+def _in_terms_of_pyiceberg(error: errors.TrinityLakeError) -> Exception:
+    if isinstance(error, errors.NamespaceNotEmptyError):
+        return NamespaceNotEmptyError(str(error))
+    if isinstance(error, errors.ObjectExistsError):
+        return TableAlreadyExistsError(str(error))
+    if isinstance(error, errors.NamespaceNotFoundError):
+        return NoSuchNamespaceError(str(error))
+    if isinstance(error, errors.TableNotFoundError):
+        return NoSuchTableError(str(error))
+    return CommitFailedException(str(error))

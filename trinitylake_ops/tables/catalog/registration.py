@@ -1,0 +1,80 @@
+"""Bringing existing Iceberg tables into a lakehouse by their metadata files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pyiceberg.table.metadata import TableMetadata
+
+from trinitylake_ops.errors import FileMissingError, InvalidInputError
+from trinitylake_ops.format.definitions import LakehouseDef, TableDef
+from trinitylake_ops.format.file_sizes import MAX_NOTE_BYTES
+from trinitylake_ops.format.locations import as_uri, normalize_root_uri, to_uri
+from trinitylake_ops.format.places import Places
+from trinitylake_ops.storage import open_storage
+from trinitylake_ops.tables.files.file_io import StorageFileIO
+from trinitylake_ops.tables.files.metadata import read_metadata
+from trinitylake_ops.tables.managed import EXTERNAL, MANAGED, managed_table_id, metadata_uri, table_definition
+from trinitylake_ops.tables.ownership import owner_path, read_owner
+
+FEDERATED = "FEDERATED"
+
+
+def registered_uri(root: str, metadata_location: str) -> str:
+    """Return the URI of a metadata file given as a URI, an absolute path or a path under the root.
+
+    Raises InvalidLocationError.
+    """
+    return to_uri(root, as_uri(metadata_location))
+
+
+def registering_io(io: StorageFileIO, uris: Iterable[str]) -> StorageFileIO:
+    """Return what reads metadata files that a caller named, URIs, wherever they are. Raises InvalidLocationError."""
+    scheme = io.root.partition("://")[0]
+    folders = {normalize_root_uri(uri[: uri.rindex("/") + 1]) for uri in uris if not uri.startswith(io.root)}
+    opened = [
+        open_storage(folder, io.storage_options if folder.startswith(f"{scheme}://") else None)
+        for folder in sorted(folders)
+    ]
+    names = io.places.names
+    return StorageFileIO.on(io.storage, io.storage_options, read_only=True, others=opened, names=names).strict()
+
+
+def root_to_allow(definition: TableDef, io: StorageFileIO) -> str | None:
+    """Return the root that has to be allowed for a registered table to be read later, None where that is so now.
+
+    ``io`` may read its metadata file. Raises CorruptFileError, StorageError.
+    """
+    uri = metadata_uri(definition, io.root)
+    location = f"{as_uri(read_metadata(io, uri).location).rstrip('/')}/"
+    needed = [location, *([] if uri.startswith(location) else [uri[: uri.rindex("/") + 1]])]
+    plain = Places(io.root, io.places.names, io.places.allowed)
+    return " ".join(root for root in needed if plain.known(f"{root}metadata/file") is None) or None
+
+
+def registered_table(
+    io: StorageFileIO, uri: str, lakehouse: LakehouseDef, table_type: str = EXTERNAL
+) -> tuple[TableMetadata, TableDef]:
+    """Read a table's metadata file, a URI, and return it with the definition that it is registered by.
+
+    The definition is of ``table_type``, EXTERNAL or FEDERATED, so no file of the table is ever deleted, and
+    its id is empty. A managed table of this lakehouse, such as one that was dropped, is MANAGED again, under
+    the id in its location. Raises InvalidInputError for another type; CorruptFileError for what is no Iceberg
+    metadata, FileMissingError and other StorageErrors, UnsupportedTypeError.
+    """
+    if table_type not in (EXTERNAL, FEDERATED):
+        raise InvalidInputError(f"a table is registered as {EXTERNAL} or {FEDERATED}, not as {table_type!r}")
+    metadata = read_metadata(io, uri)
+    table_id = managed_table_id(metadata.location, io.root)
+    is_in_place = table_id is not None and uri.startswith(f"{metadata.location}/")
+    if table_id is not None and is_in_place and _is_owner(io, table_id, lakehouse):
+        return metadata, table_definition(metadata, uri, io.root, table_id=table_id, table_type=MANAGED)
+    return metadata, table_definition(metadata, uri, io.root, table_type=table_type)
+
+
+def _is_owner(io: StorageFileIO, table_id: str, lakehouse: LakehouseDef) -> bool:
+    path = owner_path(table_id)
+    try:
+        return read_owner(io.storage.read(path, limit_bytes=MAX_NOTE_BYTES), path) == lakehouse.id
+    except FileMissingError:
+        return False

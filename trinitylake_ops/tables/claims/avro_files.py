@@ -1,0 +1,204 @@
+"""Avro files of tables, looked through and inflated before any decoder sees them.
+
+pyiceberg and fastavro believe what a file claims: they inflate each block whole, and count on as far as a length
+or a count in it says. What is handed to them is the same file without compression, whose blocks are within it,
+whose sum is bounded, and whose records and items each take bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from trinitylake_ops.errors import CorruptFileError
+from trinitylake_ops.tables.claims.inflate import AVRO_CODECS, MAX_INFLATED_BYTES, InflatedTooLargeError, too_large
+
+MAGIC = b"Obj\x01"
+SNAPSHOT_ID = "snapshot-id"
+_CODEC, _SCHEMA = "avro.codec", "avro.schema"
+_SUFFIX = ".avro"
+_SYNC_BYTES = 16
+_MAX_VARINT_BYTES = 10
+#: Each record takes a decoder about a kilobyte, and a writer more bytes than these: it has a name of its own.
+_FILE_BYTES_PER_RECORD = 8
+_ALWAYS_ALLOWED_RECORDS = 16_384
+#: What every file may inflate to: a number or an entry of a map takes two to four bytes there, and up to thirty times
+#: as much in a decoder. Metrics, most of what large manifests hold, are numbers that shrink to a half or a third.
+ALWAYS_ALLOWED_BYTES = 8 << 20
+_SMALL_FILE_BYTES = 1 << 20
+#: How many bytes a file may inflate to for each byte that it has beyond a small one.
+_MAX_RATIO = 16
+
+
+@dataclass(frozen=True, slots=True)
+class AvroContent:
+    """An Avro file without compression: its ``data``, the ``meta`` of its header, and what it was as a file.
+
+    That is the ``codec`` it had and its size in bytes.
+    """
+
+    data: bytes
+    meta: dict[str, bytes]
+    codec: str
+    file_bytes: int
+
+    def meta_int(self, name: str) -> int | None:
+        """Return a number in the header, None where there is none."""
+        text = self.meta.get(name, b"").decode("ascii", "replace")
+        return int(text) if text.removeprefix("-").isdecimal() and len(text) < 20 else None
+
+
+def avro_limit_bytes(file_bytes: int) -> int:
+    """Return how many bytes an Avro file of a size may inflate to."""
+    return min(MAX_INFLATED_BYTES, ALWAYS_ALLOWED_BYTES + _MAX_RATIO * max(0, file_bytes - _SMALL_FILE_BYTES))
+
+
+def is_avro(location: str, head: bytes) -> bool:
+    """Whether a file that begins with some bytes is an Avro file, or has the name of one."""
+    return head.startswith(MAGIC) or location.endswith(_SUFFIX)
+
+
+def check_no_avro(location: str, data: bytes) -> None:
+    """Raise CorruptFileError for a file that does not begin as Avro, but would be taken for it.
+
+    pyiceberg's decoder passes over the first bytes and looks for the schema.
+    """
+    if _SCHEMA.encode() in data:
+        raise CorruptFileError(f"{location!r} is no Avro file, but says so further on; restore it", path=location)
+
+
+def uncompressed(data: bytes, location: str) -> AvroContent:
+    """Return an Avro file without compression.
+
+    Raises CorruptFileError for what is no Avro file, holds more than a file of its size may, or claims more than
+    it has.
+    """
+    try:
+        return _uncompressed(data)
+    except InflatedTooLargeError as error:
+        raise too_large(location, len(data), avro_limit_bytes(len(data))) from error
+    except Exception as error:  # of broken bytes decompressors raise anything at all
+        reason = str(error).partition("\n")[0][:100]
+        raise CorruptFileError(
+            f"{location!r} is no readable Avro file: {type(error).__name__}: {reason}; restore it", path=location
+        ) from error
+
+
+def _uncompressed(data: bytes) -> AvroContent:
+    meta, start = _header(data)
+    codec = meta.get(_CODEC, b"null").decode("ascii", "replace")
+    if codec not in AVRO_CODECS:
+        raise ValueError("its codec is none of those of Iceberg")
+    _check_schema(meta[_SCHEMA])
+    inflate = AVRO_CODECS[codec]
+    sync = data[start - _SYNC_BYTES : start]
+    left_bytes = avro_limit_bytes(len(data))
+    left_records = _ALWAYS_ALLOWED_RECORDS + len(data) // _FILE_BYTES_PER_RECORD
+    pieces = [_header_bytes({**meta, _CODEC: b"null"}, sync)]
+    for n_records, block in _blocks(data, start, sync):
+        content = inflate(block, left_bytes)
+        left_bytes -= len(content)
+        left_records -= n_records
+        if left_records < 0 or n_records > len(content):
+            raise InflatedTooLargeError("it holds more records than its file may")
+        pieces += [_long(n_records), _long(len(content)), content, sync]
+    return AvroContent(b"".join(pieces), meta, codec, len(data))
+
+
+def _header(data: bytes) -> tuple[dict[str, bytes], int]:
+    """Return what stands in the header of an Avro file, and where its blocks begin."""
+    if not data.startswith(MAGIC):
+        raise ValueError("it does not begin as one")
+    meta: dict[str, bytes] = {}
+    count, position = _read_long(data, len(MAGIC))
+    while count:
+        if count < 0:  # the size of the entries follows, to skip them
+            _, position = _read_long(data, position)
+        for _ in range(abs(count)):
+            name, position = _read_bytes(data, position)
+            meta[name.decode()], position = _read_bytes(data, position)
+        count, position = _read_long(data, position)
+    if position + _SYNC_BYTES > len(data):
+        raise EOFError("it ends in its header")
+    return meta, position + _SYNC_BYTES
+
+
+def _header_bytes(meta: dict[str, bytes], sync: bytes) -> bytes:
+    entries = [
+        piece for name, value in meta.items() for text in (name.encode(), value) for piece in (_long(len(text)), text)
+    ]
+    return b"".join([MAGIC, _long(len(meta)), *entries, _long(0), sync])
+
+
+def _blocks(data: bytes, position: int, sync: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the count of records and the bytes of each block."""
+    while position < len(data):
+        n_records, position = _read_long(data, position)
+        block, position = _read_bytes(data, position)
+        if n_records < 0 or data[position : position + _SYNC_BYTES] != sync:
+            raise ValueError("its blocks do not follow each other")
+        position += _SYNC_BYTES
+        yield n_records, block
+
+
+def _read_bytes(data: bytes, position: int) -> tuple[bytes, int]:
+    size, position = _read_long(data, position)
+    if not 0 <= size <= len(data) - position:
+        raise EOFError("a length in it is beyond its end")
+    return data[position : position + size], position + size
+
+
+def _read_long(data: bytes, position: int) -> tuple[int, int]:
+    number = 0
+    for place, byte in enumerate(data[position : position + _MAX_VARINT_BYTES]):
+        number |= (byte & 0x7F) << (7 * place)
+        if byte < 0x80:
+            return (number >> 1) ^ -(number & 1), position + place + 1
+    raise EOFError("a number in it does not end")
+
+
+def _long(number: int) -> bytes:
+    """Return a count or length as Avro writes it."""
+    rest = number << 1
+    written = bytearray()
+    while rest > 0x7F:
+        written.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    written.append(rest)
+    return bytes(written)
+
+
+@lru_cache(maxsize=64)
+def _check_schema(text: bytes) -> None:
+    """Raise ValueError for a schema with items that take no bytes, of which a list could count any number."""
+    _least_bytes(json.loads(text))
+
+
+def _least_bytes(schema: Any) -> int:
+    """Return whether values of a schema take bytes, 1, or may take none, 0. Raises ValueError."""
+    if isinstance(schema, list):
+        for branch in schema:
+            _least_bytes(branch)
+        return 1  # that of the branch's number
+    kind = schema.get("type") if isinstance(schema, dict) else schema
+    if kind == "array" and _least_bytes(schema["items"]) == 0:
+        raise ValueError("its schema has a list of items that take no bytes")
+    if kind == "map":
+        _least_bytes(schema["values"])
+    if kind in ("record", "error"):
+        return max([_least_bytes(field["type"]) for field in schema["fields"]], default=0)
+    if kind == "fixed":
+        return min(int(schema["size"]), 1)
+    if isinstance(kind, dict | list):
+        return _least_bytes(kind)
+    if kind == "null":
+        return 0
+    if isinstance(schema, str) and kind not in _PRIMITIVES:
+        return 0  # a name, which may be that of a record without fields
+    return 1
+
+
+_PRIMITIVES = frozenset(("boolean", "int", "long", "float", "double", "bytes", "string"))

@@ -1,0 +1,129 @@
+"""What data and delete files of tables claim to hold, doubted before a decoder of columns sees them.
+
+PyArrow and pyiceberg allocate what a file says: a column of zeros, a stripe of runs or a bitmap of whole ranges takes
+a few bytes and decodes to gigabytes. The claims stand at the end of a file, which every reader fetches first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from trinitylake_ops.errors import CorruptFileError
+from trinitylake_ops.tables.claims.orc_tail import OrcTail
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
+PARQUET_MAGIC = b"PAR1"
+#: What files of columns are, by how their names end.
+_FORMATS = {".parquet": "Parquet", ".orc": "ORC"}
+#: A Parquet file ends with the length of its footer and the magic.
+PARQUET_END_BYTES = 8
+#: More is no footer of a table's file: a decoder takes a hundred times as much.
+MAX_FOOTER_BYTES = 32 << 20
+#: Columns, row groups or anything else of which a footer has a list.
+_MAX_LISTED = 200_000
+#: What a row group, or the pages of a column, may always decode to; more only up to a thousand times what is stored.
+ALWAYS_ALLOWED_BYTES = 256 << 20
+_ALWAYS_ALLOWED_ROWS = 32 << 20
+MAX_RATIO = 1000
+
+
+def footer_bytes(end: bytes) -> int:
+    """Return the size of a Parquet file's footer, its length and magic included, by its last eight bytes.
+
+    0 for a file that is none.
+    """
+    if len(end) < PARQUET_END_BYTES or not end.endswith(PARQUET_MAGIC):
+        return 0
+    return int.from_bytes(end[-PARQUET_END_BYTES:-4], "little") + PARQUET_END_BYTES
+
+
+def claims_bytes(end: bytes, size_bytes: int, path: str) -> int:
+    """Return how many of a file's last bytes hold its claims, by some of them; 0 for a file of another format.
+
+    Raises CorruptFileError for more than there are, or than a decoder should see.
+    """
+    needed_bytes = footer_bytes(end) or OrcTail.bytes_of(end)
+    if needed_bytes > min(size_bytes, MAX_FOOTER_BYTES):
+        raise CorruptFileError(
+            f"{path!r} says that its footer has {needed_bytes} bytes, where the file has {size_bytes} and no table's"
+            f" more than {MAX_FOOTER_BYTES}; restore it",
+            path=path,
+        )
+    return needed_bytes
+
+
+def named_format(path: str) -> str | None:
+    """Return the format of columns that a file has by its name, None for one of another format, or of no known one."""
+    return next((name for ending, name in _FORMATS.items() if path.endswith(ending)), None)
+
+
+def check_claims(end: bytes, size_bytes: int, path: str) -> None:
+    """Check what a Parquet or ORC file claims to decode to, by its last bytes, which hold its footer.
+
+    A file that ends in no footer passes where its name promises none: PyArrow's errors of the others name no file.
+    Raises CorruptFileError.
+    """
+    is_parquet, is_orc = bool(footer_bytes(end)), bool(OrcTail.bytes_of(end))
+    promised = named_format(path)
+    if promised is not None and not (is_parquet if promised == "Parquet" else is_orc):
+        raise CorruptFileError(
+            f"{path!r} is no {promised} file: it does not end in a footer; it was cut or replaced, restore it",
+            path=path,
+        )
+    if is_parquet:
+        check_parquet_claims(read_footer(end, path), size_bytes, path)
+    elif is_orc:
+        try:
+            tail = OrcTail.parse(end)
+        except Exception as error:  # of broken bytes decompressors raise anything at all
+            raise CorruptFileError(f"{path!r} is no ORC file: {_reason(error)}; restore it", path=path) from error
+        for number, stripe in enumerate(tail.stripes):
+            _check_rows(stripe.rows, stripe.stored_bytes, f"stripe {number}", path)
+
+
+def read_footer(end: bytes, path: str) -> pq.FileMetaData:
+    """Return the footer of a Parquet file by its last bytes, at least all of the footer. Raises CorruptFileError."""
+    import pyarrow.parquet as pq  # not needed by whoever reads and writes metadata only
+
+    claims_bytes(end, len(end), path)
+    try:
+        with pq.ParquetFile(pa.BufferReader(end), thrift_container_size_limit=_MAX_LISTED) as file:
+            return file.metadata
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CorruptFileError(f"{path!r} is no Parquet file: {_reason(error)}; restore it", path=path) from error
+
+
+def check_parquet_claims(metadata: pq.FileMetaData, size_bytes: int, path: str) -> None:
+    """Raise CorruptFileError for a footer whose row groups claim to hold absurdly much beside the file's size.
+
+    Columns are not asked one by one: on statistics that contradict themselves PyArrow ends the process then.
+    """
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        check_size(group.total_byte_size, size_bytes, f"row group {number}", path)
+        _check_rows(group.num_rows, size_bytes, f"row group {number}", path)
+
+
+def check_size(claimed_bytes: int, stored_bytes: int, what: str, path: str) -> None:
+    """Raise CorruptFileError where ``what`` of a file claims to decode to absurdly more than is stored of it."""
+    if claimed_bytes > ALWAYS_ALLOWED_BYTES and claimed_bytes > MAX_RATIO * stored_bytes:
+        raise _absurd(f"{claimed_bytes} bytes", stored_bytes, what, path)
+
+
+def _check_rows(rows: int, stored_bytes: int, what: str, path: str) -> None:
+    if rows > _ALWAYS_ALLOWED_ROWS and rows > MAX_RATIO * stored_bytes:
+        raise _absurd(f"{rows} rows", stored_bytes, what, path)
+
+
+def _absurd(claim: str, stored_bytes: int, what: str, path: str) -> CorruptFileError:
+    return CorruptFileError(
+        f"{path!r} claims {claim} in {what}, of {stored_bytes} bytes: no table's file does; restore it", path=path
+    )
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:200]

@@ -1,0 +1,1 @@
+"""Reading, naming and copying files of tables."""

@@ -1,0 +1,92 @@
+"""Reading files of tables only after they were checked: before their rows are written anew, or they are copied."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+from pyiceberg.io import InputStream
+
+from trinitylake_ops.storage import Storage
+from trinitylake_ops.tables.claims.file_claims import check_parquet_claims, claims_bytes, footer_bytes, read_footer
+from trinitylake_ops.tables.claims.table_seals import PieceCheck, SealedKind, check_table_file
+from trinitylake_ops.tables.files.file_io import StorageFileIO, StorageInputFile
+
+#: A file up to this size is read in one request and held.
+HELD_BYTES = 256 << 20
+_PIECE_BYTES = 8 << 20
+_END_BYTES = 256 << 10
+
+
+class CheckedFileIO(StorageFileIO):
+    """A FileIO whose files are checked, whole, when they are opened; pages of Parquet for what they claim, too."""
+
+    @classmethod
+    def like(cls, file_io: StorageFileIO) -> CheckedFileIO:
+        """Return one that reads what another reads."""
+        checked = cls.__new__(cls)
+        checked.__setstate__(file_io.__getstate__())
+        return checked
+
+    def new_input(self, location: str) -> StorageInputFile:
+        """Return a file to read. Raises InvalidLocationError."""
+        storage, path = self._resolve(location)
+        return _CheckedFile(location, storage, path, self.location(location))
+
+
+class _CheckedFile(StorageInputFile):
+    def __init__(self, location: str, storage: Storage, path: str, shown: str):
+        super().__init__(location, storage, path)
+        self._shown = shown
+
+    def open(self, seekable: bool = True) -> InputStream:
+        """Return the file. Raises CorruptFileError for one that is not that of its checksums, StorageError."""
+        head = self._storage.read(self._path, offset=0, length=HELD_BYTES)
+        if len(head) < HELD_BYTES:
+            check_table_file(head, self._shown)
+            if SealedKind.of(self._shown) is SealedKind.PARQUET or footer_bytes(head):
+                check_parquet_pages(len(head), _slices(head), self._shown)
+            return io.BytesIO(head)
+        check = PieceCheck(self._shown)
+        check.add(head)
+        del head
+        for offset in range(HELD_BYTES, len(self), _PIECE_BYTES):
+            check.add(self.read_range(offset, min(_PIECE_BYTES, len(self) - offset)))
+        check.finish(lambda n_bytes: self.read_range(len(self) - n_bytes, n_bytes))
+        check_parquet_pages(len(self), self.read_range, self._shown)
+        return super().open()
+
+
+def check_whole(data: bytes, path: str) -> bool:
+    """Check a file of a table by its seals, a Parquet file without them by its pages; whether it has seals.
+
+    Raises CorruptFileError.
+    """
+    has_seals = check_table_file(data, path)
+    if not has_seals and SealedKind.of(path) is SealedKind.PARQUET:
+        check_parquet_pages(len(data), _slices(data), path)
+    return has_seals
+
+
+def check_parquet_pages(size_bytes: int, read: Callable[[int, int], bytes], path: str) -> None:
+    """Check a Parquet file's footer and pages: by their checksums, where they have any, and what they claim to hold.
+
+    ``read`` gives the bytes at an offset, of a length. Raises CorruptFileError, and what ``read`` raises.
+    """
+    from trinitylake_ops.tables.claims.parquet_pages import check_pages
+
+    end = parquet_end(size_bytes, read, path)
+    check_parquet_claims(read_footer(end, path), size_bytes, path)
+    check_pages(end, read, path)
+
+
+def parquet_end(size_bytes: int, read: Callable[[int, int], bytes], path: str) -> bytes:
+    """Return a Parquet file's last bytes, all of its footer among them. Raises CorruptFileError, and as ``read``."""
+    end_bytes = min(size_bytes, _END_BYTES)
+    end = read(size_bytes - end_bytes, end_bytes)
+    needed_bytes = claims_bytes(end, size_bytes, path)
+    return read(size_bytes - needed_bytes, needed_bytes) if needed_bytes > end_bytes else end
+
+
+def _slices(data: bytes) -> Callable[[int, int], bytes]:
+    return lambda offset, length: data[offset : offset + length]

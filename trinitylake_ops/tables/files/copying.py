@@ -1,0 +1,240 @@
+"""Copying managed Iceberg tables to other places (docs/protocol.md, "Export").
+
+Iceberg writes full URIs into its own files, so a copy of a table is more than copies of its files: the
+metadata file, manifest lists and manifests are written anew, with the places of the copies. Nothing else
+of them changes. The same file always gives the same bytes, so a copy that was cut off can go on.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import uuid
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import fastavro
+
+from trinitylake_ops.errors import CorruptFileError, InvalidInputError, TrinityLakeError
+from trinitylake_ops.format.checksums import SEAL_KEYS
+from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
+from trinitylake_ops.format.file_names import derived_uuid, table_prefix
+from trinitylake_ops.tables.claims.avro_files import uncompressed
+from trinitylake_ops.tables.claims.table_seals import sealed_table_file
+from trinitylake_ops.tables.files.file_io import StorageFileIO
+from trinitylake_ops.tables.files.metadata import COMPRESSED, metadata_json
+from trinitylake_ops.tables.files.reach import FileKind, files_of
+from trinitylake_ops.tables.properties import without_code
+
+#: Iceberg files that hold paths; manifest lists hold the lengths of manifests, so they come after those.
+REWRITTEN = (FileKind.MANIFEST, FileKind.MANIFEST_LIST, FileKind.METADATA)
+
+#: What an Avro file begins with.
+_HEADER = fastavro.parse_schema(
+    {
+        "type": "record",
+        "name": "org.apache.avro.file.Header",
+        "fields": [
+            {"name": "magic", "type": {"type": "fixed", "name": "magic", "size": 4}},
+            {"name": "meta", "type": {"type": "map", "values": "bytes"}},
+            {"name": "sync", "type": {"type": "fixed", "name": "sync", "size": 16}},
+        ],
+    }
+)
+
+_ELSEWHERE = "elsewhere/"
+_LONGEST_OWN_NAME_BYTES = 255
+
+
+@dataclass(frozen=True, slots=True)
+class FileCopy:
+    """A file of a table to copy: ``source`` is a path under the root, or a URI, ``target`` a path under the target's.
+
+    ``size_bytes`` is None where the table does not say.
+    """
+
+    kind: FileKind
+    source: str
+    target: str
+    size_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlaces:
+    """Where the files of one table stand after the copy.
+
+    Under another root each keeps its path, under the same root it gets ``folder`` for its own. What stands
+    elsewhere, under another ``table_root`` or anywhere, comes into the table's folder, too.
+    """
+
+    table_id: str
+    source_root: str
+    target_root: str
+    table_root: str = ""
+    folder: str = ""
+
+    def path(self, location: str) -> str:
+        """Return the path, under the target's root, of the copy of a file, given as a path or URI."""
+        prefix = table_prefix(self.table_id)
+        path = location
+        for root in (self.source_root, self.table_root):
+            path = path.removeprefix(root) if root else path
+        if path.startswith(prefix):
+            return f"{prefix}{self.folder}{path.removeprefix(prefix)}"
+        own_name = location.rpartition("/")[2].encode()[-_LONGEST_OWN_NAME_BYTES:].decode(errors="ignore")
+        # A folder, not a part of the name: checksums within files are bound to the name.
+        return f"{prefix}{self.folder}{_ELSEWHERE}{derived_uuid(uuid.NAMESPACE_URL, location)}/{own_name}"
+
+    def uri(self, io: StorageFileIO, uri: str) -> str:
+        """Return what a URI in a file of Iceberg's becomes; ``io`` is that of the source."""
+        return self.target_root + self.path(io.location(uri))
+
+    @property
+    def location_uri(self) -> str:
+        """What the location of the table itself becomes: its folder under the target's root."""
+        return f"{self.target_root}{table_prefix(self.table_id)}".rstrip("/")
+
+
+def copies_of(definition: TableDef, io: StorageFileIO, places: TablePlaces) -> list[FileCopy]:
+    """Return the copies to make of all that a managed Iceberg table needs; former metadata files stay behind.
+
+    Raises InvalidInputError for a table with position deletes, which hold paths in their data, and StorageError.
+    """
+    found = []
+    for file in files_of(definition, io):
+        if file.kind == FileKind.POSITION_DELETES and file.live:
+            raise InvalidInputError(
+                f"table {definition.id} has position deletes, which name data files by their paths and cannot be"
+                f" copied ({file.location!r}); let an engine rewrite its data files first, such as by Spark's"
+                " rewrite_data_files with 'delete-file-threshold' 1, or leave its namespace out"
+            )
+        if file.live:
+            found.append(FileCopy(file.kind, file.location, places.path(file.location), file.size_bytes))
+    return found
+
+
+def rewritten(
+    copy: FileCopy, data: bytes, io: StorageFileIO, places: TablePlaces, sizes_bytes: Mapping[str, int]
+) -> bytes:
+    """Return the bytes of a copy of a file that holds paths.
+
+    ``sizes_bytes`` are those of copied manifests, by target. Raises CorruptFileError for a file that cannot be
+    decoded or written again as it was.
+    """
+
+    def new_uri(uri: str) -> str:
+        return places.uri(io, uri)
+
+    try:
+        return sealed_table_file(_rewritten(copy, data, new_uri, places, sizes_bytes), copy.target)
+    except TrinityLakeError:
+        raise
+    except Exception as error:  # of broken bytes the decoders raise anything at all
+        raise CorruptFileError(
+            f"{copy.source!r} cannot be copied as an Iceberg {copy.kind}: {type(error).__name__}", path=copy.source
+        ) from error
+
+
+def _rewritten(
+    copy: FileCopy,
+    data: bytes,
+    new_uri: Callable[[str], str],
+    places: TablePlaces,
+    sizes_bytes: Mapping[str, int],
+) -> bytes:
+    if copy.kind == FileKind.METADATA:
+        return _metadata(copy.source, data, new_uri, places)
+    if copy.kind == FileKind.MANIFEST_LIST:
+        return _avro(
+            copy.source, data, lambda record: _place_manifest(record, new_uri, places.target_root, sizes_bytes)
+        )
+    return _avro(copy.source, data, lambda record: _place_data_file(record, new_uri))
+
+
+def _metadata(location: str, data: bytes, new_uri: Callable[[str], str], places: TablePlaces) -> bytes:
+    is_compressed = location.endswith(COMPRESSED)
+    metadata: dict[str, Any] = json.loads(metadata_json(data, location))
+    metadata["properties"] = without_code(metadata.get("properties") or {})
+    for key in SEAL_KEYS:
+        metadata.pop(key, None)  # of the file that it is a copy of
+    metadata["location"] = places.location_uri
+    metadata["metadata-log"] = []  # former metadata files stay behind
+    for snapshot in metadata.get("snapshots") or ():
+        snapshot["manifest-list"] = new_uri(snapshot["manifest-list"])
+    for kind in ("statistics", "partition-statistics"):
+        for file in metadata.get(kind) or ():
+            file["statistics-path"] = new_uri(file["statistics-path"])
+    text = json.dumps(metadata, separators=(",", ":"), ensure_ascii=False).encode()
+    return gzip.compress(text, compresslevel=zlib.Z_BEST_COMPRESSION, mtime=0) if is_compressed else text
+
+
+def _place_manifest(
+    record: dict[str, Any], new_uri: Callable[[str], str], target_root: str, sizes_bytes: Mapping[str, int]
+) -> None:
+    record["manifest_path"] = new_uri(record["manifest_path"])
+    record["manifest_length"] = sizes_bytes[record["manifest_path"].removeprefix(target_root)]
+
+
+def _place_data_file(record: dict[str, Any], new_uri: Callable[[str], str]) -> None:
+    data_file = record["data_file"]
+    data_file["file_path"] = new_uri(data_file["file_path"])
+    if data_file.get("referenced_data_file"):
+        data_file["referenced_data_file"] = new_uri(data_file["referenced_data_file"])
+
+
+def _avro(location: str, data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+    """Return an Avro file with changed records, its schema, codec and properties as they were.
+
+    Values are read as they are stored: dates and times may lie beyond what Python can count.
+    """
+    content = uncompressed(data, location)
+    schema, plain = _schema_of(content.data)
+    reader = fastavro.reader(io.BytesIO(_with_schema(content.data, json.dumps(plain).encode())))
+    records: list[dict[str, Any]] = []
+    for record in reader:
+        assert isinstance(record, dict)
+        change(record)
+        records.append(record)
+    own = {
+        name: value for name, value in reader.metadata.items() if not name.startswith("avro.") and name not in SEAL_KEYS
+    }
+    written = io.BytesIO()
+    fastavro.writer(
+        written,
+        plain,
+        records,
+        codec=content.codec,
+        metadata=own,
+        sync_marker=hashlib.md5(data, usedforsecurity=False).digest(),
+    )
+    return _with_schema(written.getvalue(), schema)
+
+
+def _schema_of(data: bytes) -> tuple[bytes, Any]:
+    """Return the schema of an Avro file, and what it is without logical types."""
+    header: Any = fastavro.schemaless_reader(io.BytesIO(data), _HEADER, None)
+    schema = header["meta"]["avro.schema"]
+    return schema, json.loads(schema, object_pairs_hook=_without_logical_type)
+
+
+def _without_logical_type(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value for name, value in pairs if name != "logicalType"}
+
+
+def _with_schema(data: bytes, schema: bytes) -> bytes:
+    """Return an Avro file with another schema of the same layout."""
+    blocks = io.BytesIO(data)
+    header: Any = fastavro.schemaless_reader(blocks, _HEADER, None)
+    written = io.BytesIO()
+    fastavro.schemaless_writer(written, _HEADER, {**header, "meta": {**header["meta"], "avro.schema": schema}})
+    return written.getvalue() + data[blocks.tell() :]
+
+
+def copied_definition(definition: TableDef, metadata_location: str) -> TableDef:
+    """Return the definition of a copied table, whose metadata file stands at a location."""
+    properties = {**definition.format_properties, METADATA_LOCATION: metadata_location}
+    return replace(definition, format_properties=properties)

@@ -1,0 +1,86 @@
+"""The rows of data files as pyiceberg reads them, with an error that names the file where one cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.table import FileScanTask
+from pyiceberg.table.metadata import TableMetadata
+
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, TrinityLakeError, VersionExpiredError
+from trinitylake_ops.tables.files.file_io import StorageFileIO
+from trinitylake_ops.tables.files.reach import entries_in, manifests_in
+from trinitylake_ops.versions.snapshot import Snapshot, is_sealed_root
+
+if TYPE_CHECKING:
+    from pyiceberg.io.pyarrow import ArrowScan  # loads pandas
+
+
+@dataclass(frozen=True, slots=True)
+class ReadVersion:
+    """The version that a table is read at, by its root's path under the root of the lakehouse."""
+
+    version: int
+    path: str
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, io: StorageFileIO) -> ReadVersion | None:
+        """Return that of a snapshot, None for one that stands in another lakehouse, which is never purged from here."""
+        return cls(snapshot.version, snapshot.location) if snapshot.files.storage.root == io.root else None
+
+
+@contextmanager
+def reading_at(version: ReadVersion | None, io: StorageFileIO) -> Iterator[None]:
+    """Raise VersionExpiredError for a file that is missing where the version was purged, by now."""
+    try:
+        yield
+    except FileMissingError as error:
+        if version is None or not is_sealed_root(io.storage, version.path):
+            raise
+        raise VersionExpiredError(
+            "the version was expired and purged while it was read", path=error.path, version=version.version
+        ) from error
+
+
+def file_batches(scan: ArrowScan, task: FileScanTask, io: StorageFileIO) -> Iterator[pa.RecordBatch]:
+    """Yield the rows that a scan leaves of a file.
+
+    Raises CorruptFileError where the file, or a delete file of it, cannot be decoded or has other columns than the
+    table, and, after the last batch, where all rows are read and are not as many as its manifest says; StorageError.
+    """
+    rows = 0
+    batches = scan.to_record_batches([task])
+    while True:
+        try:
+            batch = next(batches, None)
+        except (TrinityLakeError, MemoryError):
+            raise
+        except Exception as error:  # of broken bytes the decoders raise anything at all
+            location = io.location(task.file.file_path)
+            reason = next(iter(str(error).splitlines()), "")
+            beside = ", or a delete file of it," if task.delete_files else ""
+            raise CorruptFileError(
+                f"data file {location!r}{beside} cannot be read: {type(error).__name__}: {reason}", path=location
+            ) from error
+        if batch is None:
+            break
+        rows += batch.num_rows
+        yield batch
+    reads_all = not task.delete_files and scan._bound_row_filter is AlwaysTrue()
+    if reads_all and rows != task.file.record_count:
+        location = io.location(task.file.file_path)
+        raise CorruptFileError(
+            f"data file {location!r} holds {rows} rows, its manifest says {task.file.record_count}", path=location
+        )
+
+
+def check_manifests(metadata: TableMetadata, io: StorageFileIO) -> None:
+    """Raise CorruptFileError for the first manifest of the current snapshot that cannot be read; StorageError."""
+    snapshot = metadata.current_snapshot()
+    for manifest in [] if snapshot is None else manifests_in(snapshot, io):
+        entries_in(manifest, io)

@@ -1,0 +1,256 @@
+"""Loading the metadata of Iceberg tables: the one place where its JSON is read, and where it is doubted.
+
+It is inflated and parsed within bounds, what names code or means nothing is left out, and by a definition it must be
+that of the table that is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import PrivateAttr
+from pydantic import ValidationError as PydanticError
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import ManifestContent, ManifestFile
+from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+from pyiceberg.table.snapshots import Snapshot
+
+from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
+from trinitylake_ops.format.definitions import TABLE_UUID, TableDef
+from trinitylake_ops.format.file_names import table_prefix
+from trinitylake_ops.tables.claims.inflate import InflatedTooLargeError, inflate_gzip, inflated_limit_bytes, too_large
+from trinitylake_ops.tables.files.file_io import StorageFileIO, io_for
+from trinitylake_ops.tables.files.placement import in_own_place
+from trinitylake_ops.tables.managed import metadata_uri, table_id_of
+from trinitylake_ops.tables.properties import PATH_PROPERTIES, leave_out_meaningless_counts, meaningless, naming_code
+
+#: How names of compressed metadata files end.
+COMPRESSED = (".gz.metadata.json", ".metadata.json.gz")
+#: Values in the JSON of one file: each takes a parser tens of bytes, also where the file has two.
+MAX_VALUES = 4_000_000
+_FILE_BYTES_PER_VALUE = 4
+_ALWAYS_ALLOWED_VALUES = 250_000
+#: Snapshots, properties, or anything else of which metadata has a list or mapping: each becomes an object.
+MAX_ITEMS = 100_000
+#: Fields, and types that have parts, of all schemas together: they become the dearest objects.
+MAX_SCHEMA_PARTS = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedMetadata:
+    """Metadata as it may be used, and the names of its properties that name code, which it has no longer."""
+
+    metadata: TableMetadata
+    naming_code: tuple[str, ...]
+
+
+class InlineSnapshot(Snapshot):
+    """A snapshot of format version 1 that lists its manifests by itself, without a manifest list."""
+
+    _inline: tuple[str, ...] = PrivateAttr(default=())
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, manifests: tuple[str, ...]) -> InlineSnapshot:
+        """Return a snapshot with manifests, given by their URIs."""
+        made = cls.model_construct(snapshot.model_fields_set, **dict(snapshot))
+        made._inline = manifests
+        return made
+
+    def manifests(self, io: FileIO) -> list[ManifestFile]:
+        """Return its manifests, as far as the metadata knows them: of which spec they are, they say themselves."""
+        return [
+            ManifestFile.from_args(
+                manifest_path=path,
+                manifest_length=len(io.new_input(path)),
+                partition_spec_id=0,
+                content=ManifestContent.DATA,
+                sequence_number=0,
+                min_sequence_number=0,
+                added_snapshot_id=None,  # each may be of a snapshot before
+            )
+            for path in self._inline
+        ]
+
+
+def metadata_json(data: bytes, location: str) -> bytes:
+    """Return the JSON text of a metadata file. Raises CorruptFileError for one that is broken or holds too much."""
+    limit_bytes = inflated_limit_bytes(len(data))
+    try:
+        is_compressed = location.endswith(COMPRESSED)
+        text = inflate_gzip(data, limit_bytes) if is_compressed else data
+    except InflatedTooLargeError as error:
+        raise too_large(location, len(data)) from error
+    except Exception as error:
+        raise _no_metadata(location, type(error).__name__) from error
+    # A count of what separates values, of strings, too, costs next to nothing.
+    n_values = sum(text.count(mark) for mark in (b",", b"[", b"{"))
+    if n_values > min(MAX_VALUES, _ALWAYS_ALLOWED_VALUES + len(data) // _FILE_BYTES_PER_VALUE):
+        raise too_large(location, len(data))
+    return text
+
+
+def load_metadata(io: StorageFileIO, uri: str) -> LoadedMetadata:
+    """Read an Iceberg metadata file. Raises CorruptFileError, FileMissingError and other StorageErrors."""
+    text = metadata_json(io.new_input(uri).read_whole(), uri)
+    try:
+        decoded = text.decode()
+        content = json.loads(decoded)
+        _check_items(content, uri)
+        inline = _inline_manifests(content) if b'"manifests"' in text else {}
+        if inline:
+            decoded = _with_lists(content)
+        del content
+        parsed = TableMetadataUtil.parse_raw(decoded)
+        if inline:
+            shots = [
+                InlineSnapshot.of(shot, inline[shot.snapshot_id]) if shot.snapshot_id in inline else shot
+                for shot in parsed.snapshots
+            ]
+            parsed = parsed.model_copy(update={"snapshots": shots})
+    except TrinityLakeError:
+        raise
+    except Exception as error:  # of broken JSON pyiceberg's validators raise anything at all
+        raise _no_metadata(uri, _reason(error)) from error
+    leave_out_meaningless_counts(parsed.snapshots)
+    return _without_code(parsed)
+
+
+def read_metadata(io: StorageFileIO, uri: str) -> TableMetadata:
+    """Read a metadata file of whatever table, without what names code.
+
+    By a definition read it with :func:`table_metadata`. Raises CorruptFileError, FileMissingError and other
+    StorageErrors.
+    """
+    return load_metadata(io, uri).metadata
+
+
+def table_metadata(definition: TableDef, io: StorageFileIO) -> TableMetadata:
+    """Read the metadata of the table of a definition, and of no other; a MANAGED one is at its own place.
+
+    Raises InvalidDefinitionError when the definition names no file, LocationNotAllowedError, CorruptFileError also
+    for metadata of another table, FileMissingError and other StorageErrors.
+    """
+    return load_table_metadata(definition, io).metadata
+
+
+def load_table_metadata(definition: TableDef, io: StorageFileIO) -> LoadedMetadata:
+    """Return what :func:`table_metadata` does, and what names code in it."""
+    uri = metadata_uri(definition, io.root)
+    loaded = load_metadata(io_for(definition, io), uri)
+    metadata = loaded.metadata
+    check_identity(definition, metadata, uri)
+    if not definition.is_managed:
+        return loaded
+    if any(name in metadata.properties for name in PATH_PROPERTIES):
+        kept = {name: value for name, value in metadata.properties.items() if name not in PATH_PROPERTIES}
+        metadata = metadata.model_copy(update={"properties": kept})
+    return LoadedMetadata(in_own_place(metadata, definition, io), loaded.naming_code)
+
+
+def walked_metadata(definition: TableDef, io: StorageFileIO) -> TableMetadata:
+    """Read metadata to know which files a definition keeps, also of one that shares another table's metadata file.
+
+    In a table's own folder it is that of the table, or files were swapped: what it names is not all that the table
+    needs. Raises as :func:`table_metadata`.
+    """
+    uri = metadata_uri(definition, io.root)
+    if definition.is_managed and f"/{table_prefix(definition.id)}" in uri:
+        return table_metadata(definition, io)
+    return in_own_place(read_metadata(io_for(definition, io), uri), definition, io)
+
+
+def check_identity(definition: TableDef, metadata: TableMetadata, uri: str) -> None:
+    """Raise CorruptFileError when metadata is not that of the table of a definition."""
+    if definition.is_managed and table_id_of(metadata.location) != definition.id:
+        raise misplaced(definition, uri, f"its location is {metadata.location[:200]!r}")
+    known = definition.format_properties.get(TABLE_UUID)
+    if known is not None and known != str(metadata.table_uuid):
+        raise misplaced(definition, uri, f"its table-uuid is {metadata.table_uuid}, that of the table is {known[:36]}")
+
+
+def misplaced(definition: TableDef, uri: str, how: str) -> CorruptFileError:
+    """Return the error for metadata that is not that of the table of a definition."""
+    return CorruptFileError(
+        f"{uri!r} is not the metadata of table {definition.id!r}: {how}; files were swapped or moved, restore it",
+        path=uri,
+    )
+
+
+def _without_code(metadata: TableMetadata) -> LoadedMetadata:
+    found = naming_code(metadata.properties)
+    left_out = {*found, *meaningless(metadata.properties)}
+    if left_out:
+        kept = {name: value for name, value in metadata.properties.items() if name not in left_out}
+        metadata = metadata.model_copy(update={"properties": kept})
+    return LoadedMetadata(metadata, found)
+
+
+def _check_items(content: Any, location: str) -> None:
+    """Raise CorruptFileError for JSON that holds more than the metadata of any table, or a snapshot twice."""
+    if not isinstance(content, dict):
+        return
+    _count_mappings(content, location)
+    if _count_mappings([content.get("schemas"), content.get("schema")], location) > MAX_SCHEMA_PARTS:
+        raise _too_many(f"{MAX_SCHEMA_PARTS} fields in its schemas", location)
+    snapshots = content.get("snapshots")
+    ids = Counter(shot.get("snapshot-id") for shot in snapshots or () if isinstance(shot, dict))
+    twice = next((number for number, count in ids.items() if count > 1), None)
+    if twice is not None:
+        raise CorruptFileError(
+            f"{location!r} has snapshot {twice!r:.40} more than once, which no writer leaves; restore it", path=location
+        )
+
+
+def _count_mappings(value: Any, location: str) -> int:
+    """Return how many mappings there are in a value. Raises CorruptFileError for any of it with too many items."""
+    n_mappings = 0
+    rest = [value]
+    while rest:
+        found = rest.pop()
+        if len(found) > MAX_ITEMS:
+            raise _too_many(f"{MAX_ITEMS} items in one list or mapping", location)
+        n_mappings += isinstance(found, dict)
+        items = found.values() if isinstance(found, dict) else found
+        rest += (item for item in items if isinstance(item, dict | list))
+    return n_mappings
+
+
+def _too_many(most: str, location: str) -> CorruptFileError:
+    return CorruptFileError(f"{location!r} holds more than {most}: no table's metadata does; restore it", path=location)
+
+
+def _inline_manifests(content: Any) -> dict[int, tuple[str, ...]]:
+    """Return the manifests of snapshots that have no manifest list, by snapshot."""
+    snapshots: Any = content.get("snapshots") or ()
+    return {
+        int(shot["snapshot-id"]): tuple(map(str, shot["manifests"]))
+        for shot in snapshots
+        if not shot.get("manifest-list") and shot.get("manifests")
+    }
+
+
+def _with_lists(content: Any) -> str:
+    """Return metadata whose snapshots all have the field that pyiceberg asks for, if empty."""
+    for shot in content["snapshots"]:
+        shot.setdefault("manifest-list", "")
+    return json.dumps(content)
+
+
+def _reason(error: Exception) -> str:
+    """Say what is wrong, without what stands in the file: it may be any file, with secrets."""
+    cause = error.__cause__ if isinstance(error.__cause__, PydanticError) else error
+    if isinstance(error, json.JSONDecodeError):
+        return "Invalid JSON"
+    if isinstance(cause, PydanticError):
+        is_single = cause.error_count() == 1  # the text of many errors is longer than the file
+        if is_single and cause.errors(include_input=False)[0]["type"] == "json_invalid":
+            return "Invalid JSON"
+        return f"{cause.error_count()} of its fields are not as they must be"
+    return type(error).__name__
+
+
+def _no_metadata(location: str, reason: str) -> CorruptFileError:
+    return CorruptFileError(f"{location!r} is no Iceberg table metadata: {reason}; restore it", path=location)

@@ -1,0 +1,67 @@
+"""Makes pyiceberg write sealed Parquet files wherever they go to a lakehouse.
+
+Data that ``Table.append``, ``overwrite`` and ``delete`` write, and that tasks write here, all come from the writer
+that pyiceberg's registry of file formats gives; there is no other place to ask for checksums of pages, or for
+key-value pairs of a footer. Files that go elsewhere, through other FileIOs, are written as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyiceberg.io import OutputFile
+from pyiceberg.io.fileformat import FileFormatFactory, FileFormatModel, FileFormatWriter
+from pyiceberg.manifest import FileFormat
+from pyiceberg.schema import Schema
+from pyiceberg.typedef import Properties
+from pyiceberg.types import NestedField
+
+
+class SealedOutputFile(OutputFile):
+    """An output file whose stream fills in the digits of seals."""
+
+
+def write_sealed_parquet() -> None:
+    """Let pyiceberg write sealed Parquet files to every SealedOutputFile; a second call does nothing."""
+    if not isinstance(FileFormatFactory._registry, _Models):
+        FileFormatFactory._registry = _Models(FileFormatFactory._registry)
+
+
+class _Models(dict[FileFormat, FileFormatModel]):
+    """The models of file formats; pyiceberg registers its own of Parquet when it first reads or writes rows."""
+
+    def __init__(self, models: Mapping[FileFormat, FileFormatModel]):
+        super().__init__()
+        for file_format, model in models.items():
+            self[file_format] = model
+
+    def __setitem__(self, file_format: FileFormat, model: FileFormatModel) -> None:
+        super().__setitem__(file_format, _SealingModel(model) if file_format == FileFormat.PARQUET else model)
+
+
+class _SealingModel:
+    """pyiceberg's model of Parquet, with a writer of its own for files that are sealed."""
+
+    def __init__(self, model: FileFormatModel):
+        self._model = model
+
+    def create_writer(self, output_file: OutputFile, file_schema: Schema, properties: Properties) -> FileFormatWriter:
+        """Return a writer of one file."""
+        if not isinstance(output_file, SealedOutputFile):
+            return self._model.create_writer(output_file, file_schema, properties)
+        from trinitylake_ops.tables.files.parquet_writer import SealedParquetWriter  # loads pandas
+
+        return SealedParquetWriter(output_file, file_schema, properties)
+
+    @property
+    def format(self) -> FileFormat:
+        """The format of the files."""
+        return self._model.format
+
+    def file_extension(self) -> str:
+        """Return the ending of their names, without the dot."""
+        return self._model.file_extension()
+
+    def add_field_metadata(self, field: NestedField, metadata: dict[bytes, bytes], include_field_ids: bool) -> None:
+        """Add what the format wants to know of a column."""
+        self._model.add_field_metadata(field, metadata, include_field_ids)

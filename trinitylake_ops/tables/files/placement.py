@@ -1,0 +1,43 @@
+"""Where a table is: a managed one stands below its own lakehouse's root, always.
+
+In an export of nodes or definitions, and in a lakehouse whose files were copied or moved, metadata says where the
+table stood before. Only whoever has that root may write there, so the location is replaced by the table's own place
+as it is loaded: new files go there, and those that are there already are read where they are.
+"""
+
+from __future__ import annotations
+
+from pyiceberg.table.metadata import TableMetadata
+
+from trinitylake_ops.errors import InvalidDefinitionError
+from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.format.file_names import table_prefix
+from trinitylake_ops.format.locations import is_uri
+from trinitylake_ops.tables.files.file_io import StorageFileIO
+from trinitylake_ops.tables.managed import metadata_uri, table_id_of
+
+
+def in_own_place(metadata: TableMetadata, definition: TableDef, io: StorageFileIO) -> TableMetadata:
+    """Return metadata with the place of a MANAGED table as its location where it names that of another lakehouse."""
+    if not definition.is_managed or is_in_own_place(metadata.location, definition, io):
+        return metadata
+    if table_id_of(metadata.location) != definition.id:
+        return metadata
+    if not is_uri(io.location(metadata_uri(definition, io.root))):  # else it is the source of this copy that moved
+        io.note_place_of(metadata.location)
+    return metadata.model_copy(update={"location": own_location(definition, io.root)})
+
+
+def is_in_own_place(location: str, definition: TableDef, io: StorageFileIO) -> bool:
+    """Whether a location, a URI, is a MANAGED table's place under the root or under a table root of its lakehouse."""
+    try:
+        return location == own_location(definition, io.root) or any(
+            location == own_location(definition, root) for root in io.table_roots
+        )
+    except InvalidDefinitionError:  # such an id names no folder
+        return False
+
+
+def own_location(definition: TableDef, root: str) -> str:
+    """Return a MANAGED table's place under a root. Raises InvalidDefinitionError for an id that names no folder."""
+    return f"{root}{table_prefix(definition.id)}".rstrip("/")

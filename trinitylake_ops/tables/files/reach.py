@@ -1,0 +1,303 @@
+"""Every file that a version of a table reaches (docs/protocol.md, "What is kept, what is reachable")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from io import BytesIO
+from typing import TypeVar, cast
+
+from pyiceberg.io import FileIO, InputFile, InputStream
+from pyiceberg.manifest import (
+    DataFileContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    read_manifest_list,
+)
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, TransactionExpiredError, TrinityLakeError
+from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.format.locations import is_uri
+from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.tables.claims.avro_files import SNAPSHOT_ID, AvroContent, uncompressed
+from trinitylake_ops.tables.files.file_io import StorageFileIO
+from trinitylake_ops.tables.files.metadata import InlineSnapshot, walked_metadata
+from trinitylake_ops.tables.managed import metadata_uri
+
+T = TypeVar("T")
+_ADDED = ManifestEntryStatus.ADDED
+
+
+class FileKind(StrEnum):
+    """What a file is to its table."""
+
+    METADATA = "metadata"
+    METADATA_LOG = "metadata log"
+    MANIFEST_LIST = "manifest list"
+    MANIFEST = "manifest"
+    DATA = "data"
+    DELETES = "deletes"
+    POSITION_DELETES = "position deletes"
+    STATISTICS = "statistics"
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A file of a table.
+
+    ``location`` is a path when it lies under the lakehouse's root, else a URI; ``size_bytes`` is
+    None where the metadata does not say. ``live`` is False for a file that no scan of any snapshot
+    opens and that may be gone: former metadata files, and data that every snapshot left here has
+    deleted.
+    """
+
+    kind: FileKind
+    location: str
+    size_bytes: int | None = None
+    live: bool = True
+
+
+def files_of(
+    definition: TableDef, io: StorageFileIO, known: set[str] | None = None, *, skips_missing: bool = False
+) -> Iterator[TableFile]:
+    """Yield every file that an Iceberg table reaches at one version, each once.
+
+    ``known`` are locations of manifest lists and manifests that are passed over with all that they
+    list, because an earlier walk saw them; those of this walk are added to it when it ends. With
+    ``skips_missing`` manifest lists and manifests that are gone are passed over, too, as nobody can read
+    what only they list.
+
+    That is its metadata file, former metadata files, and for all its snapshots the manifest lists,
+    manifests, data and delete files and statistics. Reads the metadata, each manifest list and each
+    manifest, as many at once as the storage takes. Raises StorageError; a walk that fails has not
+    seen all.
+    """
+    uri = metadata_uri(definition, io.root)
+    metadata = walked_metadata(definition, io)
+    yield TableFile(FileKind.METADATA, io.location(uri))
+    former = dict.fromkeys(entry.metadata_file for entry in metadata.metadata_log if entry.metadata_file != uri)
+    for location in former:
+        yield TableFile(FileKind.METADATA_LOG, io.location(location), live=False)
+    yield from statistics_of(metadata, io)
+    known = set() if known is None else known
+    snapshots = [
+        shot
+        for shot in metadata.snapshots
+        if isinstance(shot, InlineSnapshot) or (shot.manifest_list and shot.manifest_list not in known)
+    ]
+    yield from _snapshot_files(snapshots, io, known, skips_missing=skips_missing)
+
+
+def statistics_of(metadata: TableMetadata, io: StorageFileIO) -> list[TableFile]:
+    """Return the statistics files that a table's metadata names."""
+    sizes_bytes = {file.statistics_path: file.file_size_in_bytes for file in metadata.statistics}
+    sizes_bytes.update((file.statistics_path, file.file_size_in_bytes) for file in metadata.partition_statistics)
+    return [TableFile(FileKind.STATISTICS, io.location(path), size) for path, size in sizes_bytes.items()]
+
+
+def oldest_file_ms(metadata: TableMetadata, snapshot_ids: Collection[int], io: StorageFileIO) -> int:
+    """Return when the oldest file was last modified that these snapshots add, as :func:`oldest_of` does."""
+    return oldest_of(lambda: _added_uris(metadata, snapshot_ids, io), io)
+
+
+def oldest_of(written: Callable[[], Iterable[str]], io: StorageFileIO) -> int:
+    """Return when the oldest of some files was last modified, in milliseconds since the epoch.
+
+    ``written`` gives their URIs. Those beyond the root do not count. Raises TransactionExpiredError where
+    one is gone, removed as an orphan.
+    """
+    try:
+        paths = [path for uri in sorted(written()) if not is_uri(path := io.location(uri))]
+        infos = run_parallel(io.storage.stat, paths, io.storage.concurrency)
+    except FileMissingError as error:
+        raise TransactionExpiredError(
+            "a file that was written for this commit is gone, removed as an orphan; write it again", path=error.path
+        ) from error
+    return min((info.last_modified_ms for info in infos), default=io.storage.now_ms())
+
+
+def _added_uris(metadata: TableMetadata, snapshot_ids: Collection[int], io: StorageFileIO) -> set[str]:
+    """Return the files that these snapshots add."""
+    snapshots = [shot for shot in metadata.snapshots if shot.snapshot_id in snapshot_ids and shot.manifest_list]
+    listed = run_parallel(lambda snapshot: manifests_in(snapshot, io), snapshots, io.storage.concurrency)
+    manifests = [one for several in listed for one in several if one.added_snapshot_id in snapshot_ids]
+    entries = run_parallel(lambda manifest: entries_in(manifest, io), manifests, io.storage.concurrency)
+    uris = {snapshot.manifest_list for snapshot in snapshots} | {manifest.manifest_path for manifest in manifests}
+    return uris | {entry.data_file.file_path for several in entries for entry in several if entry.status == _ADDED}
+
+
+def _snapshot_files(
+    snapshots: Sequence[Snapshot], io: StorageFileIO, known: set[str], *, skips_missing: bool
+) -> Iterator[TableFile]:
+    concurrency = io.storage.concurrency
+    manifests: dict[str, ManifestFile] = {}
+
+    def listed_in(snapshot: Snapshot) -> list[ManifestFile]:
+        return _standing(lambda: manifests_in(snapshot, io), skips_missing=skips_missing)
+
+    for batch in _batches(snapshots, concurrency):
+        for snapshot, listed in zip(batch, run_parallel(listed_in, batch, concurrency), strict=True):
+            if snapshot.manifest_list:
+                yield TableFile(FileKind.MANIFEST_LIST, io.location(snapshot.manifest_list))
+            for manifest in listed:
+                if manifest.manifest_path not in manifests and manifest.manifest_path not in known:
+                    manifests[manifest.manifest_path] = manifest
+                    yield TableFile(FileKind.MANIFEST, io.location(manifest.manifest_path), manifest.manifest_length)
+    yield from _content_files(list(manifests.values()), io, skips_missing=skips_missing)
+    known.update(manifests, (snapshot.manifest_list for snapshot in snapshots if snapshot.manifest_list))
+
+
+def manifests_in(snapshot: Snapshot, io: StorageFileIO) -> list[ManifestFile]:
+    """Return what the manifest list of a snapshot lists.
+
+    Raises CorruptFileError, also for the list of another snapshot where it says whose it is, and StorageError.
+    """
+    if isinstance(snapshot, InlineSnapshot):
+        return snapshot.manifests(io)
+    with _decoding(snapshot.manifest_list, "manifest list", io):
+        file, content = _opened(snapshot.manifest_list, io)
+        of = content.meta_int(SNAPSHOT_ID)
+        if of not in (None, snapshot.snapshot_id):
+            raise _swapped(snapshot.manifest_list, f"it is of snapshot {of}, not of {snapshot.snapshot_id}", io)
+        # Not by the snapshot, which takes manifests from a cache of the process: the file may say something else.
+        manifests = list(read_manifest_list(file))
+        expected = 0 if snapshot.summary is None else int(snapshot.summary["total-data-files"] or 0)
+    if expected and not manifests:
+        location = io.location(snapshot.manifest_list)
+        raise CorruptFileError(f"{location!r} is empty, its snapshot says that it has {expected} files", path=location)
+    return manifests
+
+
+def entries_in(manifest: ManifestFile, io: StorageFileIO) -> list[ManifestEntry]:
+    """Return all entries of a manifest, those of deleted files too.
+
+    Raises CorruptFileError, also for another manifest than its list says, and StorageError.
+    """
+    with _decoding(manifest.manifest_path, "manifest", io):
+        file, content = _opened(manifest.manifest_path, io)
+        entries = manifest.fetch_manifest_entry(cast(FileIO, _OneFile(file)), discard_deleted=False)
+    counts = (manifest.added_files_count, manifest.existing_files_count, manifest.deleted_files_count)
+    if None not in counts and len(entries) != sum(count or 0 for count in counts):
+        location = io.location(manifest.manifest_path)
+        raise CorruptFileError(
+            f"{location!r} lists {len(entries)} files, its manifest list says {sum(count or 0 for count in counts)}",
+            path=location,
+        )
+    _check_is_listed(manifest, entries, content.file_bytes, io)
+    return entries
+
+
+def _check_is_listed(manifest: ManifestFile, entries: list[ManifestEntry], file_bytes: int, io: StorageFileIO) -> None:
+    """Raise CorruptFileError when a manifest is another one than its list says."""
+    uri, of = manifest.manifest_path, manifest.added_snapshot_id
+    if file_bytes != manifest.manifest_length:
+        raise _swapped(uri, f"it has {file_bytes} bytes, its manifest list says {manifest.manifest_length}", io)
+    added = {entry.snapshot_id for entry in entries if entry.status == _ADDED and of is not None}
+    if others := added - {of}:
+        raise _swapped(uri, f"it has files of snapshot {others.pop()}, its manifest list says of {of}", io)
+
+
+@dataclass(frozen=True, slots=True)
+class _OneFile:
+    """What pyiceberg asks for the one file that it reads, opened before."""
+
+    file: InputFile
+
+    def new_input(self, location: str) -> InputFile:
+        return self.file
+
+
+def _opened(uri: str, io: StorageFileIO) -> tuple[InputFile, AvroContent]:
+    """Return a file for pyiceberg's decoder, and what it holds. Raises CorruptFileError for what is no Avro file."""
+    content = uncompressed(io.new_input(uri).read_whole(), io.location(uri))
+    return _Uncompressed(uri, content.data), content
+
+
+class _Uncompressed(InputFile):
+    """An Avro file that was looked through and inflated."""
+
+    def __init__(self, location: str, data: bytes):
+        super().__init__(location)
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def exists(self) -> bool:
+        return True
+
+    def open(self, seekable: bool = True) -> InputStream:
+        return BytesIO(self._data)
+
+
+def _swapped(uri: str, how: str, io: StorageFileIO) -> CorruptFileError:
+    location = io.location(uri)
+    return CorruptFileError(f"{location!r} is not the file that its table names: {how}; restore it", path=location)
+
+
+@contextmanager
+def _decoding(uri: str, what: str, io: StorageFileIO) -> Iterator[None]:
+    """Say which file it is that cannot be decoded: of broken bytes the Avro decoder raises anything at all."""
+    try:
+        yield
+    except TrinityLakeError:
+        raise
+    except Exception as error:
+        location = io.location(uri)
+        raise CorruptFileError(
+            f"{location!r} is no readable Iceberg {what}: {type(error).__name__}", path=location
+        ) from error
+
+
+def _standing(read: Callable[[], list[T]], *, skips_missing: bool) -> list[T]:
+    """Return what is read from a file, nothing where it is gone and may be."""
+    try:
+        return read()
+    except FileMissingError:
+        if not skips_missing:
+            raise
+        return []
+
+
+def _content_files(manifests: list[ManifestFile], io: StorageFileIO, *, skips_missing: bool) -> Iterator[TableFile]:
+    concurrency = io.storage.concurrency
+    seen: set[str] = set()
+    deleted: dict[str, TableFile] = {}
+
+    def standing_in(manifest: ManifestFile) -> list[ManifestEntry]:
+        return _standing(lambda: entries_in(manifest, io), skips_missing=skips_missing)
+
+    for batch in _batches(manifests, concurrency):
+        for entries in run_parallel(standing_in, batch, concurrency):
+            for entry in entries:
+                path = entry.data_file.file_path
+                if entry.status == ManifestEntryStatus.DELETED:
+                    deleted.setdefault(path, content_file(entry, io, live=False))
+                elif path not in seen:
+                    seen.add(path)
+                    yield content_file(entry, io, live=True)
+    yield from (file for path, file in deleted.items() if path not in seen)
+
+
+def content_file(entry: ManifestEntry, io: StorageFileIO, *, live: bool) -> TableFile:
+    """Return the data or delete file of an entry."""
+    data_file = entry.data_file
+    kind = _CONTENT_KINDS.get(data_file.content, FileKind.DELETES)
+    return TableFile(kind, io.location(data_file.file_path), data_file.file_size_in_bytes, live)
+
+
+_CONTENT_KINDS = {
+    DataFileContent.DATA: FileKind.DATA,
+    DataFileContent.POSITION_DELETES: FileKind.POSITION_DELETES,
+    DataFileContent.EQUALITY_DELETES: FileKind.DELETES,
+}
+
+
+def _batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

@@ -1,0 +1,108 @@
+"""Iceberg metadata without some of its snapshots.
+
+An Iceberg table's metadata lists all snapshots that were ever made, and so reaches all files that any of
+them did. Each lakehouse version points to a metadata file of its own, so what a new one leaves out stays
+readable in the versions that have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+from pyiceberg.catalog import MetastoreCatalog
+from pyiceberg.serializers import ToOutputFile
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.update import (
+    RemovePartitionStatisticsUpdate,
+    RemoveSnapshotsUpdate,
+    TableUpdate,
+    update_table_metadata,
+)
+
+from trinitylake_ops.errors import FileMissingError
+from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
+from trinitylake_ops.format.file_names import table_prefix
+from trinitylake_ops.tables.files.file_io import StorageFileIO
+from trinitylake_ops.tables.files.metadata import table_metadata
+from trinitylake_ops.tables.managed import LATEST_WRITTEN_VERSION, managed_table_id, metadata_uri
+from trinitylake_ops.tables.properties import location_provider
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSnapshots:
+    """The ids of the snapshots in a table's metadata, oldest first, and which of them it refers to.
+
+    ``referred`` are the current one and those of branches and tags. ``is_in_place`` says whether the table's
+    location is the place of the managed table of its id, ``is_writable`` whether its format version can be written.
+    """
+
+    ids: tuple[int, ...]
+    referred: frozenset[int]
+    is_in_place: bool
+    is_writable: bool
+
+    @property
+    def others(self) -> frozenset[int]:
+        """Return the ids that the metadata itself does not refer to."""
+        return frozenset(self.ids) - self.referred
+
+
+def is_trimmable(definition: TableDef) -> bool:
+    """Whether a table is a MANAGED Iceberg table whose metadata file lies where those of its id do."""
+    location = definition.format_properties.get(METADATA_LOCATION, "")
+    is_ours = definition.is_managed and definition.is_iceberg and bool(definition.id)
+    return is_ours and location.startswith(table_prefix(definition.id))
+
+
+def listed_snapshots(definition: TableDef, io: StorageFileIO) -> ListedSnapshots:
+    """Return the snapshots that a table's metadata lists. Raises CorruptFileError and other StorageErrors."""
+    metadata = table_metadata(definition, io)
+    ordered = sorted(metadata.snapshots, key=lambda snapshot: (snapshot.sequence_number or 0, snapshot.timestamp_ms))
+    ids = tuple(snapshot.snapshot_id for snapshot in ordered)
+    is_in_place = managed_table_id(metadata.location, io.root) == definition.id
+    return ListedSnapshots(ids, _referred(metadata), is_in_place, metadata.format_version <= LATEST_WRITTEN_VERSION)
+
+
+def referred_snapshots(definition: TableDef, io: StorageFileIO) -> frozenset[int]:
+    """Return the snapshots that a table's metadata refers to: none where the file is gone, which nobody can read.
+
+    Raises CorruptFileError and other StorageErrors.
+    """
+    try:
+        return listed_snapshots(definition, io).referred
+    except FileMissingError:
+        return frozenset()
+
+
+def write_without_snapshots(
+    definition: TableDef, io: StorageFileIO, dropped: Collection[int], announce: Callable[[str], None]
+) -> TableDef:
+    """Write a table's metadata without some of its snapshots as a new file and return the definition that names it.
+
+    ``announce`` is told the path of the file before it is written. Raises CorruptFileError and other
+    StorageErrors.
+    """
+    uri = metadata_uri(definition, io.root)
+    metadata = table_metadata(definition, io)
+    updates: list[TableUpdate] = [
+        RemovePartitionStatisticsUpdate.model_validate({"snapshot-id": snapshot_id})
+        for snapshot_id in dict.fromkeys(file.snapshot_id for file in metadata.partition_statistics)
+        if snapshot_id in dropped
+    ]
+    updates.append(RemoveSnapshotsUpdate.model_validate({"snapshot-ids": sorted(dropped)}))
+    trimmed = update_table_metadata(metadata, tuple(updates), metadata_location=uri)
+    locations = location_provider(trimmed)
+    version = MetastoreCatalog._parse_metadata_version(uri) + 1
+    new_uri = locations.new_table_metadata_file_location(version)
+    announce(io.location(new_uri))
+    ToOutputFile.table_metadata(trimmed, io.new_output(new_uri))
+    properties = {**definition.format_properties, METADATA_LOCATION: io.location(new_uri)}
+    return replace(definition, format_properties=properties)
+
+
+def _referred(metadata: TableMetadata) -> frozenset[int]:
+    referred = {ref.snapshot_id for ref in metadata.refs.values()}
+    if metadata.current_snapshot_id is not None:
+        referred.add(metadata.current_snapshot_id)
+    return frozenset(referred)

@@ -1,0 +1,151 @@
+"""Reading what single files of an Iceberg table name, each file whole and in one request.
+
+So whoever stands between sees all bytes of a file at once, and can tell whether it is the one it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+from pyiceberg.io import InputStream
+from pyiceberg.manifest import ManifestEntryStatus, ManifestFile
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+
+from trinitylake_ops.errors import CorruptFileError
+from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.storage import Storage
+from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.tables.claims.table_seals import check_table_file
+from trinitylake_ops.tables.files.file_io import StorageFileIO, StorageInputFile
+from trinitylake_ops.tables.files.metadata import InlineSnapshot, LoadedMetadata, load_table_metadata
+from trinitylake_ops.tables.files.reach import (
+    FileKind,
+    TableFile,
+    content_file,
+    entries_in,
+    manifests_in,
+    statistics_of,
+)
+from trinitylake_ops.tables.managed import metadata_uri
+
+
+class WholeFileIO(StorageFileIO):
+    """A FileIO whose files are read whole, and checked by their seals.
+
+    ``on_checked`` is told the location of each, and whether it has seals.
+    """
+
+    on_checked: Callable[[str, bool], None] | None = None
+
+    @classmethod
+    def reading(
+        cls, storage: Storage, storage_options: StorageOptions, on_checked: Callable[[str, bool], None]
+    ) -> WholeFileIO:
+        """Return one that writes nothing."""
+        whole = cls.on(storage, storage_options, read_only=True)
+        assert isinstance(whole, WholeFileIO)
+        whole.on_checked = on_checked
+        return whole
+
+    def new_input(self, location: str) -> StorageInputFile:
+        """Return a file to read. Raises InvalidLocationError."""
+        storage, path = self._resolve(location)
+        return _WholeFile(location, storage, path, self)
+
+
+class _WholeFile(StorageInputFile):
+    def __init__(self, location: str, storage: Storage, path: str, file_io: WholeFileIO):
+        super().__init__(location, storage, path)
+        self._io = file_io
+
+    def open(self, seekable: bool = True) -> InputStream:
+        """Return the file in memory, an Avro file without compression. Raises StorageError, CorruptFileError."""
+        return self._opened(self.read_whole())
+
+    def read_whole(self) -> bytes:
+        """Return the bytes of the file as it is stored, in one request.
+
+        Raises CorruptFileError where it is not that of its checksum, StorageError.
+        """
+        data = self._storage.read(self._path)
+        location = self._io.location(self.location)
+        has_seals = check_table_file(data, location)
+        if self._io.on_checked is not None:
+            self._io.on_checked(location, has_seals)
+        return data
+
+
+class TableFiles:
+    """The files of an Iceberg table at one version: what each of them names, read when it is asked for.
+
+    Locations are paths where they lie under the lakehouse's root, else URIs. All methods raise CorruptFileError,
+    StorageError.
+    """
+
+    def __init__(self, definition: TableDef, io: StorageFileIO):
+        self._io = io
+        self._definition = definition
+        self._uri = metadata_uri(definition, io.root)
+        self._manifests: dict[str, ManifestFile] = {}
+        self._read_lists: set[str] = set()
+
+    @property
+    def metadata_location(self) -> str:
+        """Where the current metadata file stands."""
+        return self._io.location(self._uri)
+
+    @property
+    def naming_code(self) -> tuple[str, ...]:
+        """The names of properties that name code in the metadata file, none where it was not read."""
+        return self._loaded.naming_code if "_loaded" in self.__dict__ else ()
+
+    @cached_property
+    def _loaded(self) -> LoadedMetadata:
+        return load_table_metadata(self._definition, self._io)
+
+    @property
+    def _metadata(self) -> TableMetadata:
+        return self._loaded.metadata
+
+    def in_metadata(self) -> list[TableFile]:
+        """Return the statistics files and manifest lists that the metadata names."""
+        lists = [TableFile(FileKind.MANIFEST_LIST, location) for location in self._snapshots]
+        return [*statistics_of(self._metadata, self._io), *lists]
+
+    @cached_property
+    def _snapshots(self) -> dict[str, Snapshot]:
+        if any(isinstance(snapshot, InlineSnapshot) for snapshot in self._metadata.snapshots):
+            raise CorruptFileError(
+                f"{self.metadata_location!r} has snapshots without manifest lists, which no writer of managed tables"
+                " leaves; restore it",
+                path=self.metadata_location,
+            )
+        listed = (snapshot for snapshot in self._metadata.snapshots if snapshot.manifest_list)
+        return {self._io.location(snapshot.manifest_list): snapshot for snapshot in listed}
+
+    def in_lists(self, locations: Sequence[str]) -> list[list[TableFile]]:
+        """Return the manifests that manifest lists name, list by list, read in parallel."""
+        return run_parallel(self._in_list, locations, self._io.storage.concurrency)
+
+    def _in_list(self, location: str) -> list[TableFile]:
+        found = manifests_in(self._snapshots[location], self._io)
+        named = [(self._io.location(manifest.manifest_path), manifest) for manifest in found]
+        self._manifests.update(named)
+        self._read_lists.add(location)
+        return [TableFile(FileKind.MANIFEST, path, manifest.manifest_length) for path, manifest in named]
+
+    def know_manifests(self, lists: Sequence[str]) -> None:
+        """Read manifest lists again whose manifests are to be read, where that was not done yet."""
+        self.in_lists([location for location in lists if location not in self._read_lists])
+
+    def in_manifests(self, locations: Sequence[str]) -> list[list[TableFile]]:
+        """Return the data and delete files that manifests name, but those deleted; their lists were asked before."""
+        return run_parallel(self._in_manifest, locations, self._io.storage.concurrency)
+
+    def _in_manifest(self, location: str) -> list[TableFile]:
+        entries = entries_in(self._manifests[location], self._io)
+        live = {entry.data_file.file_path: entry for entry in entries if entry.status != ManifestEntryStatus.DELETED}
+        return [content_file(entry, self._io, live=True) for entry in live.values()]

@@ -1,0 +1,64 @@
+"""Staging Arrow data as a managed table, in this process: what ``spark_jobs.table_writer`` does with Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from trinitylake_ops.tables.writing.data_files import check_distinct, delete_data_files
+from trinitylake_ops.tables.writing.partition_key import PartitionValue, check_partitions
+from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.tables.writing.staging import plan_write, stage_data_files
+from trinitylake_ops.tables.writing.write_mode import Mode, check_mode, replaced_by
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+
+
+def stage_arrow(
+    lake: Lakehouse,
+    rows: pa.Table | pa.RecordBatchReader,
+    namespace: str,
+    table: str,
+    *,
+    mode: Mode,
+    partition_by: Sequence[str] | None = None,
+    partitions: Sequence[Mapping[str, PartitionValue]] | None = None,
+) -> StagedTable:
+    """Write rows as data files of a managed table and return it staged, unpublished.
+
+    A missing table is created, with identity partitions by ``partition_by``. An existing one keeps its
+    columns' types, to which rows are cast; columns that it lacks are added as optional ones, its columns
+    that the rows lack are null. ``mode`` says which files the new ones take the place of:
+    ``replace_table`` all, ``append`` none, ``replace_partitions`` those of ``partitions``, each a value
+    for every partition column (text is read as the column's type), or without ``partitions`` those
+    that rows arrive for. Memory is bounded where ``rows`` are a reader.
+
+    Raises InvalidInputError for a wrong request and for rows that do not fit, InvalidDefinitionError,
+    UnsupportedTypeError, CommitConflictError when the table changed meanwhile, StorageError. Nothing is
+    staged then.
+    """
+    check_mode(mode)
+    check_distinct(rows.schema)
+    schema = _wanted_schema(lake, rows.schema, namespace, table)
+    plan = plan_write(lake, namespace, table, schema, partition_by=partition_by)
+    columns = [field.name for field in plan.metadata.spec().fields]
+    wanted, replacing = replaced_by(plan, mode, partitions)
+    batches = rows.to_batches() if isinstance(rows, pa.Table) else rows
+    data_files = plan.write(batches)
+    try:
+        check_partitions(data_files, wanted, columns)
+        return stage_data_files(lake, plan, data_files, replacing=replacing)
+    except BaseException:
+        delete_data_files(plan.io, data_files)
+        raise
+
+
+def _wanted_schema(lake: Lakehouse, given: pa.Schema, namespace: str, table: str) -> pa.Schema | None:
+    """Return the schema of a new table, or the columns that an existing one lacks; None without any."""
+    snapshot = lake.snapshot()
+    plain = given.remove_metadata()
+    if not (snapshot.has_namespace(namespace) and snapshot.has_table(namespace, table)):
+        return plain
+    known = {column.name for column in snapshot.table(namespace, table).schema.columns}
+    added = [field.with_nullable(True) for field in plain if field.name not in known]
+    return pa.schema(added) if added else None

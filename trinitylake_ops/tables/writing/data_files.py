@@ -1,0 +1,345 @@
+"""Writing data files where the rows are: in Spark's executors, or any process that has no catalog.
+
+The driver plans the write (``staging.plan_write``), each task turns its rows into data files here,
+and the driver stages all of them as one Iceberg snapshot (``staging.stage_data_files``). A
+``DataFile`` pickles, with its partition, statistics and spec id.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.io.fileformat import FileFormatFactory, FileFormatWriter
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.partitioning import PartitionFieldValue, PartitionKey, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.typedef import Record
+from pyiceberg.types import DoubleType, FloatType, PrimitiveType
+
+from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError, StorageError
+from trinitylake_ops.tables.files.file_io import StorageFileIO, StorageOutputFile
+from trinitylake_ops.tables.properties import location_provider
+
+logger = logging.getLogger(__name__)
+
+TARGET_FILE_SIZE_BYTES = 128 << 20
+#: Rows wait in memory until this many bytes of Arrow, over all partitions, make a row group worth while.
+BUFFER_BYTES = 64 << 20
+#: Files that may grow at once; beyond it the one with the most bytes is finished first.
+MAX_OPEN_FILES = 64
+
+_Key = tuple[object, ...]
+
+
+def write_data_files(
+    io: StorageFileIO,
+    table_metadata: TableMetadata,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    target_file_size_bytes: int = TARGET_FILE_SIZE_BYTES,
+    buffer_bytes: int = BUFFER_BYTES,
+    partition: Record | None = None,
+    sort_order_id: int | None = None,
+) -> list[DataFile]:
+    """Write Arrow batches as Parquet files of a table and return them, unpublished.
+
+    Columns are found by name and cast to the table's types; a column may be missing when it is
+    optional. Rows are split by the table's identity partitions, unless the caller knows that all are of
+    one ``partition``, of any transform; ``sort_order_id`` is the order in which they come. Memory is bounded by
+    ``buffer_bytes`` of rows plus 8 MiB for each of up to MAX_OPEN_FILES growing files, and one
+    finished file. On an exception the files written so far are deleted, best effort. Raises
+    InvalidInputError for batches that do not fit the schema, InvalidDefinitionError for a partition
+    transform other than identity or one over floats, StorageError.
+    """
+    writer = _PartitionedWriter(
+        io, table_metadata, target_file_size_bytes, buffer_bytes, partition=partition, sort_order_id=sort_order_id
+    )
+    try:
+        for batch in batches:
+            writer.add(batch)
+        return writer.finish()
+    except BaseException:
+        writer.abort()
+        raise
+
+
+@dataclass(frozen=True)
+class _KnownPartition(PartitionKey):
+    """A partition of any transforms, as a data file of it has it."""
+
+    record: Record = field(default_factory=Record)
+
+    @property
+    def partition(self) -> Record:
+        return self.record
+
+
+@dataclass
+class _Partition:
+    """What waits in memory and what grows on storage for one partition value."""
+
+    key: PartitionKey | None
+    waiting: list[pa.Table] = field(default_factory=list)
+    waiting_bytes: int = 0
+    file: _GrowingFile | None = None
+
+
+@dataclass
+class _GrowingFile:
+    """A Parquet file that has row groups, but is not visible yet."""
+
+    output: StorageOutputFile
+    writer: FileFormatWriter
+    size_bytes: int = 0
+
+
+class _PartitionedWriter:
+    def __init__(
+        self,
+        io: StorageFileIO,
+        metadata: TableMetadata,
+        target_file_size_bytes: int,
+        buffer_bytes: int,
+        *,
+        partition: Record | None,
+        sort_order_id: int | None,
+    ):
+        self._io = io
+        self._metadata = metadata
+        self._spec = metadata.spec()
+        self._schema = metadata.schema()
+        # Imported where rows are written: it loads pandas, for which whoever reads metadata need not wait.
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+        self._arrow_schema = schema_to_pyarrow(self._schema, include_field_ids=True)
+        self._known: PartitionKey | None = None
+        if partition is not None and self._spec.fields:
+            self._known = _KnownPartition([], self._spec, self._schema, partition)
+        self._partition_columns = [] if partition is not None else identity_columns(self._spec, self._schema)
+        self._sort_order_id = sort_order_id
+        self._locations = location_provider(metadata)
+        self._target_file_size_bytes = target_file_size_bytes
+        self._buffer_bytes = buffer_bytes
+        self._partitions: dict[_Key, _Partition] = {}
+        self._waiting_bytes = 0
+        self._write_id = uuid.uuid4()
+        self._files = 0
+        self._done: list[DataFile] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        if batch.num_rows == 0:
+            return
+        for values, rows in self._split(conform(batch, self._schema, self._arrow_schema)):
+            partition = self._partitions.setdefault(values, _Partition(self._partition_key(values)))
+            partition.waiting.append(rows)
+            partition.waiting_bytes += rows.nbytes
+            self._waiting_bytes += rows.nbytes
+        while self._waiting_bytes > self._buffer_bytes:
+            self._flush(max(self._partitions.values(), key=lambda partition: partition.waiting_bytes))
+
+    def finish(self) -> list[DataFile]:
+        for partition in self._partitions.values():
+            self._flush(partition)
+            self._close(partition)
+        return self._done
+
+    def abort(self) -> None:
+        """Leave nothing behind: drop growing files, delete finished ones."""
+        for partition in self._partitions.values():
+            if partition.file is not None:
+                partition.file.output.discard()
+                if partition.file.output.written_bytes:
+                    partition.file.writer.close()
+        for data_file in self._done:
+            try:
+                self._io.delete(data_file.file_path)
+            except StorageError as error:
+                logger.warning("could not delete the unfinished write's file %s: %s", data_file.file_path, error)
+
+    def _split(self, rows: pa.Table) -> list[tuple[_Key, pa.Table]]:
+        names = self._partition_columns
+        if not names:
+            return [((), rows)]
+        distinct = rows.select(names).group_by(names, use_threads=False).aggregate([]).to_pylist()
+        if len(distinct) == 1:
+            return [(tuple(distinct[0][name] for name in names), rows)]
+        parts = []
+        for values in distinct:
+            mask = None
+            for name in names:
+                value = values[name]
+                column = rows[name]
+                equal = pc.is_null(column) if value is None else pc.equal(column, pa.scalar(value, column.type))
+                mask = equal if mask is None else pc.and_(mask, equal)
+            parts.append((tuple(values[name] for name in names), rows.filter(mask)))
+        return parts
+
+    def _partition_key(self, values: _Key) -> PartitionKey | None:
+        if not self._partition_columns:
+            return self._known
+        field_values = [
+            PartitionFieldValue(field=partition_field, value=value)
+            for partition_field, value in zip(self._spec.fields, values, strict=True)
+        ]
+        return PartitionKey(field_values=field_values, partition_spec=self._spec, schema=self._schema)
+
+    def _flush(self, partition: _Partition) -> None:
+        """Write the waiting rows of a partition as row groups."""
+        if not partition.waiting:
+            return
+        rows = pa.concat_tables(partition.waiting).combine_chunks()
+        self._waiting_bytes -= partition.waiting_bytes
+        partition.waiting, partition.waiting_bytes = [], 0
+        if partition.file is None:
+            self._make_room()
+            partition.file = self._new_file(partition.key)
+        partition.file.writer.write(rows)
+        partition.file.size_bytes = partition.file.output.written_bytes
+        if partition.file.size_bytes >= self._target_file_size_bytes:
+            self._close(partition)
+
+    def _make_room(self) -> None:
+        growing = [partition for partition in self._partitions.values() if partition.file is not None]
+        if len(growing) >= MAX_OPEN_FILES:
+            self._close(max(growing, key=lambda partition: partition.file.size_bytes if partition.file else 0))
+
+    def _new_file(self, key: PartitionKey | None) -> _GrowingFile:
+        name = f"{self._files:05d}-{self._write_id}.parquet"
+        self._files += 1
+        output = self._io.new_output(self._locations.new_data_location(name, key))
+        model = FileFormatFactory.get(FileFormat.PARQUET)
+        return _GrowingFile(output, model.create_writer(output, self._schema, self._metadata.properties))
+
+    def _close(self, partition: _Partition) -> None:
+        if partition.file is None:
+            return
+        growing, partition.file = partition.file, None
+        statistics = growing.writer.close()
+        data_file = DataFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=growing.output.location,
+            file_format=FileFormat.PARQUET,
+            partition=partition.key.partition if partition.key is not None else Record(),
+            file_size_in_bytes=len(growing.output),
+            sort_order_id=self._sort_order_id,
+            equality_ids=None,
+            key_metadata=None,
+            **statistics.to_serialized_dict(),
+        )
+        data_file.spec_id = self._metadata.default_spec_id
+        self._done.append(data_file)
+
+
+def identity_columns(spec: PartitionSpec, schema: Schema) -> list[str]:
+    """Return the columns whose values are a table's partitions, in the order of the spec.
+
+    Raises InvalidDefinitionError for another transform, a nested column, or a float, whose NaN and
+    signed zeros equal no partition reliably.
+    """
+    names = []
+    for partition_field in spec.fields:
+        source = schema.find_field(partition_field.source_id)
+        if not isinstance(partition_field.transform, IdentityTransform):
+            raise InvalidDefinitionError(
+                f"partition field {partition_field.name!r} has the transform {partition_field.transform};"
+                " files can be written for identity partitions only"
+            )
+        if schema.find_column_name(source.field_id) != source.name or isinstance(
+            source.field_type, FloatType | DoubleType
+        ):
+            raise InvalidDefinitionError(
+                f"partition field {partition_field.name!r}: partition by a top-level column that is no float"
+            )
+        assert isinstance(source.field_type, PrimitiveType)
+        names.append(source.name)
+    return names
+
+
+def conform(batch: pa.RecordBatch, schema: Schema, arrow_schema: pa.Schema) -> pa.Table:
+    """Return a batch with a table's columns, types, order and field ids.
+
+    Columns are matched by name; an optional one that is missing is null. Raises InvalidInputError
+    for columns that the table lacks, required ones that are missing or hold nulls, and values that
+    do not fit.
+    """
+    check_distinct(batch.schema)
+    unknown = sorted(set(batch.schema.names) - set(arrow_schema.names))
+    if unknown:
+        raise InvalidInputError(f"column {unknown[0]!r} is not in the table; add it to the schema or drop it")
+    columns = [_conformed_column(batch, target, schema) for target in arrow_schema]
+    return pa.Table.from_arrays(columns, schema=arrow_schema)
+
+
+def _conformed_column(batch: pa.RecordBatch, target: pa.Field, schema: Schema) -> pa.Array:
+    if target.name not in batch.schema.names:
+        column = pa.nulls(batch.num_rows, target.type)
+    else:
+        _check_time_zone(batch.schema.field(target.name), target)
+        if lost := _lost_field(batch.schema.field(target.name).type, target.type):
+            raise InvalidInputError(
+                f"column {target.name!r} has the field {lost!r}, which the table's column lacks; add it to the schema"
+                " or drop it"
+            )
+        try:
+            column = batch.column(target.name).cast(target.type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            reason = str(error).partition("\n")[0]
+            raise InvalidInputError(
+                f"column {target.name!r} cannot be stored as {schema.find_type(target.name)}: {reason}"
+            ) from error
+    if column.null_count and not target.nullable:
+        raise InvalidInputError(f"column {target.name!r} is required and {column.null_count} rows have no value")
+    return column
+
+
+def check_distinct(schema: pa.Schema) -> None:
+    """Raise InvalidInputError where two columns have one name."""
+    names = schema.names
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidInputError(f"there are {names.count(twice)} columns {twice!r}; names of columns differ")
+
+
+def _lost_field(given: pa.DataType, target: pa.DataType) -> str | None:
+    """Return a field within a nested type that a cast would drop without a word, None without any."""
+    if pa.types.is_struct(given) and pa.types.is_struct(target):
+        known = {field.name: field.type for field in target}
+        for field in given:
+            lost = _lost_field(field.type, known[field.name]) if field.name in known else ""
+            if lost is not None:
+                return f"{field.name}.{lost}" if lost else field.name
+    elif pa.types.is_map(given) and pa.types.is_map(target):
+        return _lost_field(given.item_type, target.item_type) or _lost_field(given.key_type, target.key_type)
+    elif _is_list(given) and _is_list(target):
+        return _lost_field(given.value_type, target.value_type)
+    return None
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _check_time_zone(given: pa.Field, target: pa.Field) -> None:
+    """Refuse a cast that would take a wall clock time for UTC, or the other way round, without a word."""
+    if not (pa.types.is_timestamp(given.type) and pa.types.is_timestamp(target.type)):
+        return
+    if (given.type.tz is None) != (target.type.tz is None):
+        raise InvalidInputError(
+            f"column {target.name!r} has the type {given.type}, the table's is {target.type}; convert it explicitly"
+        )
+
+
+def delete_data_files(io: StorageFileIO, data_files: Iterable[DataFile]) -> None:
+    """Delete files that nothing names yet; what cannot be deleted is left to orphan removal."""
+    for data_file in data_files:
+        try:
+            io.delete(data_file.file_path)
+        except StorageError as error:
+            logger.warning("left to orphan removal: %s: %s", data_file.file_path, error)

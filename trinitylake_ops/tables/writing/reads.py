@@ -1,0 +1,75 @@
+"""What a publication read besides what it writes: a serializable one commits only where that is as it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from trinitylake_ops.errors import CommitConflictError, InvalidInputError
+from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.tables.writing.staging import is_published
+from trinitylake_ops.versions.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRead:
+    """A table as it was read: ``location`` is that of its definition in ``version`` of the lakehouse at ``root``."""
+
+    root: str
+    namespace: str
+    table: str
+    version: int
+    location: str
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, namespace: str, table: str) -> Self:
+        """Return the read of a table at a version. Raises InvalidInputError where it has none of that name."""
+        location = snapshot.entry(snapshot.keys.table_key(namespace, table))
+        if not isinstance(location, str):
+            raise InvalidInputError(f"version {snapshot.version} has no table {namespace}.{table}, so none was read")
+        root = snapshot.files.storage.root
+        return cls(root=root, namespace=namespace, table=table, version=snapshot.version, location=location)
+
+    def to_json(self) -> str:
+        """Return one JSON object."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what ``to_json`` wrote. Raises InvalidInputError."""
+        try:
+            state: dict[str, Any] = json.loads(text)
+            return cls(**state)
+        except (ValueError, TypeError) as error:
+            raise InvalidInputError(f"this is no read of a table: {error}") from error
+
+
+def check_unchanged(latest: Snapshot, reads: Sequence[TableRead], own: Sequence[StagedTable]) -> None:
+    """Raise CommitConflictError where a table is not what was read; reads of other lakehouses do not count.
+
+    What is there as one of ``own`` was staged was published by the reader itself, after it had read.
+    """
+    ours = [read for read in reads if read.root == latest.files.storage.root]
+    by_name = {(table.namespace, table.table): table for table in own}
+    changed: dict[str, int] = {}
+    for read in ours:
+        name = (read.namespace, read.table)
+        if latest.entry(latest.keys.table_key(*name)) == read.location:
+            continue
+        if name in by_name and is_published(latest, by_name[name]):
+            continue
+        changed.setdefault(f"table {read.namespace}.{read.table}", read.version)
+    if changed:
+        conflicts = tuple(
+            f"{table}: we read it at version {version}, a concurrent commit changed it"
+            for table, version in sorted(changed.items())
+        )
+        raise CommitConflictError(
+            f"version {latest.version} is not what this publication read: {'; '.join(conflicts)}; run it again from"
+            " the beginning",
+            conflicts=conflicts,
+            base_version=min(changed.values()),
+            latest_version=latest.version,
+        )

@@ -1,0 +1,351 @@
+"""Small data files of a table written anew as fewer: which ones, how a group is written, and the snapshot of it.
+
+The rows stay what they are, so the snapshot is a ``replace`` to Iceberg: who follows what was appended passes it by.
+A group is files of one partition that together fill about one file; writing it needs nothing but its ``FileGroup`` and
+the table's ``Rewriting``, in this process or another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.exceptions import ValidationException
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, ManifestEntryStatus, ManifestFile
+from pyiceberg.schema import Schema
+from pyiceberg.table import FileScanTask, Transaction
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Operation, Summary
+from pyiceberg.table.sorting import NullOrder, SortDirection, SortField
+from pyiceberg.table.update.snapshot import _OverwriteFiles
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.typedef import EMPTY_DICT, Record
+
+from trinitylake_ops.errors import CommitConflictError, CorruptFileError, InvalidDefinitionError
+from trinitylake_ops.tables.files.checked_files import CheckedFileIO
+from trinitylake_ops.tables.files.data_reading import file_batches
+from trinitylake_ops.tables.files.file_io import StorageFileIO
+from trinitylake_ops.tables.files.reach import entries_in, manifests_in
+from trinitylake_ops.tables.managed import check_format_version
+from trinitylake_ops.tables.writing.data_files import (
+    TARGET_FILE_SIZE_BYTES,
+    conform,
+    delete_data_files,
+    identity_columns,
+    write_data_files,
+)
+from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.tables.writing.staging import StagingCatalog
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+
+TARGET_PROPERTY = "write.target-file-size-bytes"
+_MOST_DIGITS = 18
+#: A file below this share of the target is small.
+SMALL_SHARE = 0.75
+#: A group may grow to this share of the target when it is written, so that no tiny file is left over.
+_LARGEST_SHARE = 1.4
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteRules:
+    """What is worth writing anew.
+
+    ``target_file_size_bytes`` None means what the table's own property says, else the default. A group needs so many
+    files, or else two that fill a file of the target. With ``repartition`` all files of older partition specs are
+    written by the current one, whatever their size.
+    """
+
+    target_file_size_bytes: int | None = None
+    min_input_files: int = 5
+    repartition: bool = False
+
+    def target_bytes(self, metadata: TableMetadata) -> int:
+        """Return the size of file that a table's files should have."""
+        if self.target_file_size_bytes is not None:
+            return self.target_file_size_bytes
+        own = metadata.properties.get(TARGET_PROPERTY, "")
+        # What is longer is no size of a file, and Python refuses numbers of thousands of digits.
+        is_size = own.isascii() and own.isdecimal() and len(own) <= _MOST_DIGITS
+        return (int(own) if is_size else 0) or TARGET_FILE_SIZE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class FileGroup:
+    """Data files that become about one; ``partition`` is theirs, None for files of an older partition spec."""
+
+    files: tuple[DataFile, ...]
+    partition: Record | None
+
+    @property
+    def bytes(self) -> int:
+        """Their size."""
+        return sum(file.file_size_in_bytes for file in self.files)
+
+    @property
+    def rows(self) -> int:
+        """Their rows, as manifests count them."""
+        return sum(file.record_count for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Rewriting:
+    """What writing the groups of a table needs: pickles, goes to every process that writes them."""
+
+    io: StorageFileIO
+    metadata: TableMetadata
+    max_file_bytes: int
+
+    def rewrite(self, group: FileGroup) -> list[DataFile]:
+        """Write the rows of a group as new data files, in the table's sort order, and return them, unpublished.
+
+        Rows of an unsorted table are streamed; those of a sorted one are held in memory, a group at a time. Raises
+        CorruptFileError where a file is not that of its checksums, or there are more or fewer rows than the manifests
+        say, StorageError. Nothing is left then.
+        """
+        order = _arrow_sort_order(self.metadata)
+        read = _Counted(self._batches(group))
+        written = write_data_files(
+            self.io,
+            self.metadata,
+            read if order is None else _in_order(read, order, self.metadata.schema()),
+            target_file_size_bytes=self.max_file_bytes,
+            partition=group.partition,
+            sort_order_id=None if order is None else self.metadata.default_sort_order_id,
+        )
+        rows = sum(file.record_count for file in written)
+        if not read.rows == rows == group.rows:
+            delete_data_files(self.io, written)
+            raise CorruptFileError(
+                f"{len(group.files)} data files hold {read.rows} rows where the table's manifests say {group.rows}, and"
+                f" {rows} were written; verify says which file is wrong",
+                path=group.files[0].file_path,
+            )
+        return written
+
+    def _batches(self, group: FileGroup) -> Iterator[pa.RecordBatch]:
+        from pyiceberg.io.pyarrow import ArrowScan  # loads pandas
+
+        # What is damaged is not written anew, with fresh checksums.
+        scan = ArrowScan(self.metadata, CheckedFileIO.like(self.io), self.metadata.schema(), AlwaysTrue())
+        for file in group.files:  # one at a time: pyiceberg holds all batches of the files it is given
+            yield from file_batches(scan, FileScanTask(file), self.io)
+
+
+GroupWriter: TypeAlias = Callable[[Sequence[tuple[Rewriting, FileGroup]]], Sequence[list[DataFile]]]
+
+
+def rewrite_here(groups: Sequence[tuple[Rewriting, FileGroup]]) -> list[list[DataFile]]:
+    """Write groups one after the other in this process. Raises as :meth:`Rewriting.rewrite`; nothing is left then."""
+    written: list[list[DataFile]] = []
+    try:
+        for rewriting, group in groups:
+            written.append(rewriting.rewrite(group))
+    except BaseException:
+        for (rewriting, _), files in zip(groups, written, strict=False):
+            delete_data_files(rewriting.io, files)
+        raise
+    return written
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFiles:
+    """The data files of a table: what is worth writing anew, and how many files of older partition specs stay."""
+
+    groups: tuple[FileGroup, ...]
+    data_files: int
+    older_spec_files: int
+
+
+def find_groups(metadata: TableMetadata, io: StorageFileIO, rules: RewriteRules) -> FoundFiles:
+    """Look through a table's manifests for what is worth writing anew.
+
+    Raises InvalidDefinitionError for a table with delete files or of a format version that cannot be written, and where
+    rows would have to be split by a partition transform other than identity; StorageError.
+    """
+    check_format_version(metadata)
+    snapshot = metadata.current_snapshot()
+    entries = [] if snapshot is None else _data_entries(manifests_in(snapshot, io), io)
+    current = [entry for entry in entries if entry.data_file.spec_id == metadata.default_spec_id]
+    older = [entry.data_file for entry in entries if entry.data_file.spec_id != metadata.default_spec_id]
+    target_bytes = rules.target_bytes(metadata)
+    groups: list[FileGroup] = []
+    if rules.repartition and older:
+        identity_columns(metadata.spec(), metadata.schema())
+        groups += [FileGroup(files, None) for files in _packed(older, target_bytes)]
+    by_partition: dict[Record, list[DataFile]] = {}
+    for entry in current:
+        if entry.data_file.file_size_in_bytes < SMALL_SHARE * target_bytes:
+            by_partition.setdefault(entry.data_file.partition, []).append(entry.data_file)
+    for partition, files in by_partition.items():
+        for packed in _packed(files, target_bytes):
+            is_full = sum(file.file_size_in_bytes for file in packed) >= SMALL_SHARE * target_bytes
+            if len(packed) >= rules.min_input_files or (is_full and len(packed) > 1):
+                groups.append(FileGroup(packed, partition))
+    return FoundFiles(tuple(groups), len(entries), len(older))
+
+
+def rewriting_of(metadata: TableMetadata, io: StorageFileIO, rules: RewriteRules) -> Rewriting:
+    """Return what writing the groups of a table needs."""
+    return Rewriting(io, metadata, int(_LARGEST_SHARE * rules.target_bytes(metadata)))
+
+
+def stage_rewritten(
+    lake: Lakehouse,
+    name: tuple[str, str],
+    metadata: TableMetadata,
+    removed: Sequence[DataFile],
+    added: Sequence[DataFile],
+    *,
+    begun_at_ms: int,
+) -> StagedTable:
+    """Let new files take the place of those whose rows they hold, as one Iceberg snapshot, unpublished.
+
+    ``metadata`` is that of the table the new files were written for. What others added since stays. Raises
+    CommitConflictError where the table is gone, or is another, or is partitioned in another way, or lost one of the
+    old files, or rows of them; StorageError.
+    """
+    catalog = StagingCatalog(lake)
+    reader = catalog.target.reader()
+    if not (reader.has_namespace(name[0]) and reader.has_table(*name) and reader.table(*name).is_iceberg):
+        raise _moved(name, catalog.base_version, "it was dropped")
+    table = catalog.load_table(name)
+    if table.metadata.table_uuid != metadata.table_uuid:
+        raise _moved(name, catalog.base_version, "another table has its name")
+    if table.metadata.default_spec_id != metadata.default_spec_id:
+        raise _moved(name, catalog.base_version, "it is partitioned in another way")
+    current = table.current_snapshot()
+    manifests = [] if current is None else current.manifests(table.io)
+    if any(manifest.content != ManifestContent.DATA for manifest in manifests):
+        raise _moved(name, catalog.base_version, "rows of it were deleted by delete files")
+    change = table.transaction()
+    try:
+        with _RewriteFiles(change) as rewrite:
+            for data_file in removed:
+                rewrite.delete_data_file(data_file)
+            for data_file in added:
+                rewrite.append_data_file(data_file)
+    except ValidationException as error:
+        raise _moved(name, catalog.base_version, "some of the files are not in it any more") from error
+    change.commit_transaction()
+    staged = replace(catalog.staged(name), begun_at_ms=begun_at_ms)
+    if not staged.removed_rows == staged.added_rows == sum(file.record_count for file in removed):
+        raise CorruptFileError(
+            f"table {'.'.join(name)} would have {staged.added_rows - staged.removed_rows} rows more than before",
+            path=staged.metadata_location,
+        )
+    return staged
+
+
+class _RewriteFiles(_OverwriteFiles):
+    """An Iceberg snapshot that holds the same rows in other files."""
+
+    def __init__(self, change: Transaction):
+        super().__init__(operation=Operation.OVERWRITE, transaction=change, io=change._table.io)
+
+    def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
+        # pyiceberg sums up the totals of no other operations than those it makes itself.
+        summary = super()._summary(snapshot_properties)
+        return Summary(operation=Operation.REPLACE, **summary.additional_properties)
+
+    def _build_delete_files_partition_predicate(self) -> None:
+        """All manifests are looked at: expressions over thousands of partitions are too deep to evaluate."""
+
+    def _build_manifest_evaluator(self, spec_id: int) -> Callable[[ManifestFile], bool]:
+        return lambda _manifest: True
+
+
+def _moved(name: tuple[str, str], base_version: int, how: str) -> CommitConflictError:
+    return CommitConflictError(
+        f"the files of table {'.'.join(name)} were written anew, and since then {how}; plan it again",
+        conflicts=(f"table {'.'.join(name)}: {how}",),
+        base_version=base_version,
+    )
+
+
+def _data_entries(manifests: Iterable[ManifestFile], io: StorageFileIO) -> list[ManifestEntry]:
+    """Return the live data files in the order in which they were added."""
+    found: list[ManifestEntry] = []
+    for manifest in manifests:
+        if manifest.content != ManifestContent.DATA:
+            raise InvalidDefinitionError(
+                "it has delete files, which cannot be applied here; rewrite it with the engine that wrote them"
+            )
+        found += [entry for entry in entries_in(manifest, io) if entry.status != ManifestEntryStatus.DELETED]
+    return sorted(found, key=lambda entry: (entry.sequence_number or 0, entry.data_file.file_path))
+
+
+def _packed(files: Sequence[DataFile], target_bytes: int) -> list[tuple[DataFile, ...]]:
+    """Return files in groups of up to the target, each of neighbours, so that what arrived together stays so."""
+    groups: list[list[DataFile]] = []
+    group_bytes = 0
+    for file in files:
+        if not groups or group_bytes + file.file_size_in_bytes > target_bytes:
+            groups.append([])
+            group_bytes = 0
+        groups[-1].append(file)
+        group_bytes += file.file_size_in_bytes
+    return [tuple(group) for group in groups]
+
+
+class _Counted:
+    """Batches, counting their rows."""
+
+    def __init__(self, batches: Iterable[pa.RecordBatch]):
+        self._batches = batches
+        self.rows = 0
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for batch in self._batches:
+            self.rows += batch.num_rows
+            yield batch
+
+
+def _arrow_sort_order(metadata: TableMetadata) -> list[tuple[str, SortField]] | None:
+    """Return the columns of a table's sort order, None where it has none, or one that needs more than columns."""
+    order = metadata.sort_order_by_id(metadata.default_sort_order_id)
+    if order is None or not order.fields:
+        return None
+    columns: list[tuple[str, SortField]] = []
+    schema = metadata.schema()
+    for sort_field in order.fields:
+        source = None
+        with contextlib.suppress(ValueError):  # dropped since
+            source = schema.find_field(sort_field.source_id)
+        if (
+            source is None
+            or not source.field_type.is_primitive
+            or not isinstance(sort_field.transform, IdentityTransform)
+        ):
+            return None
+        if schema.find_column_name(source.field_id) != source.name:
+            return None
+        columns.append((source.name, sort_field))
+    return columns
+
+
+def _in_order(
+    batches: Iterable[pa.RecordBatch], order: Sequence[tuple[str, SortField]], schema: Schema
+) -> Iterator[pa.RecordBatch]:
+    """Yield all rows in an order, nulls where it says; NaN is the greatest number, as Iceberg has it."""
+    from pyiceberg.io.pyarrow import schema_to_pyarrow  # loads pandas
+
+    arrow_schema = schema_to_pyarrow(schema)
+    held = [conform(batch, schema, arrow_schema) for batch in batches]
+    rows = pa.concat_tables(held) if held else arrow_schema.empty_table()
+    keys: list[tuple[pa.ChunkedArray, str]] = []
+    for name, sort_field in order:
+        column = rows[name]
+        direction = "ascending" if sort_field.direction == SortDirection.ASC else "descending"
+        nulls_first = sort_field.null_order == NullOrder.NULLS_FIRST
+        keys.append((pc.is_null(column), "descending" if nulls_first else "ascending"))
+        if pa.types.is_floating(column.type):
+            keys.append((pc.is_nan(column), direction))
+        keys.append((column, direction))
+    sortable = pa.table({str(at): key for at, (key, _) in enumerate(keys)})
+    indices = pc.sort_indices(sortable, sort_keys=[(str(at), how) for at, (_, how) in enumerate(keys)])
+    yield from rows.take(indices).to_batches()

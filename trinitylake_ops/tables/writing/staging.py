@@ -1,0 +1,487 @@
+"""Write, audit, publish: tables that are written in one process and published by another.
+
+::
+
+    write = plan_write(lake, "flights", "daily", schema, partition_by=("year", "month"))  # driver
+    files = write.write(batches)                                                           # executors
+    staged = stage_data_files(lake, write, files, replacing=Replace.PARTITIONS)              # driver
+    text = staged.to_json()                                                                # to another process
+    load_staged(lake, StagedTable.from_json(text)).scan().to_arrow()                       # audit
+    with lake.transaction(message="january") as txn:                                       # publish, all or none
+        publish(txn, [StagedTable.from_json(text)])
+
+Staging writes data files and Iceberg metadata below the table's own location, and nothing that any
+version of the lakehouse names: what is never published is an orphan. ``StagingCatalog`` does the
+same for writers that use pyiceberg's own ``append``, ``overwrite`` and ``delete``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TypeAlias
+
+import pyarrow as pa
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+from pyiceberg.manifest import DataFile, ManifestFile
+from pyiceberg.partitioning import (
+    PARTITION_FIELD_ID_START,
+    UNPARTITIONED_PARTITION_SPEC,
+    PartitionField,
+    PartitionSpec,
+)
+from pyiceberg.schema import Schema, assign_fresh_schema_ids
+from pyiceberg.table import CommitTableResponse, CreateTableTransaction, Table, Transaction
+from pyiceberg.table import StagedTable as UncommittedTable
+from pyiceberg.table.metadata import TableMetadata, new_table_metadata
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
+from pyiceberg.table.update import TableRequirement, TableUpdate
+from pyiceberg.table.update.snapshot import _OverwriteFiles
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
+
+from trinitylake_ops.errors import (
+    CommitConflictError,
+    InvalidDefinitionError,
+    InvalidInputError,
+    TableNotFoundError,
+    TransactionExpiredError,
+)
+from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
+from trinitylake_ops.format.definitions import Schema as Columns
+from trinitylake_ops.format.locations import is_uri
+from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
+from trinitylake_ops.tables.catalog.target import SnapshotTarget, TransactionTarget
+from trinitylake_ops.tables.files.file_io import StorageFileIO, writing_io
+from trinitylake_ops.tables.files.metadata import table_metadata
+from trinitylake_ops.tables.managed import check_format_version, managed_properties, metadata_uri, new_table_location
+from trinitylake_ops.tables.ownership import claim_location
+from trinitylake_ops.tables.types import arrow_to_iceberg_schema, to_iceberg_schema
+from trinitylake_ops.tables.writing.data_files import TARGET_FILE_SIZE_BYTES, identity_columns, write_data_files
+from trinitylake_ops.tables.writing.replacement import all_files, files_in_partitions_of, files_matching
+from trinitylake_ops.tables.writing.staged_table import StagedTable, describe_change
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.time_to_live import removed_before_ms
+from trinitylake_ops.transaction.transaction import Transaction as LakehouseTransaction
+from trinitylake_ops.versions.snapshot import CatalogReader
+
+AnySchema: TypeAlias = pa.Schema | Schema | Columns
+#: Changes a table in a transaction of pyiceberg, which is committed with what is written.
+Evolution: TypeAlias = Callable[[Transaction], None]
+
+
+class Replace(Enum):
+    """What new data files take the place of."""
+
+    NOTHING = "nothing"
+    PARTITIONS = "partitions"
+    ALL = "all"
+
+
+@dataclass(frozen=True)
+class TableWrite:
+    """A write that was planned: pickles, goes to every process that writes data files.
+
+    ``metadata`` is the table's as it will be written to, nothing of it is stored yet, and ``updates`` what leads
+    there from a table that exists;
+    ``base_metadata_location`` is None when the table is new. ``begun_at_ms`` is when it was planned, by
+    the storage's clock: what is written for it is not older.
+    """
+
+    namespace: str
+    table: str
+    base_version: int
+    begun_at_ms: int
+    base_metadata_location: str | None
+    metadata: TableMetadata
+    io: StorageFileIO
+    updates: tuple[TableUpdate, ...] = ()
+
+    def write(
+        self, batches: Iterable[pa.RecordBatch], *, target_file_size_bytes: int = TARGET_FILE_SIZE_BYTES
+    ) -> list[DataFile]:
+        """Write Arrow batches as data files; see :func:`data_files.write_data_files`."""
+        return write_data_files(self.io, self.metadata, batches, target_file_size_bytes=target_file_size_bytes)
+
+
+class StagingCatalog(TrinityLakeCatalog):
+    """A catalog whose changes are written but not published; :meth:`staged` hands them on.
+
+    Reads see the version it began on and its own changes. A table may be created in a namespace
+    that does not exist yet. Tables can be created and changed, not dropped or renamed.
+    """
+
+    def __init__(self, lake: Lakehouse, name: str = "staging"):
+        # A transaction that nobody commits: it sees its own writes, and so does this catalog.
+        self._transaction = lake.transaction(message="staging")
+        super(TrinityLakeCatalog, self).__init__(name)
+        self._bind(TransactionTarget(self._transaction, lake.storage_options))
+        self._changed: dict[tuple[str, str], None] = {}
+
+    @property
+    def base_version(self) -> int:
+        """The version this catalog began on."""
+        return self._transaction.base.version
+
+    def create_table(
+        self,
+        identifier: str | Identifier,
+        schema: Schema | pa.Schema,
+        location: str | None = None,
+        partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
+        sort_order: SortOrder = UNSORTED_SORT_ORDER,
+        properties: Properties = EMPTY_DICT,
+    ) -> Table:
+        """Create a table, and its namespace when that is missing. Raises as the base class does."""
+        namespace, table = self.identifier_to_database_and_table(identifier)
+        self.create_namespace_if_not_exists((namespace,))
+        created = super().create_table(identifier, schema, location, partition_spec, sort_order, properties)
+        self._changed[namespace, table] = None
+        return created
+
+    def commit_table(
+        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> CommitTableResponse:
+        """Write a table's new metadata for publishing later."""
+        response = super().commit_table(table, requirements, updates)
+        namespace, name = self.identifier_to_database_and_table(table.name())
+        self._changed[namespace, name] = None
+        return response
+
+    def drop_table(self, identifier: str | Identifier) -> None:
+        """Raise InvalidInputError: drop it in the transaction that publishes."""
+        raise InvalidInputError(f"{identifier}: drop tables in the transaction that publishes, not while staging")
+
+    def rename_table(self, from_identifier: str | Identifier, to_identifier: str | Identifier) -> Table:
+        """Raise InvalidInputError: rename it in the transaction that publishes."""
+        raise InvalidInputError(
+            f"{from_identifier}: rename tables in the transaction that publishes, not while staging"
+        )
+
+    def staged(self, identifier: str | Identifier) -> StagedTable:
+        """Return a table as it would be published. Raises NoSuchTableError, StorageError."""
+        namespace, name = self.identifier_to_database_and_table(identifier)
+        base = self._transaction.base
+        before = base.table(namespace, name) if base.has_table(namespace, name) else None
+        definition = self._definition_of(namespace, name)
+        return describe_change(self.io, namespace, name, base, before, definition)
+
+    def all_staged(self) -> list[StagedTable]:
+        """Return every table that this catalog created or changed, in the order of their first change."""
+        return [self.staged(identifier) for identifier in self._changed]
+
+
+def plan_write(
+    lake: Lakehouse,
+    namespace: str,
+    table: str,
+    schema: AnySchema | None = None,
+    *,
+    partition_by: Sequence[str] | None = None,
+    properties: Mapping[str, str] | None = None,
+    evolve: Evolution | None = None,
+) -> TableWrite:
+    """Plan a write to a table, which may not exist yet. Reads only, but for the owner file of a new table's folder.
+
+    A new table takes ``schema``, identity partitions by the columns ``partition_by``, and
+    ``properties`` (Iceberg's). An existing one gains the columns of ``schema`` that it lacks;
+    ``partition_by`` must be what it has, ``properties`` are for new tables. ``evolve`` changes an existing
+    one before by pyiceberg: its schema (``update_schema``), its partition spec (``update_spec``), its properties;
+    that becomes part of the same commit. Raises TableNotFoundError when there is neither a table nor a schema,
+    UnsupportedTypeError, InvalidDefinitionError, StorageError, and what ``evolve`` raises.
+    """
+    snapshot = lake.snapshot()
+    catalog = TrinityLakeCatalog.on(SnapshotTarget(snapshot, lake.storage_options))
+    writer_io = writing_io(lake)
+    wanted = None if schema is None else _iceberg_schema(schema)
+    if snapshot.has_namespace(namespace) and snapshot.has_table(namespace, table):
+        current = catalog.load_table((namespace, table))
+        change = current.transaction()
+        if evolve is not None:
+            evolve(change)
+        _extend_schema(change, wanted)
+        metadata, updates = change.table_metadata, change._updates
+        _check_partitions(metadata, partition_by, f"{namespace}.{table}")
+        base_location: str | None = writer_io.location(current.metadata_location)
+    else:
+        if wanted is None:
+            raise TableNotFoundError(f"there is no table {namespace}.{table}; give a schema to create it")
+        location = new_table_location(lake.root, snapshot.definition)
+        metadata, updates = _new_metadata(wanted, location, partition_by or (), properties or {}), ()
+        base_location = None
+    check_format_version(metadata)
+    identity_columns(metadata.spec(), metadata.schema())
+    if base_location is None or is_uri(base_location):  # the first files that a copy of a lakehouse has of its own
+        claim_location(lake.storage, metadata.location, snapshot.definition)
+    return TableWrite(
+        namespace, table, snapshot.version, snapshot.read_at_ms, base_location, metadata, writer_io, updates
+    )
+
+
+def stage_data_files(
+    lake: Lakehouse,
+    write: TableWrite,
+    data_files: Sequence[DataFile],
+    *,
+    replacing: Replace | str | BooleanExpression = Replace.NOTHING,
+    snapshot_properties: Mapping[str, str] | None = None,
+) -> StagedTable:
+    """Make one Iceberg snapshot of data files that were written for a plan, unpublished.
+
+    ``replacing`` says what they take the place of: nothing, all files of the partitions they are in,
+    all files, or those that a filter over partition columns, an expression or text such as
+    ``"year = 2013 and month = 2"``, selects whole. The table is created when it is new. Raises
+    CommitConflictError when the table changed since the plan, InvalidInputError for a filter that
+    cuts through a file, StorageError.
+    """
+    catalog = StagingCatalog(lake)
+    identifier = (write.namespace, write.table)
+    _check_unmoved(catalog.target.reader(), identifier, write.base_metadata_location, write.base_version)
+    if write.base_metadata_location is None:
+        catalog.create_namespace_if_not_exists((write.namespace,))
+        change: Transaction = CreateTableTransaction(
+            UncommittedTable(identifier, write.metadata, "", catalog.io, catalog)
+        )
+        removed: list[DataFile] = []
+    else:
+        table = catalog.load_table(identifier)
+        change = table.transaction()
+        change._apply(write.updates, ())
+        removed = _files_to_remove(table, data_files, replacing)
+    _add_snapshot(change, data_files, removed, dict(snapshot_properties or {}))
+    change.commit_transaction()
+    return replace(catalog.staged(identifier), begun_at_ms=write.begun_at_ms)
+
+
+def stage_appended(
+    lake: Lakehouse,
+    write: TableWrite,
+    data_files: Sequence[DataFile],
+    *,
+    snapshot_properties: Mapping[str, str] | None = None,
+) -> StagedTable:
+    """Append data files that were written for a plan to the table as it is by now, unpublished.
+
+    What others changed since the plan is no conflict as long as the files fit: the table is the same one, with the
+    same partition spec, and its columns have the ids that the files have. Raises CommitConflictError else, and
+    StorageError.
+    """
+    if write.base_metadata_location is None:
+        return stage_data_files(lake, write, data_files, snapshot_properties=snapshot_properties)
+    catalog = StagingCatalog(lake)
+    identifier = (write.namespace, write.table)
+    reader = catalog.target.reader()
+    if not (reader.has_namespace(write.namespace) and reader.has_table(*identifier)):
+        raise _moved(identifier, write.base_version, "it was dropped")
+    table = catalog.load_table(identifier)
+    if table.metadata.table_uuid != write.metadata.table_uuid:
+        raise _moved(identifier, write.base_version, "another table has its name")
+    change = table.transaction()
+    planned = write.metadata.schema()
+    _extend_schema(change, planned)
+    now = {field.field_id: field for field in change.table_metadata.schema().fields}
+    is_same_spec = change.table_metadata.default_spec_id == write.metadata.default_spec_id
+    if not is_same_spec or any(now.get(field.field_id) != field for field in planned.fields):
+        raise _moved(identifier, write.base_version, "its columns or partitions were changed")
+    _add_snapshot(change, data_files, [], dict(snapshot_properties or {}))
+    change.commit_transaction()
+    return replace(catalog.staged(identifier), begun_at_ms=write.begun_at_ms)
+
+
+def load_staged(lake: Lakehouse, staged: StagedTable) -> Table:
+    """Return a staged table for reading, whether it was published or not.
+
+    Raises FileMissingError when its files are gone: staged tables that are never published are orphans.
+    """
+    catalog = TrinityLakeCatalog.on(SnapshotTarget(lake.snapshot(), lake.storage_options))
+    uri = metadata_uri(staged.table_def, lake.root)
+    return Table(
+        (staged.namespace, staged.table), table_metadata(staged.table_def, catalog.io), uri, catalog.io, catalog
+    )
+
+
+def publish(
+    transaction: LakehouseTransaction, staged_tables: Iterable[StagedTable], *, create_namespaces: bool = True
+) -> None:
+    """Put staged tables into an open transaction, which publishes all of them with its commit.
+
+    Missing namespaces of new tables are created, unless ``create_namespaces`` is off. Raises
+    CommitConflictError when a table is not what it was when it was staged; the transaction's commit
+    checks the same against versions that were committed meanwhile. Raises TransactionExpiredError when
+    the lakehouse's ``txn_ttl_millis`` have passed since staging began, as files may have been removed as
+    orphans then: from here on the transaction counts its own age from that moment. Also NamespaceNotFoundError.
+    """
+    for staged in staged_tables:
+        _check_fresh(transaction, staged)
+        transaction.date_back(staged.begun_at_ms)
+        identifier = (staged.namespace, staged.table)
+        is_new = staged.base_metadata_location is None
+        if is_new and create_namespaces and not transaction.has_namespace(staged.namespace):
+            transaction.create_namespace(staged.namespace)
+        current = _check_unmoved(transaction, identifier, staged.base_metadata_location, staged.base_version)
+        if current is None:
+            transaction.create_table(*identifier, staged.table_def)
+        elif current.id != staged.table_def.id:
+            raise _moved(identifier, staged.base_version, "another table has its name")
+        elif staged.metadata_location != staged.base_metadata_location:
+            # Properties of ours that a concurrent commit changed stay as they are now.
+            mirrored = replace(
+                staged.table_def,
+                properties=current.properties,
+                format_properties={
+                    **current.format_properties,
+                    METADATA_LOCATION: staged.metadata_location,
+                },
+            )
+            transaction.alter_table(*identifier, mirrored)
+
+
+def is_published(reader: CatalogReader, staged: StagedTable) -> bool:
+    """Whether a table is what was staged, by a publication of it: it is not where nothing was changed."""
+    if staged.metadata_location == staged.base_metadata_location:
+        return False
+    if not (reader.has_namespace(staged.namespace) and reader.has_table(staged.namespace, staged.table)):
+        return False
+    current = reader.table(staged.namespace, staged.table)
+    is_same = current.id == staged.table_def.id
+    return is_same and current.format_properties.get(METADATA_LOCATION) == staged.metadata_location
+
+
+def _iceberg_schema(schema: AnySchema) -> Schema:
+    if isinstance(schema, pa.Schema):
+        return arrow_to_iceberg_schema(schema)
+    return to_iceberg_schema(schema) if isinstance(schema, Columns) else schema
+
+
+def _new_metadata(
+    schema: Schema, location: str, partition_by: Sequence[str], properties: Mapping[str, str]
+) -> TableMetadata:
+    fresh = assign_fresh_schema_ids(schema)
+    return new_table_metadata(
+        schema=fresh,
+        partition_spec=identity_spec(fresh, partition_by),
+        sort_order=UNSORTED_SORT_ORDER,
+        location=location,
+        properties=managed_properties(properties),
+    )
+
+
+def identity_spec(schema: Schema, columns: Sequence[str]) -> PartitionSpec:
+    """Return identity partitions by columns. Raises InvalidDefinitionError for one that the schema lacks."""
+    names = set(schema.column_names)
+    if unknown := [column for column in columns if column not in names]:
+        raise InvalidDefinitionError(f"cannot partition by {unknown[0]!r}: the schema has no such column")
+    return PartitionSpec(
+        *(
+            PartitionField(
+                source_id=schema.find_field(column).field_id,
+                field_id=PARTITION_FIELD_ID_START + position,
+                transform=IdentityTransform(),
+                name=column,
+            )
+            for position, column in enumerate(columns)
+        )
+    )
+
+
+def _check_partitions(metadata: TableMetadata, partition_by: Sequence[str] | None, name: str) -> None:
+    if partition_by is None:
+        return
+    current = [field.name for field in metadata.spec().fields]
+    if current != list(partition_by):
+        raise InvalidDefinitionError(f"table {name} is partitioned by {current}, not by {list(partition_by)}")
+
+
+def _extend_schema(change: Transaction, wanted: Schema | None) -> None:
+    """Add the columns that the table lacks; ids of those it has are kept."""
+    if wanted is None:
+        return
+    with change.update_schema() as update:
+        update.union_by_name(wanted)
+
+
+def _files_to_remove(
+    table: Table, added: Sequence[DataFile], replacing: Replace | str | BooleanExpression
+) -> list[DataFile]:
+    if not isinstance(replacing, Replace):
+        return files_matching(table, replacing)
+    if replacing is Replace.ALL:
+        return all_files(table)
+    return files_in_partitions_of(table, added) if replacing is Replace.PARTITIONS and added else []
+
+
+def _add_snapshot(
+    change: Transaction, added: Sequence[DataFile], removed: Sequence[DataFile], properties: dict[str, str]
+) -> None:
+    if not added and not removed:
+        return
+    snapshot = change.update_snapshot(snapshot_properties=properties)
+    if not removed:
+        with snapshot.fast_append() as append:
+            for data_file in added:
+                append.append_data_file(data_file)
+        return
+    with _filtering_by_itself(snapshot.overwrite()) as overwrite:
+        specs = change.table_metadata.specs()
+        if any(specs[data_file.spec_id].is_unpartitioned() for data_file in removed):
+            # Without it pyiceberg looks for the files to delete in no manifest of such a table.
+            overwrite.delete_by_predicate(AlwaysTrue())
+        for data_file in removed:
+            overwrite.delete_data_file(data_file)
+        for data_file in added:
+            overwrite.append_data_file(data_file)
+
+
+def _filtering_by_itself(overwrite: _OverwriteFiles) -> _OverwriteFiles:
+    """Let each look at a manifest have a filter of its own.
+
+    pyiceberg looks for the files to delete in several threads by one filter object, which holds the
+    manifest it looks at: sometimes it passes over the one that it needs, and refuses to commit.
+    """
+    build = overwrite._build_manifest_evaluator
+
+    def build_for_each(spec_id: int) -> Callable[[ManifestFile], bool]:
+        def evaluate(manifest: ManifestFile) -> bool:
+            return build(spec_id)(manifest)
+
+        return evaluate
+
+    overwrite._build_manifest_evaluator = build_for_each  # type: ignore[method-assign]
+    return overwrite
+
+
+def _check_unmoved(
+    reader: CatalogReader, identifier: tuple[str, str], base_metadata_location: str | None, base_version: int
+) -> TableDef | None:
+    """Return the table as ``reader`` has it, or None when it is new; it must be what it was at the base."""
+    exists = reader.has_namespace(identifier[0]) and reader.has_table(*identifier)
+    current = reader.table(*identifier) if exists else None
+    if current is None and base_metadata_location is not None:
+        raise _moved(identifier, base_version, "it was dropped")
+    if current is not None and base_metadata_location is None:
+        raise _moved(identifier, base_version, "it was created")
+    if current is not None and current.format_properties.get(METADATA_LOCATION) != base_metadata_location:
+        raise _moved(identifier, base_version, "it was changed")
+    return current
+
+
+def _check_fresh(transaction: LakehouseTransaction, staged: StagedTable) -> None:
+    """Raise TransactionExpiredError for a table that was staged too long ago, by the storage's clock."""
+    storage, definition = transaction.base.files.storage, transaction.base.definition
+    barred_ms = removed_before_ms(storage, definition, staged.begun_at_ms)
+    age_ms = storage.now_ms() - staged.begun_at_ms
+    if age_ms > definition.txn_ttl_millis or staged.begun_at_ms < barred_ms:
+        raise TransactionExpiredError(
+            f"table {staged.namespace}.{staged.table} was staged {age_ms} ms ago, more than txn_ttl_millis"
+            f" ({definition.txn_ttl_millis}), or before orphans were removed: its files may be gone; stage it again"
+        )
+
+
+def _moved(identifier: tuple[str, str], base_version: int, how: str) -> CommitConflictError:
+    name = ".".join(identifier)
+    return CommitConflictError(
+        f"table {name} was staged on version {base_version} and since then {how}; stage it again",
+        conflicts=(f"table {name}: staged on version {base_version}, {how} since",),
+        base_version=base_version,
+    )

@@ -1,0 +1,48 @@
+"""What a write takes the place of, as callers say it: a mode, and partitions by their values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias
+
+from pyiceberg.expressions import BooleanExpression, Or
+from pyiceberg.typedef import Record
+
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.tables.writing.partition_key import PartitionKey, PartitionValue
+from trinitylake_ops.tables.writing.staging import Replace, TableWrite
+
+Mode: TypeAlias = Literal["replace_table", "replace_partitions", "append"]
+
+_REPLACING: Mapping[str, Replace] = {
+    "replace_table": Replace.ALL,
+    "replace_partitions": Replace.PARTITIONS,
+    "append": Replace.NOTHING,
+}
+
+
+def check_mode(mode: str) -> None:
+    """Raise InvalidInputError for a mode that there is not."""
+    if mode not in _REPLACING:
+        raise InvalidInputError(f"mode {mode!r} is none of {', '.join(_REPLACING)}")
+
+
+def replaced_by(
+    plan: TableWrite, mode: Mode, partitions: Sequence[Mapping[str, PartitionValue]] | None
+) -> tuple[frozenset[Record] | None, Replace | BooleanExpression]:
+    """Return the only partitions that rows may be of, None for any, and what the new files take the place of.
+
+    Raises InvalidInputError.
+    """
+    replacing = _REPLACING[mode]
+    if replacing is Replace.PARTITIONS and plan.metadata.spec().is_unpartitioned():
+        raise InvalidInputError(
+            f"table {plan.namespace}.{plan.table} has no partitions to replace; use replace_table or append"
+        )
+    if partitions is None:
+        return None, replacing
+    if replacing is not Replace.PARTITIONS or not partitions:
+        raise InvalidInputError("partitions names at least one partition, and goes with replace_partitions only")
+    keys = [PartitionKey.of(plan.metadata, values) for values in partitions]
+    rows = keys[0].rows if len(keys) == 1 else Or(*(key.rows for key in keys))
+    return frozenset(key.record for key in keys), rows

@@ -1,0 +1,1 @@
+"""Nodes, and reading and keeping them."""

@@ -1,0 +1,139 @@
+"""Nodes being edited, and the rules every node keeps."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trinitylake_ops.format.definitions import LakehouseDef
+from trinitylake_ops.format.file_names import new_node_path
+from trinitylake_ops.format.limits import smallest_node_file_limit_bytes
+from trinitylake_ops.format.nodes.node_file import (
+    NodeFile,
+    encode_node,
+    encoded_size_bytes,
+    seal_room_bytes,
+    text_bytes,
+)
+
+DEFAULT_BUFFER_TARGET_BYTES = 48 * 1024
+
+_NODE_PATH_BYTES = len(new_node_path())
+
+
+@dataclass(frozen=True, slots=True)
+class TreeLimits:
+    """Limits of all nodes of one tree.
+
+    ``buffer_target_bytes`` is the text a buffer may gather before it is flushed; it is a choice of
+    the writer, while ``order``, ``node_file_max_size_bytes`` and ``compression`` of new files
+    belong to the lakehouse. ``seal_room_bytes`` of a file are left for its seals. All sizes are those
+    of uncompressed files.
+    """
+
+    order: int
+    node_file_max_size_bytes: int
+    buffer_target_bytes: int = DEFAULT_BUFFER_TARGET_BYTES
+    compression: str = ""
+    seal_room_bytes: int = 0
+
+    @classmethod
+    def of(cls, definition: LakehouseDef) -> TreeLimits:
+        """Return what the settings of a lakehouse say; one of files too small for seals leaves no room for them."""
+        has_room = definition.node_file_max_size_bytes >= smallest_node_file_limit_bytes(definition)
+        return cls(
+            definition.order,
+            definition.node_file_max_size_bytes,
+            DEFAULT_BUFFER_TARGET_BYTES,
+            definition.node_compression,
+            seal_room_bytes() if has_room else 0,
+        )
+
+    @property
+    def rows_max_size_bytes(self) -> int:
+        """What a file may take without its seals."""
+        return self.node_file_max_size_bytes - self.seal_room_bytes
+
+    def encoded(self, node: NodeFile, path: str) -> bytes:
+        """Return the file of a node that will stand at ``path``, sealed where that leaves it within its limit.
+
+        Raises InvalidDefinitionError for a ``compression`` that this program cannot write.
+        """
+        return encode_node(node, self.order, self.compression, path, self.node_file_max_size_bytes)
+
+    @property
+    def max_keys(self) -> int:
+        return self.order - 1
+
+    @property
+    def min_keys(self) -> int:
+        """Fewest keys of any node but the root: ceil(order / 2) - 1."""
+        return (self.order + 1) // 2 - 1
+
+
+@dataclass(slots=True, eq=False)
+class DirtyNode:
+    """A node that will be written anew. ``children`` holds locations, and DirtyNodes where they changed too.
+
+    The other fields are those of :class:`NodeFile`. A leaf has no children and no buffer: its
+    messages are applied at once.
+    """
+
+    keys: list[str] = field(default_factory=list)
+    values: list[str] = field(default_factory=list)
+    children: list[str | DirtyNode] = field(default_factory=list)
+    buffer: dict[str, str | None] = field(default_factory=dict)
+
+    @classmethod
+    def copy_of(cls, node: NodeFile) -> DirtyNode:
+        """Return an editable copy; the buffer of a leaf, which other writers may leave, is applied."""
+        copy = cls(list(node.keys), list(node.values), list(node.children), {} if node.is_leaf else dict(node.buffer))
+        if node.is_leaf:
+            copy.absorb(node.buffer)
+        return copy
+
+    @property
+    def is_leaf(self) -> bool:
+        return not self.children
+
+    def absorb(self, messages: Mapping[str, str | None]) -> None:
+        """Take messages newer than all that this node holds.
+
+        A leaf applies them. An inner node sets the values of its own keys and buffers the rest;
+        the deletion of an own key waits in the buffer, since it restructures two subtrees.
+        """
+        if self.is_leaf:
+            self._apply(messages)
+            return
+        for key, value in messages.items():
+            self.buffer.pop(key, None)
+            row = bisect_left(self.keys, key)
+            if value is not None and row < len(self.keys) and self.keys[row] == key:
+                self.values[row] = value
+            else:
+                self.buffer[key] = value
+
+    def _apply(self, messages: Mapping[str, str | None]) -> None:
+        entries: dict[str, str | None] = dict(zip(self.keys, self.values, strict=True))
+        entries.update(messages)
+        live = sorted((key, value) for key, value in entries.items() if value is not None)
+        self.keys = [key for key, _ in live]
+        self.values = [value for _, value in live]
+
+    def size_bytes(self, order: int, system: dict[str, str]) -> int:
+        """Return the size of this node's file with the given system rows, for any number of keys."""
+        locations = [child for child in self.children if isinstance(child, str)]
+        children_bytes = text_bytes(locations) + _NODE_PATH_BYTES * (len(self.children) - len(locations))
+        rows = max(order, len(self.keys) + 1)
+        return encoded_size_bytes(rows, self.keys, self.values, children_bytes, self.buffer, system)
+
+
+def messages_bytes(messages: Mapping[str, str | None]) -> int:
+    """Return the text of buffered messages, in bytes of UTF-8."""
+    return text_bytes(messages) + text_bytes(messages.values())
+
+
+def message_bytes(key: str, value: str | None) -> int:
+    """Return the text of one buffered message, in bytes of UTF-8."""
+    return text_bytes((key, value))

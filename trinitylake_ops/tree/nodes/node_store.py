@@ -1,0 +1,97 @@
+"""Reading nodes by their pointers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trinitylake_ops.errors import CorruptFileError, InvalidLocationError, StorageError
+from trinitylake_ops.format.file_names import root_of
+from trinitylake_ops.format.locations import is_uri, to_location, to_uri
+from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node
+from trinitylake_ops.storage.cache.lru import ByteLru
+from trinitylake_ops.storage.cache.storage import decoded
+from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.tree.nodes.elsewhere import Elsewhere
+from trinitylake_ops.tree.nodes.node import messages_bytes
+
+DEFAULT_CACHE_BYTES = 64 * 1024 * 1024
+_MEMORY_PER_NODE_BYTES = 4096  # of a decoded node, beyond the bytes that its columns are views of
+
+
+class NodeStore:
+    """Decoded nodes of one lakehouse, cached by path up to about ``cache_bytes`` of memory.
+
+    Non-root nodes are immutable, so a cached one never goes stale. Callers must not change the
+    nodes they get. Root nodes are not cached: the deletion of a version overwrites its root. Bytes
+    that do not decode are dropped from the storage's cache and read once more. Those that an export
+    left in another lakehouse are read from ``elsewhere``.
+    """
+
+    def __init__(self, storage: Storage, cache_bytes: int = DEFAULT_CACHE_BYTES, elsewhere: Elsewhere | None = None):
+        self._storage = storage
+        self.elsewhere = elsewhere or Elsewhere(storage.root, StorageOptions())
+        self._cache: ByteLru[str, NodeFile] = ByteLru(cache_bytes)
+
+    def load(self, location: str) -> NodeFile:
+        """Return the node at a location. Raises FileMissingError, CorruptFileError, StorageError."""
+        known = self._cache.get(self._path(location))
+        return self.load_many([location])[0] if known is None else known
+
+    def load_many(self, locations: Sequence[str]) -> list[NodeFile]:
+        """Return nodes in the order of their locations, reading the uncached ones in parallel."""
+        nodes = []
+        for node in self.load_available(locations):
+            if isinstance(node, StorageError):
+                raise node
+            nodes.append(node)
+        return nodes
+
+    def load_available(self, locations: Sequence[str]) -> list[NodeFile | StorageError]:
+        """Return nodes as ``load_many`` does; a failure stands in its place instead of being raised."""
+        places = [self._path_or_error(location) for location in locations]
+        paths = dict.fromkeys(place for place in places if isinstance(place, str))
+        found: dict[str, NodeFile | StorageError] = {}
+        found.update((path, node) for path in paths if (node := self._cache.get(path)) is not None)
+        missing = [path for path in paths if path not in found and not is_uri(path)]
+        distant = [path for path in paths if path not in found and is_uri(path)]
+        for path, data in zip(missing, self._storage.read_available(missing), strict=True):
+            found[path] = data if isinstance(data, StorageError) else self._decoded_or_error(path, data)
+        for path, data in zip(distant, self.elsewhere.read_available(distant), strict=True):
+            found[path] = data if isinstance(data, StorageError) else self._decoded_distant(path, data)
+        return [found[place] if isinstance(place, str) else place for place in places]
+
+    def _decoded_or_error(self, path: str, data: bytes) -> NodeFile | StorageError:
+        try:
+            return decoded(self._storage, path, data, self._decode_and_keep)
+        except StorageError as error:
+            return error
+
+    def _decoded_distant(self, uri: str, data: bytes) -> NodeFile | StorageError:
+        """Return a node of another lakehouse: what it gives by paths lies there, too."""
+        try:
+            node = decode_node(data, uri)
+        except StorageError as error:
+            return error
+        root = root_of(uri)
+        if root is not None:
+            node = node.rebased(lambda location: to_uri(root, location))
+        self._cache.put(uri, node, len(data) * 2 + messages_bytes(node.buffer) + _MEMORY_PER_NODE_BYTES)
+        return node
+
+    def _decode_and_keep(self, data: bytes, path: str) -> NodeFile:
+        node = decode_node(data, path)
+        self._cache.put(path, node, node.memory_bytes + messages_bytes(node.buffer) + _MEMORY_PER_NODE_BYTES)
+        return node
+
+    def _path_or_error(self, location: str) -> str | StorageError:
+        try:
+            return self._path(location)
+        except StorageError as error:
+            return error
+
+    def _path(self, location: str) -> str:
+        try:
+            return to_location(self._storage.root, location)
+        except InvalidLocationError as error:
+            raise CorruptFileError(f"a node points to {location!r}, which is no location", path=location) from error

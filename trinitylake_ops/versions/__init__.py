@@ -1,0 +1,1 @@
+"""Reading versions: which there are, one of them, the history."""

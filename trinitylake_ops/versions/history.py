@@ -1,0 +1,208 @@
+"""What is recorded about each version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from itertools import chain
+from typing import Any, Literal, TypeVar
+
+from trinitylake_ops.errors import VersionNotFoundError
+from trinitylake_ops.format.definitions import LakehouseDef
+from trinitylake_ops.format.file_names import parse_root_path
+from trinitylake_ops.format.nodes.node_file import (
+    COMMIT_ID,
+    CREATED_AT_MILLIS,
+    ROLLBACK_FROM_ROOT,
+    SEALED_AT_MILLIS,
+    decode_commit_info,
+    decode_system_rows,
+    without_carried_stamp,
+)
+from trinitylake_ops.versions.latest import latest_snapshot
+from trinitylake_ops.versions.roots import read_roots
+from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot, utc_datetime
+
+_BATCH = 32
+_MOST = 2**63 - 1
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class VersionInfo:
+    """One version as ``history`` lists it; fields that its writer did not record are None or empty.
+
+    ``members`` are the ids of the transactions in it, and ``transactions`` says more of each where they
+    are several. ``cost`` is what the commit took: ``attempts``, ``requests`` that created its files,
+    ``bytes`` of its definitions and nodes; ``root_bytes`` is the size of its root.
+    """
+
+    version: int
+    created_at: datetime
+    operation: str | None
+    message: str | None
+    commit_id: str | None
+    rollback_from: int | None
+    state: Literal["live", "expired", "sealed"]
+    run_id: str | None = None
+    approved_by: str | None = None
+    user: str | None = None
+    host: str | None = None
+    engine: str | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+    members: tuple[str, ...] = ()
+    cost: Mapping[str, int] = field(default_factory=dict)
+    root_bytes: int = field(default=0, compare=False)
+    transactions: tuple[TransactionInfo, ...] = ()
+
+    @property
+    def bytes_written(self) -> int:
+        """The bytes of all files that the commit added: definitions, nodes and its root."""
+        return self.cost.get("bytes", 0) + self.root_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionInfo:
+    """One of several transactions that a version holds."""
+
+    id: str
+    operation: str | None
+    message: str | None
+    run_id: str | None
+    approved_by: str | None
+    counts: Mapping[str, int]
+    properties: Mapping[str, str]
+
+
+def history(files: LakehouseFiles, limit: int | None = None, latest: Snapshot | None = None) -> Iterator[VersionInfo]:
+    """Yield versions up to ``latest``, newest first, at most ``limit``; roots are read in parallel batches.
+
+    Versions whose roots other programs deleted are left out. Raises LakehouseNotFoundError, StorageError.
+    """
+    latest = latest or latest_snapshot(files)
+    oldest = 0 if limit is None else max(0, latest.version + 1 - limit)
+    yield from version_infos(files, range(latest.version, oldest - 1, -1), latest)
+
+
+def version_infos(
+    files: LakehouseFiles, versions: Sequence[int], latest: Snapshot, before: Snapshot | None = None
+) -> Iterator[VersionInfo]:
+    """Yield what is recorded about some versions up to ``latest``, in their order, as :func:`history` does.
+
+    Whose stamp is that of its neighbour among them, or of ``before``, has none of its own.
+    """
+    earlier = None if before is None else _Root(before.version, before.root.system, 0)
+    held: _Root | None = None
+    read = (_Root.of(files, version, data) for version, data in read_roots(files.roots, versions, _BATCH))
+    for root in chain(read, [None]):
+        if held is not None and held.system:
+            yield _version_info(held.beside(earlier, root), latest.definition)
+        earlier, held = held if held is not None else earlier, root
+
+
+@dataclass(frozen=True, slots=True)
+class _Root:
+    """What the root of a version says, nothing where it is gone, and its size."""
+
+    version: int
+    system: dict[str, str]
+    size_bytes: int
+
+    @classmethod
+    def of(cls, files: LakehouseFiles, version: int, data: bytes | None) -> _Root:
+        """Return what was read."""
+        if data is None:
+            return cls(version, {}, 0)
+        return cls(version, decode_system_rows(data, files.roots.path(version)), len(data))
+
+    def beside(self, *neighbours: _Root | None) -> _Root:
+        """Return the root without a stamp that one of its neighbours, of the version before, has."""
+        before = next((one for one in neighbours if one is not None and one.version == self.version - 1), None)
+        return self if before is None else replace(self, system=without_carried_stamp(self.system, before.system))
+
+
+def _of_type(kind: type[T], value: object) -> T:
+    """Return a value of ``commit_info``, or an empty one where others wrote another type."""
+    return value if isinstance(value, kind) else kind()
+
+
+def _text(value: object) -> str | None:
+    """Return a text of ``commit_info``, None where others wrote another type."""
+    return value if isinstance(value, str) else None
+
+
+def _numbers(value: object) -> dict[str, int]:
+    """Return the entries of an object of ``commit_info`` that are numbers as we write them."""
+    entries: dict[str, object] = _of_type(dict, value)
+    return {name: number for name, number in entries.items() if type(number) is int and 0 <= number <= _MOST}
+
+
+def _texts(value: object) -> dict[str, str]:
+    """Return the entries of an object of ``commit_info`` that are texts."""
+    entries: dict[str, object] = _of_type(dict, value)
+    return {name: text for name, text in entries.items() if isinstance(text, str)}
+
+
+def version_at(location: str | None) -> int | None:
+    """Return the version whose root has this location, None where there is none."""
+    try:
+        return None if location is None else parse_root_path(location)
+    except VersionNotFoundError:
+        return None
+
+
+def rollback_from(version: int, system: Mapping[str, str]) -> int | None:
+    """Return the version that a rollback went back from, None for any other version.
+
+    That is the one before: another program may have copied the row from an earlier root.
+    """
+    named = version_at(system.get(ROLLBACK_FROM_ROOT))
+    return named if named is not None and named == version - 1 else None
+
+
+def _version_info(root: _Root, definition: LakehouseDef) -> VersionInfo:
+    version, system = root.version, root.system
+    info = decode_commit_info(system)
+    is_expired = any(batch.contains(version) for batch in definition.expirations)
+    return VersionInfo(
+        version=version,
+        created_at=utc_datetime(int(system[CREATED_AT_MILLIS])),
+        operation=_text(info.get("operation")),
+        message=_text(info.get("message")),
+        commit_id=system.get(COMMIT_ID),
+        rollback_from=rollback_from(version, system),
+        state="sealed" if SEALED_AT_MILLIS in system else "expired" if is_expired else "live",
+        run_id=_text(info.get("run_id")),
+        approved_by=_text(info.get("approved_by")),
+        user=_text(info.get("user")),
+        host=_text(info.get("host")),
+        engine=_text(info.get("engine")),
+        counts=_numbers(info.get("counts")),
+        properties=_texts(info.get("properties")),
+        members=tuple(map(str, _of_type(list, info.get("members")))),
+        cost=_numbers(info.get("cost")),
+        root_bytes=root.size_bytes,
+        transactions=_transactions(info),
+    )
+
+
+def _transactions(info: Mapping[str, Any]) -> tuple[TransactionInfo, ...]:
+    """Return what ``commit_info`` says of each of its transactions; nothing where it does not fit ``members``."""
+    members, infos = _of_type(list, info.get("members")), _of_type(list, info.get("transactions"))
+    if len(members) != len(infos):
+        return ()
+    return tuple(
+        TransactionInfo(
+            str(member),
+            _text(own.get("operation")),
+            _text(own.get("message")),
+            _text(own.get("run_id")),
+            _text(own.get("approved_by")),
+            _numbers(own.get("counts")),
+            _texts(own.get("properties")),
+        )
+        for member, own in zip(members, (_of_type(dict, one) for one in infos), strict=True)
+    )

@@ -1,0 +1,70 @@
+"""Finding and reading the latest version (docs/protocol.md, "Reading")."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, TransactionExpiredError, VersionExpiredError
+from trinitylake_ops.format.nodes.node_file import decode_node
+from trinitylake_ops.versions.roots import ProbedRoots, find_latest_after, find_latest_from, read_hint
+from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
+
+_MOST_LOOKS = 5
+
+
+def latest_snapshot(files: LakehouseFiles, probed: ProbedRoots | None = None) -> Snapshot:
+    """Return the latest version, reading what ``probed`` wants on the way.
+
+    Raises LakehouseNotFoundError, CorruptFileError, StorageError.
+    """
+    snapshot = _found_latest(files, probed)
+    for _ in range(_MOST_LOOKS):
+        if not snapshot.root.is_sealed:
+            return snapshot
+        # Who sleeps long enough finds the latest version, and reads it when it was purged.
+        snapshot = _found_latest(files)
+    raise CorruptFileError(
+        f"the root of version {snapshot.version}, the latest, is sealed: another program copied one of a purged"
+        " version; move such files away, from the latest version down to one that is not sealed",
+        path=snapshot.location,
+        version=snapshot.version,
+    )
+
+
+def _found_latest(files: LakehouseFiles, probed: ProbedRoots | None = None) -> Snapshot:
+    hinted = read_hint(files.storage)
+    read_at_ms = files.storage.now_ms()  # before any root is read; a storage may know it from the hint's answer
+    return _snapshot(files, *find_latest_from(files.roots, hinted, probed), read_at_ms)
+
+
+def latest_after(files: LakehouseFiles, known: int) -> Snapshot:
+    """Return the latest version where one is known to stand, mostly in a single round."""
+    read_at_ms = files.storage.now_ms()
+    snapshot = _snapshot(files, *find_latest_after(files.roots, known), read_at_ms)
+    return latest_snapshot(files) if snapshot.root.is_sealed else snapshot
+
+
+def _snapshot(files: LakehouseFiles, version: int, root_file: bytes, read_at_ms: int) -> Snapshot:
+    path = files.roots.path(version)
+    return Snapshot(files, version, path, decode_node(root_file, path), read_at_ms)
+
+
+@contextlib.contextmanager
+def reading_bases(*bases: Snapshot) -> Iterator[None]:
+    """Read files of versions in the block: where one vanished because its version was purged, say that.
+
+    Raises TransactionExpiredError instead of FileMissingError or VersionExpiredError then. So it can be where the
+    transaction is young enough by now, but was too old for the time to live of the purge.
+    """
+    try:
+        yield
+    except (FileMissingError, VersionExpiredError) as error:
+        for base in bases:
+            if base.is_sealed_now():
+                raise TransactionExpiredError(
+                    f"version {base.version}, which it is based on, was expired and purged; begin a new one",
+                    path=base.location,
+                    version=base.version,
+                ) from error
+        raise

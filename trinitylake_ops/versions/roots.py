@@ -1,0 +1,288 @@
+"""Finding versions: how their roots are named, and which is the latest (docs/protocol.md, F)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, LakehouseNotFoundError, StorageError
+from trinitylake_ops.format.file_names import (
+    HINT_PATH,
+    MAX_VERSION,
+    ROOT_NAMING,
+    ROOT_NAMINGS,
+    ROOT_PREFIX,
+    RootNaming,
+    parse_hint,
+    parse_root_path,
+    root_naming,
+)
+from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+
+logger = logging.getLogger(__name__)
+
+HINT_READ_BYTES = 64  # more than any number takes, with white space; a file of garbage may be huge
+
+
+class Roots:
+    """The root nodes of one lakehouse: where they stand, and by which names.
+
+    A lakehouse keeps the naming it has, so that it is found out once: when it is opened, else when
+    it is first needed.
+    """
+
+    def __init__(self, storage: Storage, known_naming: RootNaming | None = None):
+        self.storage = storage
+        self.known_naming = known_naming
+
+    @property
+    def naming(self) -> RootNaming:
+        """How the roots are named. Raises LakehouseNotFoundError, CorruptFileError, StorageError."""
+        if self.known_naming is None:
+            find_latest(self)
+            assert self.known_naming is not None
+        return self.known_naming
+
+    def path(self, version: int) -> str:
+        """Return the path of a version's root, present or not. Raises VersionNotFoundError, and as ``naming``."""
+        return self.naming.path(version)
+
+
+def find_latest(roots: Roots) -> tuple[int, bytes]:
+    """Return the latest version and the bytes of its root.
+
+    The hint only says where to start: a missing, garbage, stale or leading one costs requests and
+    never fails. Two sequential rounds when it is right; a naming that is not known yet and not ours
+    costs one more. Raises LakehouseNotFoundError, CorruptFileError, StorageError.
+    """
+    return find_latest_from(roots, read_hint(roots.storage))
+
+
+def find_latest_from(roots: Roots, hinted: int | None, probed: ProbedRoots | None = None) -> tuple[int, bytes]:
+    """Return the latest version and the bytes of its root as :func:`find_latest`, which reads the hint first.
+
+    What ``probed`` wants is read in the same round as the root that the hint names.
+    """
+    start = hinted or 0
+    naming = roots.known_naming or ROOT_NAMING
+    probed = probed or ProbedRoots(roots.storage)
+    probed.read([*_pair(naming, start), *map(naming.path, probed.wanted)])
+    return _latest_from(roots, naming, start, probed)
+
+
+def find_latest_after(roots: Roots, known: int) -> tuple[int, bytes]:
+    """Return what :func:`find_latest` does where version ``known`` stands: one round when it is the latest.
+
+    Else one more, as the hint is read in the first one, too.
+    """
+    probed = ProbedRoots(roots.storage)
+    naming = roots.naming
+    hinted = _with_hint(roots.storage, probed.read_one, _pair(naming, known))
+    is_latest = known == MAX_VERSION or probed.contents[naming.path(known + 1)] is None
+    start = max(known if is_latest else known + 1, hinted or 0)
+    probed.read(_pair(naming, start))  # nothing anew where the hint does not say that there is more
+    if probed.contents[naming.path(start)] is None:
+        start = known
+    return _latest_from(roots, naming, start, probed)
+
+
+def open_roots(roots: Roots) -> tuple[int, bytes]:
+    """Return what :func:`find_latest` does, in as many rounds, for a lakehouse that was not looked at before.
+
+    All names that version 0 and the hint's version can have are probed: roots of several namings
+    raise CorruptFileError.
+    """
+    probed = ProbedRoots(roots.storage)
+    start = _probe_oldest(probed) or 0
+    naming = next((naming for naming in ROOT_NAMINGS if naming.path(0) in probed.standing), ROOT_NAMING)
+    probed.read([*_pair(naming, start), *(other.path(start) for other in ROOT_NAMINGS)])
+    one_naming(roots.storage.root, probed.standing)
+    return _latest_from(roots, naming, start, probed)
+
+
+class ProbedRoots:
+    """Roots that were looked for: those that stand, and the content of those that were read (None: absent).
+
+    ``wanted`` are versions that somebody will ask for besides the latest.
+    """
+
+    def __init__(self, storage: Storage, wanted: Iterable[int] = ()):
+        self.storage = storage
+        self.wanted = [version for version in wanted if 0 <= version <= MAX_VERSION]
+        self.standing: set[str] = set()
+        self.contents: dict[str, bytes | None] = {}
+
+    def read(self, paths: Iterable[str]) -> None:
+        """Read roots in one round. Raises the first failure of one that is there."""
+        unread = [path for path in dict.fromkeys(paths) if path not in self.contents]
+        run_parallel(in_one_round(self.read_one), unread, self.storage.concurrency)
+
+    def read_one(self, path: str) -> None:
+        """Read a root. Raises StorageError."""
+        try:
+            self.contents[path] = self.storage.read(path)
+            self.standing.add(path)
+        except FileMissingError:
+            self.contents[path] = None
+
+
+def _probe_oldest(probed: ProbedRoots) -> int | None:
+    """Return the hint; in the same round, see which names of version 0 stand."""
+
+    def probe(path: str) -> None:
+        try:
+            probed.storage.read(path, length=1)  # where a stat is refused, some storages do not say why
+        except FileMissingError:
+            return
+        probed.standing.add(path)
+
+    return _with_hint(probed.storage, probe, [naming.path(0) for naming in ROOT_NAMINGS])
+
+
+def _with_hint(storage: Storage, probe: Callable[[str], None], paths: Sequence[str]) -> int | None:
+    """Return the hint; in the same round, probe paths."""
+    hinted: list[int | None] = []
+
+    def read_or_probe(path: str) -> None:
+        if path == HINT_PATH:
+            hinted.append(read_hint(storage))
+        else:
+            probe(path)
+
+    run_parallel(in_one_round(read_or_probe), [HINT_PATH, *paths], storage.concurrency)
+    return hinted[0]
+
+
+def _pair(naming: RootNaming, version: int) -> list[str]:
+    return [naming.path(version)] if version == MAX_VERSION else [naming.path(version), naming.path(version + 1)]
+
+
+def _latest_from(roots: Roots, naming: RootNaming, start: int, probed: ProbedRoots) -> tuple[int, bytes]:
+    """Go on from what was read: ``start`` and its successor, in the naming that is most likely."""
+    if probed.contents[naming.path(start)] is None:
+        candidates = ROOT_NAMINGS if roots.known_naming is None else (naming,)
+        probed.read(path for named in candidates for version in (0, start) for path in _pair(named, version))
+        naming = one_naming(probed.storage.root, probed.standing) or naming
+        start = 0 if probed.contents[naming.path(start)] is None else start
+    root = probed.contents[naming.path(start)]
+    if root is None:
+        return _latest_listed(roots)
+    roots.known_naming = naming
+    if start == MAX_VERSION or probed.contents[naming.path(start + 1)] is None:
+        return start, root
+    latest = _gallop(roots, start + 1)
+    return latest, roots.storage.read(roots.path(latest))
+
+
+def one_naming(root_uri: str, paths: Iterable[str]) -> RootNaming | None:
+    """Return the naming of the root nodes among paths, None without any. Raises CorruptFileError for several."""
+    found: dict[RootNaming, str] = {}
+    for path in sorted(paths):
+        naming = root_naming(path)
+        if naming is not None:
+            found.setdefault(naming, path)
+    if len(found) > 1:
+        first, second, *_ = found.values()
+        raise CorruptFileError(
+            f"{root_uri} holds root files of several namings, such as {first!r} and {second!r}, but a lakehouse has"
+            " one: check the storage's address, find out which of them are its own, and move the others away",
+            path=second,
+        )
+    return next(iter(found), None)
+
+
+def read_roots(roots: Roots, versions: Sequence[int], batch: int) -> Iterator[tuple[int, bytes | None]]:
+    """Yield versions, in their order, with the bytes of their roots: None where one is gone.
+
+    So many are read in parallel. Raises StorageError.
+    """
+    for first in range(0, len(versions), batch):
+        paths = [roots.path(version) for version in versions[first : first + batch]]
+        contents = roots.storage.read_available(paths)
+        for version, data in zip(versions[first : first + batch], contents, strict=True):
+            if isinstance(data, bytes):
+                yield version, data
+            elif isinstance(data, FileMissingError):
+                yield version, None
+            else:
+                raise data
+
+
+def read_hint(storage: Storage) -> int | None:
+    """Return the version the hint names, or None when it is missing, holds no version or cannot be read."""
+    try:
+        return parse_hint(storage.read(HINT_PATH, length=HINT_READ_BYTES))
+    except FileMissingError:
+        return None
+    except StorageError as error:
+        logger.warning("the hint cannot be read, going on without it: %s", error)
+        return None
+
+
+def _gallop(roots: Roots, known: int) -> int:
+    """Return the latest version from one that exists: names are contiguous, since none is ever freed."""
+    step = 1
+    while known + step <= MAX_VERSION and _stands(roots, known + step):
+        known += step
+        step *= 2
+    absent = min(known + step, MAX_VERSION + 1)
+    while absent - known > 1:
+        middle = (known + absent) // 2
+        if _stands(roots, middle):
+            known = middle
+        else:
+            absent = middle
+    return known
+
+
+def _stands(roots: Roots, version: int) -> bool:
+    return roots.storage.exists(roots.path(version))
+
+
+def _latest_listed(roots: Roots) -> tuple[int, bytes]:
+    """Return the largest version under the root, where version 0 is gone (a clean-up by others), and its bytes."""
+    paths = _listed_roots(roots.storage)
+    naming = one_naming(roots.storage.root, paths)
+    if naming is None:
+        raise LakehouseNotFoundError(f"there is no lakehouse at {roots.storage.root}; create one with init")
+    roots.known_naming = naming
+    latest = max(_versions(paths))
+    return latest, roots.storage.read(naming.path(latest))
+
+
+def listed_versions(storage: Storage) -> set[int]:
+    """Return the versions of all root files that a listing shows.
+
+    Raises CorruptFileError for several namings, VersionNotFoundError for a version beyond the largest.
+    """
+    paths = _listed_roots(storage)
+    one_naming(storage.root, paths)
+    return _versions(paths)
+
+
+def _listed_roots(storage: Storage) -> list[str]:
+    return [info.path for info in storage.list(ROOT_PREFIX) if root_naming(info.path) is not None]
+
+
+def _versions(paths: Iterable[str]) -> set[int]:
+    return {version for path in paths if (version := parse_root_path(path)) is not None}
+
+
+def versions_beyond_gap(roots: Roots, latest: int, listed: Iterable[int]) -> list[int]:
+    """Return the listed versions above the latest, ascending; none where the next one was committed since."""
+    beyond = sorted(version for version in listed if version > latest)
+    return beyond if beyond and not _stands(roots, latest + 1) else []
+
+
+def check_no_gap(roots: Roots, latest: int) -> None:
+    """Raise CorruptFileError when a root stands beyond the latest version: one between them was deleted.
+
+    A commit would fill the gap and be lost among the versions after it. Roots of several namings raise it too.
+    """
+    if beyond := versions_beyond_gap(roots, latest, listed_versions(roots.storage)):
+        raise CorruptFileError(
+            f"the root of version {latest + 1} is missing, though version {max(beyond)} exists; restore it first",
+            path=roots.path(latest + 1),
+            version=latest + 1,
+        )

@@ -1,0 +1,265 @@
+"""Reading one version."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+
+import pyarrow as pa
+
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    FileMissingError,
+    NamespaceNotFoundError,
+    StorageError,
+    TableNotFoundError,
+    VersionExpiredError,
+)
+from trinitylake_ops.format.definitions import LakehouseDef, NamespaceDef, TableDef
+from trinitylake_ops.format.file_names import RootNaming
+from trinitylake_ops.format.nodes.keys import NAMESPACE_KEY_PREFIX, KeyCodec, ObjectName
+from trinitylake_ops.format.nodes.node_file import (
+    LAKEHOUSE_DEF,
+    SEALED_AT_MILLIS,
+    NodeFile,
+    decode_node,
+    decode_system_rows,
+)
+from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.tree.nodes.elsewhere import Elsewhere
+from trinitylake_ops.tree.nodes.node import TreeLimits
+from trinitylake_ops.tree.nodes.node_store import NodeStore
+from trinitylake_ops.tree.pointers import is_damaged_pointer, told_of_pointer
+from trinitylake_ops.tree.search import get, prefix_keys
+from trinitylake_ops.tree.shape import TreeShape, measure_tree
+from trinitylake_ops.versions.definition_store import DefinitionStore
+from trinitylake_ops.versions.hint import HintWriter
+from trinitylake_ops.versions.roots import Roots
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+def utc_datetime(time_ms: int) -> datetime:
+    """Return milliseconds since the epoch, up to the year 9999, as an exact datetime."""
+    return _EPOCH + time_ms * _MILLISECOND
+
+
+def epoch_ms(time: datetime) -> int:
+    """Return an aware datetime as whole milliseconds since the epoch, rounded down."""
+    return (time - _EPOCH) // _MILLISECOND
+
+
+@dataclass(frozen=True)
+class LakehouseFiles:
+    """The files of one lakehouse, read through shared caches."""
+
+    storage: Storage
+    nodes: NodeStore
+    definitions: DefinitionStore
+    hint: HintWriter
+    roots: Roots
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # In another process the caches begin empty.
+        return (_reopened_files, (self.storage, self.nodes.elsewhere, self.roots.storage, self.roots.known_naming))
+
+
+def _reopened_files(
+    storage: Storage, elsewhere: Elsewhere, root_storage: Storage, naming: RootNaming | None
+) -> LakehouseFiles:
+    nodes, definitions = NodeStore(storage, elsewhere=elsewhere), DefinitionStore(storage, elsewhere=elsewhere)
+    return LakehouseFiles(storage, nodes, definitions, HintWriter(root_storage), Roots(root_storage, naming))
+
+
+#: What a key maps to: the location of a definition, or one that a transaction has not written yet.
+Entry = str | NamespaceDef | TableDef
+
+
+class CatalogReader(ABC):
+    """The reading methods that snapshots and transactions share."""
+
+    @property
+    @abstractmethod
+    def definition(self) -> LakehouseDef:
+        """The lakehouse definition of the version read."""
+
+    @abstractmethod
+    def entry(self, key: str) -> Entry | None:
+        """Return what a key maps to, or None."""
+
+    @abstractmethod
+    def prefix_keys(self, prefix: str) -> pa.StringArray:
+        """Return all keys with a prefix, ascending, as a column of text."""
+
+    @abstractmethod
+    def namespace_at(self, location: str) -> NamespaceDef:
+        """Return the namespace definition at a location. Raises CorruptFileError, StorageError."""
+
+    @abstractmethod
+    def table_at(self, location: str) -> TableDef:
+        """Return the table definition at a location. Raises CorruptFileError, StorageError."""
+
+    @cached_property
+    def keys(self) -> KeyCodec:
+        """The encoding of this lakehouse's keys."""
+        definition = self.definition
+        return KeyCodec(definition.namespace_name_max_size_bytes, definition.table_name_max_size_bytes)
+
+    def namespaces(self) -> list[str]:
+        """Return the names of all namespaces, ascending by UTF-8 bytes of their padded form."""
+        return [self._name(key).namespace for key in self.prefix_keys(NAMESPACE_KEY_PREFIX).to_pylist()]
+
+    def has_namespace(self, namespace: str) -> bool:
+        """Whether a namespace exists. Raises InvalidNameError."""
+        return self.entry(self.keys.namespace_key(namespace)) is not None
+
+    def namespace(self, namespace: str) -> NamespaceDef:
+        """Return a namespace. Raises NamespaceNotFoundError, InvalidNameError."""
+        entry = self.entry(self.keys.namespace_key(namespace))
+        if entry is None:
+            raise NamespaceNotFoundError(f"there is no namespace {namespace!r}")
+        return entry if isinstance(entry, NamespaceDef) else self.namespace_at(_location(entry))
+
+    def tables(self, namespace: str) -> list[str]:
+        """Return the names of a namespace's tables, ascending. Raises NamespaceNotFoundError, InvalidNameError."""
+        keys = self.prefix_keys(self.keys.tables_prefix(namespace))
+        if not len(keys) and not self.has_namespace(namespace):  # where there are tables there is their namespace
+            raise NamespaceNotFoundError(f"there is no namespace {namespace!r}")
+        return self.keys.table_names(keys)
+
+    def has_table(self, namespace: str, table: str) -> bool:
+        """Whether a table exists. Raises InvalidNameError."""
+        return self.entry(self.keys.table_key(namespace, table)) is not None
+
+    def table(self, namespace: str, table: str) -> TableDef:
+        """Return a table. Raises TableNotFoundError, NamespaceNotFoundError, InvalidNameError."""
+        entry = self.entry(self.keys.table_key(namespace, table))
+        if entry is None:
+            self.namespace(namespace)
+            raise TableNotFoundError(f"there is no table {namespace}.{table}")
+        return entry if isinstance(entry, TableDef) else self.table_at(_location(entry))
+
+    def _name(self, key: str) -> ObjectName:
+        name = self.keys.decode(key)
+        if name is None:
+            raise CorruptFileError(f"key {key!r} is not the key of a namespace or table")
+        return name
+
+
+def _location(entry: Entry) -> str:
+    if not isinstance(entry, str):
+        raise CorruptFileError(f"a key maps to a {type(entry).__name__} of the wrong kind")
+    return entry
+
+
+class Snapshot(CatalogReader):
+    """One version of a lakehouse, read-only.
+
+    Nodes and definitions are read when they are first asked for. ``location`` is where its root
+    stands: a version's own name, or the root of an export. ``read_at_ms`` is the storage's time just
+    before the latest version was read, from which the time to live of what is based on it counts.
+    """
+
+    def __init__(self, files: LakehouseFiles, version: int, location: str, root: NodeFile, read_at_ms: int = 0):
+        self.files = files
+        self.version = version
+        self.location = location
+        self.root = root
+        self.read_at_ms = read_at_ms
+
+    @classmethod
+    def of(cls, files: LakehouseFiles, version: int) -> Snapshot:
+        """Return a version that is known to be there. Raises CorruptFileError, StorageError."""
+        path = files.roots.path(version)
+        return cls(files, version, path, decode_node(files.storage.read(path), path))
+
+    def __repr__(self) -> str:
+        return f"Snapshot(version={self.version}, root={self.files.storage.root!r})"
+
+    @property
+    def created_at_ms(self) -> int:
+        """When the version was committed, in milliseconds since the epoch."""
+        return self.root.created_at_ms
+
+    @property
+    def created_at(self) -> datetime:
+        """When the version was committed, in UTC."""
+        return utc_datetime(self.created_at_ms)
+
+    @property
+    def definition_location(self) -> str:
+        """The location of the lakehouse definition. Raises CorruptFileError when the root names none."""
+        try:
+            return self.root.system[LAKEHOUSE_DEF]
+        except KeyError:
+            raise CorruptFileError(
+                "the root names no lakehouse definition", path=self.location, version=self.version
+            ) from None
+
+    @cached_property
+    def definition(self) -> LakehouseDef:
+        """The lakehouse definition of this version."""
+        with self.reading():
+            return self.files.definitions.lakehouse(self.definition_location)
+
+    @cached_property
+    def limits(self) -> TreeLimits:
+        """The limits of this lakehouse's nodes."""
+        return TreeLimits.of(self.definition)
+
+    def tree_shape(self) -> TreeShape:
+        """Return the shape of this version's tree; reads all its nodes."""
+        with self.reading():
+            return measure_tree(self.files.nodes, self.root, self.location, self.limits)
+
+    def entry(self, key: str) -> str | None:
+        """Return the location of a key's definition, or None."""
+        with self.reading():
+            return get(self.files.nodes, self.root, key)
+
+    def prefix_keys(self, prefix: str) -> pa.StringArray:
+        """Return all keys with a prefix, ascending, as a column of text."""
+        with self.reading():
+            return prefix_keys(self.files.nodes, self.root, prefix)
+
+    def namespace_at(self, location: str) -> NamespaceDef:
+        with self.reading():
+            return self.files.definitions.namespace(location)
+
+    def table_at(self, location: str) -> TableDef:
+        with self.reading():
+            return self.files.definitions.table(location)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Read files of this version in the block: where one vanished because the version was purged, say that.
+
+        Raises VersionExpiredError instead of FileMissingError then (docs/protocol.md, time travel).
+        """
+        try:
+            yield
+        except FileMissingError as error:
+            if self.is_sealed_now():
+                raise VersionExpiredError(
+                    "the version was expired and purged while it was read", path=self.location, version=self.version
+                ) from error
+            if is_damaged_pointer(error):
+                raise told_of_pointer(error) from error
+            raise
+
+    def is_sealed_now(self) -> bool:
+        """Whether the version was purged since it was opened; as far as its root can be read."""
+        return is_sealed_root(self.files.storage, self.location)
+
+
+def is_sealed_root(storage: Storage, path: str) -> bool:
+    """Whether the root at a path is sealed now; False where it cannot be read."""
+    try:
+        return SEALED_AT_MILLIS in decode_system_rows(storage.read(path), path)
+    except StorageError:
+        return False  # whoever asks has other news
