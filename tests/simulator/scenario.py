@@ -233,6 +233,8 @@ class _Scenario:
             saved = {saved_transaction_path(record.id) for record in self._saved}
             self.history.left_over = left_over_paths(lake) - saved
         wrong = seen.check(self.history, infos, states) + self._upkeep.wrong(lake, past, states)
+        ahead = self._upkeep.behind - set(self.history.foreign)
+        wrong += [f"verify: version {version} of ours is older than those before it" for version in ahead]
         if self._verifies:
             wrong += self._upkeep.wrong_in_the_end(lake, past, states)
             report = verify(lake)

@@ -61,6 +61,7 @@ OPERATIONS = {
     "restore": 2, "clean up elsewhere": 1, "verify": 1, "repair": 1, "trim": 3, "register": 1, "reconcile": 4,
 }  # fmt: skip
 _LONGEST_WAIT_STEPS = 120
+_BEHIND = "time-not-rising"
 LEAPS = 0.3  # of all rounds: nobody did anything for a while
 
 
@@ -91,6 +92,8 @@ class Upkeep:
         self._dropped: set[str] = set()  # names that somebody began to drop
         self._elsewhere = elsewhere
         self._untoward: list[str] = []
+        #: Versions that verify found to be older than those before: only another program's clock may be behind.
+        self.behind: set[int | None] = set()
         every = self._all()
         self._operations = {name: every[name] for name in operations if name in every}
 
@@ -204,6 +207,8 @@ class Upkeep:
             # Until it is reconciled, what another program went back to knows exports that were dropped.
             dropped = tuple(f"export {name!r}:" for name in self._dropped)
             found = [finding for finding in found if not (dropped and finding.message.startswith(dropped))]
+            self.behind |= {finding.version for finding in found if finding.code == _BEHIND}
+            found = [finding for finding in found if finding.code != _BEHIND]
             self._untoward += [f"verify finds damage where there is none: {finding}" for finding in found]
         return report.latest_version > 0
 
