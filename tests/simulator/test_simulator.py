@@ -133,6 +133,7 @@ _CAUGHT_AT = {
     "make up conflicts": 51,
     "mark no messages": 6,
     "mark no nodes": 6,
+    "mark only once": 414,
     "overwrite the settings that others changed": 34,
     "purge what was undeleted": 33,
     "put transactions together that touch each other": 5,
