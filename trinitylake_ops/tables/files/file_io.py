@@ -44,6 +44,7 @@ from trinitylake_ops.storage.conditional_create import create_fresh_file
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, SECRET_OPTIONS, StorageOptions
+from trinitylake_ops.tables.claims.avro_decoder import read_bounded_avro
 from trinitylake_ops.tables.claims.avro_files import check_no_avro, is_avro, uncompressed
 from trinitylake_ops.tables.claims.file_claims import (
     PARQUET_END_BYTES,
@@ -62,6 +63,7 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.tree.nodes.elsewhere import Elsewhere
 
 write_sealed_parquet()
+read_bounded_avro()
 
 ROOT = "root"
 STORAGE_OPTION_PREFIX = "storage."
@@ -365,6 +367,8 @@ class StorageFileIO(FileIO):
             )
 
     def _resolve(self, location: str, *, is_written: bool = False) -> tuple[Storage, str]:
+        if not isinstance(location, str):  # whoever writes a manifest says of what type its fields are
+            raise InvalidLocationError(f"{cut(repr(location))} is no text, and so no location")
         uri = as_uri(location)
         if uri.startswith(self.root):
             return self.storage, uri.removeprefix(self.root)

@@ -166,6 +166,7 @@ def manifests_in(snapshot: Snapshot, io: StorageFileIO) -> list[ManifestFile]:
             raise _swapped(snapshot.manifest_list, f"it is of snapshot {of}, not of {snapshot.snapshot_id}", io)
         # Not by the snapshot, which takes manifests from a cache of the process: the file may say something else.
         manifests = list(read_manifest_list(file))
+        _check_are_text(manifest.manifest_path for manifest in manifests)
         expected = 0 if snapshot.summary is None else int(snapshot.summary["total-data-files"] or 0)
     if expected and not manifests:
         location = io.location(snapshot.manifest_list)
@@ -181,6 +182,7 @@ def entries_in(manifest: ManifestFile, io: StorageFileIO) -> list[ManifestEntry]
     with _decoding(manifest.manifest_path, "manifest", io):
         file, content = _opened(manifest.manifest_path, io)
         entries = manifest.fetch_manifest_entry(cast(FileIO, _OneFile(file)), discard_deleted=False)
+        _check_are_text(entry.data_file.file_path for entry in entries)
     counts = (manifest.added_files_count, manifest.existing_files_count, manifest.deleted_files_count)
     if None not in counts and len(entries) != sum(count or 0 for count in counts):
         location = io.location(manifest.manifest_path)
@@ -190,6 +192,12 @@ def entries_in(manifest: ManifestFile, io: StorageFileIO) -> list[ManifestEntry]
         )
     _check_is_listed(manifest, entries, content.file_bytes, io)
     return entries
+
+
+def _check_are_text(locations: Iterable[object]) -> None:
+    """Raise ValueError for locations that are bytes: a file says of what type its fields are, and both are decoded."""
+    if not all(isinstance(location, str) for location in locations):
+        raise ValueError("a location in it is no text")
 
 
 def _check_is_listed(manifest: ManifestFile, entries: list[ManifestEntry], file_bytes: int, io: StorageFileIO) -> None:
