@@ -22,7 +22,7 @@ from trinitylake_ops.spark_jobs.tables.tasks import ReadJob, WriteJob
 from trinitylake_ops.storage import MeteredStorage, RetryStorage, Storage, open_storage
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at, catalog_for
-from trinitylake_ops.tables.files.file_io import StorageFileIO
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.writing.staging import plan_write, stage_data_files
 
 pytestmark = pytest.mark.debian_packages

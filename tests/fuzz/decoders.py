@@ -57,12 +57,12 @@ from trinitylake_ops.maintenance.state.verified_files import Kept, decode_names,
 from trinitylake_ops.storage import drop_memory_root
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.claims.avro_files import SNAPSHOT_ID, uncompressed
-from trinitylake_ops.tables.files.checked_files import CheckedFileIO
 from trinitylake_ops.tables.files.copying import FileCopy, TablePlaces, rewritten
 from trinitylake_ops.tables.files.data_reading import file_batches
-from trinitylake_ops.tables.files.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.files.metadata import read_metadata
 from trinitylake_ops.tables.files.reach import FileKind, content_file, entries_in, files_of, manifests_in, statistics_of
+from trinitylake_ops.tables.io.checked_files import CheckedFileIO
+from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.managed import table_definition
 from trinitylake_ops.tables.ownership import read_owner
 from trinitylake_ops.transaction.time_to_live import removed_before_ms

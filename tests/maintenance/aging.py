@@ -17,8 +17,8 @@ from trinitylake_ops.format.nodes.keys import TABLE_KEY_PREFIX
 from trinitylake_ops.maintenance import Budget, ExpirationReport, OrphanReport, PurgeReport, RetentionPolicy
 from trinitylake_ops.maintenance.plans.budget import BudgetSpentBeforeError
 from trinitylake_ops.storage import Storage
-from trinitylake_ops.tables.files.file_io import StorageFileIO
 from trinitylake_ops.tables.files.reach import files_of
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tree.walk import walk
 from trinitylake_ops.versions.snapshot import Snapshot
 

@@ -18,7 +18,7 @@ from trinitylake_ops.errors import CommitConflictError
 from trinitylake_ops.maintenance import relocate
 from trinitylake_ops.storage import MeteredStorage
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.files.file_io import reading_io
+from trinitylake_ops.tables.io.file_io import reading_io
 from trinitylake_ops.tables.ownership import owner_path
 
 

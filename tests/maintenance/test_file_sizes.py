@@ -25,7 +25,7 @@ from trinitylake_ops.storage import LocalStorage, drop_memory_root
 from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.claims.table_seals import PieceCheck
-from trinitylake_ops.tables.files.file_io import StorageFileIO
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.transaction.time_to_live import raise_barrier
 from trinitylake_ops.versions.history import history
 

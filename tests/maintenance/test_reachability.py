@@ -27,8 +27,8 @@ from trinitylake_ops.maintenance.reach.survey import survey_versions
 from trinitylake_ops.maintenance.reach.table_files import table_files
 from trinitylake_ops.storage import Storage, StorageWrapper
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.files.file_io import StorageFileIO
 from trinitylake_ops.tables.files.reach import files_of
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tree.walk import walk
 
 UUID = "00000000-0000-4000-8000-000000000000"

@@ -15,7 +15,7 @@ from trinitylake_ops.format.nodes.ipc_body import check_stream
 from trinitylake_ops.maintenance.reach.inventory import Inventory, InventorySearch
 from trinitylake_ops.maintenance.state.verified_files import _SCHEMA, VerifiedFile, read_records, write_record
 from trinitylake_ops.maintenance.state.verified_files import Kept as KeptOf
-from trinitylake_ops.tables.files.file_io import reading_io
+from trinitylake_ops.tables.io.file_io import reading_io
 
 
 def record_with(content: bytes) -> bytes:

@@ -27,8 +27,8 @@ from trinitylake_ops.format.file_names import HINT_PATH, root_path
 from trinitylake_ops.maintenance import Budget, RepairReport
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.files.file_io import StorageFileIO
 from trinitylake_ops.tables.files.reach import FileKind, files_of
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 
 ROOT = "memory://repair/"
 

@@ -24,8 +24,8 @@ from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node, encode
 from trinitylake_ops.maintenance.exports import export as export_module
 from trinitylake_ops.storage import LocalStorage
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.files.file_io import StorageFileIO
 from trinitylake_ops.tables.files.reach import files_of
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 
 
 def unwatched(tmp_path: Path, **fields: object) -> Lakehouse:

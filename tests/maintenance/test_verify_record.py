@@ -27,8 +27,8 @@ from trinitylake_ops.format.definitions import LakehouseDef, NamespaceDef, Table
 from trinitylake_ops.format.file_names import VERIFIED_PREFIX, is_immutable_path, new_verified_path, root_path
 from trinitylake_ops.format.nodes.node_file import decode_node
 from trinitylake_ops.maintenance import Budget, VerifyReport
-from trinitylake_ops.maintenance.verify import storage as verify_storage
-from trinitylake_ops.maintenance.verify import tables as verify_tables
+from trinitylake_ops.maintenance.verification import storage as verify_storage
+from trinitylake_ops.maintenance.verification import tables as verify_tables
 from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper
 from trinitylake_ops.tables.files.reach import files_of
 from trinitylake_ops.tables.files.whole_files import WholeFileIO

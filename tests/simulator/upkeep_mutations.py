@@ -18,14 +18,14 @@ from trinitylake_ops.maintenance.exports import roots as export_roots
 from trinitylake_ops.maintenance.gc import expire, orphans, purge
 from trinitylake_ops.maintenance.reach import mark as reachability
 from trinitylake_ops.maintenance.reach import survey
-from trinitylake_ops.maintenance.repair import steps as repair_steps
-from trinitylake_ops.maintenance.rollback import _WholeTree
+from trinitylake_ops.maintenance.repairs import steps as repair_steps
+from trinitylake_ops.maintenance.rollbacks import _WholeTree
 from trinitylake_ops.versions.snapshot import Snapshot
 
 #: The package has functions of these names.
 _RECONCILE = import_module("trinitylake_ops.maintenance.gc.reconcile")
-_REPAIR = import_module("trinitylake_ops.maintenance.repair.repair")
-_ROLLBACK = import_module("trinitylake_ops.maintenance.rollback")
+_REPAIR = import_module("trinitylake_ops.maintenance.repairs.repair")
+_ROLLBACK = import_module("trinitylake_ops.maintenance.rollbacks")
 
 
 def _replacing(place: object, name: str, value: Any) -> Mutation:

@@ -51,7 +51,7 @@ from trinitylake_ops.maintenance.plans import retention as retention_module
 from trinitylake_ops.maintenance.state import lease as lease_module
 from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, RetryStorage, Storage
 from trinitylake_ops.storage.cache import storage as cache_module
-from trinitylake_ops.tables.files import file_io as file_io_module
+from trinitylake_ops.tables.io import file_io as file_io_module
 from trinitylake_ops.transaction import commit as commit_module
 from trinitylake_ops.transaction import group_commit as group_commit_module
 from trinitylake_ops.transaction import lakehouse as lakehouse_module

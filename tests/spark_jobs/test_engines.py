@@ -24,7 +24,7 @@ from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.format.file_names import is_immutable_path, new_node_path
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
-from trinitylake_ops.maintenance.verify.read_ahead import NodeRead
+from trinitylake_ops.maintenance.verification.read_ahead import NodeRead
 from trinitylake_ops.spark_jobs import executor as spark_executor_module
 from trinitylake_ops.spark_jobs.executor import SparkExecutor
 from trinitylake_ops.storage import open_storage

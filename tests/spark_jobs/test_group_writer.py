@@ -21,7 +21,7 @@ from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError, Inv
 from trinitylake_ops.spark_jobs.tables.group_writer import write_groups_on
 from trinitylake_ops.spark_jobs.tables.reader import read_table
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.files.file_io import StorageFileIO
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
 from trinitylake_ops.tables.writing.rewriting import RewriteRules, find_groups
 from trinitylake_ops.tables.writing.staging import publish

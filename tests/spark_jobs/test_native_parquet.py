@@ -21,7 +21,7 @@ from trinitylake_ops.spark_jobs.tables import native_parquet
 from trinitylake_ops.spark_jobs.tables.reader import FoundTable, read_files, read_table
 from trinitylake_ops.spark_jobs.tables.writer import stage_dataframe
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at
-from trinitylake_ops.tables.files.file_io import StorageFileIO, reading_io
+from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.writing.staging import publish
 
 pytestmark = pytest.mark.local_only("Spark reads object storages through us only")

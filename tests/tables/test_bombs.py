@@ -31,9 +31,9 @@ from trinitylake_ops.tables.claims.inflate import (
     inflate_gzip,
     inflated_limit_bytes,
 )
-from trinitylake_ops.tables.files.file_io import StorageFileIO
 from trinitylake_ops.tables.files.metadata import metadata_json, read_metadata
 from trinitylake_ops.tables.files.reach import files_of
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 
 #: What a lakehouse's reader may take beyond what it has before, and how long.
 EXTRA_BYTES = 256 << 20

@@ -43,7 +43,7 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.definitions import Column, DataType, TableDef
 from trinitylake_ops.storage import MeteredStorage
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at
-from trinitylake_ops.tables.files.file_io import StorageFileIO
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 
 IMPLEMENTATION = "trinitylake_ops.tables.catalog.TrinityLakeCatalog"
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])

@@ -11,8 +11,8 @@ import pytest
 from tests.lakes import Lakes
 from trinitylake_ops.format.checksums import SEAL_KEYS
 from trinitylake_ops.tables.files.copying import FileCopy, TablePlaces, rewritten
-from trinitylake_ops.tables.files.file_io import StorageFileIO
 from trinitylake_ops.tables.files.reach import FileKind
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 
 MANIFEST = "tables/t/metadata/m.avro"
 # As a manifest's own, with partition values of every kind that Avro gives a meaning of its own.

@@ -23,7 +23,7 @@ from tests.faults import FaultyStorage, fail
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError, StorageFullError
 from trinitylake_ops.storage import MeteredStorage
-from trinitylake_ops.tables.files.file_io import StorageFileIO
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import new_table_location
 from trinitylake_ops.tables.types import arrow_to_iceberg_schema
 from trinitylake_ops.tables.writing import data_files as module

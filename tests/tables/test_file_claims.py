@@ -32,8 +32,9 @@ from trinitylake_ops.tables.claims.file_claims import (
 )
 from trinitylake_ops.tables.claims.orc_tail import OrcTail
 from trinitylake_ops.tables.claims.puffin_claims import check_puffin
-from trinitylake_ops.tables.files.checked_files import CheckedFileIO, check_parquet_pages
-from trinitylake_ops.tables.files.file_io import WHOLE_FILE_BYTES, StorageFileIO, reading_io
+from trinitylake_ops.tables.io.checked_files import CheckedFileIO, check_parquet_pages
+from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
+from trinitylake_ops.tables.io.input_file import WHOLE_FILE_BYTES
 
 
 def parquet_of_zeros(n_rows: int) -> bytes:

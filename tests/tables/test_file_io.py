@@ -25,7 +25,8 @@ from trinitylake_ops.errors import (
     StoragePermissionError,
 )
 from trinitylake_ops.storage import MeteredStorage, StorageWrapper
-from trinitylake_ops.tables.files.file_io import READ_AHEAD_BYTES, WHOLE_FILE_BYTES, StorageFileIO
+from trinitylake_ops.tables.io.file_io import StorageFileIO
+from trinitylake_ops.tables.io.input_file import READ_AHEAD_BYTES, WHOLE_FILE_BYTES
 
 
 @pytest.fixture
@@ -164,7 +165,7 @@ def test_pyiceberg_makes_it_from_properties(lakes: Lakes) -> None:
     lake = lakes.local()
     made = load_file_io(
         {
-            "py-io-impl": "trinitylake_ops.tables.files.file_io.StorageFileIO",
+            "py-io-impl": "trinitylake_ops.tables.io.file_io.StorageFileIO",
             "root": lake.root.rstrip("/"),
             **{f"storage.{name}": value for name, value in lake.storage_options.items()},
         }

@@ -22,9 +22,9 @@ from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError
 from trinitylake_ops.maintenance.compaction.tables import plan_compact_tables
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at
-from trinitylake_ops.tables.files.file_io import StorageFileIO
 from trinitylake_ops.tables.files.metadata import read_metadata, table_metadata
 from trinitylake_ops.tables.files.reach import entries_in, files_of, manifests_in
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.properties import names_code
 from trinitylake_ops.tables.writing.staging import plan_write, stage_data_files
 

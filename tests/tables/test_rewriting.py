@@ -22,7 +22,7 @@ from pyiceberg.types import DoubleType, LongType, NestedField, StringType
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import CommitConflictError, CorruptFileError, InvalidDefinitionError
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog
-from trinitylake_ops.tables.files.file_io import StorageFileIO
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.writing.rewriting import (
     TARGET_PROPERTY,
     FileGroup,

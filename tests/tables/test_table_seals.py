@@ -24,8 +24,9 @@ from trinitylake_ops.format.checksums import SEAL_KEYS, check_seals, sealed
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.claims.avro_header import AvroHeader
 from trinitylake_ops.tables.claims.table_seals import PieceCheck, SealedKind, check_table_file, sealed_table_file
-from trinitylake_ops.tables.files.checked_files import check_whole
-from trinitylake_ops.tables.files.file_io import SPOOL_BYTES, StorageFileIO
+from trinitylake_ops.tables.io.checked_files import check_whole
+from trinitylake_ops.tables.io.file_io import StorageFileIO
+from trinitylake_ops.tables.io.output_file import SPOOL_BYTES
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
 
 NAME = "00000-0a1b2c3d-0000-4000-8000-000000000000"

@@ -10,7 +10,7 @@ from rich.console import Console
 from trinitylake_ops import maintenance
 from trinitylake_ops.cli.context import Session, json_option, pass_session, print_committed, print_notice, print_shown
 from trinitylake_ops.tables.catalog.registration import registering_io, root_to_allow
-from trinitylake_ops.tables.files.file_io import reading_io
+from trinitylake_ops.tables.io.file_io import reading_io
 from trinitylake_ops.tables.managed import metadata_uri
 
 

@@ -17,7 +17,7 @@ from trinitylake_ops.maintenance.plans.budget import Budget
 from trinitylake_ops.maintenance.plans.retention import RetentionPolicy, Verdict
 from trinitylake_ops.maintenance.register import RegistrationReport, register_catalog, register_table
 from trinitylake_ops.maintenance.relocate import RelocationPlan, RelocationReport, plan_relocation
-from trinitylake_ops.maintenance.repair.repair import (
+from trinitylake_ops.maintenance.repairs.repair import (
     RepairPlan,
     RepairReport,
     RepairStep,
@@ -25,9 +25,9 @@ from trinitylake_ops.maintenance.repair.repair import (
     plan_repair,
     repair,
 )
-from trinitylake_ops.maintenance.rollback import RollbackPlan, plan_rollback, rollback
+from trinitylake_ops.maintenance.rollbacks import RollbackPlan, plan_rollback, rollback
 from trinitylake_ops.maintenance.state.export_records import ExportInfo, drop_export, list_exports
-from trinitylake_ops.maintenance.verify.verify import Finding, VerifyReport, verify
+from trinitylake_ops.maintenance.verification.verify import Finding, VerifyReport, verify
 
 __all__ = [
     "Budget",

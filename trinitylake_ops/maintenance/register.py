@@ -26,7 +26,7 @@ from trinitylake_ops.maintenance.state.lease import lease
 from trinitylake_ops.storage.options import redact_assignments
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.catalog.registration import registered_table, registered_uri, registering_io
-from trinitylake_ops.tables.files.file_io import reading_io
+from trinitylake_ops.tables.io.file_io import reading_io
 from trinitylake_ops.tables.managed import EXTERNAL
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.transaction import Transaction

@@ -18,8 +18,8 @@ from trinitylake_ops.maintenance.reach.survey import on_latest
 from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
 from trinitylake_ops.maintenance.reach.tables import defined, tables_of
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
-from trinitylake_ops.tables.files.file_io import reading_io, writing_io
 from trinitylake_ops.tables.files.relocating import DELETES_REMEDY, MovedFiles, moved_files, write_relocated
+from trinitylake_ops.tables.io.file_io import reading_io, writing_io
 from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot

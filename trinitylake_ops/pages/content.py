@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.maintenance.gc.freed import FreedFiles
-from trinitylake_ops.maintenance.verify.verify import Finding
+from trinitylake_ops.maintenance.verification.verify import Finding
 from trinitylake_ops.pages.chart import Chart
 from trinitylake_ops.pages.timeline import Timeline, TimelineVersion, VersionState
 from trinitylake_ops.pages.wording import ago, clipped, counted, ranges, size, utc

@@ -10,7 +10,7 @@ from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.gc.expire import ExpirationPlan, ExpirationReport
 from trinitylake_ops.maintenance.state.version_record import VersionRecord
-from trinitylake_ops.maintenance.verify.verify import VerifyReport
+from trinitylake_ops.maintenance.verification.verify import VerifyReport
 from trinitylake_ops.pages.chart import Chart, draw, legend
 from trinitylake_ops.pages.content import (
     LABELS,

@@ -10,9 +10,9 @@ from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.nodes.keys import ObjectName
 from trinitylake_ops.maintenance.reach.tables import defined, tables_of
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
-from trinitylake_ops.tables.files.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.files.metadata import table_metadata
 from trinitylake_ops.tables.files.trimming import is_trimmable
+from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot
 

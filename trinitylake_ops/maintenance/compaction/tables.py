@@ -28,9 +28,9 @@ from trinitylake_ops.format.nodes.keys import ObjectName
 from trinitylake_ops.maintenance.plans.report import Cost, Document, MeteredLakehouse, Plan, digest_of, new_table
 from trinitylake_ops.maintenance.reach.tables import defined, tables_of
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
-from trinitylake_ops.tables.files.file_io import StorageFileIO, reading_io, writing_io
 from trinitylake_ops.tables.files.metadata import table_metadata
 from trinitylake_ops.tables.files.reach import oldest_of
+from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io, writing_io
 from trinitylake_ops.tables.writing.data_files import delete_data_files
 from trinitylake_ops.tables.writing.publication import Publication, publication_id, publish_once, published_version
 from trinitylake_ops.tables.writing.rewriting import (

@@ -19,12 +19,12 @@ from trinitylake_ops.maintenance.reach.survey import Progress, SurveyedRoot, no_
 from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
 from trinitylake_ops.maintenance.state.export_manifest import CopiedFile, read_manifest
 from trinitylake_ops.maintenance.state.export_records import record_of
-from trinitylake_ops.maintenance.verify.storage import PIECE_BYTES
+from trinitylake_ops.maintenance.verification.storage import PIECE_BYTES
 from trinitylake_ops.storage import Storage, open_storage
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
-from trinitylake_ops.tables.files.file_io import reading_io
 from trinitylake_ops.tables.files.reach import files_of
+from trinitylake_ops.tables.io.file_io import reading_io
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 
 _BATCH = 256

@@ -28,7 +28,7 @@ from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.files.copying import FileCopy, TablePlaces, copied_definition, copies_of
-from trinitylake_ops.tables.files.file_io import StorageFileIO
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.ownership import owner_path
 from trinitylake_ops.tree.search import prefix_end, scan
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot

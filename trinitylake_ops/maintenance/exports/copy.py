@@ -18,10 +18,10 @@ from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.conditional_create import create_settled
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
-from trinitylake_ops.tables.files.checked_files import check_whole
 from trinitylake_ops.tables.files.copying import REWRITTEN, FileCopy, TablePlaces, rewritten
-from trinitylake_ops.tables.files.file_io import StorageFileIO
 from trinitylake_ops.tables.files.reach import FileKind
+from trinitylake_ops.tables.io.checked_files import check_whole
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 
 _MOST_BYTES_IN_FLIGHT = 512 * 1024 * 1024
 _MOST_BYTES_IN_TASK = 128 * 1024 * 1024

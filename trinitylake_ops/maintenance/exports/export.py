@@ -47,8 +47,8 @@ from trinitylake_ops.maintenance.state.export_records import (
     record_of,
 )
 from trinitylake_ops.storage import FileInfo, open_storage
-from trinitylake_ops.tables.files.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.files.reach import files_of
+from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.ownership import claim_location
 from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for

@@ -20,9 +20,15 @@ from trinitylake_ops.maintenance.exports.copy import Copier
 from trinitylake_ops.maintenance.exports.roots import check_made_of
 from trinitylake_ops.maintenance.plans.report import Plan, change_rows, digest_of, new_table
 from trinitylake_ops.maintenance.reach.survey import Progress, no_progress, uncached
-from trinitylake_ops.maintenance.rollback import RollbackPlan, check_table_files, held_objects, is_chosen, plan_rollback
+from trinitylake_ops.maintenance.rollbacks import (
+    RollbackPlan,
+    check_table_files,
+    held_objects,
+    is_chosen,
+    plan_rollback,
+)
 from trinitylake_ops.maintenance.state.export_records import record_of
-from trinitylake_ops.tables.files.file_io import StorageFileIO, reading_io
+from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.ownership import claim_location
 from trinitylake_ops.transaction.lakehouse import Change, Lakehouse, change_of, options_for
 from trinitylake_ops.tree.diff import KeyChange

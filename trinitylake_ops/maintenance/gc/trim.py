@@ -20,8 +20,8 @@ from trinitylake_ops.maintenance.plans.retention import RetentionPolicy
 from trinitylake_ops.maintenance.reach.mark import CatalogReach, kept_roots
 from trinitylake_ops.maintenance.reach.survey import on_latest, survey_versions
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
-from trinitylake_ops.tables.files.file_io import writing_io
 from trinitylake_ops.tables.files.trimming import write_without_snapshots
+from trinitylake_ops.tables.io.file_io import writing_io
 from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.transaction import Transaction

@@ -10,8 +10,8 @@ from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.nodes.keys import ObjectName
 from trinitylake_ops.maintenance.reach.tables import defined, in_batches, tables_of
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
-from trinitylake_ops.tables.files.file_io import reading_io
 from trinitylake_ops.tables.files.trimming import ListedSnapshots, is_trimmable, listed_snapshots, referred_snapshots
+from trinitylake_ops.tables.io.file_io import reading_io
 from trinitylake_ops.tables.managed import LATEST_WRITTEN_VERSION
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot

@@ -44,7 +44,7 @@ from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, Storage, open_st
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.storage.paths import check_path
 from trinitylake_ops.tables.claims.orc_process import column_in_process
-from trinitylake_ops.tables.files.file_io import StorageFileIO, reading_io
+from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.ownership import owner_path
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 

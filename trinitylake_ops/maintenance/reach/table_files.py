@@ -27,8 +27,8 @@ from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.maintenance.reach.survey import Progress, no_progress
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.parallel import run_parallel
-from trinitylake_ops.tables.files.file_io import StorageFileIO, io_for, reading_io
 from trinitylake_ops.tables.files.reach import TableFile, files_of
+from trinitylake_ops.tables.io.file_io import StorageFileIO, io_for, reading_io
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import LakehouseFiles
 

@@ -14,8 +14,8 @@ from trinitylake_ops.spark_jobs.metadata.objects import shared_ranges
 from trinitylake_ops.spark_jobs.metadata.pinned_snapshot import PinnedSnapshot
 from trinitylake_ops.spark_jobs.metadata.wanted import Wanted, WantedNames
 from trinitylake_ops.storage.parallel import run_parallel
-from trinitylake_ops.tables.files.file_io import StorageFileIO
 from trinitylake_ops.tables.files.reach import FileKind, files_of
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tree.key_ranges import KeyRange, NodesInRange
 from trinitylake_ops.tree.walk import VisitedNode, walk
 from trinitylake_ops.versions.snapshot import Snapshot

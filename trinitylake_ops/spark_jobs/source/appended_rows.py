@@ -22,9 +22,9 @@ from trinitylake_ops.spark_jobs.source.stream_options import StreamOptions
 from trinitylake_ops.spark_jobs.source.stream_reader import Offset, expired_between, gap_error
 from trinitylake_ops.spark_jobs.tables.reader import check_reachable, found_table, group_files, planned
 from trinitylake_ops.spark_jobs.tables.tasks import ReadJob, read_tasks
-from trinitylake_ops.tables.files.file_io import reading_io
 from trinitylake_ops.tables.files.metadata import table_metadata
 from trinitylake_ops.tables.files.reach import entries_in, manifests_in
+from trinitylake_ops.tables.io.file_io import reading_io
 from trinitylake_ops.tables.managed import metadata_uri, without_history
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 

@@ -25,8 +25,8 @@ from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.spark_jobs.tables.schema import to_spark_schema
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.claims.file_claims import read_footer
-from trinitylake_ops.tables.files.checked_files import parquet_end
-from trinitylake_ops.tables.files.file_io import StorageFileIO
+from trinitylake_ops.tables.io.checked_files import parquet_end
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 
 _LOCAL = "file://"
 _FIELD_ID = b"PARQUET:field_id"

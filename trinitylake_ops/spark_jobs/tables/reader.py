@@ -28,8 +28,8 @@ from trinitylake_ops.spark_jobs.tables.filters import bound, parsed
 from trinitylake_ops.spark_jobs.tables.schema import to_spark_schema
 from trinitylake_ops.spark_jobs.tables.tasks import ReadJob, Scan, TableScan, read_group
 from trinitylake_ops.tables.files.data_reading import ReadVersion, check_manifests, reading_at
-from trinitylake_ops.tables.files.file_io import StorageFileIO, io_for, reading_io
 from trinitylake_ops.tables.files.metadata import read_metadata, table_metadata
+from trinitylake_ops.tables.io.file_io import StorageFileIO, io_for, reading_io
 from trinitylake_ops.tables.managed import ICEBERG
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for

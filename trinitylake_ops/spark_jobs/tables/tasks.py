@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
     from trinitylake_ops.tables.files.data_reading import ReadVersion
-    from trinitylake_ops.tables.files.file_io import StorageFileIO
+    from trinitylake_ops.tables.io.file_io import StorageFileIO
     from trinitylake_ops.tables.writing.staging import TableWrite
 
 

@@ -61,9 +61,9 @@ from trinitylake_ops.tables.catalog.target import (
     TransactionTarget,
     target_of,
 )
-from trinitylake_ops.tables.files.file_io import StorageFileIO, io_for, public_properties
 from trinitylake_ops.tables.files.metadata import InlineSnapshot, table_metadata
 from trinitylake_ops.tables.files.reach import oldest_file_ms
+from trinitylake_ops.tables.io.file_io import StorageFileIO, io_for, public_properties
 from trinitylake_ops.tables.managed import (
     ICEBERG,
     check_managed_properties,
@@ -85,7 +85,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOADED_AT_MS = "trinitylake.loaded-at-ms"
-_FILE_IO = "trinitylake_ops.tables.files.file_io.StorageFileIO"
+_FILE_IO = "trinitylake_ops.tables.io.file_io.StorageFileIO"
 
 
 class _LoadedTable(Table):

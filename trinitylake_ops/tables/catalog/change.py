@@ -23,7 +23,7 @@ from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.catalog.target import CatalogTarget
-from trinitylake_ops.tables.files.file_io import StorageFileIO
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.ownership import OWNER_NAME, claim_location
 from trinitylake_ops.transaction.transaction import Transaction
 

@@ -25,9 +25,9 @@ from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.file_names import derived_uuid, table_prefix
 from trinitylake_ops.tables.claims.avro_files import uncompressed
 from trinitylake_ops.tables.claims.table_seals import sealed_table_file
-from trinitylake_ops.tables.files.file_io import StorageFileIO
 from trinitylake_ops.tables.files.metadata import COMPRESSED, metadata_json
 from trinitylake_ops.tables.files.reach import FileKind, files_of
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.properties import without_code
 
 #: Iceberg files that hold paths; manifest lists hold the lengths of manifests, so they come after those.

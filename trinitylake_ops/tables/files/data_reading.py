@@ -13,8 +13,8 @@ from pyiceberg.table import FileScanTask
 from pyiceberg.table.metadata import TableMetadata
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, TrinityLakeError, VersionExpiredError
-from trinitylake_ops.tables.files.file_io import StorageFileIO
 from trinitylake_ops.tables.files.reach import entries_in, manifests_in
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.versions.snapshot import Snapshot, is_sealed_root
 
 if TYPE_CHECKING:

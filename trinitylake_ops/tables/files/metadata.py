@@ -22,8 +22,8 @@ from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
 from trinitylake_ops.format.definitions import TABLE_UUID, TableDef
 from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.tables.claims.inflate import InflatedTooLargeError, inflate_gzip, inflated_limit_bytes, too_large
-from trinitylake_ops.tables.files.file_io import StorageFileIO, io_for
 from trinitylake_ops.tables.files.placement import in_own_place
+from trinitylake_ops.tables.io.file_io import StorageFileIO, io_for
 from trinitylake_ops.tables.managed import metadata_uri, table_id_of
 from trinitylake_ops.tables.properties import PATH_PROPERTIES, leave_out_meaningless_counts, meaningless, naming_code
 

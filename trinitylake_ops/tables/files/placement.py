@@ -13,7 +13,7 @@ from trinitylake_ops.errors import InvalidDefinitionError
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.format.locations import is_uri
-from trinitylake_ops.tables.files.file_io import StorageFileIO
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import metadata_uri, table_id_of
 
 

@@ -25,8 +25,8 @@ from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.claims.avro_files import SNAPSHOT_ID, AvroContent, uncompressed
-from trinitylake_ops.tables.files.file_io import StorageFileIO
 from trinitylake_ops.tables.files.metadata import InlineSnapshot, walked_metadata
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import metadata_uri
 
 T = TypeVar("T")

@@ -20,9 +20,9 @@ from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.storage.conditional_create import create_fresh
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.files.copying import FileCopy, TablePlaces, copied_definition, rewritten
-from trinitylake_ops.tables.files.file_io import StorageFileIO
 from trinitylake_ops.tables.files.metadata import COMPRESSED, read_metadata
 from trinitylake_ops.tables.files.reach import FileKind, content_file, entries_in, manifests_in
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import metadata_uri
 
 #: What to do about a table with position deletes: they hold paths in their rows, which nobody here writes.

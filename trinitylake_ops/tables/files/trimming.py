@@ -23,8 +23,8 @@ from pyiceberg.table.update import (
 from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.file_names import table_prefix
-from trinitylake_ops.tables.files.file_io import StorageFileIO
 from trinitylake_ops.tables.files.metadata import table_metadata
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import LATEST_WRITTEN_VERSION, managed_table_id, metadata_uri
 from trinitylake_ops.tables.properties import location_provider
 

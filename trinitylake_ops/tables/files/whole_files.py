@@ -19,7 +19,6 @@ from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.claims.table_seals import check_table_file
-from trinitylake_ops.tables.files.file_io import StorageFileIO, StorageInputFile
 from trinitylake_ops.tables.files.metadata import InlineSnapshot, LoadedMetadata, load_table_metadata
 from trinitylake_ops.tables.files.reach import (
     FileKind,
@@ -29,6 +28,8 @@ from trinitylake_ops.tables.files.reach import (
     manifests_in,
     statistics_of,
 )
+from trinitylake_ops.tables.io.file_io import StorageFileIO
+from trinitylake_ops.tables.io.input_file import StorageInputFile
 from trinitylake_ops.tables.managed import metadata_uri
 
 

@@ -24,7 +24,8 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import DoubleType, FloatType, PrimitiveType
 
 from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError, StorageError
-from trinitylake_ops.tables.files.file_io import StorageFileIO, StorageOutputFile
+from trinitylake_ops.tables.io.file_io import StorageFileIO
+from trinitylake_ops.tables.io.output_file import StorageOutputFile
 from trinitylake_ops.tables.properties import location_provider
 
 logger = logging.getLogger(__name__)

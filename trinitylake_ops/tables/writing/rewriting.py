@@ -27,10 +27,10 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import EMPTY_DICT, Record
 
 from trinitylake_ops.errors import CommitConflictError, CorruptFileError, InvalidDefinitionError
-from trinitylake_ops.tables.files.checked_files import CheckedFileIO
 from trinitylake_ops.tables.files.data_reading import file_batches
-from trinitylake_ops.tables.files.file_io import StorageFileIO
 from trinitylake_ops.tables.files.reach import entries_in, manifests_in
+from trinitylake_ops.tables.io.checked_files import CheckedFileIO
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import check_format_version
 from trinitylake_ops.tables.writing.data_files import (
     TARGET_FILE_SIZE_BYTES,

@@ -24,9 +24,9 @@ from pyiceberg.table.snapshots import (
 
 from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
-from trinitylake_ops.tables.files.file_io import StorageFileIO
 from trinitylake_ops.tables.files.metadata import table_metadata
 from trinitylake_ops.tables.files.reach import entries_in, manifests_in
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.versions.snapshot import Snapshot as Version
 
 

@@ -53,8 +53,8 @@ from trinitylake_ops.format.definitions import Schema as Columns
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.catalog.target import SnapshotTarget, TransactionTarget
-from trinitylake_ops.tables.files.file_io import StorageFileIO, writing_io
 from trinitylake_ops.tables.files.metadata import table_metadata
+from trinitylake_ops.tables.io.file_io import StorageFileIO, writing_io
 from trinitylake_ops.tables.managed import check_format_version, managed_properties, metadata_uri, new_table_location
 from trinitylake_ops.tables.ownership import claim_location
 from trinitylake_ops.tables.types import arrow_to_iceberg_schema, to_iceberg_schema

@@ -13,7 +13,7 @@ from trinitylake_ops.format.file_names import TABLES_PREFIX, is_immutable_path, 
 from trinitylake_ops.format.file_seals import check_file
 from trinitylake_ops.maintenance.plans.budget import NO_LIMITS, Spending
 from trinitylake_ops.maintenance.state.verified_files import Kept, PackedBytes, VerifiedFile, decode_names, encode_names
-from trinitylake_ops.maintenance.verify.report import ChecksumTally, kind_of
+from trinitylake_ops.maintenance.verification.report import ChecksumTally, kind_of
 from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper
 from trinitylake_ops.tables.files.reach import FileKind, TableFile
 

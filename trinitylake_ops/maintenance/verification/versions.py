@@ -14,11 +14,11 @@ from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.reach.root_chain import chain_faults
 from trinitylake_ops.maintenance.reach.survey import SurveyedRoot
 from trinitylake_ops.maintenance.state.version_record import VersionRecord
-from trinitylake_ops.maintenance.verify.objects import ObjectVerifier
-from trinitylake_ops.maintenance.verify.report import Findings
-from trinitylake_ops.maintenance.verify.storage import KnownFilesStorage
-from trinitylake_ops.maintenance.verify.tables import TableVerifier
-from trinitylake_ops.maintenance.verify.tree import TreeVerifier
+from trinitylake_ops.maintenance.verification.objects import ObjectVerifier
+from trinitylake_ops.maintenance.verification.report import Findings
+from trinitylake_ops.maintenance.verification.storage import KnownFilesStorage
+from trinitylake_ops.maintenance.verification.tables import TableVerifier
+from trinitylake_ops.maintenance.verification.tree import TreeVerifier
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS
 from trinitylake_ops.transaction.lakehouse import Lakehouse

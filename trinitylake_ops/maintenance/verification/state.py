@@ -22,7 +22,7 @@ from trinitylake_ops.maintenance.reach.listing import list_without, may_be_ours
 from trinitylake_ops.maintenance.reach.mark import Mark, kept_roots
 from trinitylake_ops.maintenance.reach.survey import Survey, expired_versions, pinned_versions
 from trinitylake_ops.maintenance.reach.table_files import TableWalk
-from trinitylake_ops.maintenance.verify.report import Findings, Report
+from trinitylake_ops.maintenance.verification.report import Findings, Report
 from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, Storage
 from trinitylake_ops.versions.snapshot import Snapshot
 

@@ -10,8 +10,8 @@ from trinitylake_ops.format.file_names import OPERATIONS_PREFIX, ORPHAN_BARRIER_
 from trinitylake_ops.format.file_sizes import MAX_FILE_LIST_BYTES, MAX_NOTE_BYTES
 from trinitylake_ops.format.sealed_json import decode_sealed_json
 from trinitylake_ops.maintenance.state.plan_file import PlanFile
-from trinitylake_ops.maintenance.verify.report import Findings
-from trinitylake_ops.maintenance.verify.storage import KnownFilesStorage
+from trinitylake_ops.maintenance.verification.report import Findings
+from trinitylake_ops.maintenance.verification.storage import KnownFilesStorage
 from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo
 from trinitylake_ops.storage.parallel import run_parallel
 

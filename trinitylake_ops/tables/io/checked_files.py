@@ -10,7 +10,8 @@ from pyiceberg.io import InputStream
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.tables.claims.file_claims import check_parquet_claims, claims_bytes, footer_bytes, read_footer
 from trinitylake_ops.tables.claims.table_seals import PieceCheck, SealedKind, check_table_file
-from trinitylake_ops.tables.files.file_io import StorageFileIO, StorageInputFile
+from trinitylake_ops.tables.io.file_io import StorageFileIO
+from trinitylake_ops.tables.io.input_file import StorageInputFile
 
 #: A file up to this size is read in one request and held.
 HELD_BYTES = 256 << 20

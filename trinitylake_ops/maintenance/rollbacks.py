@@ -25,8 +25,8 @@ from trinitylake_ops.maintenance.reach.survey import uncached
 from trinitylake_ops.maintenance.state.export_records import record_of
 from trinitylake_ops.maintenance.state.version_record import ROLLED_BACK_TO
 from trinitylake_ops.storage.parallel import run_parallel
-from trinitylake_ops.tables.files.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.files.reach import files_of
+from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS
 from trinitylake_ops.transaction.conflicts import describe_key
 from trinitylake_ops.transaction.draft import Draft, RootStamp, draft_of_tree

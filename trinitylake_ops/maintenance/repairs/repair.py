@@ -26,7 +26,7 @@ from trinitylake_ops.format.nodes.keys import KeyCodec, ObjectName
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.plans.report import Cost, Document, MeteredLakehouse, Plan, digest_of, new_table
 from trinitylake_ops.maintenance.reach.survey import uncached
-from trinitylake_ops.maintenance.repair.steps import (
+from trinitylake_ops.maintenance.repairs.steps import (
     OPERATION,
     claim_folders,
     drop_exports,
@@ -36,10 +36,10 @@ from trinitylake_ops.maintenance.repair.steps import (
     set_hint,
     settle_definition,
 )
-from trinitylake_ops.maintenance.verify.report import Finding, VerifyReport
-from trinitylake_ops.maintenance.verify.verify import verify
-from trinitylake_ops.tables.files.file_io import StorageFileIO, reading_io
+from trinitylake_ops.maintenance.verification.report import Finding, VerifyReport
+from trinitylake_ops.maintenance.verification.verify import verify
 from trinitylake_ops.tables.files.reach import TableFile, files_of
+from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot
 

@@ -13,8 +13,8 @@ from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
 from trinitylake_ops.format.definitions import NamespaceDef, TableDef
 from trinitylake_ops.format.file_names import named_kind
 from trinitylake_ops.format.nodes.keys import ObjectName
-from trinitylake_ops.maintenance.verify.report import Report
-from trinitylake_ops.maintenance.verify.tables import TableVerifier
+from trinitylake_ops.maintenance.verification.report import Report
+from trinitylake_ops.maintenance.verification.tables import TableVerifier
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.tree.diff import KeyChange, diff_in_parts

@@ -11,17 +11,18 @@ from trinitylake_ops.errors import InvalidLocationError, LocationNotAllowedError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.locations import is_uri, to_uri
 from trinitylake_ops.format.nodes.keys import ObjectName
-from trinitylake_ops.maintenance.verify.report import Report
-from trinitylake_ops.maintenance.verify.storage import PIECE_BYTES, KnownFilesStorage
+from trinitylake_ops.maintenance.verification.report import Report
+from trinitylake_ops.maintenance.verification.storage import PIECE_BYTES, KnownFilesStorage
 from trinitylake_ops.storage import FileInfo
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.claims.table_seals import PieceCheck
-from trinitylake_ops.tables.files.checked_files import check_parquet_pages
-from trinitylake_ops.tables.files.file_io import StorageFileIO, StorageInputFile
 from trinitylake_ops.tables.files.metadata import misplaced
 from trinitylake_ops.tables.files.reach import FileKind, TableFile, files_of
 from trinitylake_ops.tables.files.whole_files import TableFiles, WholeFileIO
+from trinitylake_ops.tables.io.checked_files import check_parquet_pages
+from trinitylake_ops.tables.io.file_io import StorageFileIO
+from trinitylake_ops.tables.io.input_file import StorageInputFile
 
 _PARQUET = ".parquet"
 #: What is read only when all is.

@@ -8,8 +8,8 @@ from trinitylake_ops.errors import FileMissingError, StorageError
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_sizes import MAX_NOTE_BYTES
 from trinitylake_ops.maintenance.reach.table_files import table_id_in
-from trinitylake_ops.maintenance.verify.report import Findings
-from trinitylake_ops.maintenance.verify.storage import KnownFilesStorage
+from trinitylake_ops.maintenance.verification.report import Findings
+from trinitylake_ops.maintenance.verification.storage import KnownFilesStorage
 from trinitylake_ops.storage import FileInfo
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.ownership import owner_file, owner_path, read_owner

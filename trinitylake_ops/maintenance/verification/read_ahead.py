@@ -21,9 +21,9 @@ from trinitylake_ops.maintenance.plans.executor import Executor
 from trinitylake_ops.maintenance.reach.survey import Pointers
 from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
 from trinitylake_ops.maintenance.state.verified_files import PackedBytes
-from trinitylake_ops.maintenance.verify.objects import Kind, WholeDefinitions, is_empty
-from trinitylake_ops.maintenance.verify.storage import KnownFilesStorage
-from trinitylake_ops.maintenance.verify.tables import CONTENT_KINDS, ContentReader, ReadContent
+from trinitylake_ops.maintenance.verification.objects import Kind, WholeDefinitions, is_empty
+from trinitylake_ops.maintenance.verification.storage import KnownFilesStorage
+from trinitylake_ops.maintenance.verification.tables import CONTENT_KINDS, ContentReader, ReadContent
 from trinitylake_ops.storage import FileInfo, Storage
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from trinitylake_ops.errors import CorruptFileError, StorageError
-from trinitylake_ops.maintenance.verify.report import Report
+from trinitylake_ops.maintenance.verification.report import Report
 from trinitylake_ops.tree.invariants import check_node
 from trinitylake_ops.tree.nodes.node import TreeLimits
 from trinitylake_ops.tree.pointers import is_damaged_pointer

@@ -21,15 +21,15 @@ from trinitylake_ops.maintenance.reach.root_chain import acknowledged_versions
 from trinitylake_ops.maintenance.reach.survey import Survey, expired_versions
 from trinitylake_ops.maintenance.relocate import moved_tables
 from trinitylake_ops.maintenance.state.verified_files import Records, read_records, write_record
-from trinitylake_ops.maintenance.verify import state as verify_state
-from trinitylake_ops.maintenance.verify.exports import ExportVerifier
-from trinitylake_ops.maintenance.verify.operations import check_operation_files
-from trinitylake_ops.maintenance.verify.owners import check_owners, warn_of_missing
-from trinitylake_ops.maintenance.verify.read_ahead import ReadAhead
-from trinitylake_ops.maintenance.verify.report import Finding, Findings, VerifyReport
-from trinitylake_ops.maintenance.verify.storage import KnownFilesStorage, LimitedStorage
-from trinitylake_ops.maintenance.verify.tables import TableVerifier
-from trinitylake_ops.maintenance.verify.versions import VersionVerifier
+from trinitylake_ops.maintenance.verification import state as verify_state
+from trinitylake_ops.maintenance.verification.exports import ExportVerifier
+from trinitylake_ops.maintenance.verification.operations import check_operation_files
+from trinitylake_ops.maintenance.verification.owners import check_owners, warn_of_missing
+from trinitylake_ops.maintenance.verification.read_ahead import ReadAhead
+from trinitylake_ops.maintenance.verification.report import Finding, Findings, VerifyReport
+from trinitylake_ops.maintenance.verification.storage import KnownFilesStorage, LimitedStorage
+from trinitylake_ops.maintenance.verification.tables import TableVerifier
+from trinitylake_ops.maintenance.verification.versions import VersionVerifier
 from trinitylake_ops.storage import FileInfo, Storage
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.roots import find_latest, versions_beyond_gap

@@ -49,7 +49,7 @@ class _SealingModel:
         """Return a writer of one file."""
         if not isinstance(output_file, SealedOutputFile):
             return self._model.create_writer(output_file, file_schema, properties)
-        from trinitylake_ops.tables.files.parquet_writer import SealedParquetWriter  # loads pandas
+        from trinitylake_ops.tables.io.parquet_writer import SealedParquetWriter  # loads pandas
 
         return SealedParquetWriter(output_file, file_schema, properties)
 

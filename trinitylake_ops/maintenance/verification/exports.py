@@ -10,8 +10,8 @@ from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, Export
 from trinitylake_ops.format.file_sizes import MAX_FILE_LIST_BYTES
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.maintenance.state.export_manifest import check_manifest
-from trinitylake_ops.maintenance.verify.report import Findings
-from trinitylake_ops.maintenance.verify.versions import VersionVerifier
+from trinitylake_ops.maintenance.verification.report import Findings
+from trinitylake_ops.maintenance.verification.versions import VersionVerifier
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 _STALE_EXPORT_MS = 7 * 24 * 3600 * 1000

@@ -1,0 +1,361 @@
+"""Files of tables, read and written by pyiceberg through the lakehouse's Storage.
+
+Every request for a metadata, manifest, data or delete file passes the same wrappers (retries,
+meters, fault injection) as the lakehouse's own files. All of pyiceberg's readers and writers use
+this FileIO: ``scan().to_arrow()``, ``to_arrow_batch_reader()``, ``to_duckdb()``, ``to_polars()``,
+``append``, ``overwrite``, ``delete``. What does *not* pass is ``Table.to_polars()`` and
+``polars.scan_iceberg(table)``: Polars' own reader opens the data files by their URIs, which works
+for ``file://`` roots only and is not metered. ``polars.scan_iceberg(table,
+reader_override="pyiceberg")`` and ``polars.from_arrow(table.scan().to_arrow())`` pass.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from pyiceberg.io import FileIO, InputFile, OutputFile
+from pyiceberg.typedef import EMPTY_DICT, Properties
+
+from trinitylake_ops.errors import (
+    FileExistsAlreadyError,
+    FileMissingError,
+    InvalidInputError,
+    InvalidLocationError,
+    LakehouseNotFoundError,
+    LocationNotAllowedError,
+)
+from trinitylake_ops.format.definitions import LakehouseDef, TableDef
+from trinitylake_ops.format.file_names import TABLES_PREFIX, table_prefix
+from trinitylake_ops.format.locations import as_uri, is_uri, normalize_root_uri, to_location, to_uri
+from trinitylake_ops.format.places import NamedRoots, Places, cut
+from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.storage.open import open_storage
+from trinitylake_ops.storage.options import ALLOWED_ROOTS, SECRET_OPTIONS, StorageOptions
+from trinitylake_ops.tables.claims.avro_decoder import read_bounded_avro
+from trinitylake_ops.tables.io.file_errors import as_pyiceberg_expects
+from trinitylake_ops.tables.io.input_file import StorageInputFile
+from trinitylake_ops.tables.io.output_file import StorageOutputFile
+from trinitylake_ops.tables.io.parquet_model import write_sealed_parquet
+from trinitylake_ops.tables.ownership import OWNER_NAME, claim_folder
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.tree.nodes.elsewhere import Elsewhere
+
+write_sealed_parquet()
+read_bounded_avro()
+
+ROOT = "root"
+STORAGE_OPTION_PREFIX = "storage."
+
+logger = logging.getLogger(__name__)
+_TABLE_FILE = re.compile(rf"{TABLES_PREFIX}([^/]+)/.+", re.DOTALL)
+
+
+def storage_options_of(properties: Mapping[str, str]) -> StorageOptions:
+    """Return the storage options among the properties of a catalog or FileIO: those named ``storage.*``."""
+    return StorageOptions(
+        {
+            name.removeprefix(STORAGE_OPTION_PREFIX): value
+            for name, value in properties.items()
+            if name.startswith(STORAGE_OPTION_PREFIX)
+        }
+    )
+
+
+def public_properties(properties: Mapping[str, str], root: str, options: StorageOptions) -> dict[str, str]:
+    """Return the properties of a catalog or FileIO that is open: with its root and options, without credentials.
+
+    Anybody may print properties; what opens further storages keeps its StorageOptions beside them.
+    """
+    kept = {name: value for name, value in properties.items() if not name.startswith(STORAGE_OPTION_PREFIX)}
+    shown = {f"{STORAGE_OPTION_PREFIX}{name}": options[name] for name in options if name not in SECRET_OPTIONS}
+    return {**kept, **shown, ROOT: root}
+
+
+class StorageFileIO(FileIO):
+    """pyiceberg's FileIO on a Storage.
+
+    Made by pyiceberg from properties (``py-io-impl``; ``root`` and ``storage.*`` say where) or by
+    :meth:`on` from an open Storage. Locations are URIs; those under the storage's root go through
+    it, any other one where ``format/places.py`` allows it, through a storage of its own, with the same
+    options when the scheme is the same, else with none. Pickles with its storage. Its
+    ``properties`` hold no credentials. ``read_only`` refuses writes and deletes with
+    InvalidInputError. Raises InvalidInputError when ``root`` is missing.
+    """
+
+    def __init__(self, properties: Properties = EMPTY_DICT):
+        super().__init__(properties)
+        root = properties.get(ROOT)
+        if not root:
+            raise InvalidInputError(f"StorageFileIO needs the property {ROOT!r}: the lakehouse's root URI")
+        options = storage_options_of(properties)
+        self._bind(open_storage(normalize_root_uri(root), options), options, read_only=False)
+
+    @classmethod
+    def on(
+        cls,
+        storage: Storage,
+        storage_options: Mapping[str, str] | None = None,
+        properties: Properties = EMPTY_DICT,
+        *,
+        read_only: bool = False,
+        others: Sequence[Storage] = (),
+        names: NamedRoots | None = None,
+    ) -> Self:
+        """Return a FileIO on an open storage; ``storage_options`` are for files beyond its root.
+
+        Those under the root of one of the ``others`` go through that one. ``names`` are the roots that the
+        lakehouse's definitions name; without them its latest definition is read when a file needs it.
+        """
+        file_io = cls.__new__(cls)
+        FileIO.__init__(file_io, properties)
+        options = StorageOptions(storage_options)
+        file_io._bind(storage, options, read_only=read_only, others=tuple(others), names=names)
+        return file_io
+
+    def _bind(
+        self,
+        storage: Storage,
+        options: StorageOptions,
+        *,
+        read_only: bool,
+        others: tuple[Storage, ...] = (),
+        names: NamedRoots | None = None,
+        follows_moves: bool = True,
+    ) -> None:
+        self.properties = public_properties(self.properties, storage.root, options)
+        self.storage = storage
+        self.storage_options = options
+        self.read_only = read_only
+        self._others = others
+        self._strict: Self | None = None
+        #: Whether any file was met that content names at the place where the lakehouse stood before.
+        self.has_moved = False
+        self._elsewhere = Elsewhere(
+            storage.root,
+            options,
+            names,
+            others,
+            look_up=self._latest_definition,
+            follows_moves=follows_moves,
+            own=storage,
+        )
+
+    def _latest_definition(self) -> LakehouseDef | None:
+        try:
+            return Lakehouse(self.storage, self.storage_options, cache="off").snapshot().definition
+        except LakehouseNotFoundError:  # a folder of files, as in a program that only copies them
+            return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "properties": self.properties,
+            "storage": self.storage,
+            "options": self.storage_options,
+            "read_only": self.read_only,
+            "others": self._others,
+            "names": self._elsewhere.names,
+            "follows_moves": self.places.follows_moves,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        names = ("read_only", "others", "names", "follows_moves")
+        self.properties = state["properties"]
+        self._bind(state["storage"], state["options"], **{name: state[name] for name in names})
+
+    @property
+    def table_roots(self) -> tuple[str, ...]:
+        """The table roots of the lakehouse, with their final ``/``."""
+        return self._elsewhere.table_roots()
+
+    @property
+    def places(self) -> Places:
+        """What may be read beyond the root, as far as it is known."""
+        return self._elsewhere.places
+
+    def strict(self) -> Self:
+        """Return what takes no file of a table elsewhere for the one of the same path here: for tables of others."""
+        if not self.places.follows_moves:
+            return self
+        if self._strict is None:
+            self._strict = copy.copy(self)
+            self._strict.__setstate__({**self.__getstate__(), "follows_moves": False})
+        return self._strict
+
+    @property
+    def root(self) -> str:
+        """The root URI of the lakehouse, with its final ``/``."""
+        return self.storage.root
+
+    def location(self, uri: str) -> str:
+        """Return a URI, or an absolute path, as a path when it lies under the root, else as a URI.
+
+        The file of a table of a lakehouse that was moved is told by the place where it is read: by its path here, or
+        by its URI in a source of this copy. What no name of ours is, with an empty segment for one, stays a URI also
+        under the root. Raises InvalidLocationError for what is
+        neither, StorageError.
+        """
+        full = as_uri(uri)
+        if not is_uri(full):
+            raise InvalidLocationError(f"{uri!r} is neither a URI nor an absolute path", path=uri)
+        if not full.startswith(self.root):
+            try:
+                place = self._elsewhere.find(full)
+            except (InvalidLocationError, LocationNotAllowedError):  # who reads it is told
+                return full
+            self.has_moved |= place.is_moved
+            full = place.root + place.path
+        try:
+            return to_location(self.root, full)
+        except InvalidLocationError:
+            return full
+
+    def note_place_of(self, location: str) -> bool:
+        """Note where a table was when metadata of ours was written, a URI; whether it is a place that was left.
+
+        Raises StorageError.
+        """
+        try:
+            is_moved = self._elsewhere.place_named(f"{location}/metadata/any").is_moved
+        except (InvalidLocationError, LocationNotAllowedError):
+            return False
+        self.has_moved |= is_moved
+        return is_moved
+
+    def real_uri(self, uri: str) -> str:
+        """Return the URI at which a file is read. Raises InvalidLocationError, LocationNotAllowedError."""
+        storage, path = self._resolve(uri)
+        return storage.root + path
+
+    def size_bytes(self, location: str) -> int | None:
+        """Return the size of a file, a path under the root or a URI; None when it is missing. Raises StorageError."""
+        try:
+            return len(self.new_input(to_uri(self.root, location)))
+        except FileMissingError:
+            return None
+
+    def read_whole(self, location: str, size_bytes: int = 0) -> bytes:
+        """Return the bytes of a file, a path under the root or a URI; ``size_bytes`` is what its table says it has.
+
+        Raises FileMissingError, StorageError, CorruptFileError for one larger than that and than any read whole.
+        """
+        storage, path = self._resolve(to_uri(self.root, location))
+        return storage.read(path, limit_bytes=size_bytes if size_bytes > storage.whole_file_limit_bytes else None)
+
+    def new_input(self, location: str) -> StorageInputFile:
+        """Return a file to read. Raises InvalidLocationError."""
+        storage, path = self._resolve(location)
+        return StorageInputFile(location, storage, path, shown=self._shown(location, storage, path))
+
+    def _shown(self, location: str, storage: Storage, path: str) -> str:
+        """Return how errors name a file: by its path under the root, else by its URI."""
+        return path if storage is self.storage else location
+
+    def new_output(self, location: str) -> StorageOutputFile:
+        """Return a file to write.
+
+        Raises InvalidLocationError, InvalidInputError when read-only, LocationNotAllowedError for a place that is
+        neither under the root nor under its table root, nor allowed by the operator.
+        """
+        self._check_writable(location)
+        storage, path = self._resolve(location, is_written=True)
+        self._check_owner(storage, path)
+        if self.has_moved:
+            _say_once(self.root)
+        return StorageOutputFile(location, storage, path)
+
+    def claim_folder_of(self, path: str) -> None:
+        """Write the owner file of a table's folder, once, in a copy: the file to write may be the first one there.
+
+        In other lakehouses whoever makes a table does. Raises FileExistsAlreadyError, StorageError.
+        """
+        if self._elsewhere.names.is_copy:
+            self._claim(self.storage, path)
+
+    def _check_owner(self, storage: Storage, path: str) -> None:
+        """Make sure that the folder of a file to write or delete is of this lakehouse, where content names its root."""
+        if storage is self.storage:
+            self.claim_folder_of(path)
+        elif storage.root in self._elsewhere.names.table_roots and storage.root not in self.places.allowed:
+            self._claim(storage, path)
+
+    def _claim(self, storage: Storage, path: str) -> None:
+        names = self._elsewhere.names
+        match = _TABLE_FILE.fullmatch(path)
+        if match is None or match[1] in names.claimed:
+            return
+        try:
+            claim_folder(storage, match[1], names.lakehouse_id)
+        except FileExistsAlreadyError as error:
+            folder = f"{storage.root}{table_prefix(match[1])}"
+            raise LocationNotAllowedError(
+                f"{cut(folder)!r} belongs to another lakehouse, whose {OWNER_NAME} stands there: nothing is written"
+                f" or deleted there; if it is yours, allow it by --allow-root or the option {ALLOWED_ROOTS!r}",
+                path=cut(folder),
+            ) from error
+        names.note_claimed(match[1])
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        """Delete a file; a missing one is no error. Raises StorageError, InvalidInputError when read-only."""
+        text = location if isinstance(location, str) else location.location
+        self._check_writable(text)
+        storage, path = self._resolve(text, is_written=True)
+        self._check_owner(storage, path)
+        with as_pyiceberg_expects(text):
+            storage.delete(path)
+
+    def _check_writable(self, location: str) -> None:
+        if self.read_only:
+            raise InvalidInputError(
+                f"table file {location!r} cannot be changed: this catalog only reads; open one on the latest version",
+                path=location,
+            )
+
+    def _resolve(self, location: str, *, is_written: bool = False) -> tuple[Storage, str]:
+        if not isinstance(location, str):  # whoever writes a manifest says of what type its fields are
+            raise InvalidLocationError(f"{cut(repr(location))} is no text, and so no location")
+        uri = as_uri(location)
+        if uri.startswith(self.root):
+            return self.storage, uri.removeprefix(self.root)
+        place = self._elsewhere.find(uri)
+        if is_written and (place.is_moved or not place.is_writable):
+            raise LocationNotAllowedError(
+                f"{cut(uri)!r} is not under {self.root}, and a lakehouse writes and deletes below its"
+                " own root only; load the table again, which gives it its place there",
+                path=cut(uri),
+            )
+        self.has_moved |= place.is_moved
+        return self.storage if place.is_moved else self._elsewhere.storage_of(place), place.path
+
+
+_said: set[str] = set()
+
+
+def _say_once(root: str) -> None:
+    """Say, once in a process, that a lakehouse which is written to was moved."""
+    if root not in _said:
+        _said.add(root)
+        logger.warning(
+            "the lakehouse at %s was copied or moved: its tables' files name the place where it stood before, and are"
+            " read here; 'trinitylake relocate' writes their metadata for this place",
+            root,
+        )
+
+
+def reading_io(lake: Lakehouse, others: Sequence[Storage] = ()) -> StorageFileIO:
+    """Return what reads files of a lakehouse's tables, and writes none; ``others`` as in :meth:`StorageFileIO.on`."""
+    names = lake.elsewhere.names
+    return StorageFileIO.on(lake.storage, lake.storage_options, read_only=True, others=others, names=names)
+
+
+def writing_io(lake: Lakehouse) -> StorageFileIO:
+    """Return what reads and writes files of a lakehouse's tables."""
+    return StorageFileIO.on(lake.storage, lake.storage_options, names=lake.elsewhere.names)
+
+
+def io_for(definition: TableDef, io: StorageFileIO) -> StorageFileIO:
+    """Return what reads the files of a table: only those of our own are taken to have moved with their lakehouse."""
+    return io if definition.is_managed else io.strict()

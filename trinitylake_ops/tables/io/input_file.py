@@ -1,0 +1,215 @@
+"""Files of tables to read: whole, or by ranges; what they claim is checked before a decoder sees them."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from pyiceberg.io import InputFile, InputStream
+
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    StorageError,
+)
+from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.tables.claims.avro_files import check_no_avro, is_avro, uncompressed
+from trinitylake_ops.tables.claims.file_claims import (
+    check_claims,
+    claims_bytes,
+    named_format,
+)
+from trinitylake_ops.tables.claims.inflate import MAX_INFLATED_BYTES, too_large
+from trinitylake_ops.tables.claims.puffin_claims import MAGIC as PUFFIN_MAGIC
+from trinitylake_ops.tables.claims.puffin_claims import check_puffin
+from trinitylake_ops.tables.claims.table_seals import SealedKind, check_table_file
+from trinitylake_ops.tables.io.file_errors import as_pyiceberg_expects
+
+#: A file up to this size is read in one request; of a larger one this much of its start is.
+WHOLE_FILE_BYTES = 1 << 20
+#: The least that a ranged read fetches, so that small forward reads share one request.
+READ_AHEAD_BYTES = 256 << 10
+
+
+class StorageInputFile(InputFile):
+    """A table file to read."""
+
+    def __init__(
+        self, location: str, storage: Storage, path: str, size_bytes: int | None = None, shown: str | None = None
+    ):
+        super().__init__(location)
+        self._storage = storage
+        self._path = path
+        self._size_bytes = size_bytes
+        #: How errors name it.
+        self.shown = location if shown is None else shown
+
+    def __len__(self) -> int:
+        """Size in bytes; one request unless it is known. Raises FileNotFoundError."""
+        if self._size_bytes is None:
+            with as_pyiceberg_expects(self.location):
+                self._size_bytes = self._storage.stat(self._path).size_bytes
+        return self._size_bytes
+
+    def exists(self) -> bool:
+        """Whether the file is there. Raises PermissionError, StorageError."""
+        with as_pyiceberg_expects(self.location):
+            return self._storage.exists(self._path)
+
+    def open(self, seekable: bool = True) -> InputStream:
+        """Return a seekable stream; the first request is sent at once.
+
+        A file up to WHOLE_FILE_BYTES takes that one request; a larger one a second for its size, then one for its
+        end, where its name is that of Parquet or ORC, and one for each range. An Avro file is read whole and comes
+        without compression, so that no decoder inflates it without bounds. Raises FileNotFoundError, PermissionError,
+        StorageError, CorruptFileError for an Avro, Parquet or ORC file that holds or claims too much, for one named
+        ``.parquet`` or ``.orc`` that does not end as such, and for metadata that is read whole and is not the file of
+        its checksum. Of a file with another name, larger than WHOLE_FILE_BYTES, its stream raises it at the end.
+        """
+        head = self._read_head()
+        if named_format(self.location) is None and is_avro(self.location, head):
+            return self._opened(self._with_rest(head))
+        return RangeReader(self, head)
+
+    def read_whole(self) -> bytes:
+        """Return the bytes of the file as it is stored, in as many requests as ``open`` and one range at most.
+
+        Raises FileNotFoundError, PermissionError, StorageError, CorruptFileError for more than MAX_INFLATED_BYTES.
+        """
+        return self._with_rest(self._read_head())
+
+    def _read_head(self) -> bytes:
+        with as_pyiceberg_expects(self.location):
+            head = self._storage.read(self._path, offset=0, length=WHOLE_FILE_BYTES)
+        if len(head) < WHOLE_FILE_BYTES:
+            self._size_bytes = len(head)
+            self._check_seals(head)
+        return head
+
+    def _check_seals(self, data: bytes) -> None:
+        """Raise CorruptFileError for metadata that is not the file of its checksum; of data, scans read parts."""
+        if SealedKind.of(self.location) is not SealedKind.PARQUET:
+            check_table_file(data, self.shown)
+
+    def _with_rest(self, head: bytes) -> bytes:
+        if len(head) < WHOLE_FILE_BYTES:
+            return head
+        if len(self) > MAX_INFLATED_BYTES:
+            raise too_large(self.shown, len(self))
+        data = head + self.read_range(len(head), len(self) - len(head)) if len(self) > len(head) else head
+        self._check_seals(data)
+        return data
+
+    def _opened(self, data: bytes) -> InputStream:
+        """Return the stream of a file that was read whole."""
+        if not is_avro(self.location, data):
+            return io.BytesIO(data)
+        return io.BytesIO(uncompressed(data, self.shown).data)
+
+    def read_range(self, offset: int, length: int) -> bytes:
+        """Return ``length`` bytes from ``offset`` on, in one request. Raises FileNotFoundError, StorageError."""
+        with as_pyiceberg_expects(self.location):
+            data = self._storage.read(self._path, offset=offset, length=length)
+        if len(data) != length:
+            raise StorageError(
+                f"table file {self.location!r} gave {len(data)} bytes at {offset} instead of {length}",
+                path=self.location,
+            )
+        return data
+
+
+class RangeReader(io.RawIOBase):
+    """A seekable stream over ranged reads: keeps the file's start, its end and the last small range.
+
+    Parquet readers begin with the footer, so the first read near the end fetches all of the last
+    READ_AHEAD_BYTES, or all of the footer. What it claims is checked then, and what a Puffin file does when it is read
+    whole: CorruptFileError. A large read is one request of exactly its size and is not kept.
+    """
+
+    def __init__(self, file: StorageInputFile, head: bytes):
+        super().__init__()
+        self._file = file
+        self._size_bytes = len(file)
+        self._position = 0
+        self._head = (0, head)
+        self._tail = (self._size_bytes, b"")
+        self._window = (0, b"")
+        if self._size_bytes <= len(head):
+            self._check_end(head)
+        elif named_format(file.location) is not None:  # at once: what a stream raises, Arrow's ORC reader wraps
+            self._read_tail()
+
+    def _read_tail(self) -> None:
+        tail_start = max(0, self._size_bytes - READ_AHEAD_BYTES)
+        tail = self._check_end(self._file.read_range(tail_start, self._size_bytes - tail_start))
+        self._tail = (self._size_bytes - len(tail), tail)
+
+    def _check_end(self, end: bytes) -> bytes:
+        """Return the last bytes of the file, or more of them, after what they claim was checked."""
+        needed_bytes = claims_bytes(end, self._size_bytes, self._file.shown)
+        if needed_bytes > len(end):
+            end = self._file.read_range(self._size_bytes - needed_bytes, needed_bytes)
+        check_claims(end, self._size_bytes, self._file.shown)
+        return end
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to an offset in bytes. Raises ValueError before the start."""
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size_bytes}[whence]
+        if origin + offset < 0:
+            raise ValueError(f"cannot seek to {origin + offset} in {self._file.location!r}")
+        self._position = origin + offset
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Return the next ``size`` bytes, fewer only at the end of the file; all the rest without a size.
+
+        Raises CorruptFileError for a rest that no file has which is read whole.
+        """
+        self._check_open()
+        rest = max(0, self._size_bytes - self._position)
+        length = rest if size is None or size < 0 else min(size, rest)
+        if (size is None or size < 0) and length > MAX_INFLATED_BYTES:
+            raise CorruptFileError(
+                f"{self._file.shown!r} has {self._size_bytes} bytes, and no file of its kind more than"
+                f" {MAX_INFLATED_BYTES}; restore it",
+                path=self._file.shown,
+            )
+        data = self._range(self._position, length) if length else b""
+        if size is None or size < 0:  # as pyiceberg reads Avro, and nobody Parquet
+            check_no_avro(self._file.shown, data)
+            if data.startswith(PUFFIN_MAGIC):
+                check_puffin(data, self._file.shown)
+        self._position += length
+        return data
+
+    def readall(self) -> bytes:
+        return self.read(-1)
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError(f"{self._file.location!r} is closed")
+
+    def _range(self, offset: int, length: int) -> bytes:
+        for start, data in (self._head, self._tail, self._window):
+            if start <= offset and offset + length <= start + len(data):
+                return data[offset - start : offset - start + length]
+        if offset >= self._size_bytes - READ_AHEAD_BYTES:
+            self._read_tail()
+            return self._range(offset, length)
+        if length >= READ_AHEAD_BYTES:
+            return self._file.read_range(offset, length)
+        self._window = (offset, self._file.read_range(offset, min(READ_AHEAD_BYTES, self._size_bytes - offset)))
+        return self._range(offset, length)
