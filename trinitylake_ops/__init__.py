@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from trinitylake_ops.faces import lazy_face
 
 if TYPE_CHECKING:
     from trinitylake_ops import errors, maintenance
     from trinitylake_ops.format.definitions import Column, DataType, Schema, TableDef
     from trinitylake_ops.transaction.lakehouse import Lakehouse
+    from trinitylake_ops.transaction.transaction import Transaction
+    from trinitylake_ops.versions.snapshot import Snapshot
 
-__all__ = ["Column", "DataType", "Lakehouse", "Schema", "TableDef", "errors", "maintenance"]
+__all__ = [
+    "Column",
+    "DataType",
+    "Lakehouse",
+    "Schema",
+    "Snapshot",
+    "TableDef",
+    "Transaction",
+    "errors",
+    "maintenance",
+]
 
-_DEFINITIONS = "trinitylake_ops.format.definitions"
-_ATTRIBUTES = {
-    "Lakehouse": "trinitylake_ops.transaction.lakehouse",
-    "Column": _DEFINITIONS,
-    "DataType": _DEFINITIONS,
-    "Schema": _DEFINITIONS,
-    "TableDef": _DEFINITIONS,
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Imported on first use: reading the version of the package must not load Arrow or Iceberg.
-    if name in _ATTRIBUTES:
-        return getattr(import_module(_ATTRIBUTES[name]), name)
-    if name in ("errors", "maintenance"):
-        return import_module(f"trinitylake_ops.{name}")
-    raise AttributeError(f"module 'trinitylake_ops' has no attribute {name!r}")
+__getattr__, __dir__ = lazy_face(
+    __name__,
+    {
+        "errors": (),
+        "format.definitions": (
+            "Column",
+            "DataType",
+            "Schema",
+            "TableDef",
+        ),
+        "maintenance": (),
+        "transaction.lakehouse": ("Lakehouse",),
+        "transaction.transaction": ("Transaction",),
+        "versions.snapshot": ("Snapshot",),
+    },
+)

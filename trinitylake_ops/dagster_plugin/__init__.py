@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from trinitylake_ops.faces import lazy_face
 
 if TYPE_CHECKING:
     from trinitylake_ops.dagster_plugin.assets import build_exports_asset, build_head_asset, build_table_asset
@@ -27,22 +28,6 @@ if TYPE_CHECKING:
         StorageSettings,
         TrinityLakeResource,
     )
-
-_MODULES = {
-    "assets": ("build_exports_asset", "build_head_asset", "build_table_asset"),
-    "checks": ("CheckLimits", "build_checks_job", "build_lakehouse_checks"),
-    "code_location": ("LakehouseSettings", "build_trinitylake_definitions"),
-    "component": ("TrinityLakeMaintenanceComponent",),
-    "io_manager": ("TrinityLakeIOManager", "stored_as"),
-    "names": ("LakehouseNames",),
-    "ops.jobs": ("build_jobs",),
-    "ops.scheduled": ("ApplyLimits",),
-    "publish": ("build_publish_asset",),
-    "resources": ("SecretVariables", "SparkResource", "StorageSettings", "TrinityLakeResource"),
-    "automation.schedules": ("BlackoutWindow", "build_maintenance_schedules"),
-    "automation.sensors": ("FailedRun", "build_commit_sensor", "build_failed_run_sensor"),
-}
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "ApplyLimits",
@@ -71,9 +56,46 @@ __all__ = [
     "stored_as",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    # Imported on first use: whoever needs one of them does not load Spark and Iceberg for the others.
-    if name in _MODULE_OF:
-        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazy_face(
+    __name__,
+    {
+        "assets": (
+            "build_exports_asset",
+            "build_head_asset",
+            "build_table_asset",
+        ),
+        "automation.schedules": (
+            "BlackoutWindow",
+            "build_maintenance_schedules",
+        ),
+        "automation.sensors": (
+            "FailedRun",
+            "build_commit_sensor",
+            "build_failed_run_sensor",
+        ),
+        "checks": (
+            "CheckLimits",
+            "build_checks_job",
+            "build_lakehouse_checks",
+        ),
+        "code_location": (
+            "LakehouseSettings",
+            "build_trinitylake_definitions",
+        ),
+        "component": ("TrinityLakeMaintenanceComponent",),
+        "io_manager": (
+            "TrinityLakeIOManager",
+            "stored_as",
+        ),
+        "names": ("LakehouseNames",),
+        "ops.jobs": ("build_jobs",),
+        "ops.scheduled": ("ApplyLimits",),
+        "publish": ("build_publish_asset",),
+        "resources": (
+            "SecretVariables",
+            "SparkResource",
+            "StorageSettings",
+            "TrinityLakeResource",
+        ),
+    },
+)

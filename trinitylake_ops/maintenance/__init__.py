@@ -1,40 +1,54 @@
 """Operations on a whole lakehouse. Each that destroys or rolls back is a plan first: look, then execute."""
 
-from trinitylake_ops.maintenance.compaction.tables import CompactTablesPlan, CompactTablesReport, plan_compact_tables
-from trinitylake_ops.maintenance.compaction.tree import CompactionReport, compact
-from trinitylake_ops.maintenance.drop_namespace import DropNamespacePlan, plan_drop_namespace
-from trinitylake_ops.maintenance.exports.check import ExportCheck, verify_export
-from trinitylake_ops.maintenance.exports.export import ExportPlan, ExportReport, plan_export
-from trinitylake_ops.maintenance.exports.prune import PrunePlan, plan_prune_exports
-from trinitylake_ops.maintenance.exports.restore import RestorePlan, plan_restore, restore_export
-from trinitylake_ops.maintenance.gc.expire import ExpirationPlan, ExpirationReport, plan_expiration, undelete
-from trinitylake_ops.maintenance.gc.orphans import OrphanPlan, OrphanReport, plan_orphan_removal
-from trinitylake_ops.maintenance.gc.purge import PurgeBatch, PurgePlan, PurgeReport, plan_purge
-from trinitylake_ops.maintenance.gc.reconcile import ReconcileReport, reconcile
-from trinitylake_ops.maintenance.gc.trim import TrimPlan, TrimReport, plan_trim_tables
-from trinitylake_ops.maintenance.hint import HintReport, HintState, inspect_hint, repair_hint
-from trinitylake_ops.maintenance.plans.budget import Budget
-from trinitylake_ops.maintenance.plans.retention import RetentionPolicy, Verdict
-from trinitylake_ops.maintenance.register import RegistrationReport, register_catalog, register_table
-from trinitylake_ops.maintenance.relocate import RelocationPlan, RelocationReport, plan_relocation
-from trinitylake_ops.maintenance.repairs.repair import (
-    RepairPlan,
-    RepairReport,
-    RepairStep,
-    Unmended,
-    plan_repair,
-    repair,
-)
-from trinitylake_ops.maintenance.rollbacks import RollbackPlan, plan_rollback, rollback
-from trinitylake_ops.maintenance.state.export_records import ExportInfo, drop_export, list_exports
-from trinitylake_ops.maintenance.verification.verify import Finding, VerifyReport, verify
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trinitylake_ops.faces import lazy_face
+
+if TYPE_CHECKING:
+    from trinitylake_ops.maintenance.compaction.tables import (
+        CompactTablesPlan,
+        CompactTablesReport,
+        plan_compact_tables,
+    )
+    from trinitylake_ops.maintenance.compaction.tree import CompactionReport, compact
+    from trinitylake_ops.maintenance.drop_namespace import DropNamespacePlan, plan_drop_namespace
+    from trinitylake_ops.maintenance.exports.check import ExportCheck, verify_export
+    from trinitylake_ops.maintenance.exports.export import ExportPlan, ExportReport, plan_export
+    from trinitylake_ops.maintenance.exports.prune import PrunePlan, plan_prune_exports
+    from trinitylake_ops.maintenance.exports.restore import RestorePlan, plan_restore, restore_export
+    from trinitylake_ops.maintenance.gc.expire import ExpirationPlan, ExpirationReport, plan_expiration, undelete
+    from trinitylake_ops.maintenance.gc.orphans import OrphanPlan, OrphanReport, plan_orphan_removal
+    from trinitylake_ops.maintenance.gc.purge import PurgeBatch, PurgePlan, PurgeReport, plan_purge
+    from trinitylake_ops.maintenance.gc.reconcile import ReconcileReport, reconcile
+    from trinitylake_ops.maintenance.gc.trim import TrimPlan, TrimReport, plan_trim_tables
+    from trinitylake_ops.maintenance.hint import HintReport, HintState, inspect_hint, repair_hint
+    from trinitylake_ops.maintenance.plans.budget import Budget
+    from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
+    from trinitylake_ops.maintenance.plans.retention import RetentionPolicy, Verdict
+    from trinitylake_ops.maintenance.register import RegistrationReport, register_catalog, register_table
+    from trinitylake_ops.maintenance.relocate import RelocationPlan, RelocationReport, plan_relocation
+    from trinitylake_ops.maintenance.repairs.repair import (
+        RepairPlan,
+        RepairReport,
+        RepairStep,
+        Unmended,
+        plan_repair,
+        repair,
+    )
+    from trinitylake_ops.maintenance.rollbacks import RollbackPlan, plan_rollback, rollback
+    from trinitylake_ops.maintenance.state.export_records import ExportInfo, drop_export, list_exports
+    from trinitylake_ops.maintenance.verification.verify import Finding, VerifyReport, verify
 
 __all__ = [
+    "LOCAL",
     "Budget",
     "CompactTablesPlan",
     "CompactTablesReport",
     "CompactionReport",
     "DropNamespacePlan",
+    "Executor",
     "ExpirationPlan",
     "ExpirationReport",
     "ExportCheck",
@@ -92,3 +106,114 @@ __all__ = [
     "verify",
     "verify_export",
 ]
+
+__getattr__, __dir__ = lazy_face(
+    __name__,
+    {
+        "compaction.tables": (
+            "CompactTablesPlan",
+            "CompactTablesReport",
+            "plan_compact_tables",
+        ),
+        "compaction.tree": (
+            "CompactionReport",
+            "compact",
+        ),
+        "drop_namespace": (
+            "DropNamespacePlan",
+            "plan_drop_namespace",
+        ),
+        "exports.check": (
+            "ExportCheck",
+            "verify_export",
+        ),
+        "exports.export": (
+            "ExportPlan",
+            "ExportReport",
+            "plan_export",
+        ),
+        "exports.prune": (
+            "PrunePlan",
+            "plan_prune_exports",
+        ),
+        "exports.restore": (
+            "RestorePlan",
+            "plan_restore",
+            "restore_export",
+        ),
+        "gc.expire": (
+            "ExpirationPlan",
+            "ExpirationReport",
+            "plan_expiration",
+            "undelete",
+        ),
+        "gc.orphans": (
+            "OrphanPlan",
+            "OrphanReport",
+            "plan_orphan_removal",
+        ),
+        "gc.purge": (
+            "PurgeBatch",
+            "PurgePlan",
+            "PurgeReport",
+            "plan_purge",
+        ),
+        "gc.reconcile": (
+            "ReconcileReport",
+            "reconcile",
+        ),
+        "gc.trim": (
+            "TrimPlan",
+            "TrimReport",
+            "plan_trim_tables",
+        ),
+        "hint": (
+            "HintReport",
+            "HintState",
+            "inspect_hint",
+            "repair_hint",
+        ),
+        "plans.budget": ("Budget",),
+        "plans.executor": (
+            "Executor",
+            "LOCAL",
+        ),
+        "plans.retention": (
+            "RetentionPolicy",
+            "Verdict",
+        ),
+        "register": (
+            "RegistrationReport",
+            "register_catalog",
+            "register_table",
+        ),
+        "relocate": (
+            "RelocationPlan",
+            "RelocationReport",
+            "plan_relocation",
+        ),
+        "repairs.repair": (
+            "RepairPlan",
+            "RepairReport",
+            "RepairStep",
+            "Unmended",
+            "plan_repair",
+            "repair",
+        ),
+        "rollbacks": (
+            "RollbackPlan",
+            "plan_rollback",
+            "rollback",
+        ),
+        "state.export_records": (
+            "ExportInfo",
+            "drop_export",
+            "list_exports",
+        ),
+        "verification.verify": (
+            "Finding",
+            "VerifyReport",
+            "verify",
+        ),
+    },
+)

@@ -1,0 +1,54 @@
+"""PySpark: sessions, the data source, reading and writing tables, and operations by many workers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trinitylake_ops.faces import lazy_face
+
+if TYPE_CHECKING:
+    from trinitylake_ops.spark_jobs.executor import spark_executor
+    from trinitylake_ops.spark_jobs.session import build_session, session_scope
+    from trinitylake_ops.spark_jobs.source.data_source import read_metadata, register_data_source
+    from trinitylake_ops.spark_jobs.sql import create_views, register_table_functions
+    from trinitylake_ops.spark_jobs.tables.group_writer import write_groups_on
+    from trinitylake_ops.spark_jobs.tables.pipeline_run import PipelineRun
+    from trinitylake_ops.spark_jobs.tables.reader import read_table
+    from trinitylake_ops.spark_jobs.tables.writer import stage_dataframe
+
+__all__ = [
+    "PipelineRun",
+    "build_session",
+    "create_views",
+    "read_metadata",
+    "read_table",
+    "register_data_source",
+    "register_table_functions",
+    "session_scope",
+    "spark_executor",
+    "stage_dataframe",
+    "write_groups_on",
+]
+
+__getattr__, __dir__ = lazy_face(
+    __name__,
+    {
+        "executor": ("spark_executor",),
+        "session": (
+            "build_session",
+            "session_scope",
+        ),
+        "source.data_source": (
+            "read_metadata",
+            "register_data_source",
+        ),
+        "sql": (
+            "create_views",
+            "register_table_functions",
+        ),
+        "tables.group_writer": ("write_groups_on",),
+        "tables.pipeline_run": ("PipelineRun",),
+        "tables.reader": ("read_table",),
+        "tables.writer": ("stage_dataframe",),
+    },
+)

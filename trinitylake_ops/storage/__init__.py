@@ -1,14 +1,22 @@
 """Storage systems behind one interface, and the wrappers around them."""
 
-from trinitylake_ops.storage.interface import FileInfo, Storage
-from trinitylake_ops.storage.local.storage import LocalStorage
-from trinitylake_ops.storage.memory import MemoryStorage, drop_memory_root
-from trinitylake_ops.storage.open import open_storage
-from trinitylake_ops.storage.parallel import run_parallel
-from trinitylake_ops.storage.paths import TEMPORARY_PREFIX
-from trinitylake_ops.storage.wrappers.base import StorageWrapper
-from trinitylake_ops.storage.wrappers.meter import Measurement, MeteredStorage, RequestCounts
-from trinitylake_ops.storage.wrappers.retry import RetryStorage
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trinitylake_ops.faces import lazy_face
+
+if TYPE_CHECKING:
+    from trinitylake_ops.storage.cache.storage import clear_process_caches
+    from trinitylake_ops.storage.interface import FileInfo, Storage
+    from trinitylake_ops.storage.local.storage import LocalStorage
+    from trinitylake_ops.storage.memory import MemoryStorage, drop_memory_root
+    from trinitylake_ops.storage.open import open_storage
+    from trinitylake_ops.storage.parallel import run_parallel
+    from trinitylake_ops.storage.paths import TEMPORARY_PREFIX
+    from trinitylake_ops.storage.wrappers.base import StorageWrapper
+    from trinitylake_ops.storage.wrappers.meter import Measurement, MeteredStorage, RequestCounts
+    from trinitylake_ops.storage.wrappers.retry import RetryStorage
 
 __all__ = [
     "TEMPORARY_PREFIX",
@@ -21,7 +29,34 @@ __all__ = [
     "RetryStorage",
     "Storage",
     "StorageWrapper",
+    "clear_process_caches",
     "drop_memory_root",
     "open_storage",
     "run_parallel",
 ]
+
+__getattr__, __dir__ = lazy_face(
+    __name__,
+    {
+        "cache.storage": ("clear_process_caches",),
+        "interface": (
+            "FileInfo",
+            "Storage",
+        ),
+        "local.storage": ("LocalStorage",),
+        "memory": (
+            "MemoryStorage",
+            "drop_memory_root",
+        ),
+        "open": ("open_storage",),
+        "parallel": ("run_parallel",),
+        "paths": ("TEMPORARY_PREFIX",),
+        "wrappers.base": ("StorageWrapper",),
+        "wrappers.meter": (
+            "Measurement",
+            "MeteredStorage",
+            "RequestCounts",
+        ),
+        "wrappers.retry": ("RetryStorage",),
+    },
+)
