@@ -148,7 +148,7 @@ WRONG = {
     "token": (["--spark-remote", "sc://h:1/;token=secret"], "", "put it into SPARK_CONNECT_AUTHENTICATE_TOKEN"),
     "no server": (
         ["--spark-remote", "sc://127.0.0.1:1"],
-        "from trinitylake_ops.spark_jobs import connect; connect.ANSWER_SECONDS = 1.0",
+        "from trinitylake_ops.spark_jobs.runtime import connect; connect.ANSWER_SECONDS = 1.0",
         "no Spark Connect server answers at 127.0.0.1:1 within 1 s",
     ),
     "no client": (
@@ -181,7 +181,7 @@ def test_settings_of_the_server_cannot_be_set(remote: str) -> None:
         "memory://none",
         before=(
             "import sys\nfrom trinitylake_ops.errors import InvalidInputError\n"
-            "from trinitylake_ops.spark_jobs.session import session_scope\n"
+            "from trinitylake_ops.spark_jobs import session_scope\n"
             "try:\n"
             f"    with session_scope(remote={remote!r}, **{{'spark.executor.memory': '1g'}}): pass\n"
             "except InvalidInputError as error:\n    print(error)\n"

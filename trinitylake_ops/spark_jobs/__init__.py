@@ -8,6 +8,7 @@ from trinitylake_ops.faces import lazy_face
 
 if TYPE_CHECKING:
     from trinitylake_ops.spark_jobs.executor import spark_executor
+    from trinitylake_ops.spark_jobs.runtime.spark_errors import spark_failures
     from trinitylake_ops.spark_jobs.session import build_session, session_scope
     from trinitylake_ops.spark_jobs.source.data_source import read_metadata, register_data_source
     from trinitylake_ops.spark_jobs.sql import create_views, register_table_functions
@@ -26,6 +27,7 @@ __all__ = [
     "register_table_functions",
     "session_scope",
     "spark_executor",
+    "spark_failures",
     "stage_dataframe",
     "write_groups_on",
 ]
@@ -34,6 +36,7 @@ __getattr__, __dir__ = lazy_face(
     __name__,
     {
         "executor": ("spark_executor",),
+        "runtime.spark_errors": ("spark_failures",),
         "session": (
             "build_session",
             "session_scope",
