@@ -20,7 +20,8 @@ PUBLIC = {
     },
     "trinitylake_ops.spark_jobs": {
         "PipelineRun", "build_session", "create_views", "read_metadata", "read_table", "register_data_source",
-        "register_table_functions", "session_scope", "spark_executor", "spark_failures", "stage_dataframe", "write_groups_on",
+        "register_table_functions", "session_scope", "spark_executor", "spark_failures", "stage_dataframe",
+        "write_groups_on",
     },
     "trinitylake_ops.storage": {
         "FileInfo", "LocalStorage", "Measurement", "MemoryStorage", "MeteredStorage", "RequestCounts", "RetryStorage",

@@ -47,7 +47,6 @@ from trinitylake_ops.format.locations import as_uri, normalize_root_uri, to_loca
 from trinitylake_ops.format.nodes.keys import KeyCodec
 from trinitylake_ops.format.nodes.node_file import COMMIT_INFO, decode_node, decode_system_rows, encode_node
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.maintenance.plans.report import utc_of
 from trinitylake_ops.maintenance.reach.inventory import Inventory, InventorySearch, read_inventory
 from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
 from trinitylake_ops.maintenance.state.export_manifest import manifest_targets, read_manifest
@@ -67,6 +66,7 @@ from trinitylake_ops.tables.managed import table_definition
 from trinitylake_ops.tables.ownership import read_owner
 from trinitylake_ops.transaction.time_to_live import removed_before_ms
 from trinitylake_ops.versions.history import version_infos
+from trinitylake_ops.versions.snapshot import utc_of
 
 T = TypeVar("T")
 

@@ -12,19 +12,19 @@ from rich.table import Table
 from tests.lakes import table
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.format.definitions import Column, DataType, LakehouseDef, Schema
-from trinitylake_ops.maintenance.plans.report import (
+from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
+from trinitylake_ops.maintenance.plans.document import (
     Document,
-    MeteredLakehouse,
     cell,
     change_rows,
-    digest_of,
     jsonable,
     new_table,
     table_text,
-    utc_of,
     visible,
 )
+from trinitylake_ops.maintenance.plans.plan import digest_of
 from trinitylake_ops.transaction.lakehouse import Change
+from trinitylake_ops.versions.snapshot import utc_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,8 @@ from rich.table import Table
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.maintenance.plans.report import Plan, jsonable, table_text, visible
+from trinitylake_ops.maintenance.plans.document import jsonable, table_text, visible
+from trinitylake_ops.maintenance.plans.plan import Plan
 from trinitylake_ops.pages import check_page_path, write_page
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE, StorageOptions
 

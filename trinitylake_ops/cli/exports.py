@@ -28,7 +28,7 @@ from trinitylake_ops.cli.gc import policy_options
 from trinitylake_ops.format.definitions import ExportLevel
 from trinitylake_ops.maintenance import RetentionPolicy
 from trinitylake_ops.maintenance.exports.export import LEVELS
-from trinitylake_ops.maintenance.plans.report import new_table
+from trinitylake_ops.maintenance.plans.document import new_table
 from trinitylake_ops.storage.options import StorageOptions
 
 

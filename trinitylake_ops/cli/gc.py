@@ -31,7 +31,7 @@ from trinitylake_ops.cli.context import (
 from trinitylake_ops.cli.engine import Engine, engine_options
 from trinitylake_ops.maintenance import RetentionPolicy
 from trinitylake_ops.maintenance.plans.budget import Budget, Spending
-from trinitylake_ops.maintenance.plans.report import visible
+from trinitylake_ops.maintenance.plans.document import visible
 from trinitylake_ops.pages import expiration_page
 
 _NUMBER = WholeNumber(0)

@@ -29,7 +29,7 @@ from trinitylake_ops.cli.context import (
 from trinitylake_ops.errors import InvalidNameError
 from trinitylake_ops.format.definitions import IsolationLevel, LakehouseDef
 from trinitylake_ops.format.limits import MAX_NODE_FILE_BYTES, MAX_ORDER, MIN_ORDER
-from trinitylake_ops.maintenance.plans.report import change_rows, new_table
+from trinitylake_ops.maintenance.plans.document import change_rows, new_table
 from trinitylake_ops.pages import log_page
 from trinitylake_ops.tree.forecast import TreeForecast, forecast_tree
 from trinitylake_ops.versions.history import VersionInfo

@@ -6,7 +6,7 @@ import logging
 import re
 from typing import TextIO
 
-from trinitylake_ops.maintenance.plans.report import visible
+from trinitylake_ops.maintenance.plans.document import visible
 from trinitylake_ops.storage.options import redact_assignments
 
 #: Of any input no message repeats more characters than that.

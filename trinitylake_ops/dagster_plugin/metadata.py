@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 
 from trinitylake_ops.format.definitions import Column, TableDef
-from trinitylake_ops.maintenance.plans.report import visible
+from trinitylake_ops.maintenance.plans.document import visible
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 
 MAX_DETAIL_ROWS = 200

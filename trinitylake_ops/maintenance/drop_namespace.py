@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from rich.table import Table
 
 from trinitylake_ops.errors import NamespaceNotEmptyError, PlanChangedError
-from trinitylake_ops.maintenance.plans.report import Plan, digest_of, new_table
+from trinitylake_ops.maintenance.plans.document import new_table
+from trinitylake_ops.maintenance.plans.plan import Plan, digest_of
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.roots import check_no_gap
 

@@ -18,7 +18,8 @@ from rich.table import Table
 from trinitylake_ops.errors import InvalidInputError, ObjectExistsError, StorageError, TrinityLakeError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.locations import to_location
-from trinitylake_ops.maintenance.plans.report import Cost, Document, MeteredLakehouse, new_table
+from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
+from trinitylake_ops.maintenance.plans.document import Document, new_table
 from trinitylake_ops.maintenance.reach.mark import CatalogReach, kept_roots
 from trinitylake_ops.maintenance.reach.survey import survey_versions, uncached
 from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata, is_table_path

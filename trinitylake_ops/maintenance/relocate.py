@@ -13,7 +13,9 @@ from rich.table import Table
 
 from trinitylake_ops.errors import CommitConflictError, CommitOutcomeUnknownError, TrinityLakeError
 from trinitylake_ops.format.definitions import TableDef
-from trinitylake_ops.maintenance.plans.report import Cost, Document, MeteredLakehouse, Plan, digest_of, new_table
+from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
+from trinitylake_ops.maintenance.plans.document import Document, new_table
+from trinitylake_ops.maintenance.plans.plan import Plan, digest_of
 from trinitylake_ops.maintenance.reach.survey import on_latest
 from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
 from trinitylake_ops.maintenance.reach.tables import defined, tables_of

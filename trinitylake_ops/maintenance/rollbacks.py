@@ -20,7 +20,8 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.definitions import METADATA_LOCATION, LakehouseDef, TableDef
 from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.format.nodes.keys import ObjectName
-from trinitylake_ops.maintenance.plans.report import Plan, change_rows, digest_of, new_table
+from trinitylake_ops.maintenance.plans.document import change_rows, new_table
+from trinitylake_ops.maintenance.plans.plan import Plan, digest_of
 from trinitylake_ops.maintenance.reach.survey import uncached
 from trinitylake_ops.maintenance.state.export_records import record_of
 from trinitylake_ops.maintenance.state.version_record import ROLLED_BACK_TO

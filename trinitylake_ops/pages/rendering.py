@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from trinitylake_ops.maintenance.plans.report import visible
+from trinitylake_ops.maintenance.plans.document import visible
 from trinitylake_ops.pages.chart import Chart, LegendEntry
 from trinitylake_ops.pages.content import Page
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from rich.filesize import decimal
 
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.maintenance.plans.report import utc_of, visible
+from trinitylake_ops.maintenance.plans.document import visible
+from trinitylake_ops.versions.snapshot import utc_of
 
 _MOST_RANGES = 8
 

@@ -24,6 +24,7 @@ from trinitylake_ops.format.file_names import RootNaming
 from trinitylake_ops.format.nodes.keys import NAMESPACE_KEY_PREFIX, KeyCodec, ObjectName
 from trinitylake_ops.format.nodes.node_file import (
     LAKEHOUSE_DEF,
+    MAX_TIME_MS,
     SEALED_AT_MILLIS,
     NodeFile,
     decode_node,
@@ -263,3 +264,8 @@ def is_sealed_root(storage: Storage, path: str) -> bool:
         return SEALED_AT_MILLIS in decode_system_rows(storage.read(path), path)
     except StorageError:
         return False  # whoever asks has other news
+
+
+def utc_of(time_ms: int) -> datetime:
+    """Return milliseconds since the epoch as a time in UTC; one that no calendar holds as the nearest that one does."""
+    return utc_datetime(min(max(time_ms, 0), MAX_TIME_MS))

@@ -25,7 +25,9 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.nodes.keys import ObjectName
-from trinitylake_ops.maintenance.plans.report import Cost, Document, MeteredLakehouse, Plan, digest_of, new_table
+from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
+from trinitylake_ops.maintenance.plans.document import Document, new_table
+from trinitylake_ops.maintenance.plans.plan import Plan, digest_of
 from trinitylake_ops.maintenance.reach.tables import defined, tables_of
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.files.metadata import table_metadata

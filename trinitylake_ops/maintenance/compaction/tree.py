@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from trinitylake_ops.maintenance.plans.report import Cost, Document, MeteredLakehouse, new_table
+from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
+from trinitylake_ops.maintenance.plans.document import Document, new_table
 from trinitylake_ops.transaction.commit import commit
 from trinitylake_ops.transaction.draft import Draft, RootStamp
 from trinitylake_ops.transaction.lakehouse import Lakehouse

@@ -31,8 +31,10 @@ from trinitylake_ops.maintenance.exports.roots import (
     lakehouse_def_copy,
     root_in_same_lakehouse,
 )
+from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
+from trinitylake_ops.maintenance.plans.document import Document, new_table
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
-from trinitylake_ops.maintenance.plans.report import Cost, Document, MeteredLakehouse, Plan, digest_of, new_table
+from trinitylake_ops.maintenance.plans.plan import Plan, digest_of
 from trinitylake_ops.maintenance.plans.retention import duration_ms
 from trinitylake_ops.maintenance.reach.survey import Progress, no_progress
 from trinitylake_ops.maintenance.state.export_manifest import CopiedFile, begin_manifest, finish_manifest

@@ -11,10 +11,12 @@ from rich.table import Table
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.definitions import ExportRecord, ExportState
-from trinitylake_ops.maintenance.plans.report import Plan, digest_of, new_table, utc_of
+from trinitylake_ops.maintenance.plans.document import new_table
+from trinitylake_ops.maintenance.plans.plan import Plan, digest_of
 from trinitylake_ops.maintenance.plans.retention import RetentionPolicy, VersionAge, judge
 from trinitylake_ops.maintenance.state.export_records import drop_exports
 from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.versions.snapshot import utc_of
 
 _OPERATION = "prune-exports"
 

@@ -18,7 +18,8 @@ from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.maintenance.exports.content import Choice, Content, Destination, chosen_entries, gather
 from trinitylake_ops.maintenance.exports.copy import Copier
 from trinitylake_ops.maintenance.exports.roots import check_made_of
-from trinitylake_ops.maintenance.plans.report import Plan, change_rows, digest_of, new_table
+from trinitylake_ops.maintenance.plans.document import change_rows, new_table
+from trinitylake_ops.maintenance.plans.plan import Plan, digest_of
 from trinitylake_ops.maintenance.reach.survey import Progress, no_progress, uncached
 from trinitylake_ops.maintenance.rollbacks import (
     RollbackPlan,

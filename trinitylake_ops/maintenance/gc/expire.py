@@ -23,10 +23,11 @@ from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState,
 from trinitylake_ops.format.nodes.node_file import SEALED_AT_MILLIS, decode_system_rows
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.gc.freed import FreedFiles, freed_files
+from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
+from trinitylake_ops.maintenance.plans.document import Document, new_table
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
-from trinitylake_ops.maintenance.plans.report import Cost, Document, MeteredLakehouse, new_table, utc_of
+from trinitylake_ops.maintenance.plans.plan import TimedPlan
 from trinitylake_ops.maintenance.plans.retention import RetentionPolicy, Verdict, protected_ms
-from trinitylake_ops.maintenance.plans.timed_plan import TimedPlan
 from trinitylake_ops.maintenance.reach.survey import (
     Progress,
     is_lapsed,
@@ -42,7 +43,7 @@ from trinitylake_ops.maintenance.state.version_record import VersionRecord
 from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.roots import read_roots
-from trinitylake_ops.versions.snapshot import Snapshot
+from trinitylake_ops.versions.snapshot import Snapshot, utc_of
 
 _OPERATION = "expire"
 _MAX_PLANS = 20

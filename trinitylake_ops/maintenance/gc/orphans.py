@@ -26,10 +26,11 @@ from trinitylake_ops.format.file_names import (
 )
 from trinitylake_ops.maintenance.gc.sweep import Deletion, DeletionReport, delete_unreached
 from trinitylake_ops.maintenance.plans.budget import NO_LIMITS, Budget, Spending
+from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
+from trinitylake_ops.maintenance.plans.document import new_table
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
-from trinitylake_ops.maintenance.plans.report import MeteredLakehouse, new_table, utc_of
+from trinitylake_ops.maintenance.plans.plan import TimedPlan, timed_digest
 from trinitylake_ops.maintenance.plans.retention import barred_before_ms, duration_ms, protected_ms
-from trinitylake_ops.maintenance.plans.timed_plan import TimedPlan, timed_digest
 from trinitylake_ops.maintenance.reach.inventory import list_by_inventory, read_inventory
 from trinitylake_ops.maintenance.reach.listing import list_without
 from trinitylake_ops.maintenance.reach.mark import Mark, is_deletable, owned_tables
@@ -41,7 +42,7 @@ from trinitylake_ops.storage import FileInfo
 from trinitylake_ops.tables.ownership import OWNER_NAME
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.time_to_live import raise_barrier
-from trinitylake_ops.versions.snapshot import Snapshot
+from trinitylake_ops.versions.snapshot import Snapshot, utc_of
 
 _OPERATION = "orphans"
 _LISTED = 1000

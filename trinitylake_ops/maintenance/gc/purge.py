@@ -18,10 +18,11 @@ from trinitylake_ops.format.nodes.node_file import decode_node, encode_sealed_ro
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.gc.sweep import Deletion, DeletionReport, delete_unreached
 from trinitylake_ops.maintenance.plans.budget import NO_LIMITS, Budget, Spending
+from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
+from trinitylake_ops.maintenance.plans.document import new_table
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
-from trinitylake_ops.maintenance.plans.report import MeteredLakehouse, new_table, utc_of
+from trinitylake_ops.maintenance.plans.plan import TimedPlan, timed_digest
 from trinitylake_ops.maintenance.plans.retention import duration_ms, protected_ms
-from trinitylake_ops.maintenance.plans.timed_plan import TimedPlan, timed_digest
 from trinitylake_ops.maintenance.reach.listing import list_named
 from trinitylake_ops.maintenance.reach.mark import Mark
 from trinitylake_ops.maintenance.reach.survey import (
@@ -42,7 +43,7 @@ from trinitylake_ops.maintenance.state.state_change import StateChange
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.lakehouse import Lakehouse
-from trinitylake_ops.versions.snapshot import Snapshot
+from trinitylake_ops.versions.snapshot import Snapshot, utc_of
 
 _OPERATION = "purge"
 _SEALED_AT_ONCE = 64

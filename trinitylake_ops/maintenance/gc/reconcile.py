@@ -16,7 +16,8 @@ from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState, ExportRecord, ExportState, LakehouseDef
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.maintenance.plans.report import Cost, Document, MeteredLakehouse, new_table
+from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
+from trinitylake_ops.maintenance.plans.document import Document, new_table
 from trinitylake_ops.maintenance.reach.root_chain import (
     acknowledged_versions,
     check_faulty,

@@ -19,8 +19,9 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.file_names import OPERATIONS_PREFIX, TABLES_PREFIX
 from trinitylake_ops.maintenance.plans.budget import NO_LIMITS, Budget, Spending, counting
+from trinitylake_ops.maintenance.plans.cost import Cost
+from trinitylake_ops.maintenance.plans.document import Document
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor, Fence
-from trinitylake_ops.maintenance.plans.report import Cost, Document
 from trinitylake_ops.maintenance.reach.mark import Mark
 from trinitylake_ops.maintenance.reach.survey import Progress, no_progress
 from trinitylake_ops.maintenance.reach.table_files import table_id_in

@@ -15,7 +15,9 @@ from rich.table import Table
 from trinitylake_ops.errors import CommitConflictError, CommitOutcomeUnknownError, TrinityLakeError
 from trinitylake_ops.format.definitions import ExpirationState, TableDef
 from trinitylake_ops.maintenance.gc.trim_needs import TableTrim, candidates_of, trims_of
-from trinitylake_ops.maintenance.plans.report import Cost, Document, MeteredLakehouse, Plan, digest_of, new_table
+from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
+from trinitylake_ops.maintenance.plans.document import Document, new_table
+from trinitylake_ops.maintenance.plans.plan import Plan, digest_of
 from trinitylake_ops.maintenance.plans.retention import RetentionPolicy
 from trinitylake_ops.maintenance.reach.mark import CatalogReach, kept_roots
 from trinitylake_ops.maintenance.reach.survey import on_latest, survey_versions

@@ -17,10 +17,10 @@ from trinitylake_ops.errors import CorruptFileError, FileMissingError, Maintenan
 from trinitylake_ops.format.file_names import LEASE_PREFIX, lease_path, parse_lease_path
 from trinitylake_ops.format.file_sizes import MAX_NOTE_BYTES
 from trinitylake_ops.format.sealed_json import decode_sealed_json, encode_sealed_json
-from trinitylake_ops.maintenance.plans.report import utc_of
 from trinitylake_ops.storage import FileInfo, Storage
 from trinitylake_ops.storage.conditional_create import create_settled
 from trinitylake_ops.versions.commit_info import acting_run
+from trinitylake_ops.versions.snapshot import utc_of
 
 logger = logging.getLogger(__name__)
 

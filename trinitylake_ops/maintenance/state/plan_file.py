@@ -10,7 +10,7 @@ from trinitylake_ops.format.definitions import ExpirationBatch
 from trinitylake_ops.format.file_names import new_plan_path
 from trinitylake_ops.format.file_sizes import MAX_FILE_LIST_BYTES
 from trinitylake_ops.format.sealed_json import decode_sealed_json, encode_sealed_json
-from trinitylake_ops.maintenance.plans.timed_plan import timed_digest
+from trinitylake_ops.maintenance.plans.plan import timed_digest
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.conditional_create import create_fresh
 

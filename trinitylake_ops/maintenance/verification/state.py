@@ -16,7 +16,6 @@ from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
 from trinitylake_ops.format.file_names import OPERATIONS_PREFIX, is_operation_path, lease_path, parse_lease_path
 from trinitylake_ops.format.file_sizes import MAX_FILE_LIST_BYTES, MAX_NOTE_BYTES
 from trinitylake_ops.maintenance.gc.orphans import Orphans, find_orphans
-from trinitylake_ops.maintenance.plans.report import utc_of
 from trinitylake_ops.maintenance.plans.retention import protected_ms
 from trinitylake_ops.maintenance.reach.listing import list_without, may_be_ours
 from trinitylake_ops.maintenance.reach.mark import Mark, kept_roots
@@ -24,7 +23,7 @@ from trinitylake_ops.maintenance.reach.survey import Survey, expired_versions, p
 from trinitylake_ops.maintenance.reach.table_files import TableWalk
 from trinitylake_ops.maintenance.verification.report import Findings, Report
 from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, Storage
-from trinitylake_ops.versions.snapshot import Snapshot
+from trinitylake_ops.versions.snapshot import Snapshot, utc_of
 
 #: Called with code, message, path, version and mend of a warning.
 Warn = Callable[[str, str, str | None, int | None, str | None], None]

@@ -14,8 +14,8 @@ from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, root_n
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.hint import HintState, inspect_hint
 from trinitylake_ops.maintenance.plans.budget import NO_LIMITS, Budget, BudgetSpentError, Spending
+from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
-from trinitylake_ops.maintenance.plans.report import MeteredLakehouse
 from trinitylake_ops.maintenance.reach.listing import list_standing
 from trinitylake_ops.maintenance.reach.root_chain import acknowledged_versions
 from trinitylake_ops.maintenance.reach.survey import Survey, expired_versions

@@ -1,4 +1,9 @@
-"""Plans that depend on the time: they are made again at the version and time at which they were approved."""
+"""Plans: read-only until they are executed.
+
+A digest is ``<base version>-<sha256>`` over the base version and all that the plan would do, so that what was approved
+is what happens. Plans that depend on the time have it in their digest, too: they are made again at the version and
+time at which they were approved.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,43 @@ import hashlib
 import json
 import re
 from abc import abstractmethod
-from typing import Self
+from typing import Any, Self
 
 from trinitylake_ops.errors import FileMissingError, NotFoundError, PlanChangedError
-from trinitylake_ops.maintenance.plans.report import Plan
+from trinitylake_ops.maintenance.plans.document import Document
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot
 
 _DIGEST = re.compile(r"(\d{1,10})-(\d{1,15})-[0-9a-f]{64}", re.ASCII)
+
+
+class Plan(Document):
+    """Base of plans."""
+
+    base_version: int
+
+    @property
+    @abstractmethod
+    def digest(self) -> str:
+        """Return ``<base version>-<sha256>`` of what the plan would do."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content as values of JSON, the digest included."""
+        return {**super().to_dict(), "digest": self.digest}
+
+    def check_approved(self, approved_digest: str) -> None:
+        """Raise PlanChangedError when this is not the plan that was approved."""
+        if approved_digest != self.digest:
+            raise PlanChangedError(
+                f"the approved plan {approved_digest!r} is not what would happen now; its digest is {self.digest}:"
+                " look at the plan again"
+            )
+
+
+def digest_of(base_version: int, *content: object) -> str:
+    """Return the digest of a plan with this content, which is made of values of JSON."""
+    text = json.dumps([base_version, *content], sort_keys=True, separators=(",", ":"))
+    return f"{base_version}-{hashlib.sha256(text.encode('ascii')).hexdigest()}"
 
 
 def timed_digest(base_version: int, now_ms: int, *content: object) -> str:

@@ -1,0 +1,130 @@
+"""What plans and reports are shown as: JSON, and tables for people. It loads nothing that a table does not need."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import unicodedata
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from enum import Enum, IntEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+    from trinitylake_ops.transaction.lakehouse import Change
+
+_WIDEST_TABLE_CHARS = 100_000  # text that is no terminal's is never cut or folded
+_INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
+
+class Document(ABC):
+    """Base of plans and reports, which are frozen dataclasses.
+
+    Fields declared with ``repr=False`` are not part of what is shown.
+    """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content as values of JSON."""
+        return _shown_fields(self)
+
+    def to_json(self) -> str:
+        """Return the content as one JSON object."""
+        return json.dumps(self.to_dict(), ensure_ascii=False)
+
+    @abstractmethod
+    def table(self) -> Table:
+        """Return the content as a table for people."""
+
+    def __rich__(self) -> Table:
+        return self.table()
+
+    def __str__(self) -> str:
+        return table_text(self.table(), _WIDEST_TABLE_CHARS)
+
+
+def jsonable(value: Any) -> Any:
+    """Return a value as JSON holds it: dataclasses as objects, times as ISO 8601, enums by their lower-case names.
+
+    Unknown fields of definitions are bytes: base64, and left out where there are none.
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        return _shown_fields(value)
+    if isinstance(value, Enum):
+        return value.name.lower() if isinstance(value, IntEnum) else value.value
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="milliseconds")
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(item) for item in value]
+    return value
+
+
+def _shown_fields(value: Any) -> dict[str, Any]:
+    shown = ((spec.name, getattr(value, spec.name)) for spec in fields(value) if spec.repr)
+    return {name: jsonable(content) for name, content in shown if not (name == "unknown_fields" and not content)}
+
+
+# Tables for people
+
+
+def table_text(table: Table, width_chars: int) -> str:
+    """Return a table as text of that width, its title as a line of its own, without trailing spaces."""
+    from rich.console import Console  # not needed by whoever prints JSON
+
+    title, table.title = table.title, None
+    if title and not table.row_count:
+        return str(title)
+    text = io.StringIO()
+    console = Console(file=text, width=width_chars, color_system=None)
+    console.print(table)
+    lines = [str(title)] if title else []
+    return "\n".join([*lines, *(line.rstrip() for line in text.getvalue().splitlines())])
+
+
+def new_table(title: str, *columns: str, rows: Iterable[Sequence[object]] = ()) -> Table:
+    """Return a table whose cells show their text as it is, nothing cut."""
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(title=Text(visible(title)), title_justify="left", box=None, pad_edge=False)
+    for column in columns:
+        made.add_column(Text(column), overflow="fold")
+    for row in rows:
+        made.add_row(*map(cell, row))
+    return made
+
+
+def cell(value: object) -> Text:
+    """Return a value as one line of literal text: no markup, control characters as escapes."""
+    from rich.text import Text
+
+    if value is None:
+        return Text("")
+    if isinstance(value, datetime):
+        return Text(value.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z")
+    return Text(visible(str(value)))
+
+
+def visible(text: str) -> str:
+    """Return text with control and other invisible characters as escapes, so that no terminal obeys them."""
+    return "".join(
+        char.encode("unicode_escape").decode("ascii") if unicodedata.category(char) in _INVISIBLE else char
+        for char in text
+    )
+
+
+def change_rows(changes: Iterable[Change]) -> list[tuple[str, str]]:
+    """Return changes as rows: what happened, and to which namespace or table."""
+    return [
+        (change.kind, f"namespace {change.namespace}" if change.table is None else f"{change.namespace}.{change.table}")
+        for change in changes
+    ]
