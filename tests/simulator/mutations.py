@@ -14,6 +14,7 @@ from trinitylake_ops.storage import conditional_create as write_outcome
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.transaction import commit, group_commit, lakehouse, resolve, transaction
 from trinitylake_ops.transaction.resolve import CommitResolution
+from trinitylake_ops.versions import latest as latest_version
 from trinitylake_ops.versions import roots as versions
 from trinitylake_ops.versions.snapshot import Snapshot
 
@@ -63,7 +64,7 @@ def _trust_the_hint() -> AbstractContextManager[Any]:
             return find(roots, hinted, probed)
         return hinted, roots.storage.read(path)
 
-    return mock.patch.object(commit, "find_latest_from", find_latest_from)
+    return mock.patch.object(latest_version, "find_latest_from", find_latest_from)
 
 
 def _keep_the_tree_of_the_base() -> AbstractContextManager[Any]:
@@ -125,7 +126,7 @@ def _overwrite_definitions() -> AbstractContextManager[Any]:
 
 def _begin_on_an_earlier_version() -> AbstractContextManager[Any]:
     def earlier(files: Any, probed: Any = None) -> Snapshot:
-        latest = commit.latest_snapshot(files, probed)
+        latest = latest_version.latest_snapshot(files, probed)
         return latest if latest.version < 2 else Snapshot.of(files, latest.version - 1)
 
     return mock.patch.object(lakehouse, "latest_snapshot", earlier)

@@ -7,27 +7,14 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Iterator, Mapping, MutableMapping
+from importlib import import_module
 from logging.handlers import MemoryHandler
+from typing import cast
 
 import click
 
-from trinitylake_ops.cli.change import (
-    compact,
-    compact_tables,
-    create_namespace,
-    drop_namespace,
-    hint,
-    relocate,
-    repair,
-    resolve_commit,
-    rollback,
-    verify,
-)
 from trinitylake_ops.cli.context import Session, storage_options_of
-from trinitylake_ops.cli.exports import drop_export, export, exports, prune_exports, restore, verify_export
-from trinitylake_ops.cli.gc import expire, orphans, purge, reconcile, trim, undelete
-from trinitylake_ops.cli.read import diff, init, log, ls, show, tree
-from trinitylake_ops.cli.register import register_table
 from trinitylake_ops.cli.signals import Terminated
 from trinitylake_ops.cli.wording import SaidFormatter, log_warning, said
 from trinitylake_ops.errors import TrinityLakeError
@@ -40,7 +27,66 @@ EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 
 
+#: The module and the short help of each command: a module is loaded once a command of its is called.
+_COMMANDS: Mapping[str, tuple[str, str]] = {
+    "compact": ("change", "Flush buffers and merge thin nodes."),
+    "compact-tables": ("change", "Plan or do the merge of small data files."),
+    "create-namespace": ("change", "Create a namespace."),
+    "diff": ("read", "List what differs between two versions."),
+    "drop-export": ("exports", "Forget an export."),
+    "drop-namespace": ("change", "Plan or do the drop of a namespace."),
+    "expire": ("gc", "Plan or do the expiry of old versions."),
+    "export": ("exports", "Keep a version under a name, here or elsewhere."),
+    "exports": ("exports", "List the exports."),
+    "hint": ("change", "Check the hint file, or repair it."),
+    "init": ("read", "Create a lakehouse at the root, empty, as version 0."),
+    "log": ("read", "List versions, newest first."),
+    "ls": ("read", "List namespaces, or the tables of one."),
+    "orphans": ("gc", "Plan or do the removal of orphans."),
+    "prune-exports": ("exports", "Plan or do the drop of old exports by rules."),
+    "purge": ("gc", "Plan or do the purge of expired versions."),
+    "reconcile": ("gc", "Settle what another program did to the settings."),
+    "register-table": ("register", "Bring existing Iceberg tables in."),
+    "relocate": ("change", "Plan or do the relocation of tables."),
+    "repair": ("change", "Plan or do what mends the findings of verify."),
+    "resolve-commit": ("change", "Say what became of a commit that got no answer."),
+    "restore": ("exports", "Plan or do the restore of an export."),
+    "rollback": ("change", "Plan or do a rollback."),
+    "show": ("read", "Show the lakehouse, a namespace or a table."),
+    "tree": ("read", "Draw the tree: levels, fill, buffers, bytes."),
+    "trim": ("gc", "Plan or do the trim of tables."),
+    "undelete": ("gc", "Bring expired versions back."),
+    "verify": ("change", "Check all versions and their files."),
+    "verify-export": ("exports", "Compare an export with its manifest."),
+}
+
+
+class _Commands(Mapping[str, click.Command]):
+    """The commands by their names, each loaded when it is asked for."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        module, _ = _COMMANDS[name]
+        command: click.Command = getattr(import_module(f"trinitylake_ops.cli.{module}"), name.replace("-", "_"))
+        return command
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_COMMANDS)
+
+    def __len__(self) -> int:
+        return len(_COMMANDS)
+
+
+class _Group(click.Group):
+    """A group whose help loads no command."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, short_help) for name, (_, short_help) in _COMMANDS.items()])
+
+
 @click.group(
+    cls=_Group,
+    commands=cast("MutableMapping[str, click.Command]", _Commands()),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="""\b
 Examples:
@@ -102,40 +148,6 @@ def trinitylake(
         roots = " ".join((*allowed_roots, storage_options.get(ALLOWED_ROOTS, "")))
         storage_options = StorageOptions({**storage_options, ALLOWED_ROOTS: roots.strip()})
     context.obj = Session(root, storage_options)
-
-
-for command in (
-    init,
-    log,
-    ls,
-    show,
-    diff,
-    tree,
-    create_namespace,
-    drop_namespace,
-    rollback,
-    export,
-    exports,
-    verify_export,
-    drop_export,
-    prune_exports,
-    restore,
-    register_table,
-    relocate,
-    hint,
-    compact,
-    compact_tables,
-    resolve_commit,
-    trim,
-    expire,
-    undelete,
-    purge,
-    orphans,
-    reconcile,
-    verify,
-    repair,
-):
-    trinitylake.add_command(command)
 
 
 def main() -> None:

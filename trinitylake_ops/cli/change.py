@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -34,9 +34,10 @@ from trinitylake_ops.cli.context import (
     shown_progress,
 )
 from trinitylake_ops.cli.engine import Engine, engine_options
-from trinitylake_ops.pages import verification_page
-from trinitylake_ops.tables.writing.rewriting import GroupWriter, rewrite_here
 from trinitylake_ops.transaction.resolve import CommitResolution
+
+if TYPE_CHECKING:
+    from trinitylake_ops.tables.writing.rewriting import GroupWriter
 
 
 @click.command("create-namespace")
@@ -232,6 +233,8 @@ def compact_tables(
 @contextmanager
 def group_writer(master: str | None) -> Iterator[GroupWriter]:
     """Give what writes groups of data files: this process, or Spark at a master."""
+    from trinitylake_ops.tables.writing.rewriting import rewrite_here
+
     if master is None:
         yield rewrite_here
         return
@@ -282,6 +285,8 @@ def verify(
         print_shown(report, as_json)
     finally:
         if html is not None:
+            from trinitylake_ops.pages import verification_page  # with what draws it
+
             page_written(html, verification_page(report, lake.storage.now_ms()))
     if not report.is_clean or not report.is_complete:
         raise click.exceptions.Exit(1)

@@ -11,19 +11,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
-from rich.console import Console
-from rich.progress import Progress, TaskID
-from rich.table import Table
 
-from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance.plans.document import jsonable, table_text, visible
-from trinitylake_ops.maintenance.plans.plan import Plan
-from trinitylake_ops.pages import check_page_path, write_page
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE, StorageOptions
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+    from rich.table import Table
+
+    from trinitylake_ops import Lakehouse
+    from trinitylake_ops.maintenance.plans.plan import Plan
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -56,6 +57,8 @@ class Session:
 
     def lake(self) -> Lakehouse:
         """Open the lakehouse."""
+        from trinitylake_ops import Lakehouse  # help and wrong options need no Arrow
+
         return Lakehouse.open(self.root, self.storage_options)
 
 
@@ -114,12 +117,16 @@ def html_option(command: C) -> C:
 
 def _page_path(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
     if path is not None and not context.resilient_parsing:
+        from trinitylake_ops.pages import check_page_path
+
         check_page_path(path)  # before a long look at the lakehouse
     return path
 
 
 def page_written(path: Path, page: str) -> None:
     """Write a page and say so on standard error."""
+    from trinitylake_ops.pages import write_page
+
     write_page(path, page)
     click.echo(f"Page: {visible(str(path))}", err=True)
 
@@ -227,6 +234,8 @@ def print_line(text: str) -> None:
 
 def print_table(table: Table) -> None:
     """Print a table: as wide as the terminal, and not cut where there is none."""
+    from rich.console import Console
+
     console = Console()
     click.echo(table_text(table, console.width if console.is_terminal else _WIDEST_CHARS))
 
@@ -261,6 +270,9 @@ def shown_progress(what: str | None = None) -> Iterator[Callable[[str, int, int]
 
     ``what`` is shown from the start, for operations that count nothing.
     """
+    from rich.console import Console
+    from rich.progress import Progress
+
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bars:
         tasks: dict[str, TaskID] = {}
 

@@ -32,7 +32,6 @@ from trinitylake_ops.cli.engine import Engine, engine_options
 from trinitylake_ops.maintenance import RetentionPolicy
 from trinitylake_ops.maintenance.plans.budget import Budget, Spending
 from trinitylake_ops.maintenance.plans.document import visible
-from trinitylake_ops.pages import expiration_page
 
 _NUMBER = WholeNumber(0)
 _RULES = (
@@ -99,6 +98,8 @@ def expire(
         print_outcome(plan, report, as_json, is_empty=plan.is_empty)
     finally:
         if html is not None:
+            from trinitylake_ops.pages import expiration_page  # with what draws it
+
             page_written(html, expiration_page(plan, report))
 
 

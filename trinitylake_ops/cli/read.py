@@ -30,7 +30,6 @@ from trinitylake_ops.errors import InvalidNameError
 from trinitylake_ops.format.definitions import IsolationLevel, LakehouseDef
 from trinitylake_ops.format.limits import MAX_NODE_FILE_BYTES, MAX_ORDER, MIN_ORDER
 from trinitylake_ops.maintenance.plans.document import change_rows, new_table
-from trinitylake_ops.pages import log_page
 from trinitylake_ops.tree.forecast import TreeForecast, forecast_tree
 from trinitylake_ops.versions.history import VersionInfo
 from trinitylake_ops.versions.names import resolve_table
@@ -214,6 +213,8 @@ def log(session: Session, limit: int | None, stat: bool, html: Path | None, as_j
     latest = lake.snapshot() if html is not None else None
     history = list(lake.history(limit, latest))
     if html is not None and latest is not None:
+        from trinitylake_ops.pages import log_page  # with what draws it
+
         page_written(html, log_page(latest, history, lake.storage.now_ms()))
     if as_json:
         print_json(history)

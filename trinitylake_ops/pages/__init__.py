@@ -5,14 +5,21 @@ A headline says it in a sentence, a drawing shows the versions, tables hold the 
 read. The same input gives the same page.
 """
 
-from trinitylake_ops.pages.files import check_page_path, write_page
-from trinitylake_ops.pages.pages import (
-    expiration_page,
-    expiration_picture,
-    log_page,
-    verification_page,
-    verification_picture,
-)
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trinitylake_ops.faces import lazy_face
+
+if TYPE_CHECKING:
+    from trinitylake_ops.pages.files import check_page_path, write_page
+    from trinitylake_ops.pages.pages import (
+        expiration_page,
+        expiration_picture,
+        log_page,
+        verification_page,
+        verification_picture,
+    )
 
 __all__ = [
     "check_page_path",
@@ -23,3 +30,20 @@ __all__ = [
     "verification_picture",
     "write_page",
 ]
+
+__getattr__, __dir__ = lazy_face(
+    __name__,
+    {
+        "files": (
+            "check_page_path",
+            "write_page",
+        ),
+        "pages": (
+            "expiration_page",
+            "expiration_picture",
+            "log_page",
+            "verification_page",
+            "verification_picture",
+        ),
+    },
+)

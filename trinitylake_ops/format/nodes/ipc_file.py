@@ -14,6 +14,7 @@ import pyarrow as pa
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.checksums import SEAL_KEYS, check_seals
 from trinitylake_ops.format.file_names import is_immutable_path, version_named
+from trinitylake_ops.format.nodes.text_column import built_texts
 
 SCHEMA = pa.schema([("key", pa.utf8()), ("pvalue", pa.utf8()), ("pnode", pa.utf8())])
 
@@ -131,7 +132,7 @@ def _write_options(compression: str) -> pa.ipc.IpcWriteOptions:
 
 @functools.lru_cache(maxsize=256)
 def _surrounding_bytes(name_bytes: int) -> int:
-    batch = pa.record_batch([pa.array([], pa.utf8())] * len(SCHEMA), schema=SCHEMA)
+    batch = pa.record_batch([built_texts([])] * len(SCHEMA), schema=SCHEMA)
     return len(_file_of(batch, "", name_bytes)) - int(pa.ipc.get_record_batch_size(batch))
 
 
@@ -192,7 +193,7 @@ def _own_form(name_bytes: int) -> _OwnForm:
     """Return the form of files whose names take so many bytes, 0: without seals, from two that differ in all else."""
     texts = {"0": ["", None], "1": [str(number) for number in range(20_000)] + [None] * 1_000}
     one, other = (
-        bytes(_file_of(pa.record_batch([pa.array(rows, pa.utf8())] * 3, schema=SCHEMA), "", name_bytes, character))
+        bytes(_file_of(pa.record_batch([built_texts(rows)] * 3, schema=SCHEMA), "", name_bytes, character))
         for character, rows in texts.items()
     )
     batch = 16 + int.from_bytes(one[12:16], "little")  # after the magic and the schema's message

@@ -24,7 +24,7 @@ from trinitylake_ops.format.nodes.ipc_file import (
     write_file,
 )
 from trinitylake_ops.format.nodes.keys import NAMESPACE_KEY_PREFIX, TABLE_KEY_PREFIX, has_schema_id
-from trinitylake_ops.format.nodes.text_column import TextColumn
+from trinitylake_ops.format.nodes.text_column import TextColumn, built_texts, text_array
 
 CREATED_AT_MILLIS = "created_at_millis"
 N_KEYS = "n_keys"
@@ -140,9 +140,7 @@ def encode_node(
     key = [*system, None, *node.keys, *blank, *node.buffer]
     pvalue = [*system.values(), None, *node.values, *blank, *node.buffer.values()]
     pnode = [*[None] * len(system), *children, *blank, *[None] * len(node.buffer)]
-    batch = pa.record_batch(
-        [pa.array(key, pa.utf8()), pa.array(pvalue, pa.utf8()), pa.array(pnode, pa.utf8())], schema=SCHEMA
-    )
+    batch = pa.record_batch([text_array(key), text_array(pvalue), text_array(pnode)], schema=SCHEMA)
     data = _smallest_file(batch, compression, path)
     return data if not path or max_bytes is None or len(data) <= max_bytes else _smallest_file(batch, compression, "")
 
@@ -234,8 +232,8 @@ def encode_sealed_root(system: Mapping[str, str], sealed_at_ms: int, path: str =
         kept[COMMIT_INFO] = json.dumps(said, ensure_ascii=False, separators=(",", ":"))
     rows = {**kept, N_KEYS: "0", SEALED_AT_MILLIS: str(sealed_at_ms)}
     columns = [
-        pa.array(list(rows), pa.utf8()),
-        pa.array(list(rows.values()), pa.utf8()),
+        built_texts(rows),
+        built_texts(rows.values()),
         pa.nulls(len(rows), pa.utf8()),
     ]
     return write_file(pa.record_batch(columns, schema=SCHEMA), "", path)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
 import pyarrow as pa
+from pyarrow.lib import StringBuilder
 
+_FEW_TEXTS = 64  # of more, the builder takes longer than pa.array
 _MAX_UTF8_BYTES = 2**31 - 1  # offsets of utf8 are 32-bit numbers
 
 
@@ -47,9 +49,18 @@ class TextColumn(Sequence[str]):
         return repr(list(self))
 
 
-def text_array(texts: Sequence[str]) -> pa.StringArray:
+def text_array(texts: Sequence[str | None]) -> pa.StringArray:
     """Return strings as an Arrow array of ``utf8``, those of a column without a copy."""
-    return texts.array if isinstance(texts, TextColumn) else pa.array(texts, pa.utf8())
+    if isinstance(texts, TextColumn):
+        return texts.array
+    return built_texts(texts) if len(texts) <= _FEW_TEXTS else pa.array(texts, pa.utf8())
+
+
+def built_texts(texts: Iterable[str | None]) -> pa.StringArray:
+    """Return strings as an Arrow array of ``utf8``: ``pa.array`` loads pandas for any list, where that is installed."""
+    builder = StringBuilder()
+    builder.append_values(texts)
+    return builder.finish()
 
 
 def joined_texts(arrays: Sequence[pa.StringArray]) -> pa.StringArray:

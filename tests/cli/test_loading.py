@@ -1,0 +1,53 @@
+"""What a command loads: nothing heavy before it is used. Modules are counted, not seconds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.cli.app import trinitylake
+
+HEAVY = ("dagster", "jinja2", "obstore", "pandas", "pyarrow", "pydantic", "pyiceberg", "pyspark", "rich", "s3fs")
+#: What commands that look at a lakehouse on local disk may load of it.
+LOOKING = {"pyarrow", "rich"}
+
+
+def loaded(*arguments: str) -> set[str]:
+    """Run the command line in a process of its own; return what it loaded of HEAVY."""
+    code = (
+        "import sys\nfrom trinitylake_ops.cli import main\ntry:\n    main()\n"
+        f"finally:\n    print('LOADED', *[name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return set(ran.stderr.rpartition("LOADED")[2].split())
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    lake = Lakehouse.create(str(tmp_path / "lake"), {"fsync": "false"})
+    with lake.transaction() as transaction:
+        transaction.create_namespace("ns")
+    return lake.root
+
+
+def test_help_loads_nothing_heavy() -> None:
+    assert loaded("--help") == set()
+    assert loaded("--version") == set()
+
+
+@pytest.mark.parametrize("command", [["log"], ["ls"], ["ls", "ns"], ["hint"], ["show"], ["diff", "0", "1"], ["tree"]])
+def test_looking_at_a_lakehouse_loads_no_iceberg(root: str, command: list[str]) -> None:
+    assert loaded("--root", root, *command) <= LOOKING
+
+
+def test_help_tells_of_each_command_what_the_command_does() -> None:
+    shown = trinitylake.get_help(trinitylake.make_context("trinitylake", [], resilient_parsing=True))
+    for name, command in trinitylake.commands.items():
+        assert f"{name} " in shown
+        assert command.name == name
+        assert " ".join(command.get_short_help_str(100).split()) in " ".join(shown.split())
