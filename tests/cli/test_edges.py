@@ -73,7 +73,7 @@ runpy.run_module("trinitylake_ops.cli", run_name="__main__", alter_sys=True)
 """
 
 
-@pytest.mark.parametrize("number", [1, 2, 20, 100, 300, 600])
+@pytest.mark.parametrize("number", [1, 2, 20, 100, 300, 400])
 def test_a_signal_at_any_import_shows_no_traceback(number: int) -> None:
     """Also inside of modules that lose an exception while they load."""
     done = subprocess.run(
