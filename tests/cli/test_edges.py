@@ -77,7 +77,10 @@ runpy.run_module("trinitylake_ops.cli", run_name="__main__", alter_sys=True)
 def test_a_signal_at_any_import_shows_no_traceback(number: int) -> None:
     """Also inside of modules that lose an exception while they load."""
     done = subprocess.run(
-        [sys.executable, "-c", _AT_IMPORT, str(number), "--root", "/nowhere", "log"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", _AT_IMPORT, str(number), "--root", "/nowhere", "log"],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "Error: interrupted\n")
 

@@ -1,0 +1,1 @@
+"""Bytes and values of all catalog files, without I/O (FORMAT.md)."""

@@ -1,1 +1,1 @@
-"""Versions, snapshots, transactions and commits over the tree."""
+"""Transactions and commits: changes, drafts, groups, conflicts."""

@@ -1,1 +1,1 @@
-"""The copy-on-write B-epsilon tree map: search, write buffer, split and merge, walk, diff, invariants."""
+"""The copy-on-write B-epsilon tree: search, editing, walk, diff, invariants."""
