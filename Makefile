@@ -25,7 +25,12 @@ LONG_ON_RADOSGW := tests/transaction/test_find_latest.py tests/transaction/test_
 WITH_SHUFFLED_LISTS := tests/transaction tests/maintenance tests/tables
 LONG_ON_MOTO := tests/transaction/test_transaction.py tests/maintenance/test_rollback.py
 
-.PHONY: help setup demo ui test bytecode lint bench proto package constraints soak clean
+#: Tests that need no server, no JVM and no Dagster, and take about two minutes.
+QUICK_TESTS := tests/format tests/tree tests/transaction tests/golden tests/tables/test_catalog.py \
+	tests/tables/test_staging.py tests/tables/test_ownership.py tests/tables/test_avro_decoder.py \
+	tests/test_architecture.py tests/test_project.py tests/test_public_api.py tests/test_threat_model.py
+
+.PHONY: help setup demo ui test check bytecode lint bench proto package constraints soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -65,6 +70,10 @@ test: bytecode lint ## check everything: lint, all tests, and beside them transa
 	wait $$beside && other=0 || other=$$?; \
 	if [ -s "$$again" ]; then echo "==> pytest, lakehouses on radosgw"; cat "$$again"; fi; \
 	exit $$((main ? main : other))
+
+check: lint ## lint, types, contracts and the quick tests, for the minutes between
+	@echo "==> pytest, the quick tests"; $(BIN)/python -m pytest -q -n 2 --max-worker-restart=0 --dist loadfile \
+		-m "not soak and not debian_packages" $(QUICK_TESTS) $(ARGS)
 
 soak: setup ## run the races between writers at full length, and the rest of the engine's tests on S3; kept in soak/
 	@selection=$$(scripts/debian_packages.sh); mkdir -p soak; log="soak/$$(date -u +%Y-%m-%dT%H%M%SZ).log"; \
