@@ -244,6 +244,9 @@ def test_claims_are_where_they_are() -> None:
             for text in ("x", "9" * 5000)
         ),
         ("write.parquet.page-size-bytes", "-1"),
+        ("write.parquet.page-row-limit", "0"),  # else a writer never ends, and no signal ends it
+        ("write.parquet.row-group-limit", "0"),
+        ("write.target-file-size-bytes", "0"),
         ("write.metadata.metrics.default", "-1"),
         ("write.metadata.metrics.column.id", "truncate(0)"),
         ("schema.name-mapping.default", '{"not": "a list"}'),

@@ -13,7 +13,7 @@ from tests.tables.test_catalog import SCHEMA, rows
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.files.metadata import MAX_ITEMS, MAX_SCHEMA_PARTS, table_metadata
+from trinitylake_ops.tables.files.metadata import MAX_ITEMS, MAX_NAME_CHARS, MAX_SCHEMA_PARTS, table_metadata
 
 
 @pytest.fixture
@@ -51,9 +51,18 @@ def more_of_what_nobody_knows(content: dict[str, Any]) -> None:
     content["x"] = [[0] * (MAX_ITEMS + 1)]
 
 
+def a_long_name_around_many(content: dict[str, Any]) -> None:
+    (schema,) = content["schemas"]
+    inside = [{"id": 200 + number, "name": f"f{number}", "required": False, "type": "int"} for number in range(3000)]
+    around = {"id": 100, "name": "A" * 20_000, "required": False, "type": {"type": "struct", "fields": inside}}
+    schema["fields"].append(around)
+    content["last-column-id"] = 10_000
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
+        (a_long_name_around_many, f"more than {MAX_NAME_CHARS} characters"),
         (repeated_snapshots, "more than once"),
         (more_snapshots, f"more than {MAX_ITEMS} items"),
         (more_properties, f"more than {MAX_ITEMS} items"),
@@ -92,3 +101,29 @@ def test_what_is_no_metadata_is_told_as_such(text: bytes, table_lake: Lakehouse)
     with pytest.raises(CorruptFileError, match="no Iceberg table metadata"):
         catalog_at(table_lake).load_table("ns.t")
     assert json.dumps([finding.message for finding in maintenance.verify(table_lake).findings])
+
+
+def huge_fixed(content: dict[str, Any]) -> None:
+    content["schemas"][0]["fields"].append({"id": 9, "name": "q", "required": False, "type": f"fixed[{'9' * 20}]"})
+
+
+def no_buckets(content: dict[str, Any]) -> None:
+    field = {"source-id": 1, "field-id": 1000, "name": "p", "transform": "bucket[0]"}
+    content["partition-specs"] = [{"spec-id": 0, "fields": [field]}]
+
+
+def order_by_nothing(content: dict[str, Any]) -> None:
+    field = {"source-id": 99, "transform": "identity", "direction": "asc", "null-order": "nulls-first"}
+    content["sort-orders"] = [{"order-id": 1, "fields": [field]}]
+    content["default-sort-order-id"] = 1
+
+
+@pytest.mark.parametrize("change", [huge_fixed, no_buckets, order_by_nothing])
+def test_what_no_table_is_like_is_told_by_path_when_it_is_loaded(change: Any, table_lake: Lakehouse) -> None:
+    """Pyiceberg reads it, and fails by it untyped when rows are read or written."""
+    path = change_metadata(table_lake, change)
+    with pytest.raises(CorruptFileError, match="is no Iceberg table metadata") as caught:
+        catalog_at(table_lake).load_table("ns.t")
+    assert path in str(caught.value)
+    report = maintenance.verify(table_lake)
+    assert [finding.code for finding in report.findings if finding.severity == "error"] == ["table-unreadable"]

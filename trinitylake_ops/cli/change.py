@@ -298,22 +298,23 @@ def verify(
     is_flag=True,
     help="Where the latest version is damaged, go back to what is whole: its damaged objects alone, or all.",
 )
+@click.option("--deep", is_flag=True, help="Read data files, too, as verify --deep does.")
 @approval_options
 @json_option
 @pass_session
-def repair(session: Session, to_last_good: bool, digest: str | None, yes: bool, as_json: bool) -> None:
+def repair(session: Session, to_last_good: bool, deep: bool, digest: str | None, yes: bool, as_json: bool) -> None:
     """Verify, and put right what is safe; without --apply or --yes, print what would be done.
 
     Repair sets the hint, reconciles what another program did to the settings, forgets exports whose roots are gone
     and, with --to-last-good, goes back to what is whole. All of it are new commits, but for the hint: nothing is
     deleted. What it leaves is listed with what you can do; exit code 1 when errors are among that after it. Give
-    --to-last-good again with --apply.
+    --to-last-good and --deep again with --apply.
 
     Example: trinitylake repair --to-last-good
     """
     lake = session.lake()
     with shown_progress("versions") as progress:
-        report = maintenance.verify(lake, partial(progress, "versions"))
+        report = maintenance.verify(lake, partial(progress, "versions"), deep=deep)
         plan = maintenance.plan_repair(lake, report, to_last_good=to_last_good)
         done = None if digest is None and not yes else plan.execute(digest)
     is_complete = done is None or done.is_complete

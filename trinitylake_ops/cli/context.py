@@ -251,7 +251,10 @@ def print_shown(shown: Shown, as_json: bool) -> None:
 def print_plan(plan: Plan, as_json: bool, *, is_empty: bool = False) -> None:
     """Print a plan that was not approved, and how to approve it, unless there is nothing to do."""
     print_shown(plan, as_json)
-    click.echo("Nothing to do." if is_empty else f"Nothing was done. To do it: --apply {plan.digest}", err=True)
+    click.echo(
+        "Nothing to do." if is_empty else f"Nothing was done. To do it, with the same options: --apply {plan.digest}",
+        err=True,
+    )
 
 
 def print_outcome(plan: Plan, report: Shown | None, as_json: bool, *, is_empty: bool, is_complete: bool = True) -> None:

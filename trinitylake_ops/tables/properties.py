@@ -27,6 +27,8 @@ _CODE_PREFIXES = ("parquet.crypto.", "parquet.encryption.", "s3.signer")
 #: How names of properties end whose values pyiceberg makes a whole number of, without asking whether it is one.
 _NUMBER_ENDING = re.compile(r"(-bytes|-ms|-limit|num-retries|-level|-max|min-count-to-merge|snapshots-to-keep)\Z")
 _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
+#: Of these a writer makes steps: with 0 it fails, or never ends.
+_POSITIVE_ENDING = re.compile(r"(-bytes|-limit|min-count-to-merge)\Z")
 _LEVEL = re.compile(r"-?[0-9]{1,2}", re.ASCII)  # of compression
 _METRICS = "write.metadata.metrics."
 _METRICS_MODE = re.compile(r"\s*(?:none|counts|full|truncate\([1-9][0-9]{0,8}\))\s*", re.ASCII | re.IGNORECASE)
@@ -61,7 +63,9 @@ def _has_meaning(name: str, value: str) -> bool:
     if name == _NAME_MAPPING:
         return _is_name_mapping(value)
     if name.startswith(("write.", "commit.", "history.")) and _NUMBER_ENDING.search(name):
-        return (_LEVEL if name.endswith("-level") else _NUMBER).fullmatch(value) is not None
+        if name.endswith("-level"):
+            return _LEVEL.fullmatch(value) is not None
+        return _NUMBER.fullmatch(value) is not None and (int(value) > 0 or not _POSITIVE_ENDING.search(name))
     return True
 
 

@@ -119,8 +119,9 @@ class VerifyReport(Document):
         known = f", {self.known_files} of these files known from before" if self.known_files else ""
         skipped = f"; not looked at: {'; '.join(self.unchecked)}" if self.unchecked else ""
         checksums = f"; {self.checksums}" if self.checksums else ""
+        damaged = f" (damaged are versions {self.damaged_versions})" if self.damaged_versions else ""
         title = (
-            f"{verdict}: {self.versions} versions, {self.nodes} nodes,"
+            f"{verdict}: {self.versions} versions{damaged}, {self.nodes} nodes,"
             f" {self.definitions} definitions, {self.table_files} table files, {self.exports} exports{known};"
             f" {self.cost.total_requests} requests, {self.cost.duration_ms / 1000:.1f} s{checksums}{skipped}"
         )
@@ -228,11 +229,16 @@ class Findings:
 
     def all(self, *, can_go_back: bool) -> tuple[Finding, ...]:
         """Return all findings; where the latest version is damaged and a commit can mend that, with that."""
-        to_last_good = "repair --to-last-good" if can_go_back else None
         return tuple(
-            replace(finding, mend=finding.mend or (to_last_good if finding.code in _DAMAGE else None))
-            for finding in self._found
+            replace(one, mend=one.mend or (_mend_of(one.code) if can_go_back else None)) for one in self._found
         )
+
+
+def _mend_of(code: str) -> str | None:
+    """Return the command that mends damage of a latest version; a data file's is seen by a deep look only."""
+    if code not in _DAMAGE:
+        return None
+    return "repair --deep --to-last-good" if code == "table-file-corrupt" else "repair --to-last-good"
 
 
 class ChecksumTally:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from trinitylake_ops.errors import InvalidLocationError, LocationNotAllowedError, TrinityLakeError
+from trinitylake_ops.errors import LocationNotAllowedError, TrinityLakeError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.locations import is_uri, to_uri
 from trinitylake_ops.format.nodes.keys import ObjectName
@@ -17,7 +17,7 @@ from trinitylake_ops.storage import FileInfo
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.claims.table_seals import PieceCheck
-from trinitylake_ops.tables.files.metadata import misplaced
+from trinitylake_ops.tables.files.metadata import load_metadata, misplaced
 from trinitylake_ops.tables.files.reach import FileKind, TableFile, files_of
 from trinitylake_ops.tables.files.whole_files import TableFiles, WholeFileIO
 from trinitylake_ops.tables.io.checked_files import check_parquet_pages
@@ -51,6 +51,9 @@ class TableVerifier:
         self._is_deep = is_deep
         #: By the names of EXTERNAL tables: why their files may not be read.
         self.not_allowed: dict[str, str] = {}
+        self._external: set[str] = set()
+        #: Metadata of tables of others that cannot be read: a message, the location, the oldest version with it.
+        self.unreadable_external: list[tuple[str, str, int]] = []
         #: Whether files that name others have seals, where they were read.
         self.has_seals: dict[str, bool] = {}
         self._io = WholeFileIO.reading(storage, storage_options, self.has_seals.__setitem__)
@@ -80,7 +83,7 @@ class TableVerifier:
         if not definition.is_iceberg or metadata is None:
             return True
         if not definition.is_managed:
-            self._note_external(name, metadata)
+            self._note_external(name, metadata, version)
             return True
         self.managed_ids.add(definition.id)
         try:
@@ -98,14 +101,19 @@ class TableVerifier:
             self._report("table-unreadable", message, path, version)
             return False
 
-    def _note_external(self, name: ObjectName, metadata: str) -> None:
-        """Note a table of others, no file of which is looked at, where it may not even be read."""
+    def _note_external(self, name: ObjectName, metadata: str, version: int) -> None:
+        """Look at the metadata of a table of others, and at no other file of it; note where it may not be read."""
+        uri = to_uri(self._storage.root, metadata)
+        if uri in self._external:
+            return
+        self._external.add(uri)
         try:
-            self._io.strict().real_uri(to_uri(self._storage.root, metadata))
+            load_metadata(self._io.strict(), uri)
         except LocationNotAllowedError as error:
             self.not_allowed[str(name)] = error.message
-        except InvalidLocationError:  # in a definition of another program; whoever reads the table is told
-            return
+        except TrinityLakeError as error:
+            message = f"the metadata of table {name}, of others, cannot be read: {error.message}"
+            self.unreadable_external.append((message, metadata, version))
 
     def _check(self, name: ObjectName, files: TableFiles, version: int) -> None:
         """Check a table whose metadata was not met before, from its data files up."""

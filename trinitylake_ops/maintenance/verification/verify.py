@@ -131,6 +131,8 @@ class _Verification:
                 self._stopped = spent.message
             left = f" {VersionRanges(((self.versions.done, self.latest),))}" if name == "versions" else ""
             self._unchecked.append(name + left)
+        for message, path, version in self.tables.unreadable_external:
+            self.findings.warn("external-unreadable", message, path, version, None)
         self._check_changed()
         record_path = self._write_record() if self._incremental and has_listed else None
         return self._report(record_path)

@@ -15,8 +15,10 @@ from pydantic import PrivateAttr
 from pydantic import ValidationError as PydanticError
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import ManifestContent, ManifestFile
+from pyiceberg.schema import index_by_id
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.types import FixedType
 
 from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
 from trinitylake_ops.format.definitions import TABLE_UUID, TableDef
@@ -37,6 +39,10 @@ _ALWAYS_ALLOWED_VALUES = 250_000
 MAX_ITEMS = 100_000
 #: Fields, and types that have parts, of all schemas together: they become the dearest objects.
 MAX_SCHEMA_PARTS = 200_000
+#: The characters of the full names of all fields, those of what a field stands in counted again for each.
+MAX_NAME_CHARS = 32 << 20
+_MOST = 2**31 - 1
+_CHARS_OF_A_PART = 8  # such as ".element"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,7 @@ def load_metadata(io: StorageFileIO, uri: str) -> LoadedMetadata:
                 for shot in parsed.snapshots
             ]
             parsed = parsed.model_copy(update={"snapshots": shots})
+        _check_meaning(parsed)
     except TrinityLakeError:
         raise
     except Exception as error:  # of broken JSON pyiceberg's validators raise anything at all
@@ -195,6 +202,8 @@ def _check_items(content: Any, location: str) -> None:
     _count_mappings(content, location)
     if _count_mappings([content.get("schemas"), content.get("schema")], location) > MAX_SCHEMA_PARTS:
         raise _too_many(f"{MAX_SCHEMA_PARTS} fields in its schemas", location)
+    if sum(map(_full_name_chars, _schemas_in(content))) > MAX_NAME_CHARS:
+        raise _too_many(f"{MAX_NAME_CHARS} characters in the full names of its fields", location)
     snapshots = content.get("snapshots")
     ids = Counter(shot.get("snapshot-id") for shot in snapshots or () if isinstance(shot, dict))
     twice = next((number for number, count in ids.items() if count > 1), None)
@@ -202,6 +211,45 @@ def _check_items(content: Any, location: str) -> None:
         raise CorruptFileError(
             f"{location!r} has snapshot {twice!r:.40} more than once, which no writer leaves; restore it", path=location
         )
+
+
+def _check_meaning(metadata: TableMetadata) -> None:
+    """Raise ValueError for what is no schema, partition or order of any table: readers fail by it much later."""
+    columns = {column.field_id: column for schema in metadata.schemas for column in index_by_id(schema).values()}
+    for column in columns.values():
+        if isinstance(column.field_type, FixedType) and not 0 < column.field_type.root <= _MOST:
+            raise ValueError(f"column {column.field_id} is of a fixed size that nothing has")
+    sorted_by = [field for order in metadata.sort_orders for field in order.fields]
+    parted_by = [field for spec in metadata.partition_specs for field in spec.fields]
+    for transform in (*(field.transform for field in parted_by), *(field.transform for field in sorted_by)):
+        if not 0 < getattr(transform, "num_buckets", getattr(transform, "width", 1)) <= _MOST:
+            raise ValueError(f"its transform {str(transform)[:40]!r} makes nothing of a value")
+    if unknown := next((field.source_id for field in sorted_by if field.source_id not in columns), None):
+        raise ValueError(f"a sort order is by column {unknown}, which no schema has")
+
+
+def _schemas_in(content: dict[str, Any]) -> list[Any]:
+    schemas = content.get("schemas")
+    return [*(schemas if isinstance(schemas, list) else ()), content.get("schema")]
+
+
+def _full_name_chars(schema: Any) -> int:
+    """Return how many characters the names of a schema's fields have, each with those of all that it stands in.
+
+    pyiceberg writes out each of them: a long name around many fields becomes gigabytes.
+    """
+    n_chars = 0
+    rest: list[tuple[Any, int]] = [(schema, 0)]
+    while rest:
+        found, around = rest.pop()
+        if isinstance(found, list):
+            rest += [(item, around) for item in found]
+        elif isinstance(found, dict):
+            name = found.get("name")
+            inside = around + (len(name) + 1 if isinstance(name, str) else _CHARS_OF_A_PART)
+            n_chars += inside
+            rest += [(item, inside) for item in found.values() if isinstance(item, dict | list)]
+    return n_chars
 
 
 def _count_mappings(value: Any, location: str) -> int:
