@@ -37,11 +37,11 @@ from trinitylake_ops.errors import (
     TransientError,
     TrinityLakeError,
 )
-from trinitylake_ops.format.file_names import HINT_PATH, ORPHAN_BARRIER_PATH
+from trinitylake_ops.format.file_names import HINT_PATH, ORPHAN_BARRIER_PATH, owner_path
 from trinitylake_ops.maintenance.gc import sweep as deletion
 from trinitylake_ops.maintenance.reach.table_files import table_id_in
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
-from trinitylake_ops.tables.ownership import owner_file, owner_path
+from trinitylake_ops.tables.ownership import owner_file
 
 ROOT = "memory://expiry-crashes/"
 LEASE_MS = 11 * 60 * 1000

@@ -26,6 +26,7 @@ from trinitylake_ops.format.file_names import (
     ROOT_NAMINGS,
     new_namespace_path,
     optimize_path,
+    owner_path,
     parse_hint,
     parse_root_path,
     root_naming,
@@ -45,7 +46,7 @@ from trinitylake_ops.format.nodes.node_file import (
     encode_node,
 )
 from trinitylake_ops.format.sealed_json import decode_sealed_json, encode_sealed_json
-from trinitylake_ops.tables.ownership import owner_file, owner_path, read_owner
+from trinitylake_ops.tables.ownership import owner_file, read_owner
 
 TEXT = (Path(definitions.__file__).parent / "FORMAT.md").read_text(encoding="utf-8")
 BLOCKS = {

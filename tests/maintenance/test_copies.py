@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,12 +15,12 @@ from tests.maintenance.changes import ROWS, append_rows
 from tests.maintenance.copies import clean_up, copied, drop_all, files, rows
 from tests.maintenance.later_tables import make_later
 from trinitylake_ops import Lakehouse, TableDef, maintenance
-from trinitylake_ops.errors import CommitConflictError
+from trinitylake_ops.errors import CommitConflictError, LocationNotAllowedError
+from trinitylake_ops.format.file_names import owner_path
 from trinitylake_ops.maintenance import relocate
 from trinitylake_ops.storage import MeteredStorage
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.io.file_io import reading_io
-from trinitylake_ops.tables.ownership import owner_path
 
 
 @pytest.fixture
@@ -231,3 +232,44 @@ def test_a_table_with_position_deletes_is_left_and_the_plan_says_what_to_do(sour
     assert "rewrite_data_files" in plan.refused["ns.dv"]
     report = plan.execute()
     assert (report.tables, report.refused) == (plan.tables, plan.refused)
+
+
+@pytest.mark.parametrize("is_source_gone", [False, True], ids=["copied", "moved"])
+def test_a_table_root_that_was_the_own_root_is_given_up(
+    source: Aging, there: AgingStorage, is_source_gone: bool
+) -> None:
+    """Whoever writes the definition may name the root itself: both copies have one id, so each would clean up there."""
+    lake = source.lake
+    with lake.transaction() as transaction:
+        transaction.alter_definition(replace(transaction.definition, table_root=lake.root))
+    append_rows(lake)
+    n_rows = len(rows(lake))
+    copy = copied(lake, there)
+    before = files(lake)
+    if is_source_gone:
+        drop_all(lake)
+    append_rows(copy)
+    assert len(rows(copy)) == n_rows + 3
+    if not is_source_gone:
+        with pytest.raises(LocationNotAllowedError, match="another copy of this lakehouse"):
+            catalog_at(copy).create_table("ns.new", ROWS.schema)
+        assert files(lake) == before
+    assert [finding.code for finding in maintenance.verify(copy).findings if finding.mend == "relocate"] == ["moved"]
+    plan = maintenance.plan_relocation(copy)
+    assert plan.left_table_root == lake.root
+    plan.execute(plan.digest)
+    assert copy.snapshot().definition.table_root == ""
+    assert maintenance.plan_relocation(copy).is_empty
+    catalog_at(copy).create_table("ns.new", ROWS.schema).append(ROWS)
+    assert catalog_at(copy).load_table("ns.new").location().startswith(copy.root)
+    clean_up(Aging(copy, there) if is_source_gone else source)  # which appends once more
+    assert len(rows(copy)) == n_rows + (6 if is_source_gone else 3)
+    assert maintenance.verify(copy, deep=True).is_clean
+
+
+def test_a_lakehouse_is_made_without_its_own_root_as_table_root(lakes: Lakes) -> None:
+    storage = lakes.storage("own")
+    lake = Lakehouse.create(storage.root, storage=storage, table_root=storage.root.rstrip("/"))
+    assert lake.snapshot().definition.table_root == ""
+    lake.alter_definition(table_root=storage.root)
+    assert lake.snapshot().definition.table_root == ""

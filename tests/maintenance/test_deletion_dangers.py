@@ -18,14 +18,13 @@ from tests.maintenance.changes import append_rows, create
 from tests.own_time import give_own_time
 from trinitylake_ops import Lakehouse, TableDef, maintenance
 from trinitylake_ops.errors import FileMissingError, InvalidInputError, MaintenanceBlockedError, ThrottledError
-from trinitylake_ops.format.file_names import lease_path, new_node_path
+from trinitylake_ops.format.file_names import lease_path, new_node_path, owner_path
 from trinitylake_ops.maintenance.gc import sweep as deletion
 from trinitylake_ops.maintenance.gc.sweep import delete_unreached
 from trinitylake_ops.maintenance.reach.mark import Mark
 from trinitylake_ops.maintenance.reach.survey import survey_versions
 from trinitylake_ops.maintenance.state.lease import DURATION_MS, lease
 from trinitylake_ops.storage import FileInfo, LocalStorage, Storage, StorageWrapper
-from trinitylake_ops.tables.ownership import owner_path
 
 ROWS = pa.table({"id": pa.array([1], pa.int64())})
 

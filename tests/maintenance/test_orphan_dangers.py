@@ -19,8 +19,8 @@ from tests.maintenance.aging import DAY_MS, Aging, with_least_requests
 from tests.maintenance.changes import append_rows
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import InvalidInputError, StorageError, TransactionExpiredError
+from trinitylake_ops.format.file_names import owner_path
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.ownership import owner_path
 
 
 def later(lake: Lakehouse, days: int = 3) -> Lakehouse:

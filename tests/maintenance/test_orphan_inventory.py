@@ -18,10 +18,9 @@ from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError, InvalidLocationError
-from trinitylake_ops.format.file_names import new_node_path
+from trinitylake_ops.format.file_names import new_node_path, owner_path
 from trinitylake_ops.maintenance.reach.table_files import table_id_in
 from trinitylake_ops.storage import LocalStorage, MeteredStorage
-from trinitylake_ops.tables.ownership import owner_path
 
 
 @pytest.fixture

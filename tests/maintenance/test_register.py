@@ -28,8 +28,8 @@ from trinitylake_ops.errors import (
     UnsupportedTypeError,
 )
 from trinitylake_ops.format.definitions import DataType, TableDef
+from trinitylake_ops.format.file_names import owner_path
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.ownership import owner_path
 
 
 @pytest.fixture

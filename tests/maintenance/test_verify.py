@@ -28,12 +28,11 @@ from tests.maintenance.test_export import cut_off
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import LakehouseNotFoundError
 from trinitylake_ops.format.definitions import ExportState
-from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, root_path
+from trinitylake_ops.format.file_names import HINT_PATH, OWNER_NAME, parse_root_path, root_path
 from trinitylake_ops.maintenance import Finding
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
 from trinitylake_ops.tables.files.reach import FileKind, files_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO
-from trinitylake_ops.tables.ownership import OWNER_NAME
 
 ROOT = "memory://verify/"
 LATEST = 5

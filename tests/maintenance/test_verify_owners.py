@@ -13,8 +13,9 @@ from tests.maintenance.changes import append_rows
 from tests.maintenance.test_folding_file_systems import Elsewhere
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import FileExistsAlreadyError
+from trinitylake_ops.format.file_names import owner_path
 from trinitylake_ops.maintenance.plans.executor import LOCAL
-from trinitylake_ops.tables.ownership import owner_file, owner_path, read_owner
+from trinitylake_ops.tables.ownership import owner_file, read_owner
 
 
 @pytest.fixture

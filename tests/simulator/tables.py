@@ -23,13 +23,12 @@ from trinitylake_ops.errors import (
     VersionExpiredError,
 )
 from trinitylake_ops.format.definitions import METADATA_LOCATION
-from trinitylake_ops.format.file_names import TABLES_PREFIX
+from trinitylake_ops.format.file_names import TABLES_PREFIX, owner_path
 from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.files.metadata import read_metadata
 from trinitylake_ops.tables.files.reach import files_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO
-from trinitylake_ops.tables.ownership import owner_path
 from trinitylake_ops.versions.snapshot import Snapshot
 
 NAMESPACE, TABLE = "ice", "rows"

@@ -25,11 +25,11 @@ from trinitylake_ops.errors import (
     TrinityLakeError,
     UnsupportedTypeError,
 )
+from trinitylake_ops.format.file_names import OWNER_NAME
 from trinitylake_ops.spark_jobs.tables import writer as table_writer
 from trinitylake_ops.spark_jobs.tables.reader import read_staged, read_table
 from trinitylake_ops.spark_jobs.tables.writer import stage_dataframe
 from trinitylake_ops.storage import LocalStorage
-from trinitylake_ops.tables.ownership import OWNER_NAME
 from trinitylake_ops.tables.writing.partition_key import PartitionValue
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.staging import load_staged, publish, stage_data_files

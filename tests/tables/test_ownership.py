@@ -15,10 +15,11 @@ from tests.tables.test_data_files import FLIGHTS, flights
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import CorruptFileError, FileExistsAlreadyError, InvalidInputError, LocationNotAllowedError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, LakehouseDef
+from trinitylake_ops.format.file_names import owner_path
 from trinitylake_ops.storage import MeteredStorage
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at, catalog_for
 from trinitylake_ops.tables.managed import metadata_uri
-from trinitylake_ops.tables.ownership import claim_location, owner_file, owner_path, read_owner
+from trinitylake_ops.tables.ownership import claim_location, owner_file, read_owner
 from trinitylake_ops.tables.writing.staging import StagingCatalog, plan_write, stage_data_files
 
 

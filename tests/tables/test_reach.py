@@ -12,11 +12,11 @@ from tests.lakes import allowing
 from tests.tables.test_catalog import SCHEMA, rows
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import FileMissingError, LocationNotAllowedError, StoragePermissionError
+from trinitylake_ops.format.file_names import owner_path
 from trinitylake_ops.storage import MeteredStorage
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.files.reach import FileKind, TableFile, files_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
-from trinitylake_ops.tables.ownership import owner_path
 
 
 def reached(lake: Lakehouse, version: int | None = None) -> dict[str, TableFile]:

@@ -20,6 +20,8 @@ LEASE_PREFIX = f"{OPERATIONS_PREFIX}lease-"
 VERIFIED_PREFIX = f"{OPERATIONS_PREFIX}verified-"
 ORPHAN_BARRIER_PATH = f"{OPERATIONS_PREFIX}orphan-barrier.json"
 TABLES_PREFIX = "tables/"
+#: The file in a table's folder that says whose it is.
+OWNER_NAME = "_owner.json"
 MAX_VERSION = 2**32 - 1
 MAX_SEGMENT_BYTES = 255
 
@@ -308,6 +310,11 @@ def table_prefix(table_id: str) -> str:
     if not table_id or "/" in table_id or table_id in (".", ".."):
         raise InvalidDefinitionError(f"table id {table_id!r} cannot name a folder")
     return f"{TABLES_PREFIX}{table_id}/"
+
+
+def owner_path(table_id: str) -> str:
+    """Return the path of a table's owner file. Raises InvalidDefinitionError for an id that names no folder."""
+    return f"{table_prefix(table_id)}{OWNER_NAME}"
 
 
 def is_immutable_path(path: str) -> bool:

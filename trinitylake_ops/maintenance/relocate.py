@@ -7,21 +7,30 @@ copied. Older versions stay as they are: they are readable without it, as is the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rich.table import Table
 
-from trinitylake_ops.errors import CommitConflictError, CommitOutcomeUnknownError, TrinityLakeError
+from trinitylake_ops.errors import (
+    CommitConflictError,
+    CommitOutcomeUnknownError,
+    LocationNotAllowedError,
+    TrinityLakeError,
+)
 from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import Document, new_table
 from trinitylake_ops.maintenance.plans.plan import Plan, digest_of
 from trinitylake_ops.maintenance.reach.survey import on_latest
 from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
 from trinitylake_ops.maintenance.reach.tables import defined, tables_of
+from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.tables.files.metadata import read_metadata
 from trinitylake_ops.tables.files.relocating import DELETES_REMEDY, MovedFiles, moved_files, write_relocated
 from trinitylake_ops.tables.io.file_io import reading_io, writing_io
+from trinitylake_ops.tables.managed import metadata_uri
 from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot
@@ -49,12 +58,16 @@ class MovedTable:
 
 @dataclass(frozen=True, kw_only=True)
 class RelocationPlan(Plan):
-    """The tables that would get metadata for the place of the lakehouse, and ``refused`` ones with the reasons."""
+    """The tables that would get metadata for the place of the lakehouse, and ``refused`` ones with the reasons.
+
+    ``left_table_root`` is a table root that would be given up, as it is where the lakehouse, or a copy, was or is.
+    """
 
     base_version: int
     tables: tuple[str, ...]
     refused: dict[str, str]
     files: int
+    left_table_root: str
     _moved: tuple[MovedTable, ...] = field(repr=False, compare=False)
     _lake: Lakehouse = field(repr=False, compare=False)
 
@@ -62,17 +75,19 @@ class RelocationPlan(Plan):
     def digest(self) -> str:
         """Return ``<base version>-<sha256>`` over all tables and their metadata files."""
         content = [[one.name, one.table_id, one.files.metadata] for one in self._moved]
-        return digest_of(self.base_version, _OPERATION, content, sorted(self.refused))
+        left = [self.left_table_root] if self.left_table_root else []
+        return digest_of(self.base_version, _OPERATION, content, sorted(self.refused), *left)
 
     @property
     def is_empty(self) -> bool:
-        """Whether no table would be relocated."""
-        return not self.tables
+        """Whether nothing would change."""
+        return not self.tables and not self.left_table_root
 
     def table(self) -> Table:
         """Return one row for each table."""
         rows: list[tuple[object, ...]] = [(one.name, one.files.count, "") for one in self._moved]
         rows += [(name, "", f"left: {reason}") for name, reason in self.refused.items()]
+        rows += [(f"table root {self.left_table_root}", "", "given up")] if self.left_table_root else []
         title = f"Relocation of version {self.base_version}: {self.files:,} files of {len(self.tables):,} tables"
         return new_table(title, "table", "files to write", "", rows=rows)
 
@@ -89,7 +104,7 @@ class RelocationPlan(Plan):
             plan.check_approved(approved_digest)
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
-                version = _commit(metered.lake, plan._moved) if plan.tables else plan.base_version
+                version = plan.base_version if plan.is_empty else _commit(metered.lake, plan)
             except CommitConflictError:
                 if attempt == MAX_ATTEMPTS:
                     raise
@@ -153,6 +168,7 @@ def _plan(lake: Lakehouse, base: Snapshot) -> RelocationPlan:
     moved = tuple(one for one in found if one.files.deletes is None)
     return RelocationPlan(
         base_version=base.version,
+        left_table_root=_left_table_root(lake, base, found),
         tables=tuple(one.name for one in moved),
         refused={
             one.name: f"its position deletes name data files by their paths ({one.files.deletes!r}); {DELETES_REMEDY}"
@@ -165,9 +181,32 @@ def _plan(lake: Lakehouse, base: Snapshot) -> RelocationPlan:
     )
 
 
-def _commit(lake: Lakehouse, tables: Sequence[MovedTable]) -> int:
+def _left_table_root(lake: Lakehouse, base: Snapshot, found: Sequence[MovedTable]) -> str:
+    """Return the table root where this lakehouse stood before, or where another copy of it stands; else nothing.
+
+    What is written there would be that copy's to remove, or would make the place anew that was left.
+    """
+    table_root = base.definition.table_root
+    if not table_root or (root := normalize_root_uri(table_root)) == lake.root:
+        return ""
+    io = writing_io(lake)
+    for one in found:
+        metadata = read_metadata(io, metadata_uri(base.table_at(one.definition_location), lake.root))
+        if any(
+            uri.startswith(root) for uri in (metadata.location, *(shot.manifest_list for shot in metadata.snapshots))
+        ):
+            return table_root
+    try:
+        io.check_is_of_no_copy(open_storage(root, lake.storage_options))
+    except LocationNotAllowedError:
+        return table_root
+    return ""
+
+
+def _commit(lake: Lakehouse, plan: RelocationPlan) -> int:
     """Write the new files and commit; raises CommitConflictError when the plan is out of date."""
     written: list[str] = []
+    tables: Sequence[MovedTable] = plan._moved
     io = writing_io(lake)
     try:
         with lake.transaction(message=f"{len(tables)} tables", operation=_OPERATION) as txn:
@@ -190,6 +229,8 @@ def _commit(lake: Lakehouse, tables: Sequence[MovedTable]) -> int:
             definitions = run_parallel(in_one_round(write), tables, lake.storage.concurrency)
             for one, definition in zip(tables, definitions, strict=True):
                 txn.alter_table(one.namespace, one.table, definition)
+            if plan.left_table_root and base.definition.table_root == plan.left_table_root:
+                txn.alter_definition(replace(txn.definition, table_root=""))
     except CommitOutcomeUnknownError:
         raise
     except TrinityLakeError:

@@ -9,19 +9,13 @@ from __future__ import annotations
 
 from trinitylake_ops.errors import CorruptFileError, FileExistsAlreadyError
 from trinitylake_ops.format.definitions import LakehouseDef
-from trinitylake_ops.format.file_names import table_prefix
+from trinitylake_ops.format.file_names import OWNER_NAME, owner_path
 from trinitylake_ops.format.sealed_json import decode_sealed_json, encode_sealed_json
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.conditional_create import create_settled
 from trinitylake_ops.tables.managed import managed_table_id
 
-OWNER_NAME = "_owner.json"
 _LAKEHOUSE_ID = "lakehouse_id"
-
-
-def owner_path(table_id: str) -> str:
-    """Return the path of a table's owner file. Raises InvalidDefinitionError for an id that names no folder."""
-    return f"{table_prefix(table_id)}{OWNER_NAME}"
 
 
 def owner_file(definition: LakehouseDef) -> bytes:

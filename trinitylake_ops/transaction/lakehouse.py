@@ -20,7 +20,7 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.definitions import ExpirationState, IsolationLevel, LakehouseDef, TableDef
 from trinitylake_ops.format.file_names import MAX_VERSION, is_immutable_path, parse_root_path
 from trinitylake_ops.format.limits import validate_lakehouse_def
-from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location
+from trinitylake_ops.format.locations import as_uri, is_uri, normalize_root_uri, to_location
 from trinitylake_ops.format.nodes.keys import KeyCodec
 from trinitylake_ops.format.nodes.node_file import LAKEHOUSE_DEF, PREVIOUS_ROOT, NodeFile, decode_node
 from trinitylake_ops.storage import Storage, open_storage
@@ -113,7 +113,7 @@ class Lakehouse:
         InvalidDefinitionError, StorageError.
         """
         root = normalize_root_uri(root_uri)
-        definition = _new_definition(lakehouse_def_fields)
+        definition = _without_own_root(_new_definition(lakehouse_def_fields), root)
         cache: Literal["shared", "private"] = "private" if storage else "shared"
         lake = cls(storage or open_storage(root, storage_options), storage_options, cache=cache)
         create_lakehouse(lake.files, definition)
@@ -320,7 +320,7 @@ class Lakehouse:
         Raises InvalidDefinitionError for unknown fields and for those fixed at creation.
         """
         with self.transaction(message=message, operation="alter-definition") as txn:
-            txn.alter_definition(_replaced(txn.base.definition, fields))
+            txn.alter_definition(_without_own_root(_replaced(txn.base.definition, fields), self.root))
         assert txn.committed_version is not None
         return txn.committed_version
 
@@ -387,6 +387,13 @@ def change_of(keys: KeyCodec, change: KeyChange) -> Change | None:
     if change.before is None:
         return Change("added", name.namespace, name.table)
     return Change("removed" if change.after is None else "changed", name.namespace, name.table)
+
+
+def _without_own_root(definition: LakehouseDef, root: str) -> LakehouseDef:
+    """Return a definition without a table root that is the root: none says the same, and a copy keeps the name."""
+    table_root = definition.table_root
+    is_own = table_root != "" and f"{as_uri(table_root).rstrip('/')}/" == root
+    return replace(definition, table_root="") if is_own else definition
 
 
 def _new_definition(fields: Mapping[str, Any]) -> LakehouseDef:

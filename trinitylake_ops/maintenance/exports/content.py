@@ -19,6 +19,7 @@ from trinitylake_ops.format.file_names import (
     derived_uuid,
     new_namespace_path,
     new_table_path,
+    owner_path,
     table_prefix,
 )
 from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location, to_uri
@@ -29,7 +30,6 @@ from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.files.copying import FileCopy, TablePlaces, copied_definition, copies_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO
-from trinitylake_ops.tables.ownership import owner_path
 from trinitylake_ops.tree.search import prefix_end, scan
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 

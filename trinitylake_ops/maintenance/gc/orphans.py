@@ -17,6 +17,7 @@ from rich.table import Table
 from trinitylake_ops.errors import MaintenanceBlockedError
 from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
 from trinitylake_ops.format.file_names import (
+    OWNER_NAME,
     TABLES_PREFIX,
     is_immutable_path,
     is_operation_path,
@@ -39,7 +40,6 @@ from trinitylake_ops.maintenance.reach.table_files import is_table_path, table_i
 from trinitylake_ops.maintenance.state.lease import lease
 from trinitylake_ops.maintenance.state.state_change import StateChange
 from trinitylake_ops.storage import FileInfo
-from trinitylake_ops.tables.ownership import OWNER_NAME
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.time_to_live import raise_barrier
 from trinitylake_ops.versions.snapshot import Snapshot, utc_of

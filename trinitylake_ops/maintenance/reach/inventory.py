@@ -32,7 +32,7 @@ from trinitylake_ops.errors import (
     InvalidLocationError,
     TrinityLakeError,
 )
-from trinitylake_ops.format.file_names import ROOT_PREFIX, TABLES_PREFIX, is_immutable_path
+from trinitylake_ops.format.file_names import ROOT_PREFIX, TABLES_PREFIX, is_immutable_path, owner_path
 from trinitylake_ops.format.locations import as_uri, is_uri, normalize_root_uri
 from trinitylake_ops.maintenance.plans.budget import counted_with
 from trinitylake_ops.maintenance.plans.executor import Executor
@@ -45,7 +45,6 @@ from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.storage.paths import check_path
 from trinitylake_ops.tables.claims.orc_process import column_in_process
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
-from trinitylake_ops.tables.ownership import owner_path
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 
 _ASKED_AT_ONCE = 512

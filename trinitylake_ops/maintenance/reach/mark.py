@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, PlanChangedError, StorageError
 from trinitylake_ops.format.definitions import ExpirationState, ExportState
 from trinitylake_ops.format.file_identity import OtherNames, folded
-from trinitylake_ops.format.file_names import is_immutable_path
+from trinitylake_ops.format.file_names import is_immutable_path, owner_path
 from trinitylake_ops.format.file_sizes import MAX_NOTE_BYTES
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node
@@ -21,7 +21,7 @@ from trinitylake_ops.maintenance.reach.table_files import TableReach, TableWalk,
 from trinitylake_ops.maintenance.state.export_manifest import manifest_targets
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.tables.files.reach import files_of
-from trinitylake_ops.tables.ownership import owner_path, read_owner
+from trinitylake_ops.tables.ownership import read_owner
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 

@@ -6,13 +6,14 @@ from collections.abc import Container, Mapping, Sequence
 
 from trinitylake_ops.errors import FileMissingError, StorageError
 from trinitylake_ops.format.definitions import LakehouseDef
+from trinitylake_ops.format.file_names import owner_path
 from trinitylake_ops.format.file_sizes import MAX_NOTE_BYTES
 from trinitylake_ops.maintenance.reach.table_files import table_id_in
 from trinitylake_ops.maintenance.verification.report import Findings
 from trinitylake_ops.maintenance.verification.storage import KnownFilesStorage
 from trinitylake_ops.storage import FileInfo
 from trinitylake_ops.storage.parallel import run_parallel
-from trinitylake_ops.tables.ownership import owner_file, owner_path, read_owner
+from trinitylake_ops.tables.ownership import owner_file, read_owner
 
 _BATCH = 256
 _SHOWN_CHARS = 100

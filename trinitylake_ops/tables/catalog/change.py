@@ -20,11 +20,12 @@ from pyiceberg.table import Table
 
 from trinitylake_ops import errors
 from trinitylake_ops.format.definitions import LakehouseDef
+from trinitylake_ops.format.file_names import OWNER_NAME
 from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.catalog.target import CatalogTarget
 from trinitylake_ops.tables.io.file_io import StorageFileIO
-from trinitylake_ops.tables.ownership import OWNER_NAME, claim_location
+from trinitylake_ops.tables.ownership import claim_location
 from trinitylake_ops.transaction.transaction import Transaction
 
 logger = logging.getLogger(__name__)

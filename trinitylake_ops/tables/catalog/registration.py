@@ -8,6 +8,7 @@ from pyiceberg.table.metadata import TableMetadata
 
 from trinitylake_ops.errors import FileMissingError, InvalidInputError
 from trinitylake_ops.format.definitions import LakehouseDef, TableDef
+from trinitylake_ops.format.file_names import owner_path
 from trinitylake_ops.format.file_sizes import MAX_NOTE_BYTES
 from trinitylake_ops.format.locations import as_uri, normalize_root_uri, to_uri
 from trinitylake_ops.format.places import Places
@@ -15,7 +16,7 @@ from trinitylake_ops.storage import open_storage
 from trinitylake_ops.tables.files.metadata import read_metadata
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import EXTERNAL, MANAGED, managed_table_id, metadata_uri, table_definition
-from trinitylake_ops.tables.ownership import owner_path, read_owner
+from trinitylake_ops.tables.ownership import read_owner
 
 FEDERATED = "FEDERATED"
 

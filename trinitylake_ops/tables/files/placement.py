@@ -31,9 +31,10 @@ def in_own_place(metadata: TableMetadata, definition: TableDef, io: StorageFileI
 def is_in_own_place(location: str, definition: TableDef, io: StorageFileIO) -> bool:
     """Whether a location, a URI, is a MANAGED table's place under the root or under a table root of its lakehouse."""
     try:
-        return location == own_location(definition, io.root) or any(
-            location == own_location(definition, root) for root in io.table_roots
-        )
+        if location == own_location(definition, io.root):
+            return True
+        is_under_table_root = any(location == own_location(definition, root) for root in io.table_roots)
+        return is_under_table_root and not io.note_place_of(location)
     except InvalidDefinitionError:  # such an id names no folder
         return False
 

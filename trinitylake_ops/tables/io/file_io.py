@@ -29,7 +29,7 @@ from trinitylake_ops.errors import (
     LocationNotAllowedError,
 )
 from trinitylake_ops.format.definitions import LakehouseDef, TableDef
-from trinitylake_ops.format.file_names import TABLES_PREFIX, table_prefix
+from trinitylake_ops.format.file_names import OWNER_NAME, TABLES_PREFIX, table_prefix
 from trinitylake_ops.format.locations import as_uri, is_uri, normalize_root_uri, to_location, to_uri
 from trinitylake_ops.format.places import NamedRoots, Places, cut
 from trinitylake_ops.storage.interface import Storage
@@ -40,7 +40,7 @@ from trinitylake_ops.tables.io.file_errors import as_pyiceberg_expects
 from trinitylake_ops.tables.io.input_file import StorageInputFile
 from trinitylake_ops.tables.io.output_file import StorageOutputFile
 from trinitylake_ops.tables.io.parquet_model import write_sealed_parquet
-from trinitylake_ops.tables.ownership import OWNER_NAME, claim_folder
+from trinitylake_ops.tables.ownership import claim_folder
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.tree.nodes.elsewhere import Elsewhere
 
@@ -132,6 +132,7 @@ class StorageFileIO(FileIO):
         self.read_only = read_only
         self._others = others
         self._strict: Self | None = None
+        self._checked_roots: set[str] = set()
         #: Whether any file was met that content names at the place where the lakehouse stood before.
         self.has_moved = False
         self._elsewhere = Elsewhere(
@@ -145,10 +146,7 @@ class StorageFileIO(FileIO):
         )
 
     def _latest_definition(self) -> LakehouseDef | None:
-        try:
-            return Lakehouse(self.storage, self.storage_options, cache="off").snapshot().definition
-        except LakehouseNotFoundError:  # a folder of files, as in a program that only copies them
-            return None
+        return _definition_at(self.storage, self.storage_options)
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -280,7 +278,24 @@ class StorageFileIO(FileIO):
         if storage is self.storage:
             self.claim_folder_of(path)
         elif storage.root in self._elsewhere.names.table_roots and storage.root not in self.places.allowed:
+            self.check_is_of_no_copy(storage)
             self._claim(storage, path)
+
+    def check_is_of_no_copy(self, table_root: Storage) -> None:
+        """Raise LocationNotAllowedError for a table root where another copy of this lakehouse stands, asked once.
+
+        Both have one id, so that one takes for its own, and removes, what the other writes there.
+        """
+        if table_root.root in self._checked_roots:
+            return
+        definition = _definition_at(table_root, self.storage_options)
+        if definition is not None and definition.id == self._elsewhere.names.lakehouse_id:
+            raise LocationNotAllowedError(
+                f"the table root {cut(table_root.root)!r} is the root of another copy of this lakehouse, which would"
+                " remove what is written there: 'trinitylake relocate' gives up that table root",
+                path=cut(table_root.root),
+            )
+        self._checked_roots.add(table_root.root)
 
     def _claim(self, storage: Storage, path: str) -> None:
         names = self._elsewhere.names
@@ -329,6 +344,13 @@ class StorageFileIO(FileIO):
             )
         self.has_moved |= place.is_moved
         return self.storage if place.is_moved else self._elsewhere.storage_of(place), place.path
+
+
+def _definition_at(storage: Storage, options: StorageOptions) -> LakehouseDef | None:
+    try:
+        return Lakehouse(storage, options, cache="off").snapshot().definition
+    except LakehouseNotFoundError:  # a folder of files, as in a program that only copies them
+        return None
 
 
 _said: set[str] = set()

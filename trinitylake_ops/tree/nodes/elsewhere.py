@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from trinitylake_ops.errors import InvalidLocationError, StorageError
 from trinitylake_ops.format.definitions import LakehouseDef
+from trinitylake_ops.format.file_names import owner_path
 from trinitylake_ops.format.locations import validate_path
 from trinitylake_ops.format.places import NamedRoots, Place, Places, allowed_roots
 from trinitylake_ops.storage.interface import Storage
@@ -44,6 +45,7 @@ class Elsewhere:
         self._look_up = look_up
         self._own = own
         self._standing: dict[str, Place] = {}
+        self._stands_here: dict[str, bool] = {}
         allowed = allowed_roots(storage_options.get(ALLOWED_ROOTS, ""))
         passed = tuple(storage.root for storage in given)
         self.places = Places(root, self.names, allowed, passed, follows_moves)
@@ -80,7 +82,19 @@ class Elsewhere:
         if place is None:
             self._look()
             place = self.places.find(uri)
-        return place
+        return Place(self.places.root, place.path, is_moved=True) if self._is_left(place) else place
+
+    def _is_left(self, place: Place) -> bool:
+        """Whether a file under a table root is that of a table which stands under the own root, with its owner file.
+
+        So it is in a copy of a lakehouse whose table root was its own root. One request for each table, once.
+        """
+        if self._own is None or place.root not in self.names.table_roots:
+            return False
+        table_id = place.path.split("/")[1]
+        if table_id not in self._stands_here:
+            self._stands_here[table_id] = self._own.exists(owner_path(table_id))
+        return self._stands_here[table_id]
 
     def _where_it_stands(self, moved: Place) -> Place:
         """Return the place of a moved file. One request for each place asked; what was found is remembered."""
