@@ -14,7 +14,7 @@ from trinitylake_ops.pages import write_page
 
 def test_a_page_replaces_a_file_and_keeps_its_mode(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    path.write_text("before")
+    path.write_text("<!DOCTYPE html>before")
     path.chmod(0o640)
     (tmp_path / "link.html").symlink_to(path)
     write_page(tmp_path / "link.html", "a page\n")
@@ -27,7 +27,7 @@ def test_a_page_replaces_a_file_and_keeps_its_mode(tmp_path: Path) -> None:
 
 def test_a_page_that_cannot_be_written_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "page.html"
-    path.write_text("before")
+    path.write_text("<!DOCTYPE html>before")
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -38,7 +38,7 @@ def test_a_page_that_cannot_be_written_leaves_what_was_there(tmp_path: Path, mon
             with pytest.raises(StorageError, match=r"page\.html' cannot be written: No space left on device"):
                 write_page(path, "after")
         assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
-        assert path.read_text() == "before"
+        assert path.read_text() == "<!DOCTYPE html>before"
 
 
 def test_a_page_goes_nowhere_but_into_a_file(tmp_path: Path) -> None:
@@ -53,3 +53,14 @@ def test_a_page_goes_nowhere_but_into_a_file(tmp_path: Path) -> None:
         assert raised.value.exit_code == 5
         assert "\n" not in str(raised.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_replaces_no_file_of_another_kind(tmp_path: Path) -> None:
+    for content in (b"17", b"ARROW1", b"<html>"):
+        path = tmp_path / "_latest_hint.txt"
+        path.write_bytes(content)
+        with pytest.raises(StorageError, match="is no page"):
+            write_page(path, "<!doctype html>")
+        assert path.read_bytes() == content
+    path.write_bytes(b"")
+    write_page(path, "<!doctype html>")

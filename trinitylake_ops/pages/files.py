@@ -9,11 +9,13 @@ from pathlib import Path
 
 from trinitylake_ops.errors import StorageError
 
+_BEGINNING = b"<!doctype html>"
+
 
 def check_page_path(path: str | os.PathLike[str]) -> None:
     """Check, before long work, that a page can be written to a path; nothing is written.
 
-    Raises StorageError where its folder is missing or cannot be written to, or something else than a file stands there.
+    Raises StorageError where its folder is missing or cannot be written to, or something else than a page stands there.
     """
     target = Path(os.path.realpath(path))
     folder = target.parent
@@ -25,8 +27,19 @@ def check_page_path(path: str | os.PathLike[str]) -> None:
         raise _error(path, f"there is no folder {str(folder)!r}")
     if is_something and not target.is_file():
         raise _error(path, "what stands there is no file; choose another name")
+    if is_something and not _is_page(target):
+        raise _error(path, "the file that stands there is no page, and may be needed; choose another name")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise _error(path, f"the folder {str(folder)!r} cannot be written to")
+
+
+def _is_page(path: Path) -> bool:
+    """Whether a file is empty or begins as a page does: a wrong name must not cost a file of a lakehouse."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_BEGINNING)).lower() in (b"", _BEGINNING)
+    except OSError as error:
+        raise _error(path, error.strerror or str(error)) from error
 
 
 def write_page(path: str | os.PathLike[str], page: str) -> None:
