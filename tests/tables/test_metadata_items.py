@@ -13,7 +13,8 @@ from tests.tables.test_catalog import SCHEMA, rows
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.files.metadata import MAX_ITEMS, MAX_NAME_CHARS, MAX_SCHEMA_PARTS, table_metadata
+from trinitylake_ops.tables.claims.names import MAX_NAME_CHARS
+from trinitylake_ops.tables.files.metadata import MAX_ITEMS, MAX_SCHEMA_PARTS, table_metadata
 
 
 @pytest.fixture

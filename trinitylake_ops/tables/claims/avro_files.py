@@ -15,6 +15,7 @@ from typing import Any
 
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.tables.claims.inflate import AVRO_CODECS, MAX_INFLATED_BYTES, InflatedTooLargeError, too_large
+from trinitylake_ops.tables.claims.names import MAX_NAME_CHARS, full_name_chars
 
 MAGIC = b"Obj\x01"
 SNAPSHOT_ID = "snapshot-id"
@@ -173,8 +174,14 @@ def _long(number: int) -> bytes:
 
 @lru_cache(maxsize=64)
 def _check_schema(text: bytes) -> None:
-    """Raise ValueError for a schema with items that take no bytes, of which a list could count any number."""
-    _least_bytes(json.loads(text))
+    """Raise ValueError for a schema with items that take no bytes, of which a list could count any number.
+
+    And for one whose full names are too long together.
+    """
+    schema = json.loads(text)
+    if full_name_chars(schema) > MAX_NAME_CHARS:
+        raise ValueError("its schema has names that are too long, within each other")
+    _least_bytes(schema)
 
 
 def _least_bytes(schema: Any) -> int:

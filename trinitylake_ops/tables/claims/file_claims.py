@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from trinitylake_ops.errors import CorruptFileError
+from trinitylake_ops.tables.claims.names import MAX_NAME_CHARS, parquet_name_chars
 from trinitylake_ops.tables.claims.orc_tail import OrcTail
+from trinitylake_ops.tables.claims.thrift import Thrift, structs
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -23,6 +25,9 @@ _FORMATS = {".parquet": "Parquet", ".orc": "ORC"}
 PARQUET_END_BYTES = 8
 #: More is no footer of a table's file: a decoder takes a hundred times as much.
 MAX_FOOTER_BYTES = 32 << 20
+#: Names in a smaller one cannot become much.
+_SMALL_FOOTER_BYTES = 32 << 10
+_SCHEMA = 2  # a field of Thrift's FileMetaData
 #: Columns, row groups or anything else of which a footer has a list.
 _MAX_LISTED = 200_000
 #: What a row group, or the pages of a column, may always decode to; more only up to a thousand times what is stored.
@@ -85,11 +90,29 @@ def check_claims(end: bytes, size_bytes: int, path: str) -> None:
             _check_rows(stripe.rows, stripe.stored_bytes, f"stripe {number}", path)
 
 
+def footer_of(end: bytes) -> bytes:
+    """Return the footer among a Parquet file's last bytes, without its length and the magic."""
+    return end[len(end) - footer_bytes(end) : len(end) - PARQUET_END_BYTES]
+
+
+def _check_names(end: bytes, path: str) -> None:
+    """Raise CorruptFileError for a schema whose full names are too long together."""
+    if footer_bytes(end) <= _SMALL_FOOTER_BYTES:
+        return
+    try:
+        n_chars = parquet_name_chars(structs(Thrift(footer_of(end)).struct(last=_SCHEMA).get(_SCHEMA, [])))
+    except ValueError as error:
+        raise CorruptFileError(f"{path!r} is no Parquet file: {error}; restore it", path=path) from error
+    if n_chars > MAX_NAME_CHARS:
+        raise _absurd(f"{n_chars} characters in the full names of its columns", footer_bytes(end), "its footer", path)
+
+
 def read_footer(end: bytes, path: str) -> pq.FileMetaData:
     """Return the footer of a Parquet file by its last bytes, at least all of the footer. Raises CorruptFileError."""
     import pyarrow.parquet as pq  # not needed by whoever reads and writes metadata only
 
     claims_bytes(end, len(end), path)
+    _check_names(end, path)
     try:
         with pq.ParquetFile(pa.BufferReader(end), thrift_container_size_limit=_MAX_LISTED) as file:
             return file.metadata

@@ -24,6 +24,7 @@ from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
 from trinitylake_ops.format.definitions import TABLE_UUID, TableDef
 from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.tables.claims.inflate import InflatedTooLargeError, inflate_gzip, inflated_limit_bytes, too_large
+from trinitylake_ops.tables.claims.names import MAX_NAME_CHARS, full_name_chars
 from trinitylake_ops.tables.files.placement import in_own_place
 from trinitylake_ops.tables.io.file_io import StorageFileIO, io_for
 from trinitylake_ops.tables.managed import metadata_uri, table_id_of
@@ -39,10 +40,7 @@ _ALWAYS_ALLOWED_VALUES = 250_000
 MAX_ITEMS = 100_000
 #: Fields, and types that have parts, of all schemas together: they become the dearest objects.
 MAX_SCHEMA_PARTS = 200_000
-#: The characters of the full names of all fields, those of what a field stands in counted again for each.
-MAX_NAME_CHARS = 32 << 20
 _MOST = 2**31 - 1
-_CHARS_OF_A_PART = 8  # such as ".element"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +200,7 @@ def _check_items(content: Any, location: str) -> None:
     _count_mappings(content, location)
     if _count_mappings([content.get("schemas"), content.get("schema")], location) > MAX_SCHEMA_PARTS:
         raise _too_many(f"{MAX_SCHEMA_PARTS} fields in its schemas", location)
-    if sum(map(_full_name_chars, _schemas_in(content))) > MAX_NAME_CHARS:
+    if sum(map(full_name_chars, _schemas_in(content))) > MAX_NAME_CHARS:
         raise _too_many(f"{MAX_NAME_CHARS} characters in the full names of its fields", location)
     snapshots = content.get("snapshots")
     ids = Counter(shot.get("snapshot-id") for shot in snapshots or () if isinstance(shot, dict))
@@ -231,25 +229,6 @@ def _check_meaning(metadata: TableMetadata) -> None:
 def _schemas_in(content: dict[str, Any]) -> list[Any]:
     schemas = content.get("schemas")
     return [*(schemas if isinstance(schemas, list) else ()), content.get("schema")]
-
-
-def _full_name_chars(schema: Any) -> int:
-    """Return how many characters the names of a schema's fields have, each with those of all that it stands in.
-
-    pyiceberg writes out each of them: a long name around many fields becomes gigabytes.
-    """
-    n_chars = 0
-    rest: list[tuple[Any, int]] = [(schema, 0)]
-    while rest:
-        found, around = rest.pop()
-        if isinstance(found, list):
-            rest += [(item, around) for item in found]
-        elif isinstance(found, dict):
-            name = found.get("name")
-            inside = around + (len(name) + 1 if isinstance(name, str) else _CHARS_OF_A_PART)
-            n_chars += inside
-            rest += [(item, inside) for item in found.values() if isinstance(item, dict | list)]
-    return n_chars
 
 
 def _count_mappings(value: Any, location: str) -> int:
