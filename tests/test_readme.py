@@ -11,14 +11,16 @@ from trinitylake_ops import Lakehouse
 README = Path(__file__).parents[1] / "README.md"
 
 
-def test_the_first_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    example = re.findall(r"^```python\n(.*?)^```", README.read_text(), flags=re.MULTILINE | re.DOTALL)[0]
-    assert "/data/lake" in example
-    exec(compile(example.replace("/data/lake", str(tmp_path / "lake")), str(README), "exec"), {})
+def test_the_examples_run_one_after_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    examples = re.findall(r"^```python\n(.*?)^```", README.read_text(), flags=re.MULTILINE | re.DOTALL)
+    names: dict[str, object] = {}
+    for example in examples[:3]:
+        exec(compile(example.replace("/data/lake", str(tmp_path / "lake")), str(README), "exec"), names)
     lake = Lakehouse.open(str(tmp_path / "lake"))
     assert lake.snapshot().tables("sales") == ["orders"]
-    assert lake.snapshot("before-migration").version == 1
-    assert "Rollback of the lakehouse from version 3 to the content of version 0" in capsys.readouterr().out
+    assert lake.snapshot().namespaces() == ["archive", "attic", "sales"]
+    assert lake.snapshot("before-migration").version == 2
+    assert "Rollback of the lakehouse from version 4 to the content of version 1" in capsys.readouterr().out
     check_lake(lake)
 
 
