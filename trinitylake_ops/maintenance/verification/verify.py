@@ -353,10 +353,12 @@ class _Verification:
     def _check_hint(self) -> None:
         hint = inspect_hint(self.lake)
         if hint.state != HintState.RIGHT:
+            mend = "hint --repair"
             message = f"the hint is {hint.state}: it names {hint.hinted}, the latest version is {hint.latest}"
             if hint.state == HintState.AHEAD and hint.hinted is not None:
                 message += f"; unless the hint is wrong, {self.lake.files.roots.path(hint.hinted)!r} is lost"
-            self.findings.warn("hint-wrong", message, HINT_PATH, hint.latest, "hint --repair")
+                mend = "a backup of that root; where it never was, hint --repair"
+            self.findings.warn("hint-wrong", message, HINT_PATH, hint.latest, mend)
 
     def _check_changed(self) -> None:
         """Files that bear a name for ever are what they were when they were verified."""
