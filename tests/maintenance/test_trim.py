@@ -26,6 +26,7 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.maintenance.gc.trim import MAX_ATTEMPTS, TrimPlan
+from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
 from trinitylake_ops.maintenance.plans.retention import RetentionPolicy
 from trinitylake_ops.storage import StorageWrapper
 from trinitylake_ops.tables.catalog import catalog_at
@@ -416,7 +417,7 @@ def test_nothing_is_trimmed_before_reconciliation(lake: Lakehouse, monkeypatch: 
 def test_planning_reads_each_metadata_file_once(lake: Lakehouse, lakes: Lakes) -> None:
     for name in ("t", "u"):
         overwrite(lake, name, 4)
-    metered = maintenance.report.MeteredLakehouse(lake)
+    metered = MeteredLakehouse(lake)
     plan = maintenance.plan_trim_tables(metered.lake, keeping(2))
     versions = lake.latest_version() + 1
     # hint, roots, the lakehouse definition; definitions and metadata: 2 of the latest version, 1 of the one before
