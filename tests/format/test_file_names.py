@@ -16,7 +16,7 @@ from trinitylake_ops.format.file_names import (
     ROOT_NAMINGS,
     RootNaming,
     is_operation_path,
-    is_table_path,
+    is_table_definition_path,
     is_verified_path,
     new_export_root_path,
     new_lakehouse_def_path,
@@ -84,10 +84,10 @@ def test_a_long_name_is_cut() -> None:
 )
 def test_a_definition_staged_under_its_old_name_is_of_its_table(table: str, old: str) -> None:
     path = optimize_path(f"table-{old}-ns-{uuid.UUID(int=5)}.binpb")
-    assert is_table_path(path, "ns", table, 200)
-    assert is_table_path(new_table_path("ns", table, 200), "ns", table, 200)
-    assert not is_table_path(path, "ns", "other", 200)
-    assert not is_table_path(path.replace("table-", "table-x"), "ns", table, 200)
+    assert is_table_definition_path(path, "ns", table, 200)
+    assert is_table_definition_path(new_table_path("ns", table, 200), "ns", table, 200)
+    assert not is_table_definition_path(path, "ns", "other", 200)
+    assert not is_table_definition_path(path.replace("table-", "table-x"), "ns", table, 200)
 
 
 def test_every_fresh_path_is_new_and_of_its_form() -> None:

@@ -58,7 +58,7 @@ from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.claims.avro_files import SNAPSHOT_ID, uncompressed
 from trinitylake_ops.tables.files.copying import FileCopy, TablePlaces, rewritten
 from trinitylake_ops.tables.files.data_reading import file_batches
-from trinitylake_ops.tables.files.metadata import read_metadata
+from trinitylake_ops.tables.files.metadata import read_table_metadata
 from trinitylake_ops.tables.files.reach import FileKind, content_file, entries_in, files_of, manifests_in, statistics_of
 from trinitylake_ops.tables.io.checked_files import CheckedFileIO
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
@@ -265,7 +265,7 @@ def _places() -> TablePlaces:
 
 def _table_metadata(data: bytes, path: str) -> None:
     _lake().storage.write(path, data)
-    metadata = read_metadata(_io(), _uri(path))
+    metadata = read_table_metadata(_io(), _uri(path))
     table_definition(metadata, _uri(path), FUZZ_ROOT, table_id=TABLE_ID)
     statistics_of(metadata, _io())
     definition = TableDef(id=TABLE_ID, format_properties={"metadata_location": path})

@@ -26,7 +26,7 @@ from trinitylake_ops.format.definitions import METADATA_LOCATION
 from trinitylake_ops.format.file_names import TABLES_PREFIX, owner_path
 from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.files.metadata import read_metadata
+from trinitylake_ops.tables.files.metadata import read_table_metadata
 from trinitylake_ops.tables.files.reach import files_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.versions.snapshot import Snapshot
@@ -132,7 +132,7 @@ def rows_at(lake: Lakehouse, definition: str) -> list[int]:
     """Return the rows of the table by one of its definitions."""
     location = lake.files.definitions.table(definition).format_properties[METADATA_LOCATION]
     io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
-    metadata = read_metadata(io, to_uri(lake.root, location))
+    metadata = read_table_metadata(io, to_uri(lake.root, location))
     table = StaticTable((NAMESPACE, TABLE), metadata, location, io, NoopCatalog("simulated"))
     return sorted(table.scan().to_arrow()["id"].to_pylist())
 

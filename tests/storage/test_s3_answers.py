@@ -21,7 +21,7 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.s3.answers import (
-    Operation,
+    Request,
     S3Request,
     TransportFailure,
     error_from_answer,
@@ -36,75 +36,73 @@ SECRETS = {
     "session_token": "FwoGZXIvYXdzEXAMPLE",
 }
 ROOT = "s3://bucket/lake/"
-WRITES = [Operation.CREATE, Operation.WRITE, Operation.DELETE]
-READS = [Operation.READ, Operation.STAT, Operation.LIST, Operation.CLOCK]
+WRITES = [Request.CREATE, Request.WRITE, Request.DELETE]
+READS = [Request.READ, Request.STAT, Request.LIST, Request.CLOCK]
 
 
-def request_for(operation: Operation, path: str = "a/b") -> S3Request:
+def request_for(operation: Request, path: str = "a/b") -> S3Request:
     return S3Request(operation, path, ROOT, StorageOptions(SECRETS))
 
 
-def error_for(
-    operation: Operation, status: int | None, code: str | None, message: str | None = None
-) -> TrinityLakeError:
+def error_for(operation: Request, status: int | None, code: str | None, message: str | None = None) -> TrinityLakeError:
     return error_from_answer(request_for(operation), status, code, message)
 
 
 @pytest.mark.parametrize(
     ("operation", "status", "code", "kind", "advice"),
     [
-        (Operation.READ, 404, "NoSuchKey", FileMissingError, "there is no file 'a/b' under s3://bucket/lake/"),
-        (Operation.STAT, 404, None, FileMissingError, "no file"),
-        (Operation.STAT, 404, "404", FileMissingError, "no file"),
-        (Operation.READ, 404, "NoSuchBucket", StorageError, "the bucket 'bucket' does not exist; check its name"),
-        (Operation.CREATE, 404, "NoSuchBucket", StorageError, "does not exist"),
-        (Operation.LIST, 404, None, StorageError, "the bucket 'bucket' does not exist"),
-        (Operation.CLOCK, 404, "404", StorageError, "the bucket 'bucket' does not exist"),
-        (Operation.CREATE, 412, "PreconditionFailed", FileExistsAlreadyError, "a file stands at 'a/b' already"),
-        (Operation.CREATE, 412, None, FileExistsAlreadyError, "choose another name"),
-        (Operation.WRITE, 412, "PreconditionFailed", StorageError, "412 PreconditionFailed"),
-        (Operation.CREATE, 409, "ConditionalRequestConflict", TransientError, "retry"),
-        (Operation.CREATE, 409, None, AmbiguousWriteError, "may have taken effect"),
-        (Operation.READ, 403, "AccessDenied", StoragePermissionError, "policy of the bucket"),
-        (Operation.STAT, 403, None, StoragePermissionError, "credentials"),
-        (Operation.READ, 401, "Anything", StoragePermissionError, "credentials"),
-        (Operation.READ, 403, "InvalidAccessKeyId", StoragePermissionError, "credentials are wrong"),
-        (Operation.READ, 403, "SignatureDoesNotMatch", StoragePermissionError, "credentials are wrong"),
-        (Operation.CREATE, 400, "ExpiredToken", StoragePermissionError, "expired; get new ones"),
-        (Operation.READ, 400, "TokenRefreshRequired", StoragePermissionError, "expired"),
-        (Operation.READ, 400, "InvalidToken", StoragePermissionError, "session token"),
-        (Operation.READ, 403, "RequestTimeTooSkewed", StoragePermissionError, "the clocks of this machine"),
-        (Operation.READ, 301, "PermanentRedirect", StorageError, "option 'region' or 'endpoint'"),
-        (Operation.STAT, 301, None, StorageError, "option 'region' or 'endpoint'"),
-        (Operation.READ, 400, "AuthorizationHeaderMalformed", StorageError, "option 'region'"),
-        (Operation.READ, 403, "IllegalLocationConstraintException", StorageError, "option 'region'"),
-        (Operation.STAT, 400, None, StorageError, "credentials have not expired"),
-        (Operation.CREATE, 429, None, AmbiguousWriteError, "may have taken effect"),
-        (Operation.READ, 429, None, ThrottledError, "slower"),
-        (Operation.CREATE, 503, "SlowDown", ThrottledError, "slower"),
-        (Operation.CREATE, 503, "ServiceUnavailable", ThrottledError, "slower"),
-        (Operation.READ, 503, "TooManyRequests", ThrottledError, "slower"),
-        (Operation.CREATE, 507, "InsufficientStorage", StorageFullError, "free space"),
-        (Operation.CREATE, 403, "QuotaExceeded", StorageFullError, "quota"),
-        (Operation.CREATE, 400, "EntityTooLarge", StorageError, "smaller files"),
-        (Operation.CREATE, 400, "KeyTooLongError", InvalidLocationError, "shorter"),
-        (Operation.READ, 400, "InvalidURI", InvalidLocationError, "plainer name"),
-        (Operation.READ, 403, "InvalidObjectState", StorageError, "archived"),
-        (Operation.CREATE, 400, "BadDigest", TransientError, "damaged"),
-        (Operation.CREATE, 501, "NotImplemented", StorageError, "If-None-Match"),
-        (Operation.DELETE, None, "AccessDenied", StoragePermissionError, "policy"),
-        (Operation.DELETE, None, "InternalError", AmbiguousWriteError, "may have taken effect"),
-        (Operation.CREATE, 418, "Teapot", StorageError, "418 Teapot"),
-        (Operation.CREATE, None, None, StorageError, "no reason"),
+        (Request.READ, 404, "NoSuchKey", FileMissingError, "there is no file 'a/b' under s3://bucket/lake/"),
+        (Request.STAT, 404, None, FileMissingError, "no file"),
+        (Request.STAT, 404, "404", FileMissingError, "no file"),
+        (Request.READ, 404, "NoSuchBucket", StorageError, "the bucket 'bucket' does not exist; check its name"),
+        (Request.CREATE, 404, "NoSuchBucket", StorageError, "does not exist"),
+        (Request.LIST, 404, None, StorageError, "the bucket 'bucket' does not exist"),
+        (Request.CLOCK, 404, "404", StorageError, "the bucket 'bucket' does not exist"),
+        (Request.CREATE, 412, "PreconditionFailed", FileExistsAlreadyError, "a file stands at 'a/b' already"),
+        (Request.CREATE, 412, None, FileExistsAlreadyError, "choose another name"),
+        (Request.WRITE, 412, "PreconditionFailed", StorageError, "412 PreconditionFailed"),
+        (Request.CREATE, 409, "ConditionalRequestConflict", TransientError, "retry"),
+        (Request.CREATE, 409, None, AmbiguousWriteError, "may have taken effect"),
+        (Request.READ, 403, "AccessDenied", StoragePermissionError, "policy of the bucket"),
+        (Request.STAT, 403, None, StoragePermissionError, "credentials"),
+        (Request.READ, 401, "Anything", StoragePermissionError, "credentials"),
+        (Request.READ, 403, "InvalidAccessKeyId", StoragePermissionError, "credentials are wrong"),
+        (Request.READ, 403, "SignatureDoesNotMatch", StoragePermissionError, "credentials are wrong"),
+        (Request.CREATE, 400, "ExpiredToken", StoragePermissionError, "expired; get new ones"),
+        (Request.READ, 400, "TokenRefreshRequired", StoragePermissionError, "expired"),
+        (Request.READ, 400, "InvalidToken", StoragePermissionError, "session token"),
+        (Request.READ, 403, "RequestTimeTooSkewed", StoragePermissionError, "the clocks of this machine"),
+        (Request.READ, 301, "PermanentRedirect", StorageError, "option 'region' or 'endpoint'"),
+        (Request.STAT, 301, None, StorageError, "option 'region' or 'endpoint'"),
+        (Request.READ, 400, "AuthorizationHeaderMalformed", StorageError, "option 'region'"),
+        (Request.READ, 403, "IllegalLocationConstraintException", StorageError, "option 'region'"),
+        (Request.STAT, 400, None, StorageError, "credentials have not expired"),
+        (Request.CREATE, 429, None, AmbiguousWriteError, "may have taken effect"),
+        (Request.READ, 429, None, ThrottledError, "slower"),
+        (Request.CREATE, 503, "SlowDown", ThrottledError, "slower"),
+        (Request.CREATE, 503, "ServiceUnavailable", ThrottledError, "slower"),
+        (Request.READ, 503, "TooManyRequests", ThrottledError, "slower"),
+        (Request.CREATE, 507, "InsufficientStorage", StorageFullError, "free space"),
+        (Request.CREATE, 403, "QuotaExceeded", StorageFullError, "quota"),
+        (Request.CREATE, 400, "EntityTooLarge", StorageError, "smaller files"),
+        (Request.CREATE, 400, "KeyTooLongError", InvalidLocationError, "shorter"),
+        (Request.READ, 400, "InvalidURI", InvalidLocationError, "plainer name"),
+        (Request.READ, 403, "InvalidObjectState", StorageError, "archived"),
+        (Request.CREATE, 400, "BadDigest", TransientError, "damaged"),
+        (Request.CREATE, 501, "NotImplemented", StorageError, "If-None-Match"),
+        (Request.DELETE, None, "AccessDenied", StoragePermissionError, "policy"),
+        (Request.DELETE, None, "InternalError", AmbiguousWriteError, "may have taken effect"),
+        (Request.CREATE, 418, "Teapot", StorageError, "418 Teapot"),
+        (Request.CREATE, None, None, StorageError, "no reason"),
     ],
 )  # fmt: skip
 def test_answers(
-    operation: Operation, status: int | None, code: str | None, kind: type[TrinityLakeError], advice: str
+    operation: Request, status: int | None, code: str | None, kind: type[TrinityLakeError], advice: str
 ) -> None:
     error = error_for(operation, status, code)
     assert type(error) is kind
     assert advice in str(error)
-    assert operation is Operation.CLOCK or error.path == "a/b"
+    assert operation is Request.CLOCK or error.path == "a/b"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +116,7 @@ def test_answers_that_leave_the_outcome_open(status: int, code: str | None) -> N
 
 
 def test_no_answer() -> None:
-    def kinds(failure: TransportFailure, operations: list[Operation]) -> set[type[TrinityLakeError]]:
+    def kinds(failure: TransportFailure, operations: list[Request]) -> set[type[TrinityLakeError]]:
         errors = [error_from_transport(request_for(each), failure, "http://host:9000", "reset") for each in operations]
         assert all("http://host:9000" in str(error) and "reset" in str(error) for error in errors)
         return {type(error) for error in errors}
@@ -149,10 +147,10 @@ def test_ranges_beyond_the_end() -> None:
 )
 def test_what_is_never_shown(text: str) -> None:
     errors = [
-        error_for(Operation.CREATE, 418, "Teapot", f"some\nlines {text} more"),
-        error_for(Operation.CREATE, 500, text, f"{text}"),
-        error_from_transport(request_for(Operation.READ), TransportFailure.NO_ANSWER, f"http://{text}/", f"{text}"),
-        error_without_credentials(request_for(Operation.READ), f"{text}"),
+        error_for(Request.CREATE, 418, "Teapot", f"some\nlines {text} more"),
+        error_for(Request.CREATE, 500, text, f"{text}"),
+        error_from_transport(request_for(Request.READ), TransportFailure.NO_ANSWER, f"http://{text}/", f"{text}"),
+        error_without_credentials(request_for(Request.READ), f"{text}"),
     ]
     for shown in map(str, errors):
         assert not any(secret in shown for secret in [*SECRETS.values(), "AKIAIOSFODNN7EXAMPLE", "ABCDEFGH"])
@@ -162,18 +160,18 @@ def test_what_is_never_shown(text: str) -> None:
 
 
 def test_the_words_of_a_refusal_of_credentials_are_left_out() -> None:
-    error = error_for(Operation.READ, 403, "SignatureDoesNotMatch", "the string to sign was AWS4-HMAC-SHA256 xyz")
+    error = error_for(Request.READ, 403, "SignatureDoesNotMatch", "the string to sign was AWS4-HMAC-SHA256 xyz")
     assert "xyz" not in str(error)
 
 
 @given(
-    st.sampled_from(list(Operation)),
+    st.sampled_from(list(Request)),
     st.none() | st.integers(100, 599),
     st.none() | st.sampled_from(["NoSuchKey", "SlowDown", "AccessDenied", "InternalError"]) | st.text(max_size=40),
     st.none() | st.text(max_size=400),
 )
 def test_every_answer_is_one_short_typed_line(
-    operation: Operation, status: int | None, code: str | None, message: str | None
+    operation: Request, status: int | None, code: str | None, message: str | None
 ) -> None:
     error = error_for(operation, status, code, message)
     assert isinstance(error, StorageError | InvalidLocationError)

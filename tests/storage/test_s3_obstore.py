@@ -23,7 +23,7 @@ from trinitylake_ops.errors import (
     UnreachableError,
 )
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.s3.answers import Operation, S3Request
+from trinitylake_ops.storage.s3.answers import Request, S3Request
 from trinitylake_ops.storage.s3.obstore_failures import status_and_code, typed_error
 from trinitylake_ops.storage.s3.obstore_storage import ObstoreS3Storage, is_folder_ahead
 from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
@@ -80,7 +80,7 @@ def failure(call: Callable[[], object]) -> TrinityLakeError:
     return caught.value
 
 
-def request(operation: Operation = Operation.CREATE) -> S3Request:
+def request(operation: Request = Request.CREATE) -> S3Request:
     options = StorageOptions({"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET})
     return S3Request(operation, "k", "s3://bucket/lake/", options)
 
@@ -129,7 +129,7 @@ def test_names_and_answers_cannot_pass_for_the_dump() -> None:
                 "            Connect,",
                 '            message: "Connection refused",',
             ),
-            Operation.CREATE,
+            Request.CREATE,
             UnreachableError,
             "Connection refused",
         ),
@@ -140,13 +140,13 @@ def test_names_and_answers_cannot_pass_for_the_dump() -> None:
                 "        source: hyper_util::client::legacy::Error(",
                 "            Connect,",
             ),
-            Operation.CREATE,
+            Request.CREATE,
             UnreachableError,
             "time-out while connecting",
         ),
-        (("    inner: Http(", "        kind: Timeout,"), Operation.CREATE, AmbiguousWriteError, "time-out"),
-        (("    inner: Http(", "        kind: Request,"), Operation.WRITE, AmbiguousWriteError, "connection broke"),
-        (("    source: HttpError {", "        kind: Interrupted,"), Operation.READ, TransientError, "connection broke"),
+        (("    inner: Http(", "        kind: Timeout,"), Request.CREATE, AmbiguousWriteError, "time-out"),
+        (("    inner: Http(", "        kind: Request,"), Request.WRITE, AmbiguousWriteError, "connection broke"),
+        (("    source: HttpError {", "        kind: Interrupted,"), Request.READ, TransientError, "connection broke"),
         (
             (
                 "    inner: Http(",
@@ -154,18 +154,16 @@ def test_names_and_answers_cannot_pass_for_the_dump() -> None:
                 "            Connect,",
                 "            error: InvalidCertificate(",
             ),
-            Operation.CREATE,
+            Request.CREATE,
             StorageError,
             "certificate",
         ),
-        (("    inner: BareRedirect,",), Operation.READ, StorageError, "'region'"),
-        (("    source: NotPartial,",), Operation.READ, StorageError, "s3fs"),
-        (("    source: Metadata {",), Operation.CREATE, AmbiguousWriteError, "cannot be read"),
+        (("    inner: BareRedirect,",), Request.READ, StorageError, "'region'"),
+        (("    source: NotPartial,",), Request.READ, StorageError, "s3fs"),
+        (("    source: Metadata {",), Request.CREATE, AmbiguousWriteError, "cannot be read"),
     ],
 )
-def test_what_no_answer_means(
-    lines: tuple[str, ...], operation: Operation, kind: type[StorageError], said: str
-) -> None:
+def test_what_no_answer_means(lines: tuple[str, ...], operation: Request, kind: type[StorageError], said: str) -> None:
     made = typed_error(request(operation), GenericError(dump(*lines)), "http://host")
     assert type(made) is kind
     assert said in str(made)

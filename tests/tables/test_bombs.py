@@ -31,7 +31,7 @@ from trinitylake_ops.tables.claims.inflate import (
     inflate_gzip,
     inflated_limit_bytes,
 )
-from trinitylake_ops.tables.files.metadata import metadata_json, read_metadata
+from trinitylake_ops.tables.files.metadata import metadata_json, read_table_metadata
 from trinitylake_ops.tables.files.reach import files_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 
@@ -240,7 +240,7 @@ def test_metadata_that_is_deep_or_wrong_in_many_places_is_corrupt(lake: Lakehous
     lake.storage.create("1.metadata.json", text)
     begun = time.process_time()
     with pytest.raises(CorruptFileError, match="is no Iceberg table metadata") as caught:
-        read_metadata(StorageFileIO.on(lake.storage), lake.root + "1.metadata.json")
+        read_table_metadata(StorageFileIO.on(lake.storage), lake.root + "1.metadata.json")
     assert time.process_time() - begun < SECONDS
     assert len(str(caught.value)) < 400
 

@@ -22,7 +22,7 @@ from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError
 from trinitylake_ops.maintenance.compaction.tables import plan_compact_tables
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at
-from trinitylake_ops.tables.files.metadata import read_metadata, table_metadata
+from trinitylake_ops.tables.files.metadata import read_table_metadata, table_metadata
 from trinitylake_ops.tables.files.reach import entries_in, files_of, manifests_in
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.properties import names_code
@@ -227,7 +227,7 @@ def test_swapped_manifest_lists_and_manifests_are_found(lake: Lakehouse, catalog
     table.append(rows(2))
     second_list = manifest_list_path(lake)
     file_io = StorageFileIO.on(lake.storage)
-    metadata = read_metadata(file_io, lake.root + metadata_path(lake))
+    metadata = read_table_metadata(file_io, lake.root + metadata_path(lake))
     latest = metadata.current_snapshot()
     assert latest is not None
     newest, oldest = manifests_in(latest, file_io)

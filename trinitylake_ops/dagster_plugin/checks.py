@@ -19,7 +19,7 @@ from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidIn
 from trinitylake_ops.format.definitions import ExpirationState
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance import Budget, ExportCheck, ExportInfo, RetentionPolicy
-from trinitylake_ops.maintenance.compaction.data_files import TableFiles, survey_data_files
+from trinitylake_ops.maintenance.compaction.data_files import TableFileCounts, survey_data_files
 from trinitylake_ops.maintenance.plans.retention import protected_ms, span_text
 from trinitylake_ops.maintenance.reach.survey import is_lapsed, survey_versions, uncached, versions_in
 from trinitylake_ops.versions.commit_info import acting_for_run
@@ -359,7 +359,7 @@ def _data_files(lake: Lakehouse, limits: CheckLimits) -> _Found:
     )
 
 
-def _is_mergeable(lake: Lakehouse, table: TableFiles) -> bool:
+def _is_mergeable(lake: Lakehouse, table: TableFileCounts) -> bool:
     """Whether a compaction would merge files: not where each partition has few. One that it refuses is in need, too."""
     try:
         return not maintenance.plan_compact_tables(lake, [table.name]).is_empty
@@ -367,5 +367,5 @@ def _is_mergeable(lake: Lakehouse, table: TableFiles) -> bool:
         return True
 
 
-def _told(table: TableFiles) -> str:
+def _told(table: TableFileCounts) -> str:
     return f"{table.name}: {table.data_files} files of {table.mean_bytes / 1024:,.1f} KiB on average"

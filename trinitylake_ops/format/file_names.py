@@ -119,7 +119,7 @@ def _table_stem(namespace: str, table: str, readable: Callable[[str], str]) -> s
     return f"table-{readable(table)}-{readable(namespace)}"
 
 
-def is_table_path(path: str, namespace: str, table: str, file_path_max_size_bytes: int) -> bool:
+def is_table_definition_path(path: str, namespace: str, table: str, file_path_max_size_bytes: int) -> bool:
     """Whether a path is one that :func:`new_table_path` gives for this table, or for one whose name reads alike.
 
     That is one of other letters beyond ASCII; or the path has these letters, as we gave them once.

@@ -22,7 +22,7 @@ from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import Document, new_table
 from trinitylake_ops.maintenance.reach.mark import CatalogReach, kept_roots
 from trinitylake_ops.maintenance.reach.survey import survey_versions, uncached
-from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata, is_table_path
+from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata, is_below_tables
 from trinitylake_ops.maintenance.state.lease import lease
 from trinitylake_ops.storage.options import redact_assignments
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
@@ -81,7 +81,7 @@ def _undisturbed(lake: Lakehouse, uris: Iterable[str]) -> Iterator[Callable[[Sna
     it. Yields a precondition of the commit: that this is so still. Raises MaintenanceBlockedError while something
     deletes files, InvalidInputError for what no kept version names.
     """
-    own = {path for uri in uris if is_table_path(path := to_location(lake.root, uri))}
+    own = {path for uri in uris if is_below_tables(path := to_location(lake.root, uri))}
     if not own:
         yield lambda _base: None
         return

@@ -27,7 +27,7 @@ from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
 from trinitylake_ops.maintenance.reach.tables import defined, tables_of
 from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
-from trinitylake_ops.tables.files.metadata import read_metadata
+from trinitylake_ops.tables.files.metadata import read_table_metadata
 from trinitylake_ops.tables.files.relocating import DELETES_REMEDY, MovedFiles, moved_files, write_relocated
 from trinitylake_ops.tables.io.file_io import reading_io, writing_io
 from trinitylake_ops.tables.managed import metadata_uri
@@ -191,7 +191,7 @@ def _left_table_root(lake: Lakehouse, base: Snapshot, found: Sequence[MovedTable
         return ""
     io = writing_io(lake)
     for one in found:
-        metadata = read_metadata(io, metadata_uri(base.table_at(one.definition_location), lake.root))
+        metadata = read_table_metadata(io, metadata_uri(base.table_at(one.definition_location), lake.root))
         if any(
             uri.startswith(root) for uri in (metadata.location, *(shot.manifest_list for shot in metadata.snapshots))
         ):

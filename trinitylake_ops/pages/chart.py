@@ -89,7 +89,7 @@ class Arc:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Dot:
     """A small sign below a bar."""
 
     kind: str
@@ -126,7 +126,7 @@ class Chart:
     time_ticks: tuple[Tick, ...]
     flags: tuple[Flag, ...]
     arcs: tuple[Arc, ...]
-    marks: tuple[Mark, ...]
+    marks: tuple[Dot, ...]
     left_out: tuple[str, ...]
 
 
@@ -365,7 +365,7 @@ def _arc_path(arc: tuple[float, float, str], top: float, bottom: float) -> Arc:
     return Arc(path, head, title)
 
 
-def _marks(timeline: Timeline, axis: _Axis, findings: Mapping[int, int]) -> tuple[Mark, ...]:
+def _marks(timeline: Timeline, axis: _Axis, findings: Mapping[int, int]) -> tuple[Dot, ...]:
     """Mark bars with versions of other programs and with findings, once each."""
     foreign: Counter[int] = Counter(axis.bar_of(version.number) for version in timeline.versions if version.is_foreign)
     found: Counter[int] = Counter()
@@ -379,7 +379,7 @@ def _marks(timeline: Timeline, axis: _Axis, findings: Mapping[int, int]) -> tupl
         span = _span(axis.versions(bar))
         if foreign[bar]:
             title = f"{span}: {counted(foreign[bar], 'version')} written by another program"
-            marks.append(Mark("foreign", middle - (5 if both else 0), title))
+            marks.append(Dot("foreign", middle - (5 if both else 0), title))
         if found[bar]:
-            marks.append(Mark("finding", middle + (5 if both else 0), f"{span}: {counted(found[bar], 'finding')}"))
+            marks.append(Dot("finding", middle + (5 if both else 0), f"{span}: {counted(found[bar], 'finding')}"))
     return tuple(marks)

@@ -32,7 +32,7 @@ from trinitylake_ops.format.definitions import (
     TableDef,
 )
 from trinitylake_ops.format.file_names import (
-    is_table_path,
+    is_table_definition_path,
     new_lakehouse_def_path,
     new_namespace_path,
     new_table_path,
@@ -295,7 +295,7 @@ class Transaction(CatalogReader):
                 raise InvalidInputError("two of the staged definitions are of one table, or one file; take one of them")
         limit_bytes = self.base.definition.file_path_max_size_bytes
         for one in staged:
-            if not is_table_path(one.location, one.namespace, one.table, limit_bytes):
+            if not is_table_definition_path(one.location, one.namespace, one.table, limit_bytes):
                 raise InvalidInputError(f"{one.location!r} was not staged for table {one.namespace}.{one.table}")
         storage, oldest_ms = self.base.files.storage, self.base.read_at_ms - CLOCK_MARGIN_MS
         keys = [self._table_key_in_namespace(one.namespace, one.table) for one in staged]

@@ -23,7 +23,7 @@ from trinitylake_ops.maintenance.plans.budget import Spending
 _LAKEHOUSES_OWN = -1
 
 
-class Plan(Protocol):
+class ExecutablePlan(Protocol):
     """What plans of these operations have."""
 
     @property
@@ -43,7 +43,7 @@ class Plan(Protocol):
 
 
 PlanOptionsT = TypeVar("PlanOptionsT", bound=Options)
-PlanT = TypeVar("PlanT", bound=Plan)
+PlanT = TypeVar("PlanT", bound=ExecutablePlan)
 
 
 class Approval(Options):

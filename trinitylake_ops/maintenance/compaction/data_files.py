@@ -18,7 +18,7 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableFiles:
+class TableFileCounts:
     """The files of a table's current Iceberg snapshot, as its writer counted them; ``bytes`` has delete files, too."""
 
     namespace: str
@@ -45,7 +45,7 @@ class DataFileSurvey:
     corrupt, each as ``namespace.table``; ``not_looked_at`` is the number of tables for which the time did not suffice.
     """
 
-    tables: tuple[TableFiles, ...]
+    tables: tuple[TableFileCounts, ...]
     uncounted: tuple[str, ...]
     unreadable: tuple[str, ...]
     not_looked_at: int
@@ -58,7 +58,7 @@ def survey_data_files(lake: Lakehouse, version: Snapshot, max_seconds: float) ->
     """
     end_s = time.monotonic() + max_seconds
     io = reading_io(lake)
-    found: list[TableFiles] = []
+    found: list[TableFileCounts] = []
     uncounted: list[str] = []
     unreadable: list[str] = []
     tables = tables_of(version)
@@ -86,8 +86,8 @@ def survey_data_files(lake: Lakehouse, version: Snapshot, max_seconds: float) ->
     )
 
 
-def _table_files(name: ObjectName, data_files: int, n_bytes: int) -> TableFiles:
-    return TableFiles(namespace=name.namespace, table=name.table or "", data_files=data_files, bytes=n_bytes)
+def _table_files(name: ObjectName, data_files: int, n_bytes: int) -> TableFileCounts:
+    return TableFileCounts(namespace=name.namespace, table=name.table or "", data_files=data_files, bytes=n_bytes)
 
 
 def _counts(definition: TableDef, io: StorageFileIO) -> tuple[int, int] | Exception | None:

@@ -36,7 +36,7 @@ from trinitylake_ops.maintenance.reach.inventory import list_by_inventory, read_
 from trinitylake_ops.maintenance.reach.listing import list_without
 from trinitylake_ops.maintenance.reach.mark import Mark, is_deletable, owned_tables
 from trinitylake_ops.maintenance.reach.survey import Progress, no_progress, on_latest, survey_versions, uncached
-from trinitylake_ops.maintenance.reach.table_files import is_table_path, table_id_in
+from trinitylake_ops.maintenance.reach.table_files import is_below_tables, table_id_in
 from trinitylake_ops.maintenance.state.lease import lease
 from trinitylake_ops.maintenance.state.state_change import StateChange
 from trinitylake_ops.storage import FileInfo
@@ -146,7 +146,7 @@ class OrphanPlan(TimedPlan):
         if approved.is_empty:
             return OrphanReport.of(Deletion(), version=None, still_needed=0, cost=metered.cost())
         with lease(lake.storage, _OPERATION) as held:
-            has_tables = any(map(is_table_path, approved.paths))
+            has_tables = any(map(is_below_tables, approved.paths))
 
             with spending.planning(progress) as told:
 

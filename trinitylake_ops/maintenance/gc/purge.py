@@ -36,7 +36,7 @@ from trinitylake_ops.maintenance.reach.survey import (
     uncached,
     versions_in,
 )
-from trinitylake_ops.maintenance.reach.table_files import is_table_path
+from trinitylake_ops.maintenance.reach.table_files import is_below_tables
 from trinitylake_ops.maintenance.state.lease import Lease, lease
 from trinitylake_ops.maintenance.state.plan_file import read_plan_file
 from trinitylake_ops.maintenance.state.state_change import StateChange
@@ -418,4 +418,4 @@ def _planned_files(lake: Lakehouse, batch: ExpirationBatch) -> dict[str, int] | 
 
 def _marked(survey: Survey, leaving: VersionRanges, planned: Iterable[str], progress: Progress) -> Mark:
     """Mark what stays when versions go; of tables' files where some are planned."""
-    return Mark(survey, without=leaving, with_tables=any(map(is_table_path, planned)), progress=progress)
+    return Mark(survey, without=leaving, with_tables=any(map(is_below_tables, planned)), progress=progress)

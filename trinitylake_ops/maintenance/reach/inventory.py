@@ -39,7 +39,7 @@ from trinitylake_ops.maintenance.plans.executor import Executor
 from trinitylake_ops.maintenance.reach.listing import list_folders
 from trinitylake_ops.maintenance.reach.mark import Mark
 from trinitylake_ops.maintenance.reach.survey import Progress, no_progress
-from trinitylake_ops.maintenance.reach.table_files import is_table_path, table_id_in
+from trinitylake_ops.maintenance.reach.table_files import is_below_tables, table_id_in
 from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, Storage, open_storage
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.storage.paths import check_path
@@ -250,7 +250,7 @@ class Standing:
 
 def _is_name_of_ours(path: str) -> bool:
     """Whether a file of this path may be an orphan; those with names of operations are listed instead."""
-    if path.startswith(ROOT_PREFIX) or not (is_immutable_path(path) or is_table_path(path)):
+    if path.startswith(ROOT_PREFIX) or not (is_immutable_path(path) or is_below_tables(path)):
         return False
     try:
         check_path(path)

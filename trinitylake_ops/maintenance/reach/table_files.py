@@ -239,7 +239,7 @@ def table_id_in(path: str) -> str | None:
     return match[1] if match else None
 
 
-def is_table_path(path: str) -> bool:
+def is_below_tables(path: str) -> bool:
     """Whether a path lies under the prefix of some table."""
     return table_id_in(path) is not None
 

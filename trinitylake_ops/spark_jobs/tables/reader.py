@@ -28,7 +28,7 @@ from trinitylake_ops.spark_jobs.tables.filters import bound, parsed
 from trinitylake_ops.spark_jobs.tables.schema import to_spark_schema
 from trinitylake_ops.spark_jobs.tables.tasks import ReadJob, Scan, TableScan, read_group
 from trinitylake_ops.tables.files.data_reading import ReadVersion, check_manifests, reading_at
-from trinitylake_ops.tables.files.metadata import read_metadata, table_metadata
+from trinitylake_ops.tables.files.metadata import read_table_metadata, table_metadata
 from trinitylake_ops.tables.io.file_io import StorageFileIO, io_for, reading_io
 from trinitylake_ops.tables.managed import ICEBERG
 from trinitylake_ops.tables.writing.staged_table import StagedTable
@@ -102,7 +102,7 @@ def read_files(
     """
     check_reachable(lake)
     io = reading_io(lake)
-    metadata = read_metadata(io, to_uri(lake.root, table)) if isinstance(table, str) else table.metadata
+    metadata = read_table_metadata(io, to_uri(lake.root, table)) if isinstance(table, str) else table.metadata
     found, wanted = FoundTable(io, metadata), parsed(row_filter)
     return found.scanned_frame(spark, found.tasks(wanted), wanted, columns)
 

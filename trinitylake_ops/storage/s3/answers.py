@@ -27,7 +27,7 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.storage.options import StorageOptions
 
 
-class Operation(Enum):
+class Request(Enum):
     """What the request was to do; the value is the verb that messages use."""
 
     READ = "read"
@@ -41,7 +41,7 @@ class Operation(Enum):
     @property
     def changes_files(self) -> bool:
         """Whether the request may have had an effect although no answer says so."""
-        return self in (Operation.CREATE, Operation.WRITE, Operation.DELETE)
+        return self in (Request.CREATE, Request.WRITE, Request.DELETE)
 
 
 class TransportFailure(Enum):
@@ -56,7 +56,7 @@ class TransportFailure(Enum):
 class S3Request:
     """One request: ``path`` is relative to ``root`` (a prefix for LIST); ``options`` know what to hide."""
 
-    operation: Operation
+    operation: Request
     path: str
     root: str
     options: StorageOptions
@@ -69,7 +69,7 @@ class S3Request:
     @property
     def failure(self) -> str:
         """First half of every message: what could not be done, and where."""
-        if self.operation is Operation.CLOCK:
+        if self.operation is Request.CLOCK:
             return f"cannot {self.operation.value} {self.root}"
         return f"cannot {self.operation.value} {self.path!r} under {self.root}"
 
@@ -178,7 +178,7 @@ def _about_credentials(request: S3Request, status: int | None, code: str | None)
 
 
 def _about_the_place(request: S3Request, what: str, status: int | None, code: str | None) -> TrinityLakeError | None:
-    whole_bucket = request.operation not in (Operation.READ, Operation.STAT, Operation.DELETE)
+    whole_bucket = request.operation not in (Request.READ, Request.STAT, Request.DELETE)
     if code == "NoSuchBucket" or (status == 404 and code is None and whole_bucket):
         return StorageError(
             f"{request.failure}: the bucket {request.bucket!r} does not exist; check its name and the options "
@@ -201,7 +201,7 @@ def _about_the_file(request: S3Request, what: str, status: int | None, code: str
     path = request.path
     if code == "NoSuchKey" or (status == 404 and code is None):
         return FileMissingError(f"there is no file {path!r} under {request.root}", path=path)
-    if status == 412 and request.operation is Operation.CREATE:
+    if status == 412 and request.operation is Request.CREATE:
         return FileExistsAlreadyError(f"a file stands at {path!r} already; choose another name", path=path)
     if code == "InvalidObjectState":
         return StorageError(f"{what}: the file is archived; restore it to a class that can be read", path=path)
@@ -227,7 +227,7 @@ def _about_the_moment(request: S3Request, what: str, status: int | None, code: s
     if code in _DAMAGED_ON_THE_WAY:
         return TransientError(f"{what}: the data was damaged on its way; retry", path=request.path)
     if status == 501 or code == "NotImplemented":
-        condition = " a create under the condition If-None-Match" if request.operation is Operation.CREATE else " this"
+        condition = " a create under the condition If-None-Match" if request.operation is Request.CREATE else " this"
         return StorageError(f"{what}: the server cannot do{condition}; use another S3 server", path=request.path)
     if (status is not None and status >= 500) or code == "InternalError":
         return _lost(request, what)

@@ -18,7 +18,7 @@ from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.storage.paths import check_range, is_hidden
 from trinitylake_ops.storage.s3 import s3fs_failures as s3_failures
-from trinitylake_ops.storage.s3.answers import Operation, TransportFailure, error_from_transport, is_range_beyond_end
+from trinitylake_ops.storage.s3.answers import Request, TransportFailure, error_from_transport, is_range_beyond_end
 from trinitylake_ops.storage.s3.obstore_client import ObstoreClients
 from trinitylake_ops.storage.s3.obstore_failures import OBSTORE_ERRORS, status_and_code, typed_error
 from trinitylake_ops.storage.s3.s3fs_client import MIN_BYTES_PER_SECOND
@@ -95,31 +95,31 @@ class ObstoreS3Storage(S3Storage):
                     return None
                 raise
 
-        return self._sent(Operation.READ, path, get) or b""
+        return self._sent(Request.READ, path, get) or b""
 
     def stat(self, path: str) -> FileInfo:
         if not self._for_obstore(path):
             return super().stat(path)
         key = self._location.key(path)
-        found = self._sent(Operation.STAT, path, lambda: obstore.head(self._stores.for_body(), key))
+        found = self._sent(Request.STAT, path, lambda: obstore.head(self._stores.for_body(), key))
         return _file_info(path, found)
 
     def create(self, path: str, data: bytes) -> None:
         if not self._for_obstore(path):
             return super().create(path, data)
-        return self._put(Operation.CREATE, path, data)
+        return self._put(Request.CREATE, path, data)
 
     def write(self, path: str, data: bytes) -> None:
         if not self._for_obstore(path):
             return super().write(path, data)
-        return self._put(Operation.WRITE, path, data)
+        return self._put(Request.WRITE, path, data)
 
-    def _put(self, operation: Operation, path: str, data: bytes) -> None:
+    def _put(self, operation: Request, path: str, data: bytes) -> None:
         key, body = self._location.key(path), bytes(data)
 
         def put() -> None:
             # "create" sends If-None-Match: *; use_multipart=False keeps it one PUT at any size.
-            mode: PutMode = "create" if operation is Operation.CREATE else "overwrite"
+            mode: PutMode = "create" if operation is Request.CREATE else "overwrite"
             obstore.put(self._stores.for_body(len(body)), key, body, mode=mode, use_multipart=False)
 
         self._sent(operation, path, put)
@@ -134,7 +134,7 @@ class ObstoreS3Storage(S3Storage):
             chunks.append(bytes(chunk))
             if time.monotonic() > deadline:
                 raise error_from_transport(
-                    self._request(Operation.READ, path), TransportFailure.NO_ANSWER, self._endpoint, "time-out"
+                    self._request(Request.READ, path), TransportFailure.NO_ANSWER, self._endpoint, "time-out"
                 )
         return b"".join(chunks)
 
@@ -186,7 +186,7 @@ class ObstoreS3Storage(S3Storage):
                 raise
 
         def sent_page() -> Sequence[ObjectMeta] | None:
-            return self._sent(Operation.LIST, prefix, next_page)
+            return self._sent(Request.LIST, prefix, next_page)
 
         page = sent_page()
         while page:
@@ -226,7 +226,7 @@ class ObstoreS3Storage(S3Storage):
     def _for_obstore(self, path: str) -> bool:
         return not (_Fork.happened or _NOT_IN_OBSTORE.search(self._location.key_prefix + path))
 
-    def _sent(self, operation: Operation, path: str, send: Callable[[], T]) -> T:
+    def _sent(self, operation: Request, path: str, send: Callable[[], T]) -> T:
         try:
             return send()
         except OBSTORE_ERRORS as error:

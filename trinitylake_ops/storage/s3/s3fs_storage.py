@@ -14,7 +14,7 @@ from trinitylake_ops.errors import FileMissingError, StorageError, ThrottledErro
 from trinitylake_ops.storage.interface import FileInfo, Storage
 from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
 from trinitylake_ops.storage.paths import check_range, is_hidden
-from trinitylake_ops.storage.s3.answers import Operation, S3Request, error_from_answer, is_range_beyond_end
+from trinitylake_ops.storage.s3.answers import Request, S3Request, error_from_answer, is_range_beyond_end
 from trinitylake_ops.storage.s3.s3fs_client import S3Client
 from trinitylake_ops.storage.s3.s3fs_failures import CLIENT_ERRORS, answer_of, status_and_code, typed_error
 from trinitylake_ops.storage.s3.server_clock import ServerClock, monotonic_ms
@@ -88,20 +88,20 @@ class S3Storage(Storage):
                     self._check_size(path, size_bytes, length, limit_bytes)
                 return answer, b"".join(pieces)
 
-        got = self._run(Operation.READ, path, get)
+        got = self._run(Request.READ, path, get)
         if got is None:
             return b""
         found = _asked_for(*got, offset, length)
         if found is None:
             raise TransientError(
-                f"{self._request(Operation.READ, path).failure}: the server sent {len(got[1])} bytes, not those asked"
+                f"{self._request(Request.READ, path).failure}: the server sent {len(got[1])} bytes, not those asked"
                 " for; retry",
                 path=path,
             )
         return found
 
     def stat(self, path: str) -> FileInfo:
-        answer = self._send(Operation.STAT, path, "head_object", Key=self._location.key(path))
+        answer = self._send(Request.STAT, path, "head_object", Key=self._location.key(path))
         if "ContentLength" not in answer or "LastModified" not in answer:
             raise StorageError(
                 f"cannot look up {path!r} under {self.root}: the answer has no size or no time; check that the option "
@@ -112,15 +112,15 @@ class S3Storage(Storage):
 
     def create(self, path: str, data: bytes) -> None:
         key, body = self._location.key(path), bytes(data)
-        self._send(Operation.CREATE, path, "put_object", Key=key, Body=body, IfNoneMatch="*")
+        self._send(Request.CREATE, path, "put_object", Key=key, Body=body, IfNoneMatch="*")
 
     def write(self, path: str, data: bytes) -> None:
         key, body = self._location.key(path), bytes(data)
-        self._send(Operation.WRITE, path, "put_object", Key=key, Body=body)
+        self._send(Request.WRITE, path, "put_object", Key=key, Body=body)
 
     def delete(self, path: str) -> None:
         try:
-            self._send(Operation.DELETE, path, "delete_object", Key=self._location.key(path))
+            self._send(Request.DELETE, path, "delete_object", Key=self._location.key(path))
         except FileMissingError:
             return  # some servers say so
 
@@ -140,12 +140,12 @@ class S3Storage(Storage):
         return self._files(prefix, self._location.listed(prefix))
 
     def now_ms(self) -> int:
-        return self._clock.now_ms(lambda: self._send(Operation.CLOCK, "", "head_bucket"))
+        return self._clock.now_ms(lambda: self._send(Request.CLOCK, "", "head_bucket"))
 
     def _delete_objects(self, path_by_key: Mapping[str, str]) -> dict[str, StorageError]:
         objects = [{"Key": key} for key in path_by_key]
         shown = next(iter(path_by_key.values()))
-        answer = self._send(Operation.DELETE, shown, "delete_objects", Delete={"Objects": objects, "Quiet": True})
+        answer = self._send(Request.DELETE, shown, "delete_objects", Delete={"Objects": objects, "Quiet": True})
         failures: dict[str, StorageError] = {}
         for failed in answer.get("Errors", ()):
             path = path_by_key.get(failed.get("Key", ""))
@@ -155,7 +155,7 @@ class S3Storage(Storage):
                     "that was not in the request; delete them again"
                 )
             error = error_from_answer(
-                self._request(Operation.DELETE, path), None, failed.get("Code"), failed.get("Message")
+                self._request(Request.DELETE, path), None, failed.get("Code"), failed.get("Message")
             )
             if isinstance(error, StorageError) and not isinstance(error, FileMissingError):
                 failures[path] = error
@@ -176,7 +176,7 @@ class S3Storage(Storage):
 
     def _pages(self, prefix: str, key_prefix: str) -> Iterator[Answer]:
         def page(**position: str) -> Answer:
-            return self._send(Operation.LIST, prefix, "list_objects_v2", Prefix=key_prefix, **position)
+            return self._send(Request.LIST, prefix, "list_objects_v2", Prefix=key_prefix, **position)
 
         current, token = page(), None
         yield current
@@ -197,13 +197,13 @@ class S3Storage(Storage):
         )
         return retrying(page, **position)
 
-    def _send(self, operation: Operation, path: str, method: str, **arguments: Any) -> Answer:
+    def _send(self, operation: Request, path: str, method: str, **arguments: Any) -> Answer:
         def call(file_system: s3fs.S3FileSystem) -> Coroutine[Any, Any, Answer]:
             return self._call(file_system, method, **arguments)
 
         return self._run(operation, path, call)
 
-    def _run(self, operation: Operation, path: str, send: Callable[[s3fs.S3FileSystem], Coroutine[Any, Any, T]]) -> T:
+    def _run(self, operation: Request, path: str, send: Callable[[s3fs.S3FileSystem], Coroutine[Any, Any, T]]) -> T:
         """Send a request. Raises typed errors."""
         try:
             return self._client.run(send)
@@ -228,7 +228,7 @@ class S3Storage(Storage):
             headers = (answer or {}).get("ResponseMetadata", {}).get("HTTPHeaders", {})
             self._clock.observe(headers.get("date"), sent_at_ms, monotonic_ms())
 
-    def _request(self, operation: Operation, path: str) -> S3Request:
+    def _request(self, operation: Request, path: str) -> S3Request:
         return S3Request(operation, path, self.root, self.options)
 
 

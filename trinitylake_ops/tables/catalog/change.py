@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Change:
+class TableChange:
     """A change in progress: the transaction it goes to and the files, as URIs, that were written for it."""
 
     writer: Transaction
@@ -70,15 +70,15 @@ class Change:
 
 
 @contextmanager
-def changing(target: CatalogTarget, io: StorageFileIO, what: str) -> Iterator[Change]:
+def changing(target: CatalogTarget, io: StorageFileIO, what: str) -> Iterator[TableChange]:
     """Change a target in one step; ``what`` is the commit's message.
 
     Raises pyiceberg's exceptions for what is missing, exists, or lost a race; others pass as they are.
     """
-    change: Change | None = None
+    change: TableChange | None = None
     try:
         with target.change(what) as writer:
-            change = Change(writer, io)
+            change = TableChange(writer, io)
             yield change
     except errors.CommitOutcomeUnknownError as error:
         raise CommitStateUnknownException(str(error)) from error

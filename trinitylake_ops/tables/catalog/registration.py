@@ -13,7 +13,7 @@ from trinitylake_ops.format.file_sizes import MAX_NOTE_BYTES
 from trinitylake_ops.format.locations import as_uri, normalize_root_uri, to_uri
 from trinitylake_ops.format.places import Places
 from trinitylake_ops.storage import open_storage
-from trinitylake_ops.tables.files.metadata import read_metadata
+from trinitylake_ops.tables.files.metadata import read_table_metadata
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import EXTERNAL, MANAGED, managed_table_id, metadata_uri, table_definition
 from trinitylake_ops.tables.ownership import read_owner
@@ -47,7 +47,7 @@ def root_to_allow(definition: TableDef, io: StorageFileIO) -> str | None:
     ``io`` may read its metadata file. Raises CorruptFileError, StorageError.
     """
     uri = metadata_uri(definition, io.root)
-    location = f"{as_uri(read_metadata(io, uri).location).rstrip('/')}/"
+    location = f"{as_uri(read_table_metadata(io, uri).location).rstrip('/')}/"
     needed = [location, *([] if uri.startswith(location) else [uri[: uri.rindex("/") + 1]])]
     plain = Places(io.root, io.places.names, io.places.allowed)
     return " ".join(root for root in needed if plain.known(f"{root}metadata/file") is None) or None
@@ -65,7 +65,7 @@ def registered_table(
     """
     if table_type not in (EXTERNAL, FEDERATED):
         raise InvalidInputError(f"a table is registered as {EXTERNAL} or {FEDERATED}, not as {table_type!r}")
-    metadata = read_metadata(io, uri)
+    metadata = read_table_metadata(io, uri)
     table_id = managed_table_id(metadata.location, io.root)
     is_in_place = table_id is not None and uri.startswith(f"{metadata.location}/")
     if table_id is not None and is_in_place and _is_owner(io, table_id, lakehouse):

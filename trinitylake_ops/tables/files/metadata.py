@@ -123,7 +123,7 @@ def load_metadata(io: StorageFileIO, uri: str) -> LoadedMetadata:
     return _without_code(parsed)
 
 
-def read_metadata(io: StorageFileIO, uri: str) -> TableMetadata:
+def read_table_metadata(io: StorageFileIO, uri: str) -> TableMetadata:
     """Read a metadata file of whatever table, without what names code.
 
     By a definition read it with :func:`table_metadata`. Raises CorruptFileError, FileMissingError and other
@@ -164,7 +164,7 @@ def walked_metadata(definition: TableDef, io: StorageFileIO) -> TableMetadata:
     uri = metadata_uri(definition, io.root)
     if definition.is_managed and f"/{table_prefix(definition.id)}" in uri:
         return table_metadata(definition, io)
-    return in_own_place(read_metadata(io_for(definition, io), uri), definition, io)
+    return in_own_place(read_table_metadata(io_for(definition, io), uri), definition, io)
 
 
 def check_identity(definition: TableDef, metadata: TableMetadata, uri: str) -> None:

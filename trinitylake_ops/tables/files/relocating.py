@@ -20,7 +20,7 @@ from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.storage.conditional_create import create_fresh
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.files.copying import FileCopy, TablePlaces, copied_definition, rewritten
-from trinitylake_ops.tables.files.metadata import COMPRESSED, read_metadata
+from trinitylake_ops.tables.files.metadata import COMPRESSED, read_table_metadata
 from trinitylake_ops.tables.files.reach import FileKind, content_file, entries_in, manifests_in
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import metadata_uri
@@ -71,7 +71,7 @@ def moved_files(definition: TableDef, io: StorageFileIO) -> MovedFiles | None:
     Reads its metadata and all manifest lists and manifests. Raises CorruptFileError, StorageError.
     """
     uri = metadata_uri(definition, io.root)
-    metadata = read_metadata(io, uri)
+    metadata = read_table_metadata(io, uri)
     snapshots = {io.location(one.manifest_list): one for one in metadata.snapshots if one.manifest_list}
     listed = run_parallel(lambda one: manifests_in(one, io), list(snapshots.values()), io.storage.concurrency)
     found = {manifest.manifest_path: manifest for several in listed for manifest in several}
