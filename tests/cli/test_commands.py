@@ -19,7 +19,7 @@ from tests.transaction.groups import commit_together
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.cli.app import main, trinitylake
 from trinitylake_ops.errors import StoragePermissionError
-from trinitylake_ops.format.definitions import ExportLevel, ExportRecord
+from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, RetentionRules
 from trinitylake_ops.format.file_names import HINT_PATH, root_path
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
 from trinitylake_ops.versions.commit_info import acting_for_run
@@ -242,6 +242,17 @@ def test_show(cli: Cli, lake: Lakehouse) -> None:
     assert "int8" in cli("show", "ns.real").out
     assert_error(cli("show", "nowhere"), 4, "'nowhere'")
     assert_error(cli("show", "ns.nowhere"), 4, "ns.nowhere")
+
+
+def test_show_tells_records_in_words(cli: Cli, lake: Lakehouse) -> None:
+    maintenance.plan_export(lake, "kept", "minimal").execute()
+    lake.alter_definition(retention_rules=RetentionRules(keep_last=5), properties={"owner": "sales"})
+    shown = " ".join(cli("show").out.split())
+    assert "exports kept (version" in shown
+    assert ", minimal)" in shown
+    assert "retention_rules keep_last=5" in shown
+    assert "properties owner=sales" in shown
+    assert "(name=" not in shown
 
 
 def test_show_tells_dots_apart(cli: Cli, lake: Lakehouse) -> None:

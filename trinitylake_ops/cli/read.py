@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,13 @@ from trinitylake_ops.cli.context import (
     print_table,
 )
 from trinitylake_ops.errors import InvalidNameError
-from trinitylake_ops.format.definitions import IsolationLevel, LakehouseDef
+from trinitylake_ops.format.definitions import (
+    ExpirationBatch,
+    ExportRecord,
+    IsolationLevel,
+    LakehouseDef,
+    RetentionRules,
+)
 from trinitylake_ops.format.limits import MAX_NODE_FILE_BYTES, MAX_ORDER, MIN_ORDER
 from trinitylake_ops.maintenance.plans.document import change_rows, new_table
 from trinitylake_ops.tree.forecast import TreeForecast, forecast_tree
@@ -143,14 +150,32 @@ def _size(size_bytes: float) -> str:
 def _definition_table(snapshot: Snapshot) -> Any:
     definition = replace(snapshot.definition, node_compression=snapshot.definition.node_compression or "none")
     shown = [(spec.name, getattr(definition, spec.name)) for spec in fields(LakehouseDef)]
-    rows = [
-        (name, value.name.lower() if isinstance(value, IsolationLevel) else value)
-        for name, value in shown
-        if value not in ({}, (), None, "", b"")
-    ]
+    rows = [(name, _setting(value)) for name, value in shown if value not in ({}, (), None, "", b"")]
     return new_table(
         f"Lakehouse at version {snapshot.version}, {_time(snapshot.created_at)}", "setting", "value", rows=rows
     )
+
+
+def _setting(value: Any) -> object:
+    """Return a setting of a lakehouse as people read it; what is long is counted beyond its first parts."""
+    if isinstance(value, IntEnum):
+        return value.name.lower()
+    if isinstance(value, RetentionRules):
+        value = {spec.name: getattr(value, spec.name) for spec in fields(value) if getattr(value, spec.name)}
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={text}" for name, text in sorted(value.items()))
+    if isinstance(value, tuple):
+        rest = f" and {len(value) - _MOST_SHOWN:,} more" if len(value) > _MOST_SHOWN else ""
+        return ", ".join(map(_part, value[:_MOST_SHOWN])) + rest
+    return value
+
+
+def _part(record: Any) -> str:
+    if isinstance(record, ExportRecord):
+        return f"{record.name} (version {record.version}, {record.level.name.lower()})"
+    if isinstance(record, ExpirationBatch):
+        return f"{record.versions} ({record.state.name.lower()})"
+    return f"{record.root} at version {record.version}"  # a source
 
 
 @click.command(short_help="Draw the tree: levels, fill, buffers, bytes.")
