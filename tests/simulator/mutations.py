@@ -12,7 +12,8 @@ from unittest import mock
 from trinitylake_ops.errors import AmbiguousWriteError, CommitOutcomeUnknownError, FileExistsAlreadyError, StorageError
 from trinitylake_ops.storage import conditional_create as write_outcome
 from trinitylake_ops.storage.interface import Storage
-from trinitylake_ops.transaction import commit, group_commit, lakehouse, resolve, transaction
+from trinitylake_ops.transaction import change_set, commit, lakehouse, resolve, submission, transaction
+from trinitylake_ops.transaction.groups import group
 from trinitylake_ops.transaction.resolve import CommitResolution
 from trinitylake_ops.versions import latest as latest_version
 from trinitylake_ops.versions import roots as versions
@@ -69,13 +70,13 @@ def _trust_the_hint() -> AbstractContextManager[Any]:
 
 def _keep_the_tree_of_the_base() -> AbstractContextManager[Any]:
     """Rebase the number of the version, not its pointers."""
-    bring = group_commit._Group.bring_to
+    bring = group.GroupChange.bring_to
 
     def bring_to(self: Any, base: Snapshot) -> None:
         bring(self, base)
         self.stale = getattr(self, "stale", base.root)
 
-    draft_of = group_commit._Group.draft
+    draft_of = group.GroupChange.draft
 
     def draft(self: Any, base: Snapshot, stamp: Any) -> Any:
         system = {**self.stale.system, "created_at_millis": base.root.system["created_at_millis"]}
@@ -83,8 +84,8 @@ def _keep_the_tree_of_the_base() -> AbstractContextManager[Any]:
         return draft_of(self, Snapshot(base.files, base.version, base.location, stale, base.read_at_ms), stamp)
 
     return both(
-        mock.patch.object(group_commit._Group, "bring_to", bring_to),
-        mock.patch.object(group_commit._Group, "draft", draft),
+        mock.patch.object(group.GroupChange, "bring_to", bring_to),
+        mock.patch.object(group.GroupChange, "draft", draft),
     )
 
 
@@ -121,7 +122,7 @@ def _expire_after_a_lost_answer() -> AbstractContextManager[Any]:
 
 
 def _overwrite_definitions() -> AbstractContextManager[Any]:
-    return mock.patch.object(transaction, "merge_lakehouse_defs", lambda base, ours, theirs: (ours, []))
+    return mock.patch.object(submission, "merge_lakehouse_defs", lambda base, ours, theirs: (ours, []))
 
 
 def _begin_on_an_earlier_version() -> AbstractContextManager[Any]:
@@ -142,9 +143,9 @@ def _take_undecided_for_lost() -> AbstractContextManager[Any]:
 
 def _send_again_what_was_sent() -> AbstractContextManager[Any]:
     def abandoned(self: Any) -> list[Any]:
-        return [member for member in self._taken[1:] if member.outcome is None]
+        return [member for member in self._members.taken[1:] if member.outcome is None]
 
-    return mock.patch.object(group_commit._Group, "abandoned", abandoned)
+    return mock.patch.object(group.Group, "abandoned", abandoned)
 
 
 @contextmanager
@@ -167,36 +168,36 @@ MUTATIONS: Mapping[str, Mutation] = {
     "overwrite roots instead of creating them": _overwrite_roots,
     "trust the hint": _trust_the_hint,
     "carry stale pointers in a rebase": _keep_the_tree_of_the_base,
-    "skip the check of written keys": _returning(transaction, "written_key_conflicts", []),
-    "skip the check of read keys and ranges": _returning(transaction, "read_conflicts", []),
+    "skip the check of written keys": _returning(change_set, "written_key_conflicts", []),
+    "skip the check of read keys and ranges": _returning(change_set, "read_conflicts", []),
     "skip the check of ranges": lambda: mock.patch.object(
-        transaction, "read_conflicts",
-        lambda keys, changes, points, prefixes, check=transaction.read_conflicts: check(keys, changes, points, ()),
+        change_set, "read_conflicts",
+        lambda keys, changes, points, prefixes, check=change_set.read_conflicts: check(keys, changes, points, ()),
     ),
     "skip the check of single keys": lambda: mock.patch.object(
-        transaction, "read_conflicts",
-        lambda keys, changes, points, prefixes, check=transaction.read_conflicts: check(keys, changes, (), prefixes),
+        change_set, "read_conflicts",
+        lambda keys, changes, points, prefixes, check=change_set.read_conflicts: check(keys, changes, (), prefixes),
     ),
-    "skip the check that the namespace is there": _returning(transaction.Transaction, "_namespace_conflicts", []),
-    "skip the check of new tables in a dropped namespace": _returning(transaction, "new_table_conflicts", []),
+    "skip the check that the namespace is there": _returning(change_set.ChangeSet, "_namespace_conflicts", []),
+    "skip the check of new tables in a dropped namespace": _returning(change_set, "new_table_conflicts", []),
     "overwrite the settings that others changed": _overwrite_definitions,
     "acknowledge commits that were not made": lambda: mock.patch.object(
         transaction.Transaction, "_commit_once", lambda self, max_attempts: self.base.version
     ),
     "skip the check of read settings": lambda: mock.patch.object(
-        transaction.Transaction, "definition", property(lambda self: self._definition or self.base.definition)
+        transaction.Transaction, "definition", property(lambda self: self._changes.definition or self.base.definition)
     ),
-    "skip the time to live": _returning(group_commit, "check_age", None),
+    "skip the time to live": _returning(group, "check_age", None),
     "take the clock's time, also when it jumped back": lambda: mock.patch.object(
         commit, "_creation_time_ms", lambda storage, base: storage.now_ms()
     ),
-    "put transactions together that touch each other": _returning(group_commit.Footprint, "is_touched_by", False),
+    "put transactions together that touch each other": _returning(change_set.Footprint, "is_touched_by", False),
     "delete the files of a commit with an unknown outcome": _forget_files_of_unknown_outcomes,
     "give up an old transaction whose root was sent": _expire_after_a_lost_answer,
-    "keep a transaction that conflicts in its group": _returning(group_commit._Group, "_fail", None),
+    "keep a transaction that conflicts in its group": _returning(group.Members, "fail", None),
     "begin on an earlier version": _begin_on_an_earlier_version,
-    "make up conflicts": _returning(transaction, "new_table_conflicts", ["made up"]),
-    "look nowhere for a resumed transaction": _returning(transaction, "version_of", None),
+    "make up conflicts": _returning(change_set, "new_table_conflicts", ["made up"]),
+    "look nowhere for a resumed transaction": _returning(submission, "version_of", None),
     "take an undecided commit for lost": _take_undecided_for_lost,
     "leave the files of lost attempts behind": _returning(commit, "discard", None),
     "travel to the latest version, whatever the time": lambda: mock.patch.object(

@@ -53,10 +53,11 @@ from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, RetryStorage, St
 from trinitylake_ops.storage.cache import storage as cache_module
 from trinitylake_ops.tables.io import file_io as file_io_module
 from trinitylake_ops.transaction import commit as commit_module
-from trinitylake_ops.transaction import group_commit as group_commit_module
 from trinitylake_ops.transaction import lakehouse as lakehouse_module
 from trinitylake_ops.transaction import time_to_live as orphan_barrier_module
 from trinitylake_ops.transaction import turns as fairness_module
+from trinitylake_ops.transaction.groups import member as member_module
+from trinitylake_ops.transaction.groups import queue as queue_module
 from trinitylake_ops.tree.nodes import elsewhere as elsewhere_module
 
 Kind = Literal["read", "stat", "list", "create", "write", "delete"]
@@ -322,7 +323,8 @@ class World:
                 node_file_module, "_columns", functools.lru_cache(maxsize=512)(node_file_module._columns)
             ),
             mock.patch.object(cache_module, "threading", threads),
-            mock.patch.object(group_commit_module, "threading", threads),
+            mock.patch.object(member_module, "threading", threads),
+            mock.patch.object(queue_module, "threading", threads),
             mock.patch.object(Storage, "concurrency", 1),
             mock.patch.object(commit_module, "time", _Pauses(self)),
             mock.patch.object(fairness_module, "time", _Pauses(self)),

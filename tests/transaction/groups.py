@@ -8,15 +8,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.transaction import group_commit
+from trinitylake_ops.transaction import groups
 from trinitylake_ops.transaction.transaction import Transaction
 
 Work = Callable[[Transaction], object]
 _LONGEST_WAIT_SECONDS = 10
+_MODULES = Path(groups.__file__).parent
 
 
 def commit_together(
@@ -49,7 +51,7 @@ def commit_waiting(
 ) -> list[int | BaseException]:
     """Let transactions wait in the order given, as if somebody else committed, then commit them.
 
-    The thread of the transaction ``interrupted`` is interrupted at its ``at_line``-th line in the module of groups.
+    The thread of the transaction ``interrupted`` is interrupted at its ``at_line``-th line in the modules of groups.
     """
     queue, outcomes = lake._queue, dict[int, int | BaseException]()
 
@@ -70,7 +72,7 @@ def commit_waiting(
     for thread, txn in zip(threads, transactions, strict=True):
         thread.start()
         deadline = time.monotonic() + _LONGEST_WAIT_SECONDS
-        while thread.is_alive() and txn not in [waiting.transaction for waiting in tuple(queue._waiting)]:
+        while thread.is_alive() and txn.id not in [waiting.submission.id for waiting in tuple(queue._waiting)]:
             assert time.monotonic() < deadline
             time.sleep(0.0005)
     meanwhile()
@@ -87,11 +89,11 @@ class Interrupted(BaseException):
 
 
 def _interrupting(at_line: int) -> Callable[..., Any]:
-    """Return a trace function that raises at the n-th line of the module of groups."""
+    """Return a trace function that raises at the n-th line of the modules of groups."""
     remaining = itertools.count(at_line - 1, -1)
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
-        if frame.f_code.co_filename != group_commit.__file__:
+        if Path(frame.f_code.co_filename).parent != _MODULES:
             return None
         # At the line of a with statement the lock would stay locked: Python cannot be interrupted there safely.
         is_with = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")

@@ -24,6 +24,8 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.storage import MeteredStorage, Storage, StorageWrapper
 from trinitylake_ops.transaction.commit import Commit
+from trinitylake_ops.transaction.groups import group, member
+from trinitylake_ops.transaction.submission import Submission
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.versions.commit_info import acting_for_run
 
@@ -176,7 +178,8 @@ def test_a_root_has_room_for_what_its_members_say(filled: Lakehouse) -> None:
 
 
 def test_large_transactions_go_alone(filled: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trinitylake_ops.transaction.group_commit.MAX_GROUP_CHANGES", 2)
+    for module in (member, group):
+        monkeypatch.setattr(module, "MAX_GROUP_CHANGES", 2)
 
     def many(txn: Transaction) -> None:
         for number in range(3):
@@ -348,7 +351,10 @@ def test_an_untyped_error_is_its_own_members(filled: Lakehouse, monkeypatch: pyt
     transactions = [filled.transaction() for _ in range(3)]
     for number, txn in enumerate(transactions):
         creates(f"t{number}")(txn)
-    monkeypatch.setattr(transactions[1], "writes_on", lambda base: 1 / 0)
+    writes_on = Submission.writes_on
+    monkeypatch.setattr(
+        Submission, "writes_on", lambda self, base: 1 / 0 if self.id == transactions[1].id else writes_on(self, base)
+    )
     first, second, third = commit_waiting(filled, transactions)
     assert (first, third) == (2, 2)
     assert isinstance(second, ZeroDivisionError)

@@ -85,8 +85,17 @@ class DraftOutdatedError(TrinityLakeError):
     """Raised before a root is sent by a change that became another one: it is drafted again on the same base."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """What is drafted to become ``version``, under an id of its own."""
+
+    version: int
+    commit_id: str
+    draft: Draft
+
+
 class Commit:
-    """One change on its way to become a version, over as many attempts as that takes."""
+    """One change on its way to become a version: drafted, written and sent, and rebased where another was first."""
 
     def __init__(
         self,
@@ -114,30 +123,23 @@ class Commit:
         """Commit on ``base`` or a later version. Raises what :func:`commit` raises."""
         turn = TurnRequest(self._files.storage)
         try:
-            return self._run(base, turn)
+            committed = self._decided(base, turn)
+            self._settle(committed, turn)
+            return committed
         finally:  # also where it was interrupted: who waits for this writer would wait in vain
             turn.end()
 
-    def _run(self, base: Snapshot, turn: TurnRequest) -> Committed:
+    def _decided(self, base: Snapshot, turn: TurnRequest) -> Committed:
+        """Attempt it on one version after the other, until it is committed or has failed."""
         try:
             while True:
                 began_s = time.monotonic()
                 with reading_bases(base):
                     self.committed = self._attempt(base)
                 if self.committed is not None:
-                    break
+                    return self.committed
                 self.sent = None
-                self._n_lost += 1
-                if self._n_lost >= self._max_attempts:
-                    raise attempts_exhausted(self._max_attempts, base.version + 1)
-                pause_after_loss(self._n_lost, time.monotonic() - began_s)
-                latest = self._latest_after(base.version + 1, turn, time.monotonic() - began_s)
-                # First: what the base of an old one reaches may be purged.
-                with contextlib.suppress(DraftOutdatedError):  # rebase and draft leave out who is too old
-                    self._age_limit.check_base(latest.definition)
-                with reading_bases(base, latest):
-                    self._change.rebase(base, latest)
-                base = latest
+                base = self._rebase(base, turn, began_s)
         except CommitOutcomeUnknownError:
             turn.withdraw()
             raise
@@ -147,12 +149,83 @@ class Commit:
             turn.withdraw()
             discard(self._files.storage, [*self._kept, *self._nodes])
             raise
-        if self.committed.root_file is None:
-            turn.withdraw()
-            discard(self._files.storage, self._kept)
-        else:
-            self._write_hint(self.committed.version, turn)
-        return self.committed
+
+    def _attempt(self, base: Snapshot) -> Committed | None:
+        """Draft the change on ``base``, write its files and send its root; None where another commit was first."""
+        while True:
+            attempt = self._draft(base)
+            if attempt is None:
+                return Committed(base.version, None)
+            root_file = self._write(attempt, base)
+            try:
+                is_ours = self._send(attempt, root_file, base)
+            except DraftOutdatedError:
+                self._discard_nodes()
+                continue
+            if is_ours:
+                return Committed(attempt.version, root_file)
+            self._discard_nodes()
+            return None
+
+    def _draft(self, base: Snapshot) -> _Attempt | None:
+        """Say what would be written on ``base``; None where nothing would change."""
+        version = base.version + 1
+        if version > MAX_VERSION:
+            raise VersionNotFoundError(
+                f"version {MAX_VERSION} is the last one a lakehouse can have; nothing was committed"
+            )
+        stamp = RootStamp(_creation_time_ms(self._files.storage, base), str(uuid.uuid4()))
+        draft = self._change.draft(base, stamp)
+        return None if draft is None else _Attempt(version, stamp.commit_id, draft)
+
+    def _write(self, attempt: _Attempt, base: Snapshot) -> bytes:
+        """Write all files of an attempt but the root, in one round, and return that."""
+        draft = attempt.draft
+        # A definition of the lakehouse from before a merge, or those of a transaction that left a group.
+        replaced = sorted(self._kept.keys() - draft.definition_files.keys())
+        discard(self._files.storage, replaced)
+        for path in replaced:
+            del self._kept[path]
+        if not self._kept:
+            self._age_limit.begin_writing()
+        fresh = {path: data for path, data in draft.definition_files.items() if path not in self._kept}
+        self._kept |= fresh
+        nodes = draft.tree.node_files
+        self._n_requests += len(fresh) + len(nodes) + 1
+        n_bytes = sum(map(len, self._kept.values())) + sum(map(len, nodes.values()))
+        cost = CommitCost(self._n_lost + 1, self._n_requests + 1, n_bytes)
+        root_file = draft.root_file(cost, base.files.roots.path(attempt.version), attempt.version)
+        self._nodes = nodes
+        create_fresh(self._files.storage, {**fresh, **nodes})
+        return root_file
+
+    def _send(self, attempt: _Attempt, root_file: bytes, base: Snapshot) -> bool:
+        """Create the root if absent, in time; whether the version is ours. Raises DraftOutdatedError before it does."""
+        in_time = functools.partial(self._age_limit.check, base.definition)
+        self.sent = (attempt.version, attempt.commit_id)
+        return create_root(base.files.roots, attempt.version, root_file, attempt.commit_id, in_time)
+
+    def _rebase(self, base: Snapshot, turn: TurnRequest, began_s: float) -> Snapshot:
+        """Wait a moment, find the latest version, and check the change on it; returns that version."""
+        self._n_lost += 1
+        if self._n_lost >= self._max_attempts:
+            raise attempts_exhausted(self._max_attempts, base.version + 1)
+        pause_after_loss(self._n_lost, time.monotonic() - began_s)
+        latest = self._latest_after(base.version + 1, turn, time.monotonic() - began_s)
+        # First: what the base of an old one reaches may be purged.
+        with contextlib.suppress(DraftOutdatedError):  # rebase and draft leave out who is too old
+            self._age_limit.check_base(latest.definition)
+        with reading_bases(base, latest):
+            self._change.rebase(base, latest)
+        return latest
+
+    def _settle(self, committed: Committed, turn: TurnRequest) -> None:
+        """Write the hint, or delete what was written for nothing."""
+        if committed.root_file is not None:
+            self._write_hint(committed.version, turn)
+            return
+        turn.withdraw()
+        discard(self._files.storage, self._kept)
 
     def _latest_after(self, known: int, turn: TurnRequest, attempt_seconds: float) -> Snapshot:
         """Return the latest version; in the same round, ask for a turn where it is time to."""
@@ -177,51 +250,6 @@ class Commit:
 
     def _in_one_round(self, requests: Sequence[Callable[[], None]]) -> None:
         run_parallel(in_one_round(lambda request: request()), requests, self._files.storage.concurrency)
-
-    def _attempt(self, base: Snapshot) -> Committed | None:
-        """Draft the change on ``base`` and send it; None where another commit was first."""
-        version = base.version + 1
-        if version > MAX_VERSION:
-            raise VersionNotFoundError(
-                f"version {MAX_VERSION} is the last one a lakehouse can have; nothing was committed"
-            )
-        while True:
-            stamp = RootStamp(_creation_time_ms(self._files.storage, base), str(uuid.uuid4()))
-            draft = self._change.draft(base, stamp)
-            if draft is None:
-                return Committed(base.version, None)
-            root_file = self._write_files(draft, base.files.roots.path(version), version)
-            in_time = functools.partial(self._age_limit.check, base.definition)
-            self.sent = (version, stamp.commit_id)
-            try:
-                is_ours = create_root(base.files.roots, version, root_file, stamp.commit_id, in_time)
-            except DraftOutdatedError:
-                self._discard_nodes()
-                continue
-            if is_ours:
-                return Committed(version, root_file)
-            self._discard_nodes()
-            return None
-
-    def _write_files(self, draft: Draft, root_path: str, version: int) -> bytes:
-        """Write all files of an attempt at a version but the root, and return that."""
-        # A definition of the lakehouse from before a merge, or those of a transaction that left a group.
-        replaced = sorted(self._kept.keys() - draft.definition_files.keys())
-        discard(self._files.storage, replaced)
-        for path in replaced:
-            del self._kept[path]
-        if not self._kept:
-            self._age_limit.begin_writing()
-        fresh = {path: data for path, data in draft.definition_files.items() if path not in self._kept}
-        self._kept |= fresh
-        nodes = draft.tree.node_files
-        self._n_requests += len(fresh) + len(nodes) + 1
-        n_bytes = sum(map(len, self._kept.values())) + sum(map(len, nodes.values()))
-        cost = CommitCost(self._n_lost + 1, self._n_requests + 1, n_bytes)
-        root_file = draft.root_file(cost, root_path, version)
-        self._nodes = nodes
-        create_fresh(self._files.storage, {**fresh, **nodes})
-        return root_file
 
     def _discard_nodes(self) -> None:
         discard(self._files.storage, self._nodes)

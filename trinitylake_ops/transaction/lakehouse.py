@@ -29,7 +29,7 @@ from trinitylake_ops.storage.cache.storage import private_cache_view, shared_cac
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
 from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS, Committable, commit
 from trinitylake_ops.transaction.creation import create_lakehouse
-from trinitylake_ops.transaction.group_commit import CommitQueue, shared_queue
+from trinitylake_ops.transaction.groups.queue import CommitQueue, shared_queue
 from trinitylake_ops.transaction.resolve import CommitResolution, resolve_commit
 from trinitylake_ops.transaction.saved import StagedDefinition, checked_id, read_saved, stage_definition
 from trinitylake_ops.transaction.time_to_live import TransactionAge

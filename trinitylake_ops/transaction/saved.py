@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trinitylake_ops.errors import (
@@ -21,11 +22,17 @@ from trinitylake_ops.errors import (
     VersionNotFoundError,
 )
 from trinitylake_ops.format.definitions import IsolationLevel, SavedTransaction, TableDef
-from trinitylake_ops.format.file_names import new_table_path, saved_transaction_path, table_prefix
+from trinitylake_ops.format.file_names import (
+    is_table_definition_path,
+    new_table_path,
+    saved_transaction_path,
+    table_prefix,
+)
 from trinitylake_ops.format.limits import validate_table_def
 from trinitylake_ops.format.nodes.node_file import COMMIT_ID, decode_commit_info, decode_system_rows
 from trinitylake_ops.storage.conditional_create import create_fresh, create_settled
-from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS, Storage
+from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.versions.roots import read_roots
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
@@ -55,6 +62,41 @@ def stage_definition(snapshot: Snapshot, namespace: str, table: str, definition:
     table_prefix(definition.id)
     create_fresh(snapshot.files.storage, {path: validate_table_def(definition).to_bytes(path)})
     return StagedDefinition(namespace, table, path)
+
+
+def check_staged(staged: Sequence[object], limit_bytes: int) -> None:
+    """Raise InvalidInputError for what stage_definition did not return, and for two of one table or file."""
+    found = [one for one in staged if isinstance(one, StagedDefinition) and type(one.location) is str]
+    if len(found) < len(staged):
+        raise InvalidInputError("put_staged takes what stage_definition returned")
+    for named in ({(one.namespace, one.table) for one in found}, {one.location for one in found}):
+        if len(named) < len(found):
+            raise InvalidInputError("two of the staged definitions are of one table, or one file; take one of them")
+    for one in found:
+        if not is_table_definition_path(one.location, one.namespace, one.table, limit_bytes):
+            raise InvalidInputError(f"{one.location!r} was not staged for table {one.namespace}.{one.table}")
+
+
+def read_staged(snapshot: Snapshot, staged: Sequence[StagedDefinition]) -> list[TableDef]:
+    """Return what stands in the files of staged definitions, for a transaction that began on ``snapshot``.
+
+    The files are looked at in parallel. Raises InvalidInputError for what was staged before that version was read,
+    InvalidDefinitionError, FileMissingError, CorruptFileError, StorageError.
+    """
+    storage, oldest_ms = snapshot.files.storage, snapshot.read_at_ms - CLOCK_MARGIN_MS
+
+    def load(one: StagedDefinition) -> TableDef:
+        if storage.stat(one.location).last_modified_ms < oldest_ms:
+            raise InvalidInputError(
+                f"table {one.namespace}.{one.table} was staged before this transaction began; its file may be"
+                " removed as an orphan, stage it again"
+            )
+        storage.drop_cached(one.location)  # what counts is what stands there
+        definition = validate_table_def(TableDef.from_bytes(storage.read(one.location), one.location))
+        table_prefix(definition.id)
+        return definition
+
+    return run_parallel(in_one_round(load), staged, storage.concurrency)
 
 
 def write_saved(storage: Storage, saved: SavedTransaction) -> None:

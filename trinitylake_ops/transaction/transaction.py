@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Self
 
 import pyarrow as pa
 
 from trinitylake_ops.errors import (
-    CommitConflictError,
     ConflictError,
     CorruptFileError,
     InvalidDefinitionError,
@@ -21,55 +20,38 @@ from trinitylake_ops.errors import (
     NamespaceNotFoundError,
     ObjectExistsError,
     TableNotFoundError,
-    TransactionExpiredError,
 )
 from trinitylake_ops.format.definitions import (
     IsolationLevel,
     LakehouseDef,
     NamespaceDef,
     SavedTransaction,
-    SavedWrite,
     TableDef,
 )
 from trinitylake_ops.format.file_names import (
-    is_table_definition_path,
-    new_lakehouse_def_path,
-    new_namespace_path,
-    new_table_path,
     saved_transaction_path,
     table_prefix,
 )
 from trinitylake_ops.format.limits import validate_changed_settings, validate_table_def
-from trinitylake_ops.format.nodes.keys import NAMESPACE_KEY_PREFIX, KeyCodec, ObjectName
+from trinitylake_ops.format.nodes.keys import KeyCodec
 from trinitylake_ops.format.nodes.node_file import COMMIT_ID
-from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS
-from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.transaction.change_set import ChangeSet, is_namespace_key
 from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS
-from trinitylake_ops.transaction.conflicts import (
-    describe_key,
-    merge_lakehouse_defs,
-    new_table_conflicts,
-    read_conflicts,
-    written_key_conflicts,
-)
-from trinitylake_ops.transaction.draft import Writes
-from trinitylake_ops.transaction.group_commit import CommitQueue, Footprint
+from trinitylake_ops.transaction.groups.queue import CommitQueue
 from trinitylake_ops.transaction.saved import (
     CommittedElsewhereError,
     StagedDefinition,
+    check_staged,
     forget_saved,
-    version_of,
+    read_staged,
     write_saved,
 )
-from trinitylake_ops.tree.diff import KeyChange
+from trinitylake_ops.transaction.submission import Submission, check_info
 from trinitylake_ops.versions.commit_info import CommitInfo
 from trinitylake_ops.versions.latest import reading_bases
 from trinitylake_ops.versions.snapshot import CatalogReader, Entry, Snapshot
 
 _LISTED_TABLES = 3
-_LONGEST_OPERATION = "alter-definition"
-_LONGEST_SUMMARY_CHARS = 200
-_LARGEST_COUNTS = {"set": 10**9, "deleted": 10**9}
 
 
 class Transaction(CatalogReader):
@@ -95,21 +77,13 @@ class Transaction(CatalogReader):
         self.committed_version: int | None = None
         self._info = replace(info, members=(self.id,))
         # Refused here, not at the commit: a message that leaves no room for what the commit adds.
-        self._largest_info("\N{LARGE BLUE CIRCLE}" * _LONGEST_SUMMARY_CHARS).largest()
-        self._definition: LakehouseDef | None = None
-        self._writes: dict[str, Entry | None] = {}
-        self._paths: dict[str, str] = {}
-        self._definition_path: str | None = None
-        self._relied_namespaces: set[str] = set()
-        self._replaced_namespaces: set[str] = set()
+        check_info(self._info)
+        self._changes = ChangeSet()
         self._preconditions: list[Callable[[Snapshot], None]] = []
-        self._read_keys: set[str] = set()
-        self._read_prefixes: set[str] = set()
         self._begun_at_ms = base.read_at_ms
         self._is_open = True
         self._is_saved = False
         self._is_frozen = False
-        self._has_read_definition = False
 
     @classmethod
     def resumed(cls, saved: SavedTransaction, base: Snapshot, queue: CommitQueue) -> Self:
@@ -126,16 +100,7 @@ class Transaction(CatalogReader):
         begun = Snapshot(base.files, base.version, base.location, base.root, saved.begun_at_millis)
         txn = cls(begun, saved.isolation_level, info, queue, saved.id)
         txn._is_saved = True
-        for write in saved.writes:
-            kind = NamespaceDef if write.key.startswith(NAMESPACE_KEY_PREFIX) else TableDef
-            content = write.definition
-            txn._writes[write.key] = write.location if content is None else kind.from_bytes(content, path)
-        if saved.lakehouse_def is not None:
-            txn._definition = LakehouseDef.from_bytes(saved.lakehouse_def, path)
-        txn._relied_namespaces = set(saved.relied_namespaces)
-        txn._replaced_namespaces = set(saved.replaced_namespaces)
-        txn._read_keys, txn._read_prefixes = set(saved.read_keys), set(saved.read_prefixes)
-        txn._has_read_definition = saved.has_read_definition
+        txn._changes = ChangeSet.of_saved(saved, path)
         return txn
 
     # Reading, own writes included
@@ -148,9 +113,9 @@ class Transaction(CatalogReader):
     @property
     def definition(self) -> LakehouseDef:
         """The lakehouse definition, with this transaction's changes."""
-        self._has_read_definition = True
-        if self._definition is not None:
-            return self._definition
+        self._changes.has_read_definition = True
+        if self._changes.definition is not None:
+            return self._changes.definition
         with reading_bases(self.base):
             return self.base.definition
 
@@ -161,22 +126,22 @@ class Transaction(CatalogReader):
 
     def entry(self, key: str) -> Entry | None:
         """Return what a key maps to, own writes included."""
-        self._read_keys.add(key)
-        if key in self._writes:
-            return self._writes[key]
+        self._changes.read_keys.add(key)
+        if key in self._changes.writes:
+            return self._changes.writes[key]
         with reading_bases(self.base):
             return self.base.entry(key)
 
     def prefix_keys(self, prefix: str) -> pa.StringArray:
         """Return all keys with a prefix, own writes included, ascending, as a column of text."""
-        self._read_prefixes.add(prefix)
+        self._changes.read_prefixes.add(prefix)
         with reading_bases(self.base):
             keys = self.base.prefix_keys(prefix)
-        own = {key for key in self._writes if key.startswith(prefix)}
+        own = {key: entry for key, entry in self._changes.writes.items() if key.startswith(prefix)}
         if not own:
             return keys
-        live = {key for key in own if self._writes[key] is not None}
-        return pa.array(sorted(set(keys.to_pylist()) - own | live), keys.type)
+        live = {key for key, entry in own.items() if entry is not None}
+        return pa.array(sorted(set(keys.to_pylist()) - own.keys() | live), keys.type)
 
     def namespace_at(self, location: str) -> NamespaceDef:
         with reading_bases(self.base):
@@ -277,7 +242,7 @@ class Transaction(CatalogReader):
         Raises InvalidDefinitionError for settings fixed at creation, and for those out of their range.
         """
         self._check_changeable()
-        self._definition = validate_changed_settings(self.base.definition, definition)
+        self._changes.definition = validate_changed_settings(self.base.definition, definition)
 
     def put_staged(self, staged: Sequence[StagedDefinition]) -> None:
         """Create or replace tables by definitions that other processes staged since this transaction began.
@@ -287,31 +252,9 @@ class Transaction(CatalogReader):
         another table, FileMissingError, CorruptFileError; nothing is changed then.
         """
         self._check_changeable()
-        untyped: Sequence[object] = staged
-        if not all(isinstance(one, StagedDefinition) and type(one.location) is str for one in untyped):
-            raise InvalidInputError("put_staged takes what stage_definition returned")
-        for named in ({(one.namespace, one.table) for one in staged}, {one.location for one in staged}):
-            if len(named) < len(staged):
-                raise InvalidInputError("two of the staged definitions are of one table, or one file; take one of them")
-        limit_bytes = self.base.definition.file_path_max_size_bytes
-        for one in staged:
-            if not is_table_definition_path(one.location, one.namespace, one.table, limit_bytes):
-                raise InvalidInputError(f"{one.location!r} was not staged for table {one.namespace}.{one.table}")
-        storage, oldest_ms = self.base.files.storage, self.base.read_at_ms - CLOCK_MARGIN_MS
+        check_staged(staged, self.base.definition.file_path_max_size_bytes)
         keys = [self._table_key_in_namespace(one.namespace, one.table) for one in staged]
-
-        def load(one: StagedDefinition) -> TableDef:
-            if storage.stat(one.location).last_modified_ms < oldest_ms:
-                raise InvalidInputError(
-                    f"table {one.namespace}.{one.table} was staged before this transaction began; its file may be"
-                    " removed as an orphan, stage it again"
-                )
-            storage.drop_cached(one.location)  # what counts is what stands there
-            definition = validate_table_def(TableDef.from_bytes(storage.read(one.location), one.location))
-            table_prefix(definition.id)
-            return definition
-
-        definitions = run_parallel(in_one_round(load), staged, storage.concurrency)
+        definitions = read_staged(self.base, staged)
         for key, one, definition in zip(keys, staged, definitions, strict=True):
             if self.entry(key) is not None and self.table(one.namespace, one.table).id != definition.id:
                 raise InvalidDefinitionError(
@@ -352,18 +295,17 @@ class Transaction(CatalogReader):
         key = self.keys.table_key(namespace, table)
         if not self.has_namespace(namespace):
             raise NamespaceNotFoundError(f"there is no namespace {namespace!r}; create it first")
-        self._relied_namespaces.add(namespace)
+        self._changes.relied_namespaces.add(namespace)
         return key
 
     def _write(self, key: str, entry: Entry | None) -> None:
         self._check_changeable()
         if isinstance(entry, NamespaceDef | TableDef):
             entry.to_bytes()  # refuses here, not at the commit, what cannot be stored
-        elif key.startswith(NAMESPACE_KEY_PREFIX):
+        elif is_namespace_key(key):
             # Dropped, or set to a definition of another version: it may be a namespace of another id.
-            self._replaced_namespaces.add(self._named(key).namespace)
-        self._writes[key] = entry
-        self._paths.pop(key, None)
+            self._changes.replaced_namespaces.add(self.object_name(key).namespace)
+        self._changes.writes[key] = entry
 
     # Ending
 
@@ -377,7 +319,7 @@ class Transaction(CatalogReader):
         if type(max_attempts) is not int or max_attempts < 1:
             raise InvalidInputError(f"max_attempts is {max_attempts!r}, it must be a number, at least 1")
         self._is_open = False
-        if not self._writes and self._definition is None and not self._preconditions:
+        if self._changes.is_empty and not self._preconditions:
             self.committed_version = self.base.version
         else:
             self.committed_version = self._commit_once(max_attempts)
@@ -387,8 +329,18 @@ class Transaction(CatalogReader):
 
     def _commit_once(self, max_attempts: int) -> int:
         """Commit, unless this transaction was saved and another process has resumed and committed it."""
+        submission = Submission(
+            self.id,
+            self.base,
+            self._changes,
+            self.isolation,
+            self._info,
+            begun_at_ms=self.begun_at_ms,
+            preconditions=self._preconditions,
+            was_saved=self._is_saved,
+        )
         try:
-            return self._queue.commit(self, self.base, max_attempts)
+            return self._queue.commit(submission, max_attempts)
         except CommittedElsewhereError as error:
             return error.committed_version
 
@@ -402,8 +354,7 @@ class Transaction(CatalogReader):
         self._check_open()
         if self._preconditions:
             raise InvalidInputError("a transaction with preconditions of an operation cannot be saved")
-        definition = None if self._definition is None else self._definition.to_bytes()
-        saved = SavedTransaction(
+        identity = SavedTransaction(
             id=self.id,
             base_version=self.base.version,
             base_commit_id=self.base.root.system.get(COMMIT_ID, ""),
@@ -413,14 +364,8 @@ class Transaction(CatalogReader):
             message=self._info.message,
             run_id=self._info.run_id,
             properties=self._info.properties,
-            writes=tuple(_saved_write(key, entry) for key, entry in self._writes.items()),
-            lakehouse_def=definition,
-            relied_namespaces=tuple(sorted(self._relied_namespaces)),
-            replaced_namespaces=tuple(sorted(self._replaced_namespaces)),
-            read_keys=tuple(sorted(self._read_keys)),
-            read_prefixes=tuple(sorted(self._read_prefixes)),
-            has_read_definition=self._has_read_definition,
         )
+        saved = self._changes.saved_in(identity)
         # Also where the write fails: it may have landed, or still land, and be resumed.
         self._is_saved = self._is_frozen = True
         write_saved(self.base.files.storage, saved)
@@ -435,7 +380,7 @@ class Transaction(CatalogReader):
 
     def _end(self) -> None:
         self._is_open = False
-        self._writes.clear()
+        self._changes.writes.clear()
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -459,186 +404,3 @@ class Transaction(CatalogReader):
     def _check_open(self) -> None:
         if not self._is_open:
             raise ConflictError("the transaction has ended; begin a new one")
-
-    # Committing (transaction.group_commit.Groupable)
-
-    @property
-    def changes_nothing(self) -> bool:
-        """Whether this transaction changes nothing in the version that it began on: all that it made it dropped again.
-
-        Raises StorageError.
-        """
-        has_writes = any(entry is not None or self.base.entry(key) is not None for key, entry in self._writes.items())
-        return not has_writes and self._definition in (None, self.base.definition)
-
-    def footprint(self) -> Footprint:
-        """Return what this transaction touches; one that changes the lakehouse definition goes alone."""
-        keys = {self.keys.namespace_key(namespace) for namespace in self._relied_namespaces}
-        prefixes = {self.keys.tables_prefix(namespace) for namespace in self._replaced_namespaces}
-        if self.isolation != IsolationLevel.SNAPSHOT:
-            keys |= self._read_keys
-            prefixes |= self._read_prefixes
-        is_alone = self._definition is not None or bool(self._preconditions)
-        return Footprint(self._writes.keys(), keys, tuple(sorted(prefixes)), is_alone)
-
-    def largest_info(self) -> CommitInfo:
-        """Return what this transaction will say about itself, with the most that its numbers may take."""
-        return self._largest_info(self._summary())
-
-    def _largest_info(self, summary: str | None) -> CommitInfo:
-        operation, message = self._info.operation or _LONGEST_OPERATION, self._info.message or summary
-        return replace(self._info, operation=operation, message=message, counts=_LARGEST_COUNTS)
-
-    def writes_on(self, base: Snapshot) -> Writes | None:
-        """Return what this transaction would write on ``base``, or None when nothing would change."""
-        messages: dict[str, str | None] = {}
-        files: dict[str, bytes] = {}
-        for key, entry in self._writes.items():
-            if entry is None:
-                if base.entry(key) is not None:
-                    messages[key] = None
-            elif isinstance(entry, str):
-                messages[key] = entry
-            else:
-                path = self._paths.setdefault(key, self._new_path(key))
-                messages[key] = path
-                files[path] = entry.to_bytes(path)
-        lakehouse_def, definition = None, None
-        if self._definition is not None and self._definition != base.definition:
-            definition = self._definition
-            lakehouse_def = self._definition_path = self._definition_path or new_lakehouse_def_path()
-            files[lakehouse_def] = definition.to_bytes(lakehouse_def)
-        if not messages and lakehouse_def is None:
-            return None
-        counts = {
-            "set": sum(1 for value in messages.values() if value is not None),
-            "deleted": sum(1 for value in messages.values() if value is None),
-        }
-        operation, message = self._info.operation or self._operation_on(base), self._info.message or self._summary()
-        info = replace(self._info, operation=operation, message=message, counts=counts)
-        return Writes(messages, files, info, lakehouse_def, definition)
-
-    def rename_files(self) -> None:
-        """Give all files that this transaction would write new names."""
-        self._paths.clear()
-        self._definition_path = None
-
-    def check(self, base: Snapshot, latest: Snapshot, changes: Mapping[str, KeyChange]) -> None:
-        """Check what this transaction wrote and relied on against ``latest``; merge the lakehouse definition.
-
-        Raises CommitConflictError, what its preconditions raise, and CommittedElsewhereError for one that was saved
-        and is in one of the versions between, as it is here.
-        """
-        if self._is_saved and (version := version_of(base.files, self.id, base.version, latest.version)) is not None:
-            self._check_committed_as(Snapshot.of(base.files, version), base)
-        conflicts = written_key_conflicts(self.keys, changes, self._writes)
-        for namespace in sorted(self._relied_namespaces):
-            conflicts += self._namespace_conflicts(namespace, base, latest)
-        for namespace in sorted(self._replaced_namespaces):  # those created anew since, too
-            conflicts += new_table_conflicts(self.keys, changes, namespace, self._writes)
-        if self.isolation != IsolationLevel.SNAPSHOT:
-            conflicts += read_conflicts(self.keys, changes, self._read_keys, self._read_prefixes)
-            if self._has_read_definition and base.definition != latest.definition:
-                conflicts.append("settings of the lakehouse: we read them, a concurrent commit changed them")
-        conflicts += self._merge_definition(base, latest)
-        if conflicts:
-            raise CommitConflictError(
-                f"version {latest.version} conflicts with this transaction, based on version {base.version}: "
-                + "; ".join(conflicts),
-                conflicts=tuple(conflicts),
-                base_version=base.version,
-                latest_version=latest.version,
-            )
-        for precondition in self._preconditions:
-            precondition(latest)
-
-    def _check_committed_as(self, committed: Snapshot, base: Snapshot) -> NoReturn:
-        """Tell that another process committed this transaction.
-
-        Raises CommitConflictError where it has changed since, TransactionExpiredError where the version was purged.
-        """
-        if committed.root.is_sealed:
-            raise TransactionExpiredError(
-                f"transaction {self.id} was committed as version {committed.version} by another process; the version"
-                " was purged since, and nobody can tell whether with these changes",
-                path=committed.location,
-                version=committed.version,
-            )
-        for key, entry in self._writes.items():
-            location = committed.entry(key)
-            if entry is None or isinstance(entry, str) or location is None:
-                is_same = location == entry
-            elif isinstance(entry, NamespaceDef):
-                is_same = committed.namespace_at(location) == entry
-            else:
-                is_same = committed.table_at(location) == entry
-            if not is_same:
-                self._raise_changed(committed, base, describe_key(self.keys, key))
-        if self._definition is not None:
-            merged, conflicts = merge_lakehouse_defs(base.definition, self._definition, committed.definition)
-            if conflicts or merged != committed.definition:
-                self._raise_changed(committed, base, "settings of the lakehouse")
-        raise CommittedElsewhereError(
-            f"transaction {self.id} was committed by another process", committed_version=committed.version
-        )
-
-    def _raise_changed(self, committed: Snapshot, base: Snapshot, what: str) -> NoReturn:
-        raise CommitConflictError(
-            f"transaction {self.id} was committed as version {committed.version} by another process, which resumed it,"
-            f" with another {what}; begin a new one for what is missing",
-            conflicts=(f"{what}: we changed it since",),
-            base_version=base.version,
-            latest_version=committed.version,
-        )
-
-    def _merge_definition(self, base: Snapshot, latest: Snapshot) -> list[str]:
-        """Take over what others changed in the lakehouse definition; returns the conflicts."""
-        if self._definition is None or latest.definition_location == base.definition_location:
-            return []
-        self._definition, conflicts = merge_lakehouse_defs(base.definition, self._definition, latest.definition)
-        self._definition_path = None
-        return conflicts
-
-    def _namespace_conflicts(self, namespace: str, base: Snapshot, latest: Snapshot) -> list[str]:
-        """A table's namespace must still be the one that was read, though its properties may have changed."""
-        key = self.keys.namespace_key(namespace)
-        if key in self._writes or base.entry(key) == latest.entry(key):
-            return []
-        if latest.has_namespace(namespace) and latest.namespace(namespace).id == base.namespace(namespace).id:
-            return []
-        return [f"{describe_key(self.keys, key)}: we changed its tables, a concurrent commit dropped it"]
-
-    def _operation_on(self, base: Snapshot) -> str:
-        """Name what a transaction without a name of its own does, when it is one thing."""
-        if not self._writes:
-            return "alter-definition"
-        if len(self._writes) > 1 or self._definition is not None:
-            return "transaction"
-        (key, write), kind = next(iter(self._writes.items())), "table"
-        if key.startswith(NAMESPACE_KEY_PREFIX):
-            kind = "namespace"
-        if write is None:
-            return f"drop-{kind}"
-        return f"{'create' if base.entry(key) is None else 'alter'}-{kind}"
-
-    def _summary(self) -> str | None:
-        """Name the object of a transaction that has no message, when it is one."""
-        if len(self._writes) != 1:
-            return None
-        return str(self._named(next(iter(self._writes))))[:_LONGEST_SUMMARY_CHARS]
-
-    def _new_path(self, key: str) -> str:
-        name = self._named(key)
-        limit_bytes = self.base.definition.file_path_max_size_bytes
-        if name.table is None:
-            return new_namespace_path(name.namespace, limit_bytes)
-        return new_table_path(name.namespace, name.table, limit_bytes)
-
-    def _named(self, key: str) -> ObjectName:
-        return self._name(key)
-
-
-def _saved_write(key: str, entry: Entry | None) -> SavedWrite:
-    if entry is None or isinstance(entry, str):
-        return SavedWrite(key=key, location=entry)
-    return SavedWrite(key=key, definition=entry.to_bytes())

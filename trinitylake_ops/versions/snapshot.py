@@ -113,7 +113,7 @@ class CatalogReader(ABC):
 
     def namespaces(self) -> list[str]:
         """Return the names of all namespaces, ascending by UTF-8 bytes of their padded form."""
-        return [self._name(key).namespace for key in self.prefix_keys(NAMESPACE_KEY_PREFIX).to_pylist()]
+        return [self.object_name(key).namespace for key in self.prefix_keys(NAMESPACE_KEY_PREFIX).to_pylist()]
 
     def has_namespace(self, namespace: str) -> bool:
         """Whether a namespace exists. Raises InvalidNameError."""
@@ -145,7 +145,8 @@ class CatalogReader(ABC):
             raise TableNotFoundError(f"there is no table {namespace}.{table}")
         return entry if isinstance(entry, TableDef) else self.table_at(_location(entry))
 
-    def _name(self, key: str) -> ObjectName:
+    def object_name(self, key: str) -> ObjectName:
+        """Return what a key names. Raises CorruptFileError for one that is not of a namespace or table."""
         name = self.keys.decode(key)
         if name is None:
             raise CorruptFileError(f"key {key!r} is not the key of a namespace or table")

@@ -1,0 +1,83 @@
+"""The changes of a transaction as a value: what was saved is what is resumed, and users see no part of committing."""
+
+from __future__ import annotations
+
+import copy
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trinitylake_ops import Lakehouse, TableDef
+from trinitylake_ops.format.definitions import IsolationLevel, LakehouseDef, NamespaceDef, SavedTransaction
+from trinitylake_ops.format.file_names import saved_transaction_path
+from trinitylake_ops.format.nodes.keys import KeyCodec
+from trinitylake_ops.transaction.change_set import ChangeSet
+from trinitylake_ops.transaction.transaction import Transaction
+from trinitylake_ops.versions.snapshot import Entry
+
+_KEYS = KeyCodec(100, 100)
+_ID = "7d1f3c5e-6f0a-4c1b-9a57-0a4d2c9e8b10"
+_PATH = saved_transaction_path(_ID)
+_NAMES = st.text("abc", min_size=1, max_size=3)
+_PROPERTIES = st.dictionaries(_NAMES, _NAMES, max_size=2)
+_NAMESPACES = st.sets(_NAMES, max_size=3)
+_TABLES = st.tuples(_NAMES, _NAMES).map(lambda names: _KEYS.table_key(*names))
+
+
+def _writes() -> st.SearchStrategy[dict[str, Entry | None]]:
+    standing: st.SearchStrategy[Entry | None] = st.one_of(st.none(), _NAMES.map(lambda name: f"{name}.binpb"))
+    namespaces = st.one_of(standing, _PROPERTIES.map(lambda some: NamespaceDef(id=_ID, properties=some)))
+    tables = st.one_of(standing, _PROPERTIES.map(lambda some: TableDef(id=_ID, properties=some)))
+    return st.builds(
+        lambda one, other: {**one, **other},
+        st.dictionaries(_NAMES.map(_KEYS.namespace_key), namespaces, max_size=3),
+        st.dictionaries(_TABLES, tables, max_size=3),
+    )
+
+
+_CHANGES = st.builds(
+    ChangeSet,
+    writes=_writes(),
+    definition=st.one_of(st.none(), _PROPERTIES.map(lambda some: LakehouseDef(id=_ID, properties=some))),
+    relied_namespaces=_NAMESPACES,
+    replaced_namespaces=_NAMESPACES,
+    read_keys=st.sets(_TABLES, max_size=3),
+    read_prefixes=_NAMESPACES,
+    has_read_definition=st.booleans(),
+)
+
+
+@given(_CHANGES)
+def test_what_is_saved_is_what_is_resumed(changes: ChangeSet) -> None:
+    identity = SavedTransaction(
+        id=_ID, base_version=7, base_commit_id=_ID, begun_at_millis=1, isolation_level=IsolationLevel.SERIALIZABLE
+    )
+    data = changes.saved_in(identity).to_bytes(_PATH)
+    assert ChangeSet.of_saved(SavedTransaction.from_bytes(data, _PATH), _PATH) == changes
+
+
+@given(_CHANGES)
+def test_reads_count_for_a_serializable_transaction_alone(changes: ChangeSet) -> None:
+    lenient = changes.footprint(_KEYS, IsolationLevel.SNAPSHOT)
+    strict = changes.footprint(_KEYS, IsolationLevel.SERIALIZABLE)
+    assert set(lenient.writes) == set(strict.writes) == set(changes.writes)
+    assert set(strict.keys) - set(lenient.keys) <= changes.read_keys <= set(strict.keys)
+    assert set(strict.prefixes) - set(lenient.prefixes) <= changes.read_prefixes <= set(strict.prefixes)
+
+
+def test_a_commit_leaves_the_changes_of_a_base_that_nobody_changed(lake: Lakehouse) -> None:
+    txn = lake.transaction()
+    txn.create_namespace("ns")
+    before = copy.deepcopy(txn._changes)
+    txn.commit()
+    assert txn._changes == before
+
+
+def test_users_of_a_transaction_see_no_part_of_committing() -> None:
+    seen = {name for name in dir(Transaction) if not name.startswith("_")}
+    assert seen == {
+        "alter_definition", "alter_namespace", "alter_table", "begun_at_ms", "commit", "create_namespace",
+        "create_table", "date_back", "date_forward", "definition", "drop_namespace", "drop_table", "entry",
+        "has_namespace", "has_table", "keys", "namespace", "namespace_at", "namespaces", "object_name", "prefix_keys",
+        "put_staged", "require", "restore_entry", "resumed", "rollback", "save", "table", "table_at", "tables",
+    }  # fmt: skip

@@ -1,0 +1,160 @@
+"""What a transaction changes, relied on and read, as a plain value: it can be saved, and checked on a newer version."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from trinitylake_ops.format.definitions import (
+    IsolationLevel,
+    LakehouseDef,
+    NamespaceDef,
+    SavedTransaction,
+    SavedWrite,
+    TableDef,
+)
+from trinitylake_ops.format.nodes.keys import NAMESPACE_KEY_PREFIX, KeyCodec
+from trinitylake_ops.transaction.conflicts import (
+    describe_key,
+    new_table_conflicts,
+    read_conflicts,
+    written_key_conflicts,
+)
+from trinitylake_ops.tree.diff import KeyChange
+from trinitylake_ops.versions.snapshot import Entry, Snapshot
+
+
+@dataclass(slots=True)
+class ChangeSet:
+    """The changes of one transaction, on the version that it began on.
+
+    ``writes`` holds by key what it is set to, None for a deletion; ``definition`` the lakehouse definition where it
+    changes. ``relied_namespaces`` have to stay, as tables in them were changed; ``replaced_namespaces`` were dropped
+    or set, so that no new table may stand in them. Keys, prefixes and settings that were read count for a
+    serializable transaction.
+    """
+
+    writes: dict[str, Entry | None] = field(default_factory=dict)
+    definition: LakehouseDef | None = None
+    relied_namespaces: set[str] = field(default_factory=set)
+    replaced_namespaces: set[str] = field(default_factory=set)
+    read_keys: set[str] = field(default_factory=set)
+    read_prefixes: set[str] = field(default_factory=set)
+    has_read_definition: bool = False
+
+    @classmethod
+    def of_saved(cls, saved: SavedTransaction, path: str) -> Self:
+        """Return the changes that a saved transaction holds; ``path`` is its file. Raises CorruptFileError."""
+        definition = None if saved.lakehouse_def is None else LakehouseDef.from_bytes(saved.lakehouse_def, path)
+        return cls(
+            writes={write.key: _entry(write, path) for write in saved.writes},
+            definition=definition,
+            relied_namespaces=set(saved.relied_namespaces),
+            replaced_namespaces=set(saved.replaced_namespaces),
+            read_keys=set(saved.read_keys),
+            read_prefixes=set(saved.read_prefixes),
+            has_read_definition=saved.has_read_definition,
+        )
+
+    def saved_in(self, saved: SavedTransaction) -> SavedTransaction:
+        """Return a saved transaction with these changes. Raises InvalidDefinitionError."""
+        return replace(
+            saved,
+            writes=tuple(_saved_write(key, entry) for key, entry in self.writes.items()),
+            lakehouse_def=None if self.definition is None else self.definition.to_bytes(),
+            relied_namespaces=tuple(sorted(self.relied_namespaces)),
+            replaced_namespaces=tuple(sorted(self.replaced_namespaces)),
+            read_keys=tuple(sorted(self.read_keys)),
+            read_prefixes=tuple(sorted(self.read_prefixes)),
+            has_read_definition=self.has_read_definition,
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is to be written."""
+        return not self.writes and self.definition is None
+
+    def changes_nothing_on(self, base: Snapshot) -> bool:
+        """Whether a version stays as it is: all that was made was dropped again. Raises StorageError."""
+        has_writes = any(entry is not None or base.entry(key) is not None for key, entry in self.writes.items())
+        return not has_writes and self.definition in (None, base.definition)
+
+    def footprint(self, keys: KeyCodec, isolation: IsolationLevel) -> Footprint:
+        """Return what the transaction touches."""
+        relied = {keys.namespace_key(namespace) for namespace in self.relied_namespaces}
+        prefixes = {keys.tables_prefix(namespace) for namespace in self.replaced_namespaces}
+        if isolation != IsolationLevel.SNAPSHOT:
+            relied |= self.read_keys
+            prefixes |= self.read_prefixes
+        return Footprint(self.writes.keys(), relied, tuple(sorted(prefixes)))
+
+    def conflicts(
+        self, isolation: IsolationLevel, base: Snapshot, latest: Snapshot, changes: Mapping[str, KeyChange]
+    ) -> list[str]:
+        """Return a line for each change between ``base`` and ``latest`` that what was written or read cannot bear.
+
+        ``changes`` is their difference by key. The lakehouse definition is merged elsewhere.
+        """
+        keys = base.keys
+        found = written_key_conflicts(keys, changes, self.writes)
+        for namespace in sorted(self.relied_namespaces):
+            found += self._namespace_conflicts(namespace, base, latest)
+        for namespace in sorted(self.replaced_namespaces):  # those created anew since, too
+            found += new_table_conflicts(keys, changes, namespace, self.writes)
+        if isolation != IsolationLevel.SNAPSHOT:
+            found += read_conflicts(keys, changes, self.read_keys, self.read_prefixes)
+            if self.has_read_definition and base.definition != latest.definition:
+                found.append("settings of the lakehouse: we read them, a concurrent commit changed them")
+        return found
+
+    def _namespace_conflicts(self, namespace: str, base: Snapshot, latest: Snapshot) -> list[str]:
+        """A table's namespace must still be the one that was read, though its properties may have changed."""
+        key = base.keys.namespace_key(namespace)
+        if key in self.writes or base.entry(key) == latest.entry(key):
+            return []
+        if latest.has_namespace(namespace) and latest.namespace(namespace).id == base.namespace(namespace).id:
+            return []
+        return [f"{describe_key(base.keys, key)}: we changed its tables, a concurrent commit dropped it"]
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a transaction touches, to tell whether it may follow others within one version.
+
+    ``writes`` are the keys that it sets or deletes; ``keys`` and ``prefixes`` those whose change by
+    another transaction may matter to it.
+    """
+
+    writes: Collection[str]
+    keys: Collection[str] = ()
+    prefixes: tuple[str, ...] = ()
+
+    def meets(self, other: Footprint) -> bool:
+        """Whether one of the two may matter to the other."""
+        return self.is_touched_by(other.writes) or other.is_touched_by(self.writes)
+
+    def is_touched_by(self, written: Collection[str]) -> bool:
+        """Whether others that wrote these keys matter, or may."""
+        return any(
+            key in self.writes or key in self.keys or (self.prefixes and key.startswith(self.prefixes))
+            for key in written
+        )
+
+
+def is_namespace_key(key: str) -> bool:
+    """Whether a key is that of a namespace."""
+    return key.startswith(NAMESPACE_KEY_PREFIX)
+
+
+def _entry(write: SavedWrite, path: str) -> Entry | None:
+    if write.definition is None:
+        return write.location
+    kind = NamespaceDef if is_namespace_key(write.key) else TableDef
+    return kind.from_bytes(write.definition, path)
+
+
+def _saved_write(key: str, entry: Entry | None) -> SavedWrite:
+    if entry is None or isinstance(entry, str):
+        return SavedWrite(key=key, location=entry)
+    return SavedWrite(key=key, definition=entry.to_bytes())

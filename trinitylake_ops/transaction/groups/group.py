@@ -1,0 +1,261 @@
+"""Transactions that go into one root together, each checked as if it were committed by itself after those before it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
+from trinitylake_ops.format.definitions import LakehouseDef
+from trinitylake_ops.format.nodes.node_file import decode_node
+from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.transaction.commit import (
+    Commit,
+    Committed,
+    DraftOutdatedError,
+    attempts_exhausted,
+    outcome_unknown,
+)
+from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
+from trinitylake_ops.transaction.groups.member import MAX_GROUP_CHANGES, Member
+from trinitylake_ops.transaction.time_to_live import check_age, removed_before_ms
+from trinitylake_ops.transaction.turns import Courtesy
+from trinitylake_ops.tree.diff import KeyChange, diff_trees
+from trinitylake_ops.versions.commit_info import CommitInfo
+from trinitylake_ops.versions.latest import reading_bases
+from trinitylake_ops.versions.snapshot import Snapshot
+
+
+class NobodyLeftError(TrinityLakeError):
+    """All members of a group have their outcome."""
+
+
+@dataclass(slots=True)
+class Members:
+    """The transactions of a group: ``pending`` those without an outcome so far, the leader first at the outset."""
+
+    pending: list[Member]
+    taken: list[Member] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.taken = list(self.pending)
+
+    def take(self, member: Member) -> None:
+        """Add one."""
+        self.taken.append(member)
+        self.pending.append(member)
+
+    def fail(self, member: Member, error: Exception) -> None:
+        """Let one fail by itself."""
+        self.settle(member, error)
+
+    def settle(self, member: Member, outcome: int | Exception) -> None:
+        """Give one its outcome."""
+        self.pending.remove(member)
+        member.settle(outcome)
+
+    def settle_all(self, outcome: int | TrinityLakeError) -> None:
+        """Give all that have none yet the same outcome."""
+        for member in self.pending:
+            # Raised in several threads, one object would gather all their tracebacks.
+            member.settle(copy.copy(outcome) if isinstance(outcome, TrinityLakeError) else outcome)
+        self.pending = []
+
+    def check_somebody_left(self) -> None:
+        """Raise NobodyLeftError where all have their outcome."""
+        if not self.pending:
+            raise NobodyLeftError("no transaction of the group is left")
+
+
+class GroupChange:
+    """What the members of a group change together (commit.Committable); who cannot, fails by itself."""
+
+    def __init__(self, members: Members):
+        self._members = members
+
+    def draft(self, base: Snapshot, stamp: RootStamp) -> Draft | None:
+        """Return what all members together write on ``base``; those who would write nothing are done."""
+        parts = []
+        for member in list(self._members.pending):
+            if member.expiry is not None:
+                self._members.fail(member, member.expiry)
+                continue
+            try:
+                writes = member.submission.writes_on(base)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is this member's alone
+                self._members.fail(member, error)
+                continue
+            if writes is None:
+                # Others changed the same since, or there was nothing to change from the outset.
+                unchanged = base.version if member.unchanged_version is None else member.unchanged_version
+                self._members.settle(member, unchanged)
+            else:
+                parts.append(writes)
+        self._members.check_somebody_left()
+        return (parts[0] if len(parts) == 1 else _together(parts)).draft(base, stamp)
+
+    def rebase(self, base: Snapshot, latest: Snapshot) -> None:
+        """Check every member against ``latest``; those that conflict, are too old, or have tried often enough, fail."""
+        for member in list(self._members.pending):
+            member.n_lost += 1
+            if member.expiry is not None:
+                self._members.fail(member, member.expiry)
+            elif member.n_lost >= member.max_attempts:
+                self._members.fail(member, attempts_exhausted(member.max_attempts, latest.version))
+        self.bring_to(latest)
+
+    def bring_to(self, base: Snapshot) -> None:
+        """Check members that are based on earlier versions against ``base``; those that conflict fail."""
+        changes: dict[int, dict[str, KeyChange]] = {}
+        for member in list(self._members.pending):
+            if member.base.version == base.version:
+                continue
+            try:
+                with reading_bases(member.base, base):
+                    if member.base.version not in changes:
+                        differences = diff_trees(base.files.nodes, member.base.root, base.root)
+                        changes[member.base.version] = {change.key: change for change in differences}
+                    member.submission.check(member.base, base, changes[member.base.version])
+                member.base = base
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is this member's alone
+                self._members.fail(member, error)
+        self._members.check_somebody_left()
+
+
+class GroupAge:
+    """How old the members of a group may be (time_to_live.AgeLimit): each keeps its own age."""
+
+    def __init__(self, storage: Storage, members: Members):
+        self._storage = storage
+        self._members = members
+
+    def begin_writing(self) -> None:
+        """Nothing: each transaction keeps its age."""
+
+    def check_base(self, definition: LakehouseDef) -> None:
+        """Raise DraftOutdatedError as ``check`` does."""
+        self.check(definition)
+
+    def check(self, definition: LakehouseDef) -> None:
+        """Raise DraftOutdatedError where a member has outlived its time to live: it is left out of the next draft.
+
+        It has no outcome yet: this root may have been sent before, and landed.
+        """
+        members = self._members.pending
+        if not members:
+            return
+        oldest_ms = min(member.begun_at_ms for member in members)
+        barred_ms = removed_before_ms(self._storage, definition, oldest_ms)  # first: it may take a while
+        now_ms = self._storage.now_ms()
+        for member in members:
+            try:
+                check_age(member.begun_at_ms, now_ms, definition, barred_ms)
+            except TrinityLakeError as error:
+                member.expiry = error
+        if any(member.expiry is not None for member in members):
+            raise DraftOutdatedError("some of the transactions are too old")
+
+
+class Group:
+    """A group on its way to become a version: its leader, and who goes with it."""
+
+    def __init__(self, leader: Member, courtesy: Courtesy):
+        self._members = Members([leader])
+        self._courtesy = courtesy
+        self._files = leader.base.files
+        self._commit: Commit | None = None
+
+    def __contains__(self, member: Member) -> bool:
+        return member in self._members.pending
+
+    def has_room_for(self, candidate: Member) -> bool:
+        """Whether one more transaction fits: it touches nothing of the others', and the root has room for it."""
+        members = self._members.pending
+        footprints = [member.footprint for member in members]
+        if sum(len(footprint.writes) for footprint in (*footprints, candidate.footprint)) > MAX_GROUP_CHANGES:
+            return False
+        if any(candidate.footprint.is_touched_by(footprint.writes) for footprint in footprints):
+            return False
+        try:
+            group_info([member.largest_info for member in (*members, candidate)]).largest()
+        except InvalidInputError:
+            return False
+        return True
+
+    def take(self, candidate: Member) -> None:
+        """Add a member."""
+        self._members.take(candidate)
+
+    def run(self, newest: Committed | None) -> Committed | None:
+        """Commit the members as one version and settle each; returns that version, None where none was committed.
+
+        ``newest`` is the version that was committed just before, by this process.
+        """
+        members = self._members
+        base = self._newest_base(newest)
+        change, age_limit = GroupChange(members), GroupAge(self._files.storage, members)
+        max_attempts = max(member.max_attempts for member in members.pending)
+        self._commit = Commit(self._files, change, age_limit, max_attempts, self._courtesy)
+        try:
+            change.bring_to(base)
+            committed = self._commit.run(base)
+        except NobodyLeftError:
+            return None
+        except TrinityLakeError as error:
+            members.settle_all(error)
+            return None
+        members.settle_all(committed.version)
+        return committed
+
+    def _newest_base(self, newest: Committed | None) -> Snapshot:
+        """Return the newest version that is known: one that a member began on, or the one committed just before."""
+        bases = [member.base for member in self._members.pending]
+        if newest is not None and newest.root_file is not None:
+            path = self._files.roots.path(newest.version)
+            bases.append(Snapshot(self._files, newest.version, path, decode_node(newest.root_file, path)))
+        return max(bases, key=lambda snapshot: snapshot.version)
+
+    def abandoned(self) -> list[Member]:
+        """Give an answer to those who have none, since the leader was interrupted, wherever that was.
+
+        Returns those for whom nothing was sent.
+        """
+        unsent = []
+        for member in self._members.taken[1:]:
+            if self._commit is not None and self._commit.committed is not None:
+                member.settle(self._commit.committed.version)
+            elif self._commit is not None and self._commit.sent is not None:
+                reason = "the thread that committed it was interrupted"
+                member.settle(outcome_unknown(self._files.roots, *self._commit.sent, reason))
+            elif member.outcome is None:
+                unsent.append(member)
+        return unsent
+
+
+def group_info(infos: Iterable[CommitInfo]) -> CommitInfo:
+    """Return what a root says that commits several transactions."""
+    transactions = tuple(infos)
+    counts: dict[str, int] = {}
+    for info in transactions:
+        for name, number in info.counts.items():
+            counts[name] = counts.get(name, 0) + number
+    return CommitInfo(
+        "group",
+        f"{len(transactions)} transactions",
+        run_id=None,
+        approved_by=None,
+        members=tuple(member for info in transactions for member in info.members),
+        counts=counts,
+        transactions=transactions,
+    )
+
+
+def _together(parts: Sequence[Writes]) -> Writes:
+    """Return what several transactions write, which touch nothing of each other's."""
+    messages: dict[str, str | None] = {}
+    files: dict[str, bytes] = {}
+    for part in parts:
+        messages |= part.messages
+        files |= part.files
+    return Writes(messages, files, group_info(part.info for part in parts))
