@@ -31,6 +31,7 @@ from trinitylake_ops.tables.claims.file_claims import (
     claims_bytes,
 )
 from trinitylake_ops.tables.claims.orc_tail import OrcTail
+from trinitylake_ops.tables.claims.parquet_pages import CheckedPages
 from trinitylake_ops.tables.claims.puffin_claims import check_puffin
 from trinitylake_ops.tables.io.checked_files import CheckedFileIO, check_parquet_pages
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
@@ -167,6 +168,36 @@ def test_pages_that_claim_more_than_their_footer_says_are_refused() -> None:
     lying = data[: at + 3] + b"\xfe\xff\xff\xff\x0f" + data[at + 5 :]
     with pytest.raises(CorruptFileError):
         check_parquet_pages(len(lying), lambda offset, length: lying[offset : offset + length], "a.parquet")
+
+
+def test_pages_are_checked_as_a_decoder_reads_them() -> None:
+    data = parquet_of_zeros(1000)
+    whole = pq.ParquetFile(io.BytesIO(data))
+    column = whole.metadata.row_group(0).column(0)
+    start = min(column.data_page_offset, column.dictionary_page_offset or column.data_page_offset)
+    size = column.total_compressed_size
+    pages = CheckedPages(io.BytesIO(data), data, "a.parquet")
+    read = pq.ParquetFile(pa.PythonFile(pages, mode="r"), metadata=whole.metadata).read()
+    assert read.equals(whole.read())
+    pages.seek(start)
+    with pytest.raises(ValueError, match="not where its footer says"):
+        pages.read(size - 1)
+    pages.seek(start + 1)
+    with pytest.raises(ValueError, match="not where its footer says"):
+        pages.read(size - 1)
+
+
+@pytest.mark.parametrize("claim", [b"\xfe\xff\xff\xff\x0f", b"\x81\x80\x80\x80\x20"], ids=["two gigabytes", "negative"])
+def test_a_page_that_claims_another_size_is_not_given_to_a_decoder(claim: bytes) -> None:
+    """Decoders take the size for a number of 32 bits, and ask for so much memory at once."""
+    data = parquet_of_zeros(1000)
+    at = data.index(b"\x15\x00\x15", 4)
+    size_at = at + 3
+    lying = data[:size_at] + claim + data[size_at + len(claim) :]
+    metadata = pq.read_metadata(io.BytesIO(data))
+    pages = CheckedPages(io.BytesIO(lying), lying, "a.parquet")
+    with pytest.raises(CorruptFileError):
+        pq.ParquetFile(pa.PythonFile(pages, mode="r"), metadata=metadata).read()
 
 
 def test_statistics_that_contradict_themselves_do_not_end_the_process() -> None:

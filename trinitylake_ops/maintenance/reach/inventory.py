@@ -17,6 +17,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from types import MappingProxyType
 from typing import Any
@@ -43,7 +44,10 @@ from trinitylake_ops.maintenance.reach.table_files import is_below_tables, table
 from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, Storage, open_storage
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.storage.paths import check_path
+from trinitylake_ops.tables.claims.file_claims import read_footer
 from trinitylake_ops.tables.claims.orc_process import column_in_process
+from trinitylake_ops.tables.claims.parquet_pages import CheckedPages
+from trinitylake_ops.tables.io.checked_files import parquet_end
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 
@@ -207,12 +211,12 @@ class InventorySearch:
         try:
             file = self.io.new_input(uri)
             with file.open() as stream:
-                keys = _FORMATS[self.inventory.file_format](stream, self.inventory)
+                keys = _FORMATS[self.inventory.file_format](stream, self.inventory, uri)
                 yield from _bounded(keys, len(file))
         except FileMissingError as error:
             message = f"file {uri!r} of inventory {self.inventory.location!r} is missing"
             raise FileMissingError(message, path=uri) from error
-        except InvalidLocationError as error:
+        except (CorruptFileError, InvalidLocationError) as error:
             raise self._unreadable(uri, error.message) from error
         except TrinityLakeError:
             raise
@@ -263,7 +267,7 @@ def _digest(path: str) -> int:
     return int.from_bytes(hashlib.blake2b(path.encode(errors="surrogatepass"), digest_size=8).digest())
 
 
-def _csv_keys(stream: Any, inventory: Inventory) -> Iterator[str]:
+def _csv_keys(stream: Any, inventory: Inventory, _uri: str) -> Iterator[str]:
     column = inventory.columns.index(_KEY)
     buffered = io.BufferedReader(stream, _PIECE_BYTES)
     with gzip.open(buffered) as unpacked, io.TextIOWrapper(unpacked, "utf-8", newline="") as text:
@@ -291,16 +295,23 @@ def _lines(text: io.TextIOWrapper) -> Iterator[str]:
         yield line
 
 
-def _parquet_keys(stream: Any, _inventory: Inventory) -> Iterator[str]:
-    # As a dictionary: one long text that all rows name is decoded once.
-    source = pa.PythonFile(stream, mode="r")
-    if not pa.types.is_string(pq.read_schema(source).field(_KEY).type):
+def _parquet_keys(stream: Any, _inventory: Inventory, uri: str) -> Iterator[str]:
+    end = parquet_end(stream.seek(0, io.SEEK_END), partial(_range, stream), uri)
+    metadata = read_footer(end, uri)
+    if not pa.types.is_string(metadata.schema.to_arrow_schema().field(_KEY).type):
         raise ValueError(f"its column {_KEY!r} is no text")
-    file = pq.ParquetFile(source, read_dictionary=[_KEY])
+    pages = pa.PythonFile(CheckedPages(stream, end, uri), mode="r")
+    # As a dictionary: one long text that all rows name is decoded once.
+    file = pq.ParquetFile(pages, metadata=metadata, read_dictionary=[_KEY])
     return _texts(file.iter_batches(_ROWS_AT_ONCE, columns=[_KEY]))
 
 
-def _orc_keys(stream: Any, _inventory: Inventory) -> Iterator[str]:
+def _range(stream: Any, offset: int, length: int) -> bytes:
+    stream.seek(offset)
+    return bytes(stream.read(length))
+
+
+def _orc_keys(stream: Any, _inventory: Inventory, _uri: str) -> Iterator[str]:
     return _texts(column_in_process(stream, _KEY))
 
 
@@ -316,6 +327,6 @@ def _texts(batches: Iterable[pa.RecordBatch]) -> Iterator[str]:
         yield from keys
 
 
-_FORMATS: Mapping[str, Callable[[Any, Inventory], Iterator[str]]] = MappingProxyType(
+_FORMATS: Mapping[str, Callable[[Any, Inventory, str], Iterator[str]]] = MappingProxyType(
     {"CSV": _csv_keys, "ORC": _orc_keys, "Parquet": _parquet_keys}
 )

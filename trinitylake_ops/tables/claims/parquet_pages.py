@@ -6,8 +6,10 @@ they are is read from the footer here: on statistics that contradict themselves 
 
 from __future__ import annotations
 
+import io
 import zlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.tables.claims.file_claims import check_size, footer_of
@@ -18,6 +20,8 @@ _PLAIN_BYTES, _COMPRESSED_BYTES, _CRC = 2, 3, 4
 _ROW_GROUPS, _COLUMNS, _COLUMN = 4, 1, 3
 _CHUNK_BYTES, _DATA_PAGES, _DICTIONARY_PAGE = 7, 9, 11
 _CHUNK_AT_ONCE_BYTES = 256 << 20
+#: Decoders take a page's size for a number of 32 bits, whatever stands there.
+_MAX_PAGE_BYTES = (1 << 31) - 1
 
 
 def check_pages(end: bytes, read: Callable[[int, int], bytes], path: str) -> None:
@@ -27,13 +31,56 @@ def check_pages(end: bytes, read: Callable[[int, int], bytes], path: str) -> Non
     A column of a row group is held at a time; one of more than 256 MiB is passed over. Raises CorruptFileError, and
     what ``read`` raises.
     """
-    try:
-        chunks = list(_column_chunks(end))
-    except ValueError as error:
-        raise CorruptFileError(f"{path!r} is damaged: its footer cannot be read", path=path) from error
-    for what, start, size_bytes in chunks:
+    for what, start, size_bytes in _chunks(end, path):
         if size_bytes <= _CHUNK_AT_ONCE_BYTES:
             _check_chunk(read(start, size_bytes), what, path)
+
+
+class CheckedPages(io.RawIOBase):
+    """A Parquet file whose pages are checked as a decoder reads them, a column of a row group at a time.
+
+    ``stream`` is the file, ``end`` its last bytes with all of its footer. What else is read of a column raises
+    ValueError, as a read of more than 256 MiB does; a column that is no file's raises CorruptFileError.
+    """
+
+    def __init__(self, stream: Any, end: bytes, path: str):
+        super().__init__()
+        self._stream = stream
+        self._path = path
+        self._chunks = {start: (what, size_bytes) for what, start, size_bytes in _chunks(end, path)}
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return int(self._stream.tell())
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to an offset in bytes."""
+        return int(self._stream.seek(offset, whence))
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Return the next ``size`` bytes, those of a column only as a whole."""
+        start = self.tell()
+        data = bytes(self._stream.read(size))
+        what, size_bytes = self._chunks.get(start, ("", 0))
+        if what and len(data) >= size_bytes:
+            if size_bytes > _CHUNK_AT_ONCE_BYTES:
+                raise ValueError(f"{what} has {size_bytes} bytes, more than are read at once")
+            _check_chunk(data[:size_bytes], what, self._path)
+        elif any(start < at + n_bytes and at < start + len(data) for at, (_, n_bytes) in self._chunks.items()):
+            raise ValueError("a column of it is not where its footer says")
+        return data
+
+
+def _chunks(end: bytes, path: str) -> list[tuple[str, int, int]]:
+    try:
+        return list(_column_chunks(end))
+    except ValueError as error:
+        raise CorruptFileError(f"{path!r} is damaged: its footer cannot be read", path=path) from error
 
 
 def _column_chunks(end: bytes) -> Iterator[tuple[str, int, int]]:
@@ -73,4 +120,6 @@ def _page_header(reader: Thrift) -> tuple[int, int, int | None]:
     plain_bytes, size_bytes, crc = (found.get(field) for field in (_PLAIN_BYTES, _COMPRESSED_BYTES, _CRC))
     if not isinstance(plain_bytes, int) or not isinstance(size_bytes, int) or not isinstance(crc, int | None):
         raise ValueError("a page without a size")
+    if not 0 <= min(plain_bytes, size_bytes) <= max(plain_bytes, size_bytes) <= _MAX_PAGE_BYTES:
+        raise ValueError("a page of another size than pages have")
     return plain_bytes, size_bytes, crc
