@@ -27,11 +27,11 @@ from trinitylake_ops.storage import (
     StorageWrapper,
     drop_memory_root,
 )
-from trinitylake_ops.transaction.lakehouse import diff_snapshots
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.tree.bulk_load import FILL
 from trinitylake_ops.tree.forecast import TreeForecast, forecast_tree
 from trinitylake_ops.tree.shape import TreeShape
+from trinitylake_ops.versions.changes import diff_snapshots
 
 TABLE_COUNTS = (100, 7_000, 16_000, 50_000, 100_000, 1_000_000)
 N_COMMITS = 2_000

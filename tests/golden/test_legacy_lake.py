@@ -37,8 +37,8 @@ from trinitylake_ops.cli import main
 from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError, VersionNotFoundError
 from trinitylake_ops.format.file_names import HINT_PATH, ROOT_NAMINGS, RootNaming, root_naming
 from trinitylake_ops.format.nodes.node_file import decode_node
-from trinitylake_ops.transaction.lakehouse import Change
 from trinitylake_ops.tree.walk import walk
+from trinitylake_ops.versions.changes import Change
 
 FOLDER = DATA / "legacy-lake"
 NAMING = RootNaming(64, ".ipc")

@@ -23,7 +23,7 @@ from trinitylake_ops.maintenance.plans.document import (
     visible,
 )
 from trinitylake_ops.maintenance.plans.plan import digest_of
-from trinitylake_ops.transaction.lakehouse import Change
+from trinitylake_ops.versions.changes import Change
 from trinitylake_ops.versions.snapshot import utc_of
 
 

@@ -31,8 +31,8 @@ from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.storage import MeteredStorage, Storage
 from trinitylake_ops.tables.files.reach import files_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO
-from trinitylake_ops.transaction.lakehouse import Change
 from trinitylake_ops.tree.walk import walk
+from trinitylake_ops.versions.changes import Change
 
 
 class InterferingStorage(FaultyStorage):

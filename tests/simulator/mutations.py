@@ -16,6 +16,7 @@ from trinitylake_ops.transaction import change_set, commit, lakehouse, resolve, 
 from trinitylake_ops.transaction.groups import group
 from trinitylake_ops.transaction.resolve import CommitResolution
 from trinitylake_ops.versions import latest as latest_version
+from trinitylake_ops.versions import lookup
 from trinitylake_ops.versions import roots as versions
 from trinitylake_ops.versions.snapshot import Snapshot
 
@@ -201,7 +202,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     "take an undecided commit for lost": _take_undecided_for_lost,
     "leave the files of lost attempts behind": _returning(commit, "discard", None),
     "travel to the latest version, whatever the time": lambda: mock.patch.object(
-        lakehouse, "find_version_at", lambda roots, timestamp_ms, latest, probed: latest
+        lookup, "find_version_at", lambda roots, timestamp_ms, latest, probed: latest
     ),
     "send again after the time to live": _returning(write_outcome, "checked_resends", nullcontext()),
     "give an interrupted group to the next leader, though its root was sent": _send_again_what_was_sent,

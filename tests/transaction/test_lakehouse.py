@@ -37,7 +37,7 @@ from trinitylake_ops.format.definitions import (
 from trinitylake_ops.format.file_names import HINT_PATH, new_export_root_path, root_path
 from trinitylake_ops.format.nodes.node_file import decode_node, encode_node
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
-from trinitylake_ops.transaction.lakehouse import Change, diff_snapshots
+from trinitylake_ops.versions.changes import Change, diff_snapshots
 from trinitylake_ops.versions.commit_info import LONGEST_USER_CHARS, acting_for_run
 
 

@@ -18,7 +18,7 @@ from trinitylake_ops.errors import (
     VersionNotFoundError,
 )
 from trinitylake_ops.format.file_names import VERIFIED_PREFIX
-from trinitylake_ops.transaction.lakehouse import diff_snapshots
+from trinitylake_ops.versions.changes import diff_snapshots
 from trinitylake_ops.versions.snapshot import Snapshot
 
 #: The name under which metadata of assets says which version of the lakehouse it is about.

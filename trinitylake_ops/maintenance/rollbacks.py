@@ -31,10 +31,12 @@ from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS
 from trinitylake_ops.transaction.conflicts import describe_key
 from trinitylake_ops.transaction.draft import Draft, RootStamp, draft_of_tree
-from trinitylake_ops.transaction.lakehouse import Change, Lakehouse, change_of, check_not_expired
+from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
+from trinitylake_ops.versions.changes import Change, change_of
 from trinitylake_ops.versions.commit_info import CommitInfo
 from trinitylake_ops.versions.latest import latest_snapshot
+from trinitylake_ops.versions.lookup import check_not_expired
 from trinitylake_ops.versions.names import resolve_table
 from trinitylake_ops.versions.roots import check_no_gap
 from trinitylake_ops.versions.snapshot import Snapshot

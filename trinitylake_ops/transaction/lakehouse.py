@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal
 
 from trinitylake_ops.errors import (
     CorruptFileError,
-    ExportNotFoundError,
-    FileMissingError,
     InvalidDefinitionError,
     InvalidInputError,
-    VersionExpiredError,
-    VersionNotFoundError,
 )
-from trinitylake_ops.format.definitions import ExpirationState, IsolationLevel, LakehouseDef, TableDef
-from trinitylake_ops.format.file_names import MAX_VERSION, is_immutable_path, parse_root_path
+from trinitylake_ops.format.definitions import IsolationLevel, LakehouseDef, TableDef
+from trinitylake_ops.format.file_names import is_immutable_path
 from trinitylake_ops.format.limits import validate_lakehouse_def
-from trinitylake_ops.format.locations import as_uri, is_uri, normalize_root_uri, to_location
-from trinitylake_ops.format.nodes.keys import KeyCodec
-from trinitylake_ops.format.nodes.node_file import LAKEHOUSE_DEF, PREVIOUS_ROOT, NodeFile, decode_node
+from trinitylake_ops.format.locations import as_uri, normalize_root_uri
 from trinitylake_ops.storage import Storage, open_storage
 from trinitylake_ops.storage.cache.options import storage_identity
 from trinitylake_ops.storage.cache.storage import private_cache_view, shared_cache_view
@@ -34,28 +28,17 @@ from trinitylake_ops.transaction.resolve import CommitResolution, resolve_commit
 from trinitylake_ops.transaction.saved import StagedDefinition, checked_id, read_saved, stage_definition
 from trinitylake_ops.transaction.time_to_live import TransactionAge
 from trinitylake_ops.transaction.transaction import Transaction
-from trinitylake_ops.tree.diff import KeyChange, diff_trees
 from trinitylake_ops.tree.nodes.elsewhere import Elsewhere
 from trinitylake_ops.tree.nodes.node_store import NodeStore
+from trinitylake_ops.versions.changes import Change, diff_snapshots
 from trinitylake_ops.versions.commit_info import CommitInfo, acting_run
 from trinitylake_ops.versions.definition_store import DefinitionStore
 from trinitylake_ops.versions.hint import HintWriter
 from trinitylake_ops.versions.history import VersionInfo, history
 from trinitylake_ops.versions.latest import latest_snapshot
-from trinitylake_ops.versions.roots import ProbedRoots, Roots, find_latest, open_roots
-from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot, epoch_ms
-from trinitylake_ops.versions.time_travel import find_version_at
-
-_MAX_VERSION_DIGITS = 100  # far more than any version has, and few enough to convert and show
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What happened to a namespace (``table`` is None) or table between two versions."""
-
-    kind: Literal["added", "changed", "removed"]
-    namespace: str
-    table: str | None = None
+from trinitylake_ops.versions.lookup import VersionLookup
+from trinitylake_ops.versions.roots import Roots, find_latest, open_roots
+from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
 
 class Lakehouse:
@@ -86,6 +69,7 @@ class Lakehouse:
         self.elsewhere = elsewhere = Elsewhere(self.root, self.storage_options, look_up=look_up, follows_moves=False)
         nodes, definitions = NodeStore(files, elsewhere=elsewhere), DefinitionStore(files, elsewhere=elsewhere)
         self.files = LakehouseFiles(files, nodes, definitions, HintWriter(storage), Roots(storage))
+        self._lookup = VersionLookup(self.files, self._version_elsewhere)
         is_shared = cache == "shared"
         self._queue = shared_queue(storage_identity(self.root, self.storage_options)) if is_shared else CommitQueue()
 
@@ -161,97 +145,21 @@ class Lakehouse:
         just found it. Raises VersionNotFoundError, VersionExpiredError, ExportNotFoundError,
         InvalidInputError when both are given.
         """
-        if version is not None and timestamp is not None:
-            raise InvalidInputError("give a version or a timestamp, not both")
-        _check_kind("version", version, (int, str))
-        _check_kind("timestamp", timestamp, (int, datetime))
-        if isinstance(version, int) or (isinstance(version, str) and version.isascii() and version.isdecimal()):
-            return self._snapshot_of_number(_number(version), latest)
-        probed = ProbedRoots(self.storage)
-        latest = latest or latest_snapshot(self.files, probed)
-        if timestamp is not None:
-            found = find_version_at(self.files.roots, _millis(timestamp), latest.version, probed)
-            return self._snapshot_of(found, latest, probed)
-        return latest if version is None else self._snapshot_of_export(version, latest)
-
-    def _snapshot_of_number(self, version: int, latest: Snapshot | None) -> Snapshot:
-        """Return a version, whose root is read together with the latest one's, in four requests and two rounds.
-
-        Where the settings of the lakehouse were changed since, or files expired, the latest ones are read, too.
-        """
-        if latest is not None:
-            return self._snapshot_of(version, latest)
-        probed = ProbedRoots(self.storage, [version])
-        return self._snapshot_of(version, latest_snapshot(self.files, probed), probed)
-
-    def _snapshot_of(self, version: int, latest: Snapshot, probed: ProbedRoots | None = None) -> Snapshot:
-        if version == latest.version:
-            return latest
-        if not 0 <= version < latest.version:
-            raise VersionNotFoundError(
-                f"version {version} does not exist; the latest is {latest.version}", version=version
-            )
-        path = self.files.roots.path(version)
-        probed = probed or ProbedRoots(self.storage)
-        probed.read([path])
-        data = probed.contents[path]
-        root = None if data is None else decode_node(data, path)
-        # A definition older than a version cannot say that it expired.
-        if root is None or root.system.get(LAKEHOUSE_DEF) != latest.definition_location:
-            check_not_expired(version, latest.definition)
-        if root is None:
-            raise VersionNotFoundError(
-                f"version {version} is gone: its root was deleted by another program", path=path, version=version
-            )
-        if root.is_sealed:
-            raise VersionExpiredError(f"version {version} was expired and purged", path=path, version=version)
-        return Snapshot(self.files, version, path, root)
+        return self._lookup.snapshot(version, timestamp, latest)
 
     def exported(self, name: str, storage_options: Mapping[str, str] | None = None) -> Snapshot:
         """Return what an export holds; ``storage_options`` are for its storage where it went to another root.
 
         By default they are those of this lakehouse where the scheme is the same. Raises what ``snapshot`` raises.
         """
-        return self._snapshot_of_export(name, latest_snapshot(self.files), storage_options)
+        return self._lookup.exported(name, latest_snapshot(self.files), storage_options)
 
-    def _snapshot_of_export(
-        self, name: str, latest: Snapshot, storage_options: Mapping[str, str] | None = None
-    ) -> Snapshot:
-        location = latest.definition.exported_snapshots.get(name)
-        if location is None:
-            if any(record.name == name for record in latest.definition.exports):
-                raise ExportNotFoundError(f"export {name!r} is not finished; export it again to finish it, or drop it")
-            known = ", ".join(sorted(latest.definition.exported_snapshots)) or "none"
-            if name[:1] in ("-", "+") and name[1:].isdecimal():
-                raise VersionNotFoundError(
-                    f"{name!r} is no version: they are numbered from 0 to {latest.version}; nor is it an export"
-                )
-            raise ExportNotFoundError(f"there is no export {name!r}; exports: {known}")
-        path = to_location(self.root, location)
-        if is_uri(path):
-            return self._snapshot_elsewhere(name, path, storage_options)
-        try:
-            root = decode_node(self.storage.read(path), path)
-        except FileMissingError as error:
-            if latest_snapshot(self.files).definition.exported_snapshots.get(name) != location:
-                raise ExportNotFoundError(f"export {name!r} was dropped meanwhile", path=path) from error
-            raise ExportNotFoundError(
-                f"the root of export {name!r} is gone: if another program went back to settings from before it was"
-                " dropped, reconcile; else it was deleted by others: drop the export",
-                path=path,
-            ) from error
-        return Snapshot(self.files, _exported_version(name, path, root, latest.definition), path, root)
-
-    def _snapshot_elsewhere(self, name: str, uri: str, storage_options: Mapping[str, str] | None) -> Snapshot:
-        """Return the version of another lakehouse that an export to another root made."""
-        folder, _, file_name = uri.rpartition("/")
-        version, root = parse_root_path(file_name), normalize_root_uri(f"{folder}/")
-        if version is None:
-            raise CorruptFileError(f"export {name!r} stands at {uri!r}, which is no root of a version", path=uri)
+    def _version_elsewhere(self, root: str, version: int, storage_options: Mapping[str, str] | None) -> Snapshot:
+        """Return a version of the lakehouse at another root, where an export of this one went."""
         if storage_options is None:  # else the caller knows where it goes
             self.elsewhere.places.check_root(root)
-        options = storage_options if storage_options is not None else options_for(self, root)
-        other = Lakehouse.open(root, options)
+            storage_options = options_for(self, root)
+        other = Lakehouse.open(root, storage_options)
         other.elsewhere.give(self.storage)  # what was not copied
         return other.snapshot(version)
 
@@ -363,32 +271,6 @@ def options_for(lake: Lakehouse, other_root: str) -> StorageOptions | None:
     return StorageOptions({ALLOWED_ROOTS: lake.storage_options[ALLOWED_ROOTS]})
 
 
-def check_not_expired(version: int, definition: LakehouseDef) -> None:
-    """Raise VersionExpiredError when the latest definition lists a version as expired."""
-    for batch in definition.expirations:
-        if batch.contains(version):
-            can_undelete = batch.state == ExpirationState.EXPIRED
-            hint = "undelete can bring it back" if can_undelete else "its purge has begun, it cannot come back"
-            raise VersionExpiredError(f"version {version} was expired; {hint}", version=version)
-
-
-def diff_snapshots(before: Snapshot, after: Snapshot) -> list[Change]:
-    """Return what changed between two versions of one lakehouse; objects of unknown type are left out."""
-    with before.reading(), after.reading():
-        changes = [change_of(after.keys, change) for change in diff_trees(before.files.nodes, before.root, after.root)]
-    return [change for change in changes if change is not None]
-
-
-def change_of(keys: KeyCodec, change: KeyChange) -> Change | None:
-    """Return what a changed key means, or None for an object of unknown type."""
-    name = keys.decode(change.key)
-    if name is None:
-        return None
-    if change.before is None:
-        return Change("added", name.namespace, name.table)
-    return Change("removed" if change.after is None else "changed", name.namespace, name.table)
-
-
 def _without_own_root(definition: LakehouseDef, root: str) -> LakehouseDef:
     """Return a definition without a table root that is the root: none says the same, and a copy keeps the name."""
     table_root = definition.table_root
@@ -411,18 +293,6 @@ def _replaced(definition: LakehouseDef, fields: Mapping[str, Any]) -> LakehouseD
         raise InvalidDefinitionError(f"these settings could not be read again: {error.message}") from error
 
 
-def _number(version: int | str) -> int:
-    """Return the number that a version is given by. Raises VersionNotFoundError for one too long to be shown."""
-    if isinstance(version, str):
-        version = version.lstrip("0") or "0"
-        is_too_long = len(version) > _MAX_VERSION_DIGITS
-    else:
-        is_too_long = abs(version) > 10**_MAX_VERSION_DIGITS
-    if is_too_long:
-        raise VersionNotFoundError(f"no version has that many digits; the last possible one is {MAX_VERSION}")
-    return int(version)
-
-
 def _isolation(name: str | None, definition: LakehouseDef) -> IsolationLevel:
     if name is None:
         return definition.isolation_level
@@ -430,30 +300,3 @@ def _isolation(name: str | None, definition: LakehouseDef) -> IsolationLevel:
         return IsolationLevel[str(name).upper()]
     except KeyError:
         raise InvalidInputError(f"isolation {name!r} is neither 'snapshot' nor 'serializable'") from None
-
-
-def _check_kind(name: str, value: object, kinds: tuple[type, ...]) -> None:
-    if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
-        raise InvalidInputError(
-            f"a {name} is given as {' or '.join(kind.__name__ for kind in kinds)}, not as {value!r}"
-        )
-
-
-def _millis(timestamp: datetime | int) -> int:
-    if isinstance(timestamp, int):
-        return timestamp
-    if timestamp.tzinfo is None:
-        raise InvalidInputError(f"timestamp {timestamp.isoformat()} has no time zone; add one, such as +00:00")
-    return epoch_ms(timestamp)
-
-
-def _exported_version(name: str, path: str, root: NodeFile, definition: LakehouseDef) -> int:
-    """Return the version that an export holds: recorded by us, else by the root's own name or predecessor."""
-    for record in definition.exports:
-        if record.name == name:
-            return record.version
-    version = parse_root_path(path)
-    if version is not None:
-        return version
-    previous = parse_root_path(root.system.get(PREVIOUS_ROOT, ""))
-    return 0 if previous is None else min(previous + 1, MAX_VERSION)

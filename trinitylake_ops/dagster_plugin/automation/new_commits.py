@@ -11,7 +11,7 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidInputError, VersionExpiredError, VersionNotFoundError
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.reach.survey import expired_versions
-from trinitylake_ops.transaction.lakehouse import Change, diff_snapshots
+from trinitylake_ops.versions.changes import Change, diff_snapshots
 from trinitylake_ops.versions.history import VersionInfo, version_infos
 from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms
 

@@ -25,7 +25,7 @@ from trinitylake_ops.dagster_plugin.options import (
 )
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance import RollbackPlan
-from trinitylake_ops.transaction.lakehouse import Change
+from trinitylake_ops.versions.changes import Change
 
 _MILLISECOND = timedelta(milliseconds=1)
 

@@ -31,9 +31,10 @@ from trinitylake_ops.maintenance.rollbacks import (
 from trinitylake_ops.maintenance.state.export_records import record_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.ownership import claim_location
-from trinitylake_ops.transaction.lakehouse import Change, Lakehouse, change_of, options_for
+from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 from trinitylake_ops.tree.diff import KeyChange
 from trinitylake_ops.tree.search import scan
+from trinitylake_ops.versions.changes import Change, change_of
 from trinitylake_ops.versions.snapshot import Snapshot
 
 _OPERATION = "restore"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from trinitylake_ops.transaction.lakehouse import Change
+    from trinitylake_ops.versions.changes import Change
 
 _WIDEST_TABLE_CHARS = 100_000  # text that is no terminal's is never cut or folded
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})

@@ -18,8 +18,9 @@ from trinitylake_ops.maintenance.state.state_change import StateChange
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.ownership import claim_folder
 from trinitylake_ops.transaction.draft import Draft, RootStamp, draft_of_tree
-from trinitylake_ops.transaction.lakehouse import Lakehouse, check_not_expired
+from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.commit_info import CommitInfo
+from trinitylake_ops.versions.lookup import check_not_expired
 from trinitylake_ops.versions.roots import check_no_gap
 from trinitylake_ops.versions.snapshot import Snapshot
 

@@ -12,7 +12,8 @@ from trinitylake_ops.format.definitions import ExportRecord, ExportState, Lakeho
 from trinitylake_ops.format.file_identity import name_identity
 from trinitylake_ops.format.nodes.keys import validate_name
 from trinitylake_ops.maintenance.state.state_change import StateChange
-from trinitylake_ops.transaction.lakehouse import Lakehouse, check_not_expired
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.versions.lookup import check_not_expired
 from trinitylake_ops.versions.snapshot import Snapshot, utc_of
 
 MAX_NAME_BYTES = 200

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from trinitylake_ops.spark_jobs.metadata.columns import Condition, Row
 from trinitylake_ops.spark_jobs.metadata.pinned_snapshot import PinnedSnapshot
 from trinitylake_ops.spark_jobs.metadata.wanted import WantedNames, wanted_versions
-from trinitylake_ops.transaction.lakehouse import Change, change_of
 from trinitylake_ops.tree.diff import diff_trees
 from trinitylake_ops.tree.key_ranges import KeyRange, NodesInRange
+from trinitylake_ops.versions.changes import Change, change_of
 from trinitylake_ops.versions.history import VersionInfo, version_infos
 from trinitylake_ops.versions.snapshot import Snapshot
 

@@ -1,0 +1,175 @@
+"""Finding one version of a lakehouse: by its number, by a time, by the name of an export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    ExportNotFoundError,
+    FileMissingError,
+    InvalidInputError,
+    VersionExpiredError,
+    VersionNotFoundError,
+)
+from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
+from trinitylake_ops.format.file_names import MAX_VERSION, parse_root_path
+from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location
+from trinitylake_ops.format.nodes.node_file import LAKEHOUSE_DEF, PREVIOUS_ROOT, NodeFile, decode_node
+from trinitylake_ops.versions.latest import latest_snapshot
+from trinitylake_ops.versions.roots import ProbedRoots
+from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot, epoch_ms
+from trinitylake_ops.versions.time_travel import find_version_at
+
+_MAX_VERSION_DIGITS = 100  # far more than any version has, and few enough to convert and show
+
+#: Returns a version of the lakehouse at another root; its storage options, where the caller gave any.
+VersionElsewhere = Callable[[str, int, Mapping[str, str] | None], Snapshot]
+
+
+class VersionLookup:
+    """Finds the versions of one lakehouse; ``elsewhere`` opens exports that went to another root."""
+
+    def __init__(self, files: LakehouseFiles, elsewhere: VersionElsewhere):
+        self._files = files
+        self._elsewhere = elsewhere
+
+    def snapshot(
+        self, version: int | str | None, timestamp: datetime | int | None, latest: Snapshot | None
+    ) -> Snapshot:
+        """Return a version, the latest one where neither is given; ``latest`` where the caller has just found it.
+
+        Raises VersionNotFoundError, VersionExpiredError, ExportNotFoundError, InvalidInputError when both are given.
+        """
+        if version is not None and timestamp is not None:
+            raise InvalidInputError("give a version or a timestamp, not both")
+        _check_kind("version", version, (int, str))
+        _check_kind("timestamp", timestamp, (int, datetime))
+        if isinstance(version, int) or (isinstance(version, str) and version.isascii() and version.isdecimal()):
+            return self._of_number(_number(version), latest)
+        probed = ProbedRoots(self._files.roots.storage)
+        latest = latest or latest_snapshot(self._files, probed)
+        if timestamp is not None:
+            found = find_version_at(self._files.roots, _millis(timestamp), latest.version, probed)
+            return self._of(found, latest, probed)
+        return latest if version is None else self.exported(version, latest)
+
+    def _of_number(self, version: int, latest: Snapshot | None) -> Snapshot:
+        """Return a version, whose root is read together with the latest one's, in four requests and two rounds.
+
+        Where the settings of the lakehouse were changed since, or files expired, the latest ones are read, too.
+        """
+        if latest is not None:
+            return self._of(version, latest)
+        probed = ProbedRoots(self._files.roots.storage, [version])
+        return self._of(version, latest_snapshot(self._files, probed), probed)
+
+    def _of(self, version: int, latest: Snapshot, probed: ProbedRoots | None = None) -> Snapshot:
+        if version == latest.version:
+            return latest
+        if not 0 <= version < latest.version:
+            raise VersionNotFoundError(
+                f"version {version} does not exist; the latest is {latest.version}", version=version
+            )
+        path = self._files.roots.path(version)
+        probed = probed or ProbedRoots(self._files.roots.storage)
+        probed.read([path])
+        data = probed.contents[path]
+        root = None if data is None else decode_node(data, path)
+        # A definition older than a version cannot say that it expired.
+        if root is None or root.system.get(LAKEHOUSE_DEF) != latest.definition_location:
+            check_not_expired(version, latest.definition)
+        if root is None:
+            raise VersionNotFoundError(
+                f"version {version} is gone: its root was deleted by another program", path=path, version=version
+            )
+        if root.is_sealed:
+            raise VersionExpiredError(f"version {version} was expired and purged", path=path, version=version)
+        return Snapshot(self._files, version, path, root)
+
+    def exported(self, name: str, latest: Snapshot, storage_options: Mapping[str, str] | None = None) -> Snapshot:
+        """Return what an export holds, by the definition of the latest version.
+
+        Raises ExportNotFoundError, VersionNotFoundError for what looks like a number, CorruptFileError, StorageError.
+        """
+        location = latest.definition.exported_snapshots.get(name)
+        if location is None:
+            if any(record.name == name for record in latest.definition.exports):
+                raise ExportNotFoundError(f"export {name!r} is not finished; export it again to finish it, or drop it")
+            known = ", ".join(sorted(latest.definition.exported_snapshots)) or "none"
+            if name[:1] in ("-", "+") and name[1:].isdecimal():
+                raise VersionNotFoundError(
+                    f"{name!r} is no version: they are numbered from 0 to {latest.version}; nor is it an export"
+                )
+            raise ExportNotFoundError(f"there is no export {name!r}; exports: {known}")
+        path = to_location(self._files.roots.storage.root, location)
+        if is_uri(path):
+            return self._exported_elsewhere(name, path, storage_options)
+        try:
+            root = decode_node(self._files.roots.storage.read(path), path)
+        except FileMissingError as error:
+            if latest_snapshot(self._files).definition.exported_snapshots.get(name) != location:
+                raise ExportNotFoundError(f"export {name!r} was dropped meanwhile", path=path) from error
+            raise ExportNotFoundError(
+                f"the root of export {name!r} is gone: if another program went back to settings from before it was"
+                " dropped, reconcile; else it was deleted by others: drop the export",
+                path=path,
+            ) from error
+        return Snapshot(self._files, _exported_version(name, path, root, latest.definition), path, root)
+
+    def _exported_elsewhere(self, name: str, uri: str, storage_options: Mapping[str, str] | None) -> Snapshot:
+        """Return the version of another lakehouse that an export to another root made."""
+        folder, _, file_name = uri.rpartition("/")
+        version, root = parse_root_path(file_name), normalize_root_uri(f"{folder}/")
+        if version is None:
+            raise CorruptFileError(f"export {name!r} stands at {uri!r}, which is no root of a version", path=uri)
+        return self._elsewhere(root, version, storage_options)
+
+
+def check_not_expired(version: int, definition: LakehouseDef) -> None:
+    """Raise VersionExpiredError when the latest definition lists a version as expired."""
+    for batch in definition.expirations:
+        if batch.contains(version):
+            can_undelete = batch.state == ExpirationState.EXPIRED
+            hint = "undelete can bring it back" if can_undelete else "its purge has begun, it cannot come back"
+            raise VersionExpiredError(f"version {version} was expired; {hint}", version=version)
+
+
+def _number(version: int | str) -> int:
+    """Return the number that a version is given by. Raises VersionNotFoundError for one too long to be shown."""
+    if isinstance(version, str):
+        version = version.lstrip("0") or "0"
+        is_too_long = len(version) > _MAX_VERSION_DIGITS
+    else:
+        is_too_long = abs(version) > 10**_MAX_VERSION_DIGITS
+    if is_too_long:
+        raise VersionNotFoundError(f"no version has that many digits; the last possible one is {MAX_VERSION}")
+    return int(version)
+
+
+def _check_kind(name: str, value: object, kinds: tuple[type, ...]) -> None:
+    if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
+        raise InvalidInputError(
+            f"a {name} is given as {' or '.join(kind.__name__ for kind in kinds)}, not as {value!r}"
+        )
+
+
+def _millis(timestamp: datetime | int) -> int:
+    if isinstance(timestamp, int):
+        return timestamp
+    if timestamp.tzinfo is None:
+        raise InvalidInputError(f"timestamp {timestamp.isoformat()} has no time zone; add one, such as +00:00")
+    return epoch_ms(timestamp)
+
+
+def _exported_version(name: str, path: str, root: NodeFile, definition: LakehouseDef) -> int:
+    """Return the version that an export holds: recorded by us, else by the root's own name or predecessor."""
+    for record in definition.exports:
+        if record.name == name:
+            return record.version
+    version = parse_root_path(path)
+    if version is not None:
+        return version
+    previous = parse_root_path(root.system.get(PREVIOUS_ROOT, ""))
+    return 0 if previous is None else min(previous + 1, MAX_VERSION)
