@@ -81,9 +81,7 @@ def sealed_table_file(data: bytes, path: str) -> bytes:
             flags = bytes([_GZIP_HAS_EXTRA])
             opened = data[:3] + flags + data[4:start] + struct.pack("<H", len(extra)) + extra + data[start:]
         case SealedKind.AVRO if (header := AvroHeader.of(data)) is not None:
-            opened = (
-                header.with_metadata({key.encode(): seal.encode() for key in SEAL_KEYS}) + data[header.size_bytes :]
-            )
+            opened = header.with_metadata(dict.fromkeys(SEAL_KEYS, seal.encode())) + data[header.size_bytes :]
         case SealedKind.PARQUET:
             opened = data
         case _:
@@ -197,7 +195,7 @@ def _in_gzip(data: bytes) -> _Seals:
 def _in_avro(data: bytes) -> _Seals:
     header = AvroHeader.of(data)
     metadata = {} if header is None else header.metadata
-    return _text(metadata.get(SEAL_KEYS[0].encode())), _text(metadata.get(SEAL_KEYS[1].encode()))
+    return _text(metadata.get(SEAL_KEYS[0])), _text(metadata.get(SEAL_KEYS[1]))
 
 
 def _in_parquet(data: bytes) -> _Seals:
