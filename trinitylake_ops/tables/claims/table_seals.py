@@ -18,7 +18,7 @@ import google_crc32c
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.checksums import SEAL_KEYS, check_seals, open_seal, sealed
 from trinitylake_ops.tables.claims.avro_header import AvroHeader
-from trinitylake_ops.tables.claims.file_claims import claims_bytes, footer_bytes, read_footer
+from trinitylake_ops.tables.claims.file_claims import end_with_claims, footer_bytes, read_footer
 
 _Seals = tuple[str | None, str | None]
 #: Of a file that is checked piece by piece so much of the end is kept: more than footers have.
@@ -141,7 +141,7 @@ class PieceCheck:
             return False
         end = self._end
         if footer_bytes(end) > len(end) and self._size_bytes > len(end):
-            end = read_end(claims_bytes(end, self._size_bytes, self._path))
+            end = end_with_claims(end, self._size_bytes, read_end, self._path)
         seals = _in_parquet(end)
         if seals == (None, None):
             _check_unsealed(end, self._path)
