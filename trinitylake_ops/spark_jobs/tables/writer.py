@@ -31,8 +31,8 @@ from trinitylake_ops.tables.managed import ICEBERG
 from trinitylake_ops.tables.writing.data_files import TARGET_FILE_SIZE_BYTES
 from trinitylake_ops.tables.writing.partition_key import PartitionValue
 from trinitylake_ops.tables.writing.staged_table import StagedTable
-from trinitylake_ops.tables.writing.staging import Evolution, TableWrite, plan_write
 from trinitylake_ops.tables.writing.write_mode import Mode, check_mode, replaced_by, stage_replacing
+from trinitylake_ops.tables.writing.write_plan import Evolution, TableWrite, plan_write
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 from trinitylake_ops.tables.writing.data_files import check_distinct
 from trinitylake_ops.tables.writing.partition_key import PartitionValue
 from trinitylake_ops.tables.writing.staged_table import StagedTable
-from trinitylake_ops.tables.writing.staging import plan_write
 from trinitylake_ops.tables.writing.write_mode import Mode, check_mode, replaced_by, stage_replacing
+from trinitylake_ops.tables.writing.write_plan import plan_write
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 

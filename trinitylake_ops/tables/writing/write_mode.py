@@ -13,7 +13,8 @@ from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.tables.writing.data_files import delete_data_files
 from trinitylake_ops.tables.writing.partition_key import PartitionKey, PartitionValue, check_partitions
 from trinitylake_ops.tables.writing.staged_table import StagedTable
-from trinitylake_ops.tables.writing.staging import Replace, TableWrite, stage_data_files
+from trinitylake_ops.tables.writing.staging import Replace, stage_data_files
+from trinitylake_ops.tables.writing.write_plan import TableWrite
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 Mode: TypeAlias = Literal["replace_table", "replace_partitions", "append"]
