@@ -22,7 +22,8 @@ from trinitylake_ops.format.file_names import MAX_VERSION, is_immutable_path, pa
 from trinitylake_ops.format.limits import validate_lakehouse_def
 from trinitylake_ops.format.locations import as_uri, is_uri, normalize_root_uri, to_location
 from trinitylake_ops.format.nodes.keys import KeyCodec
-from trinitylake_ops.format.nodes.node_file import LAKEHOUSE_DEF, PREVIOUS_ROOT, NodeFile, decode_node
+from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node
+from trinitylake_ops.format.nodes.system_rows import LAKEHOUSE_DEF, PREVIOUS_ROOT
 from trinitylake_ops.storage import Storage, open_storage
 from trinitylake_ops.storage.cache.options import storage_identity
 from trinitylake_ops.storage.cache.storage import private_cache_view, shared_cache_view

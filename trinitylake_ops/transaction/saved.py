@@ -23,7 +23,8 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.definitions import IsolationLevel, SavedTransaction, TableDef
 from trinitylake_ops.format.file_names import new_table_path, saved_transaction_path, table_prefix
 from trinitylake_ops.format.limits import validate_table_def
-from trinitylake_ops.format.nodes.node_file import COMMIT_ID, decode_commit_info, decode_system_rows
+from trinitylake_ops.format.nodes.node_file import decode_system_rows
+from trinitylake_ops.format.nodes.system_rows import COMMIT_ID, decode_commit_info
 from trinitylake_ops.storage.conditional_create import create_fresh, create_settled
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.versions.roots import read_roots

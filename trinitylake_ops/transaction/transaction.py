@@ -41,7 +41,7 @@ from trinitylake_ops.format.file_names import (
 )
 from trinitylake_ops.format.limits import validate_changed_settings, validate_table_def
 from trinitylake_ops.format.nodes.keys import NAMESPACE_KEY_PREFIX, KeyCodec, ObjectName
-from trinitylake_ops.format.nodes.node_file import COMMIT_ID
+from trinitylake_ops.format.nodes.system_rows import COMMIT_ID
 from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS
