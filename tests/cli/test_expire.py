@@ -17,7 +17,7 @@ from tests.maintenance.changes import alter, content, create, node_bytes, node_c
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import StoragePermissionError
 from trinitylake_ops.format.file_names import root_path
-from trinitylake_ops.format.nodes.node_file import COMMIT_ID, CREATED_AT_MILLIS, LAKEHOUSE_DEF
+from trinitylake_ops.format.nodes.system_rows import COMMIT_ID, CREATED_AT_MILLIS, LAKEHOUSE_DEF
 from trinitylake_ops.maintenance.state.lease import lease
 from trinitylake_ops.storage import LocalStorage
 from trinitylake_ops.tables.catalog import catalog_at

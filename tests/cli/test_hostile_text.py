@@ -18,7 +18,8 @@ from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import StoragePermissionError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, ExpirationBatch, ExportLevel, ExportRecord, TableDef
 from trinitylake_ops.format.file_names import root_path
-from trinitylake_ops.format.nodes.node_file import COMMIT_INFO, decode_node, encode_node
+from trinitylake_ops.format.nodes.node_file import decode_node, encode_node
+from trinitylake_ops.format.nodes.system_rows import COMMIT_INFO
 from trinitylake_ops.storage import LocalStorage
 
 __all__ = ["cli", "logging_as_it_was"]

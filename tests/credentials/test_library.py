@@ -23,7 +23,8 @@ from trinitylake_ops.storage import MeteredStorage, RetryStorage, Storage, open_
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at, catalog_for
 from trinitylake_ops.tables.io.file_io import StorageFileIO
-from trinitylake_ops.tables.writing.staging import plan_write, stage_data_files
+from trinitylake_ops.tables.writing.staging import stage_data_files
+from trinitylake_ops.tables.writing.write_plan import plan_write
 
 pytestmark = pytest.mark.debian_packages
 

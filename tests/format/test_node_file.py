@@ -13,15 +13,13 @@ from tests.format.refusal import refusal
 from tests.format.strategies import node_files
 from trinitylake_ops.errors import CorruptFileError, InvalidInputError
 from trinitylake_ops.format.nodes.node_file import (
-    MAX_COMMIT_INFO_BYTES,
     NodeFile,
-    decode_commit_info,
     decode_node,
     decode_system_rows,
-    encode_commit_info,
     encode_node,
     encoded_size_bytes,
 )
+from trinitylake_ops.format.nodes.system_rows import MAX_COMMIT_INFO_BYTES, decode_commit_info, encode_commit_info
 
 PATH = "0000/0000/0000/00000000-node.arrow"
 SYSTEM = [("created_at_millis", "5", None), ("n_keys", "2", None)]

@@ -45,7 +45,8 @@ from trinitylake_ops.format.file_names import (
 from trinitylake_ops.format.limits import check_readable_sizes, validate_changed_settings, validate_table_def
 from trinitylake_ops.format.locations import as_uri, normalize_root_uri, to_location, to_uri, validate_location
 from trinitylake_ops.format.nodes.keys import KeyCodec
-from trinitylake_ops.format.nodes.node_file import COMMIT_INFO, decode_node, decode_system_rows, encode_node
+from trinitylake_ops.format.nodes.node_file import decode_node, decode_system_rows, encode_node
+from trinitylake_ops.format.nodes.system_rows import COMMIT_INFO
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.reach.inventory import Inventory, InventorySearch, read_inventory
 from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata

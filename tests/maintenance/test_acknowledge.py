@@ -13,7 +13,8 @@ from tests.maintenance.changes import create
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import CorruptFileError, InvalidInputError
 from trinitylake_ops.format.file_names import root_path
-from trinitylake_ops.format.nodes.node_file import COMMIT_ID, CREATED_AT_MILLIS, decode_node, encode_node
+from trinitylake_ops.format.nodes.node_file import decode_node, encode_node
+from trinitylake_ops.format.nodes.system_rows import COMMIT_ID, CREATED_AT_MILLIS
 from trinitylake_ops.maintenance.reach.root_chain import ACKNOWLEDGED
 from trinitylake_ops.pages import verification_page
 

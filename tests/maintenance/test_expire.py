@@ -38,7 +38,8 @@ from trinitylake_ops.errors import (
     VersionNotFoundError,
 )
 from trinitylake_ops.format.file_names import HINT_PATH, lease_path
-from trinitylake_ops.format.nodes.node_file import COMMIT_ID, decode_node
+from trinitylake_ops.format.nodes.node_file import decode_node
+from trinitylake_ops.format.nodes.system_rows import COMMIT_ID
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance import Budget, ExpirationPlan
 from trinitylake_ops.maintenance.gc import sweep as deletion

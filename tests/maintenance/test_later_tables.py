@@ -15,7 +15,7 @@ from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.writing.staging import plan_write
+from trinitylake_ops.tables.writing.write_plan import plan_write
 
 KEPT = [2, 2, 3, 3]
 

@@ -16,7 +16,8 @@ from trinitylake_ops import Lakehouse, TableDef, maintenance
 from trinitylake_ops.errors import LocationNotAllowedError
 from trinitylake_ops.format.nodes.node_file import decode_node, encode_node
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.writing.staging import plan_write, publish, stage_data_files
+from trinitylake_ops.tables.writing.staging import publish, stage_data_files
+from trinitylake_ops.tables.writing.write_plan import plan_write
 
 SECRET = b"AWS_SECRET_ACCESS_KEY=hunter2\n"
 

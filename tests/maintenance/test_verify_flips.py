@@ -20,7 +20,8 @@ from tests.maintenance.generated import generated, memory_lake, nodes_of, random
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import FileMissingError, StoragePermissionError, VersionExpiredError
 from trinitylake_ops.format.file_names import HINT_PATH, new_node_path
-from trinitylake_ops.format.nodes.node_file import CREATED_AT_MILLIS, PREVIOUS_ROOT, decode_node, encode_node
+from trinitylake_ops.format.nodes.node_file import decode_node, encode_node
+from trinitylake_ops.format.nodes.system_rows import CREATED_AT_MILLIS, PREVIOUS_ROOT
 from trinitylake_ops.maintenance import VerifyReport
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.tree.pointers import holder_of

@@ -16,7 +16,8 @@ from trinitylake_ops.errors import CorruptFileError, StoragePermissionError
 from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState, LakehouseDef
 from trinitylake_ops.format.file_names import lease_path, new_node_path, root_path
 from trinitylake_ops.format.limits import check_readable_sizes
-from trinitylake_ops.format.nodes.node_file import COMMIT_INFO, PREVIOUS_ROOT, NodeFile, decode_node, encode_node
+from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node, encode_node
+from trinitylake_ops.format.nodes.system_rows import COMMIT_INFO, PREVIOUS_ROOT
 from trinitylake_ops.maintenance import VerifyReport
 from trinitylake_ops.maintenance.verification import objects as verify_objects
 from trinitylake_ops.pages import log_page, verification_page

@@ -16,7 +16,8 @@ from tests.maintenance.test_export import cut_off
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.format.definitions import ExpirationState
 from trinitylake_ops.format.file_names import lease_path, new_plan_path, root_path
-from trinitylake_ops.format.nodes.node_file import COMMIT_ID, LAKEHOUSE_DEF, decode_node, encode_node
+from trinitylake_ops.format.nodes.node_file import decode_node, encode_node
+from trinitylake_ops.format.nodes.system_rows import COMMIT_ID, LAKEHOUSE_DEF
 from trinitylake_ops.maintenance import Finding, VerifyReport
 from trinitylake_ops.maintenance.state.lease import DURATION_MS, lease
 from trinitylake_ops.storage import Storage, StorageWrapper

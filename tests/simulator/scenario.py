@@ -39,7 +39,8 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, root_path, saved_transaction_path
-from trinitylake_ops.format.nodes.node_file import LAKEHOUSE_DEF, decode_commit_info, decode_system_rows
+from trinitylake_ops.format.nodes.node_file import decode_system_rows
+from trinitylake_ops.format.nodes.system_rows import LAKEHOUSE_DEF, decode_commit_info
 from trinitylake_ops.maintenance.verification.verify import verify
 from trinitylake_ops.storage import RetryStorage, Storage
 from trinitylake_ops.storage.cache.storage import clear_process_caches

@@ -37,7 +37,8 @@ from trinitylake_ops.format.file_names import (
     root_path,
 )
 from trinitylake_ops.format.locations import is_uri, to_uri
-from trinitylake_ops.format.nodes.node_file import COMMIT_ID, decode_node
+from trinitylake_ops.format.nodes.node_file import decode_node
+from trinitylake_ops.format.nodes.system_rows import COMMIT_ID
 from trinitylake_ops.maintenance.plans.budget import BudgetSpentBeforeError, Spending
 from trinitylake_ops.maintenance.reach.survey import expired_versions, is_lapsed
 from trinitylake_ops.maintenance.state.export_manifest import manifest_targets

@@ -42,7 +42,7 @@ from trinitylake_ops.format.file_names import (
     TURN_PREFIX,
     parse_root_path,
 )
-from trinitylake_ops.format.nodes import node_file as node_file_module
+from trinitylake_ops.format.nodes import sections
 from trinitylake_ops.maintenance import hint as hint_module
 from trinitylake_ops.maintenance.exports import check as export_check_module
 from trinitylake_ops.maintenance.exports import export as export_module
@@ -319,9 +319,7 @@ class World:
             mock.patch.object(uuid, "uuid4", self._uuid),
             mock.patch.object(ExecutorFactory, "get_or_create", return_value=_HereAndNow()),
             # Every process reads the same few files again and again; what it makes of a file's bytes never changes.
-            mock.patch.object(
-                node_file_module, "_columns", functools.lru_cache(maxsize=512)(node_file_module._columns)
-            ),
+            mock.patch.object(sections, "_columns", functools.lru_cache(maxsize=512)(sections._columns)),
             mock.patch.object(cache_module, "threading", threads),
             mock.patch.object(member_module, "threading", threads),
             mock.patch.object(queue_module, "threading", threads),

@@ -32,7 +32,8 @@ from trinitylake_ops.spark_jobs.source.data_source import read_metadata
 from trinitylake_ops.spark_jobs.sql import create_views, register_table_functions
 from trinitylake_ops.spark_jobs.tables.reader import read_table
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.writing.staging import plan_write, publish, stage_data_files
+from trinitylake_ops.tables.writing.staging import publish, stage_data_files
+from trinitylake_ops.tables.writing.write_plan import plan_write
 
 pytestmark = pytest.mark.local_only("tasks of Spark read a folder here")
 

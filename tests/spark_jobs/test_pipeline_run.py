@@ -18,14 +18,8 @@ from trinitylake_ops.spark_jobs.tables.pipeline_run import PipelineRun
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
 from trinitylake_ops.tables.writing.publication import Publication
-from trinitylake_ops.tables.writing.staging import (
-    Evolution,
-    Replace,
-    StagingCatalog,
-    plan_write,
-    publish,
-    stage_data_files,
-)
+from trinitylake_ops.tables.writing.staging import Replace, StagingCatalog, publish, stage_data_files
+from trinitylake_ops.tables.writing.write_plan import Evolution, plan_write
 
 
 @pytest.fixture

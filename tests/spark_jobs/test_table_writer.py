@@ -26,10 +26,10 @@ from trinitylake_ops.errors import (
     UnsupportedTypeError,
 )
 from trinitylake_ops.format.file_names import OWNER_NAME
-from trinitylake_ops.spark_jobs.tables import writer as table_writer
 from trinitylake_ops.spark_jobs.tables.reader import read_staged, read_table
 from trinitylake_ops.spark_jobs.tables.writer import stage_dataframe
 from trinitylake_ops.storage import LocalStorage
+from trinitylake_ops.tables.writing import write_mode
 from trinitylake_ops.tables.writing.partition_key import PartitionValue
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.staging import load_staged, publish, stage_data_files
@@ -408,7 +408,7 @@ def test_table_that_moves_while_tasks_write(
         publish_staged(lake, first)
         return stage_data_files(*arguments, **options)
 
-    monkeypatch.setattr(table_writer, "stage_data_files", publish_and_stage)
+    monkeypatch.setattr(write_mode, "stage_data_files", publish_and_stage)
     with pytest.raises(CommitConflictError, match="it was created"):
         stage_dataframe(lake, rows_of(spark, 3), "facts", "numbers", mode="append")
     assert {path for path in files_of(lake) if path.endswith(".parquet")} == {

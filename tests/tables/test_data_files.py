@@ -29,7 +29,7 @@ from trinitylake_ops.tables.types import arrow_to_iceberg_schema
 from trinitylake_ops.tables.writing import data_files as module
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
 from trinitylake_ops.tables.writing.data_files import write_data_files
-from trinitylake_ops.tables.writing.staging import identity_spec
+from trinitylake_ops.tables.writing.write_plan import identity_spec
 
 FLIGHTS = pa.schema(
     [

@@ -26,7 +26,8 @@ from trinitylake_ops.tables.files.metadata import read_table_metadata, table_met
 from trinitylake_ops.tables.files.reach import entries_in, files_of, manifests_in
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.properties import names_code
-from trinitylake_ops.tables.writing.staging import plan_write, stage_data_files
+from trinitylake_ops.tables.writing.staging import stage_data_files
+from trinitylake_ops.tables.writing.write_plan import plan_write
 
 CODE = {
     "write.py-location-provider.impl": "this.Provider",

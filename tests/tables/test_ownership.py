@@ -20,7 +20,8 @@ from trinitylake_ops.storage import MeteredStorage
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at, catalog_for
 from trinitylake_ops.tables.managed import metadata_uri
 from trinitylake_ops.tables.ownership import claim_location, owner_file, read_owner
-from trinitylake_ops.tables.writing.staging import StagingCatalog, plan_write, stage_data_files
+from trinitylake_ops.tables.writing.staging import StagingCatalog, stage_data_files
+from trinitylake_ops.tables.writing.write_plan import plan_write
 
 
 def owned(lake: Lakehouse) -> set[str]:

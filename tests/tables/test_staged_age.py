@@ -12,7 +12,8 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import TransactionExpiredError
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.writing.staged_table import StagedTable
-from trinitylake_ops.tables.writing.staging import StagingCatalog, plan_write, publish, stage_data_files
+from trinitylake_ops.tables.writing.staging import StagingCatalog, publish, stage_data_files
+from trinitylake_ops.tables.writing.write_plan import plan_write
 
 START_MS = 1_900_000_000_000
 TTL_MS = 10_000

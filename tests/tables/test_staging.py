@@ -35,11 +35,11 @@ from trinitylake_ops.tables.writing.staging import (
     StagedTable,
     StagingCatalog,
     load_staged,
-    plan_write,
     publish,
     stage_appended,
     stage_data_files,
 )
+from trinitylake_ops.tables.writing.write_plan import plan_write
 
 
 def stage(
@@ -300,7 +300,8 @@ STAGING_PROCESS = """
 import sys
 import pyarrow as pa
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.tables.writing.staging import plan_write, stage_data_files
+from trinitylake_ops.tables.writing.staging import stage_data_files
+from trinitylake_ops.tables.writing.write_plan import plan_write
 lake = Lakehouse.open(sys.argv[1], {"fsync": "false"})
 batch = pa.record_batch({"year": pa.array([2013] * 3, pa.int32()), "id": pa.array([1, 2, 3], pa.int64())})
 write = plan_write(lake, "ns", "t", batch.schema, partition_by=("year",))

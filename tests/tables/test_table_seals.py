@@ -212,11 +212,11 @@ def test_avro_headers_of_any_form() -> None:
     data = io.BytesIO()
     fastavro.writer(data, {"type": "record", "name": "r", "fields": []}, [], metadata={"a": "b" * 500})
     header = AvroHeader.of(data.getvalue())
-    assert header is not None and header.size_bytes == len(data.getvalue()) and header.metadata[b"a"] == b"b" * 500
+    assert header is not None and header.size_bytes == len(data.getvalue()) and header.metadata["a"] == b"b" * 500
     # A map in several blocks, one of which tells its size.
     blocks = b"Obj\x01\x02\x02a\x02b\x01\x08\x02c\x02d\x00" + bytes(16)
     found = AvroHeader.of(blocks)
-    assert found is not None and found.metadata == {b"a": b"b", b"c": b"d"} and found.size_bytes == len(blocks)
+    assert found is not None and found.metadata == {"a": b"b", "c": b"d"} and found.size_bytes == len(blocks)
     for broken in (blocks[:-1], b"Obj\x01" + b"\xff" * 12, b"Obj\x01\x02\x01", b"Obj\x02" + blocks[4:], b""):
         assert AvroHeader.of(broken) is None
 

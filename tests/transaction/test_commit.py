@@ -26,7 +26,8 @@ from trinitylake_ops.errors import (
     VersionNotFoundError,
 )
 from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, root_path
-from trinitylake_ops.format.nodes.node_file import COMMIT_ID, decode_node, encode_node
+from trinitylake_ops.format.nodes.node_file import decode_node, encode_node
+from trinitylake_ops.format.nodes.system_rows import COMMIT_ID
 from trinitylake_ops.storage import Storage, StorageWrapper
 from trinitylake_ops.tree.walk import walk
 

@@ -11,14 +11,8 @@ from tests.foreign import ForeignLake
 from tests.lakes import Lakes, seal, table
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.format.file_names import root_path
-from trinitylake_ops.format.nodes.node_file import (
-    COMMIT_ID,
-    COMMIT_INFO,
-    decode_commit_info,
-    decode_node,
-    encode_commit_info,
-    encode_node,
-)
+from trinitylake_ops.format.nodes.node_file import decode_node, encode_node
+from trinitylake_ops.format.nodes.system_rows import COMMIT_ID, COMMIT_INFO, decode_commit_info, encode_commit_info
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.transaction.resolve import CommitResolution
 from trinitylake_ops.transaction.saved import version_of

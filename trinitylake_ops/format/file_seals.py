@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
-
-from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.definitions import check_definition_file
-from trinitylake_ops.format.nodes.ipc_file import check_file_seals
+from trinitylake_ops.format.nodes.ipc_file import check_file_seals, footer_schema
 from trinitylake_ops.format.sealed_json import check_json_file
 
 
@@ -16,15 +13,7 @@ def check_file(data: bytes, path: str) -> bool:
     False for files of other kinds. Raises CorruptFileError for one that is damaged, or another one's.
     """
     if path.endswith((".arrow", ".ipc")):
-        return _check_node(data, path)
+        return check_file_seals(data, footer_schema(data, path), path)
     if path.endswith(".binpb"):
         return check_definition_file(data, path)
     return path.endswith(".json") and check_json_file(data, path)
-
-
-def _check_node(data: bytes, path: str) -> bool:
-    try:
-        schema = pa.ipc.open_file(data).schema
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise CorruptFileError(f"{path!r} is no readable Arrow IPC file", path=path) from error
-    return check_file_seals(data, schema, path)

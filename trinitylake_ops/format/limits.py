@@ -15,6 +15,12 @@ from trinitylake_ops.format.file_names import (
 )
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.format.nodes.node_file import (
+    check_node_compression,
+    seal_room_bytes,
+    size_of_rows_bytes,
+    text_bytes,
+)
+from trinitylake_ops.format.nodes.system_rows import (
     COMMIT_ID,
     COMMIT_INFO,
     CREATED_AT_MILLIS,
@@ -23,10 +29,6 @@ from trinitylake_ops.format.nodes.node_file import (
     N_KEYS,
     PREVIOUS_ROOT,
     ROLLBACK_FROM_ROOT,
-    check_node_compression,
-    seal_room_bytes,
-    size_of_rows_bytes,
-    text_bytes,
 )
 
 MIN_ORDER = 3

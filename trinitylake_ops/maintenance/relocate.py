@@ -197,7 +197,7 @@ def _left_table_root(lake: Lakehouse, base: Snapshot, found: Sequence[MovedTable
         ):
             return table_root
     try:
-        io.check_is_of_no_copy(open_storage(root, lake.storage_options))
+        io.folders.check_is_of_no_copy(open_storage(root, lake.storage_options))
     except LocationNotAllowedError:
         return table_root
     return ""

@@ -11,14 +11,8 @@ if TYPE_CHECKING:
     from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
     from trinitylake_ops.tables.writing.publication import publish_once
     from trinitylake_ops.tables.writing.staged_table import StagedTable
-    from trinitylake_ops.tables.writing.staging import (
-        Replace,
-        StagingCatalog,
-        load_staged,
-        plan_write,
-        publish,
-        stage_data_files,
-    )
+    from trinitylake_ops.tables.writing.staging import Replace, StagingCatalog, load_staged, publish, stage_data_files
+    from trinitylake_ops.tables.writing.write_plan import plan_write
 
 __all__ = [
     "Replace",
@@ -50,9 +44,9 @@ __getattr__, __dir__ = lazy_face(
             "Replace",
             "StagingCatalog",
             "load_staged",
-            "plan_write",
             "publish",
             "stage_data_files",
         ),
+        "writing.write_plan": ("plan_write",),
     },
 )

@@ -21,7 +21,8 @@ from trinitylake_ops.errors import (
     VersionNotFoundError,
 )
 from trinitylake_ops.format.file_names import MAX_VERSION
-from trinitylake_ops.format.nodes.node_file import COMMIT_ID, CREATED_AT_MILLIS, MAX_TIME_MS, decode_system_rows
+from trinitylake_ops.format.nodes.node_file import decode_system_rows
+from trinitylake_ops.format.nodes.system_rows import COMMIT_ID, CREATED_AT_MILLIS, MAX_TIME_MS
 from trinitylake_ops.storage.conditional_create import create_fresh, create_settled
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel

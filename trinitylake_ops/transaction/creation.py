@@ -14,7 +14,8 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import ROOT_NAMING, ROOT_PREFIX, new_lakehouse_def_path, root_naming
-from trinitylake_ops.format.nodes.node_file import COMMIT_ID, COMMIT_INFO, CREATED_AT_MILLIS, LAKEHOUSE_DEF, NodeFile
+from trinitylake_ops.format.nodes.node_file import NodeFile
+from trinitylake_ops.format.nodes.system_rows import COMMIT_ID, COMMIT_INFO, CREATED_AT_MILLIS, LAKEHOUSE_DEF
 from trinitylake_ops.storage.conditional_create import create_fresh
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.transaction.commit import check_time, create_root, discard

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trinitylake_ops.format.definitions import LakehouseDef
-from trinitylake_ops.format.nodes.node_file import (
+from trinitylake_ops.format.nodes.node_file import NodeFile
+from trinitylake_ops.format.nodes.system_rows import (
     COMMIT_ID,
     COMMIT_INFO,
     CREATED_AT_MILLIS,
@@ -14,7 +15,6 @@ from trinitylake_ops.format.nodes.node_file import (
     PREVIOUS_ROOT,
     ROLLBACK_FROM_ROOT,
     SYSTEM_KEYS,
-    NodeFile,
 )
 from trinitylake_ops.tree.editor import EditedTree, apply_messages, carried_tree
 from trinitylake_ops.tree.nodes.node import TreeLimits

@@ -34,7 +34,7 @@ from trinitylake_ops.format.file_names import (
 )
 from trinitylake_ops.format.limits import validate_changed_settings, validate_table_def
 from trinitylake_ops.format.nodes.keys import KeyCodec
-from trinitylake_ops.format.nodes.node_file import COMMIT_ID
+from trinitylake_ops.format.nodes.system_rows import COMMIT_ID
 from trinitylake_ops.transaction.change_set import ChangeSet, is_namespace_key
 from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS
 from trinitylake_ops.transaction.groups.queue import CommitQueue

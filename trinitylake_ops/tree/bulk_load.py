@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise
 
 from trinitylake_ops.format.file_names import new_node_path
-from trinitylake_ops.format.nodes.node_file import CREATED_AT_MILLIS, NodeFile
+from trinitylake_ops.format.nodes.node_file import NodeFile
+from trinitylake_ops.format.nodes.system_rows import CREATED_AT_MILLIS
 from trinitylake_ops.tree.nodes.node import TreeLimits
 
 #: The part of a node's keys that a load fills: full nodes would split at the first entry that follows.

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trinitylake_ops.format.file_names import new_node_path
-from trinitylake_ops.format.nodes.node_file import CREATED_AT_MILLIS, NodeFile
+from trinitylake_ops.format.nodes.node_file import NodeFile
+from trinitylake_ops.format.nodes.system_rows import CREATED_AT_MILLIS
 from trinitylake_ops.tree.bulk_load import bulk_load
 from trinitylake_ops.tree.nodes.descent import MetNodes, check_depth
 from trinitylake_ops.tree.nodes.node import DirtyNode, TreeLimits, message_bytes, messages_bytes

@@ -11,13 +11,13 @@ from typing import Any, Literal, TypeVar
 from trinitylake_ops.errors import VersionNotFoundError
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import parse_root_path
-from trinitylake_ops.format.nodes.node_file import (
+from trinitylake_ops.format.nodes.node_file import decode_system_rows
+from trinitylake_ops.format.nodes.system_rows import (
     COMMIT_ID,
     CREATED_AT_MILLIS,
     ROLLBACK_FROM_ROOT,
     SEALED_AT_MILLIS,
     decode_commit_info,
-    decode_system_rows,
     without_carried_stamp,
 )
 from trinitylake_ops.versions.latest import latest_snapshot

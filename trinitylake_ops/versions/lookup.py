@@ -16,7 +16,8 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
 from trinitylake_ops.format.file_names import MAX_VERSION, parse_root_path
 from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location
-from trinitylake_ops.format.nodes.node_file import LAKEHOUSE_DEF, PREVIOUS_ROOT, NodeFile, decode_node
+from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node
+from trinitylake_ops.format.nodes.system_rows import LAKEHOUSE_DEF, PREVIOUS_ROOT
 from trinitylake_ops.versions.latest import latest_snapshot
 from trinitylake_ops.versions.roots import ProbedRoots
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot, epoch_ms

@@ -22,14 +22,8 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.definitions import LakehouseDef, NamespaceDef, TableDef
 from trinitylake_ops.format.file_names import RootNaming
 from trinitylake_ops.format.nodes.keys import NAMESPACE_KEY_PREFIX, KeyCodec, ObjectName
-from trinitylake_ops.format.nodes.node_file import (
-    LAKEHOUSE_DEF,
-    MAX_TIME_MS,
-    SEALED_AT_MILLIS,
-    NodeFile,
-    decode_node,
-    decode_system_rows,
-)
+from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node, decode_system_rows
+from trinitylake_ops.format.nodes.system_rows import LAKEHOUSE_DEF, MAX_TIME_MS, SEALED_AT_MILLIS
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.tree.nodes.elsewhere import Elsewhere
 from trinitylake_ops.tree.nodes.node import TreeLimits

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from trinitylake_ops.errors import VersionNotFoundError
-from trinitylake_ops.format.nodes.node_file import COMMIT_ID, CREATED_AT_MILLIS, decode_system_rows
+from trinitylake_ops.format.nodes.node_file import decode_system_rows
+from trinitylake_ops.format.nodes.system_rows import COMMIT_ID, CREATED_AT_MILLIS
 from trinitylake_ops.versions.roots import ProbedRoots, Roots, read_roots
 
 _BATCH = 64

@@ -16,7 +16,7 @@ from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, markdown_t
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
 from trinitylake_ops.errors import LakehouseNotFoundError
-from trinitylake_ops.format.nodes.node_file import COMMIT_ID
+from trinitylake_ops.format.nodes.system_rows import COMMIT_ID
 from trinitylake_ops.versions.changes import Change
 
 #: Tag of a run that a sensor requested: the version that was the latest.

@@ -65,11 +65,17 @@ def check_file_seals(data: bytes, schema: pa.Schema, path: str) -> bool:
 
 def check_is_no_copy(data: bytes, path: str) -> None:
     """Check that a file which was found whole is no copy of an older root either. Raises CorruptFileError."""
-    try:
-        seal = _seal_in(pa.ipc.open_file(data).schema)
-    except (pa.ArrowException, OSError, ValueError) as error:  # the own form leaves out bytes, some of the footer
-        raise CorruptFileError(f"{path!r} is no readable Arrow IPC file: its footer is damaged", path=path) from error
+    # The own form leaves out bytes, some of the footer.
+    seal = _seal_in(footer_schema(data, path, ": its footer is damaged"))
     check_seals(data, (seal, seal), path)
+
+
+def footer_schema(data: bytes, path: str, reason: str = "") -> pa.Schema:
+    """Return the schema in the footer of a file. Raises CorruptFileError, whose message ends in ``reason``."""
+    try:
+        return pa.ipc.open_file(data).schema
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CorruptFileError(f"{path!r} is no readable Arrow IPC file{reason}", path=path) from error
 
 
 def _check(data: bytes, first: str | None, second: str | None, path: str) -> bool:

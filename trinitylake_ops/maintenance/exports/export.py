@@ -18,7 +18,8 @@ from trinitylake_ops.errors import ExportNotFoundError, FileMissingError, Invali
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, ExportState
 from trinitylake_ops.format.file_names import new_export_root_path, new_manifest_path, table_prefix
 from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location
-from trinitylake_ops.format.nodes.node_file import MAX_TIME_MS, NodeFile
+from trinitylake_ops.format.nodes.node_file import NodeFile
+from trinitylake_ops.format.nodes.system_rows import MAX_TIME_MS
 from trinitylake_ops.maintenance.exports.content import Choice, Content, Destination, chosen_entries, gather
 from trinitylake_ops.maintenance.exports.copy import Copier
 from trinitylake_ops.maintenance.exports.roots import (

@@ -17,7 +17,8 @@ from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, Lakeho
 from trinitylake_ops.format.file_names import derived_uuid, new_lakehouse_def_path, new_node_path
 from trinitylake_ops.format.file_seals import check_file
 from trinitylake_ops.format.locations import to_uri
-from trinitylake_ops.format.nodes.node_file import LAKEHOUSE_DEF, NodeFile, decode_node
+from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node
+from trinitylake_ops.format.nodes.system_rows import LAKEHOUSE_DEF
 from trinitylake_ops.format.places import sources_of_copy
 from trinitylake_ops.maintenance.exports.content import Choice
 from trinitylake_ops.maintenance.reach.root_chain import without_acknowledged

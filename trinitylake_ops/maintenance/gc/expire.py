@@ -20,7 +20,8 @@ from trinitylake_ops.errors import (
     VersionExpiredError,
 )
 from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState, LakehouseDef
-from trinitylake_ops.format.nodes.node_file import SEALED_AT_MILLIS, decode_system_rows
+from trinitylake_ops.format.nodes.node_file import decode_system_rows
+from trinitylake_ops.format.nodes.system_rows import SEALED_AT_MILLIS
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.gc.freed import FreedFiles, freed_files
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse

@@ -12,7 +12,8 @@ from dataclasses import replace
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError, InvalidLocationError
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.locations import to_location
-from trinitylake_ops.format.nodes.node_file import PREVIOUS_ROOT, NodeFile, decode_node
+from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node
+from trinitylake_ops.format.nodes.system_rows import PREVIOUS_ROOT
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.versions.roots import Roots
 from trinitylake_ops.versions.snapshot import Snapshot

@@ -22,7 +22,8 @@ from trinitylake_ops.format.definitions import (
 from trinitylake_ops.format.file_names import ROOT_PREFIX, parse_root_path, root_naming
 from trinitylake_ops.format.locations import to_location
 from trinitylake_ops.format.nodes.keys import TABLE_KEY_PREFIX
-from trinitylake_ops.format.nodes.node_file import LAKEHOUSE_DEF, NodeFile, decode_node
+from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node
+from trinitylake_ops.format.nodes.system_rows import LAKEHOUSE_DEF
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.maintenance.plans.retention import RetentionPolicy, Verdict, VersionAge, judge

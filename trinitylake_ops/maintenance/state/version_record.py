@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from trinitylake_ops.format.nodes.node_file import COMMIT_ID, CREATED_AT_MILLIS, SEALED_AT_MILLIS, decode_commit_info
+from trinitylake_ops.format.nodes.system_rows import COMMIT_ID, CREATED_AT_MILLIS, SEALED_AT_MILLIS, decode_commit_info
 from trinitylake_ops.versions.history import rollback_from
 
 #: The property of a rollback's commit that names the version whose content came back.

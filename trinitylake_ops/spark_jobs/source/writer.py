@@ -27,9 +27,10 @@ from trinitylake_ops.spark_jobs.tables.writer import plan_rows
 from trinitylake_ops.tables.managed import without_history
 from trinitylake_ops.tables.writing.publication import publication_id, publish_once, published_version
 from trinitylake_ops.tables.writing.staged_table import StagedTable
-from trinitylake_ops.tables.writing.staging import Replace, TableWrite, stage_appended, stage_data_files
+from trinitylake_ops.tables.writing.staging import Replace, stage_appended, stage_data_files
 from trinitylake_ops.tables.writing.stream_epochs import QUERY_ID, epoch_publication, find_epoch
 from trinitylake_ops.tables.writing.write_mode import Mode, replaced_by
+from trinitylake_ops.tables.writing.write_plan import TableWrite
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.saved import pinned_version
 

@@ -28,8 +28,8 @@ from trinitylake_ops.tables.writing.data_files import TARGET_FILE_SIZE_BYTES
 from trinitylake_ops.tables.writing.partition_key import PartitionValue
 from trinitylake_ops.tables.writing.publication import Publication, publication_id, publish_once, published_version
 from trinitylake_ops.tables.writing.staged_table import StagedTable
-from trinitylake_ops.tables.writing.staging import Evolution
 from trinitylake_ops.tables.writing.write_mode import Mode
+from trinitylake_ops.tables.writing.write_plan import Evolution
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.saved import pinned_version
 from trinitylake_ops.versions.names import resolve_table

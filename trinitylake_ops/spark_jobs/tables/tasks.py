@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from trinitylake_ops.tables.files.data_reading import ReadVersion
     from trinitylake_ops.tables.io.file_io import StorageFileIO
-    from trinitylake_ops.tables.writing.staging import TableWrite
+    from trinitylake_ops.tables.writing.write_plan import TableWrite
 
 
 #: The column of what :func:`write_rows` gives.

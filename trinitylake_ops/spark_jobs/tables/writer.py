@@ -28,11 +28,11 @@ from trinitylake_ops.spark_jobs.tables.reader import check_reachable
 from trinitylake_ops.spark_jobs.tables.schema import to_iceberg_schema
 from trinitylake_ops.spark_jobs.tables.tasks import WRITTEN_FILE, TableSink, WriteJob, unpickled_data_files, write_rows
 from trinitylake_ops.tables.managed import ICEBERG
-from trinitylake_ops.tables.writing.data_files import TARGET_FILE_SIZE_BYTES, delete_data_files
-from trinitylake_ops.tables.writing.partition_key import PartitionValue, check_partitions
+from trinitylake_ops.tables.writing.data_files import TARGET_FILE_SIZE_BYTES
+from trinitylake_ops.tables.writing.partition_key import PartitionValue
 from trinitylake_ops.tables.writing.staged_table import StagedTable
-from trinitylake_ops.tables.writing.staging import Evolution, TableWrite, plan_write, stage_data_files
-from trinitylake_ops.tables.writing.write_mode import Mode, check_mode, replaced_by
+from trinitylake_ops.tables.writing.write_mode import Mode, check_mode, replaced_by, stage_replacing
+from trinitylake_ops.tables.writing.write_plan import Evolution, TableWrite, plan_write
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 
@@ -81,12 +81,7 @@ def stage_dataframe(
     wanted, replacing = replaced_by(plan, mode, partitions)
     with spark_failures(f"write table {name}"):
         data_files = _write(_clustered(frame, columns), plan, target_file_size_bytes)
-    try:
-        check_partitions(data_files, wanted, columns)
-        return stage_data_files(lake, plan, data_files, replacing=replacing)
-    except BaseException:
-        delete_data_files(plan.io, data_files)
-        raise
+    return stage_replacing(lake, plan, data_files, wanted, replacing)
 
 
 def plan_rows(

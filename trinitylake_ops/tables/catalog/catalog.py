@@ -27,12 +27,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Self
 
-from pyiceberg.catalog import Catalog, MetastoreCatalog, PropertiesUpdateSummary
+from pyiceberg.catalog import Catalog, MetastoreCatalog
 from pyiceberg.exceptions import (
     CommitFailedException,
-    NamespaceAlreadyExistsError,
-    NoSuchIcebergTableError,
-    NoSuchNamespaceError,
     NoSuchTableError,
     TableAlreadyExistsError,
 )
@@ -40,19 +37,26 @@ from pyiceberg.io import PY_IO_IMPL, FileIO
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import CommitTableResponse, CreateTableTransaction, StagedTable, Table, TableProperties
-from pyiceberg.table import Transaction as IcebergTransaction
-from pyiceberg.table.locations import LocationProvider
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
-from pyiceberg.table.update import AddSnapshotUpdate, SetPropertiesUpdate, TableRequirement, TableUpdate
+from pyiceberg.table.update import SetPropertiesUpdate, TableRequirement, TableUpdate
 from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties, TableVersion
-from pyiceberg.view import View
 
 from trinitylake_ops import errors
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.file_names import TABLES_PREFIX
 from trinitylake_ops.format.locations import to_location
 from trinitylake_ops.tables.catalog.change import changing
+from trinitylake_ops.tables.catalog.loaded_table import (
+    LoadedTable,
+    check_format,
+    check_update,
+    commit_message,
+    commit_response,
+    date_back,
+    loaded_now,
+)
+from trinitylake_ops.tables.catalog.namespaces import NamespaceCatalog
 from trinitylake_ops.tables.catalog.registration import registered_table, registered_uri, registering_io
 from trinitylake_ops.tables.catalog.target import (
     CatalogTarget,
@@ -61,12 +65,9 @@ from trinitylake_ops.tables.catalog.target import (
     TransactionTarget,
     target_of,
 )
-from trinitylake_ops.tables.files.metadata import InlineSnapshot, table_metadata
-from trinitylake_ops.tables.files.reach import oldest_file_ms
+from trinitylake_ops.tables.files.metadata import table_metadata
 from trinitylake_ops.tables.io.file_io import StorageFileIO, io_for, public_properties
 from trinitylake_ops.tables.managed import (
-    ICEBERG,
-    check_managed_properties,
     managed_properties,
     metadata_uri,
     new_table_location,
@@ -74,7 +75,7 @@ from trinitylake_ops.tables.managed import (
     table_id_of,
 )
 from trinitylake_ops.tables.ownership import claim_location
-from trinitylake_ops.tables.properties import check_names_no_code, location_provider
+from trinitylake_ops.tables.properties import check_names_no_code
 from trinitylake_ops.tables.types import check_arrow_schema
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.transaction import Transaction
@@ -84,34 +85,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LOADED_AT_MS = "trinitylake.loaded-at-ms"
 _FILE_IO = "trinitylake_ops.tables.io.file_io.StorageFileIO"
 
 
-class _LoadedTable(Table):
-    """A table that knows when it was first loaded: no file that a commit adds is older, but for files added by name."""
-
-    def refresh(self) -> Table:
-        config = self.config
-        super().refresh()
-        self.config = config
-        return self
-
-    def transaction(self) -> IcebergTransaction:
-        """Begin a change. Raises InvalidDefinitionError for a table that can be read, but not written."""
-        if any(isinstance(snapshot, InlineSnapshot) for snapshot in self.metadata.snapshots):
-            raise errors.InvalidDefinitionError(
-                f"table {'.'.join(self.name())} has snapshots of format version 1 that list their manifests by"
-                " themselves; write it with another engine"
-            )
-        return super().transaction()
-
-    def location_provider(self) -> LocationProvider:
-        """Return what chooses the places of new files: never a class that the metadata names."""
-        return location_provider(self.metadata)
-
-
-class TrinityLakeCatalog(MetastoreCatalog):
+class TrinityLakeCatalog(NamespaceCatalog):
     """The tables of a lakehouse: its latest version, an older one, or an open transaction.
 
     Made by ``load_catalog`` (see the module) or by :meth:`on`. Raises InvalidInputError when
@@ -138,8 +115,6 @@ class TrinityLakeCatalog(MetastoreCatalog):
         self.io = StorageFileIO.on(
             target.storage, target.storage_options, read_only=target.read_only, names=target.names
         )
-
-    # Tables
 
     def create_table(
         self,
@@ -187,7 +162,7 @@ class TrinityLakeCatalog(MetastoreCatalog):
         if self.target.read_only:
             raise errors.InvalidInputError("this catalog only reads; open one on the latest version to create a table")
         staged = self._create_staged_table(identifier, schema, location, partition_spec, sort_order, properties)
-        staged.config = self._loaded_now()
+        staged.config = loaded_now(self.io.storage)
         claim_location(self.io.storage, staged.metadata.location, self._lakehouse)
         return CreateTableTransaction(staged)
 
@@ -266,119 +241,22 @@ class TrinityLakeCatalog(MetastoreCatalog):
         for update in updates:
             if isinstance(update, SetPropertiesUpdate):
                 check_names_no_code(update.updates)
-        with changing(self.target, self.io, _commit_message(f"{namespace}.{name}", updates)) as change:
+        with changing(self.target, self.io, commit_message(f"{namespace}.{name}", updates)) as change:
             writer = change.writer
             base = writer.table(namespace, name) if writer.has_table(namespace, name) else None
             current = self._current(table, namespace, name, base) if base is not None else None
             staged = self._update_and_stage_table(current, (namespace, name), requirements, updates)
             if current is not None and staged.metadata == current.metadata:
-                return _response(current)
-            _check_update(staged.metadata, current, base)
-            self._date_back(writer, table, staged.metadata, updates)
+                return commit_response(current)
+            check_update(staged.metadata, current, base)
+            date_back(writer, table, staged.metadata, updates, self.io)
             change.write_metadata(staged)
             definition = self._definition(staged, base)
             if base is None:
                 writer.create_table(namespace, name, definition)
             else:
                 writer.alter_table(namespace, name, definition)
-        return _response(staged)
-
-    def _date_back(
-        self, writer: Transaction, table: Table, metadata: TableMetadata, updates: tuple[TableUpdate, ...]
-    ) -> None:
-        """Let the transaction be as old as the oldest file that it adds: orphan removal spares none for longer.
-
-        Files that are added were written after the table was loaded. Where that was too long ago to tell, the
-        storage says when they were. Raises TransactionExpiredError where one is gone.
-        """
-        added = {update.snapshot.snapshot_id for update in updates if isinstance(update, AddSnapshotUpdate)}
-        if not added:
-            return
-        begun_at_ms = int(table.config.get(_LOADED_AT_MS, "0"))
-        if self.io.storage.now_ms() - begun_at_ms > writer.base.definition.txn_ttl_millis:
-            begun_at_ms = oldest_file_ms(metadata, added, self.io)
-        writer.date_back(begun_at_ms)
-
-    def list_tables(self, namespace: str | Identifier) -> list[Identifier]:
-        """Return the tables of a namespace, of all formats. Raises NoSuchNamespaceError."""
-        name = self.identifier_to_database(namespace, NoSuchNamespaceError)
-        try:
-            return [(name, table) for table in self.target.reader().tables(name)]
-        except errors.NamespaceNotFoundError as error:
-            raise NoSuchNamespaceError(f"Namespace does not exist: {name}") from error
-
-    # Namespaces
-
-    def create_namespace(self, namespace: str | Identifier, properties: Properties = EMPTY_DICT) -> None:
-        """Create a namespace. Raises NamespaceAlreadyExistsError, InvalidNameError."""
-        name = self.identifier_to_database(namespace)
-        try:
-            with changing(self.target, self.io, f"create namespace {name}") as change:
-                if change.writer.has_namespace(name):
-                    raise NamespaceAlreadyExistsError(f"Namespace already exists: {name}")
-                change.writer.create_namespace(name, properties)
-        except CommitFailedException as error:
-            if self.target.reader().has_namespace(name):
-                raise NamespaceAlreadyExistsError(f"Namespace already exists: {name}") from error
-            raise
-
-    def namespace_exists(self, namespace: str | Identifier) -> bool:
-        """Whether a namespace exists."""
-        return self.target.reader().has_namespace(self.identifier_to_database(namespace, NoSuchNamespaceError))
-
-    def drop_namespace(self, namespace: str | Identifier) -> None:
-        """Drop an empty namespace. Raises NoSuchNamespaceError, NamespaceNotEmptyError."""
-        name = self.identifier_to_database(namespace, NoSuchNamespaceError)
-        with changing(self.target, self.io, f"drop namespace {name}") as change:
-            change.writer.drop_namespace(name)
-
-    def list_namespaces(self, namespace: str | Identifier = ()) -> list[Identifier]:
-        """Return all namespaces; within one there are none. Raises NoSuchNamespaceError."""
-        if namespace:
-            self.load_namespace_properties(namespace)
-            return []
-        return [(name,) for name in self.target.reader().namespaces()]
-
-    def load_namespace_properties(self, namespace: str | Identifier) -> Properties:
-        """Return a namespace's properties. Raises NoSuchNamespaceError."""
-        name = self.identifier_to_database(namespace, NoSuchNamespaceError)
-        try:
-            return dict(self.target.reader().namespace(name).properties)
-        except errors.NamespaceNotFoundError as error:
-            raise NoSuchNamespaceError(f"Namespace does not exist: {name}") from error
-
-    def update_namespace_properties(
-        self, namespace: str | Identifier, removals: set[str] | None = None, updates: Properties = EMPTY_DICT
-    ) -> PropertiesUpdateSummary:
-        """Change a namespace's properties. Raises NoSuchNamespaceError, ValueError when both name a key."""
-        name = self.identifier_to_database(namespace, NoSuchNamespaceError)
-        with changing(self.target, self.io, f"alter namespace {name}") as change:
-            current = dict(change.writer.namespace(name).properties)
-            summary, changed = self._get_updated_props_and_update_summary(current, removals, updates)
-            change.writer.alter_namespace(name, changed)
-        return summary
-
-    # Views: a lakehouse holds none.
-
-    def list_views(self, namespace: str | Identifier) -> list[Identifier]:
-        """Raise NotImplementedError: a lakehouse holds no views."""
-        raise NotImplementedError("a lakehouse holds no views")
-
-    def view_exists(self, identifier: str | Identifier) -> bool:
-        """Raise NotImplementedError: a lakehouse holds no views."""
-        raise NotImplementedError("a lakehouse holds no views")
-
-    def load_view(self, identifier: str | Identifier) -> View:
-        """Raise NotImplementedError: a lakehouse holds no views."""
-        raise NotImplementedError("a lakehouse holds no views")
-
-    def register_view(self, identifier: str | Identifier, metadata_location: str) -> View:
-        """Raise NotImplementedError: a lakehouse holds no views."""
-        raise NotImplementedError("a lakehouse holds no views")
-
-    def drop_view(self, identifier: str | Identifier) -> None:
-        """Raise NotImplementedError: a lakehouse holds no views."""
-        raise NotImplementedError("a lakehouse holds no views")
+        return commit_response(staged)
 
     # What MetastoreCatalog asks of its subclasses
 
@@ -422,7 +300,7 @@ class TrinityLakeCatalog(MetastoreCatalog):
             definition = self.target.reader().table(namespace, table)
         except (errors.TableNotFoundError, errors.NamespaceNotFoundError) as error:
             raise NoSuchTableError(f"Table does not exist: {namespace}.{table}") from error
-        return _check_format(definition, f"{namespace}.{table}")
+        return check_format(definition, f"{namespace}.{table}")
 
     def _load(self, namespace: str, table: str, definition: TableDef) -> Table:
         uri = metadata_uri(definition, self.io.root)
@@ -430,7 +308,7 @@ class TrinityLakeCatalog(MetastoreCatalog):
 
     def _current(self, table: Table, namespace: str, name: str, definition: TableDef) -> Table:
         """Return the table as the lakehouse has it: the caller's own, unless that is stale."""
-        _check_format(definition, f"{namespace}.{name}")
+        check_format(definition, f"{namespace}.{name}")
         if table.metadata_location == metadata_uri(definition, self.io.root):
             return table
         return self._load(namespace, name, definition)
@@ -438,10 +316,7 @@ class TrinityLakeCatalog(MetastoreCatalog):
     def _table(
         self, identifier: Identifier, metadata: TableMetadata, uri: str, io: StorageFileIO | None = None
     ) -> Table:
-        return _LoadedTable(identifier, metadata, uri, io or self.io, self, self._loaded_now())
-
-    def _loaded_now(self) -> dict[str, str]:
-        return {_LOADED_AT_MS: str(self.io.storage.now_ms())}
+        return LoadedTable(identifier, metadata, uri, io or self.io, self, loaded_now(self.io.storage))
 
     def _definition(self, staged: StagedTable, base: TableDef | None = None) -> TableDef:
         table_id = table_id_of(staged.metadata.location) or ""
@@ -472,36 +347,3 @@ def catalog_at(
     if version is None and timestamp is None:
         return TrinityLakeCatalog.on(LatestTarget(lake), name)
     return TrinityLakeCatalog.on(SnapshotTarget(lake.snapshot(version, timestamp), lake.storage_options), name)
-
-
-def _check_format(definition: TableDef, name: str) -> TableDef:
-    if not definition.is_iceberg:
-        raise NoSuchIcebergTableError(
-            f"Table {name} has the format {definition.table_format!r}; only {ICEBERG} tables can be read here"
-        )
-    return definition
-
-
-def _response(table: Table) -> CommitTableResponse:
-    return CommitTableResponse.model_validate(
-        {"metadata": table.metadata, "metadata-location": table.metadata_location}
-    )
-
-
-def _check_update(metadata: TableMetadata, current: Table | None, base: TableDef | None) -> None:
-    if base is not None and not base.is_managed:
-        return
-    check_managed_properties(metadata.properties)
-    if current is not None and metadata.location != current.metadata.location:
-        raise errors.InvalidDefinitionError(
-            f"a managed table stays at its location {current.metadata.location!r}; create another one and copy"
-        )
-
-
-def _commit_message(table: str, updates: tuple[TableUpdate, ...]) -> str:
-    operations = [
-        update.snapshot.summary.operation.value
-        for update in updates
-        if isinstance(update, AddSnapshotUpdate) and update.snapshot.summary is not None
-    ]
-    return f"{' and '.join(dict.fromkeys(operations)) or 'update'} {table}"

@@ -14,15 +14,13 @@ from functools import lru_cache
 from typing import Any
 
 from trinitylake_ops.errors import CorruptFileError
+from trinitylake_ops.tables.claims.avro_header import MAGIC, AvroHeader, AvroReader, header_bytes, number_bytes
 from trinitylake_ops.tables.claims.inflate import AVRO_CODECS, MAX_INFLATED_BYTES, InflatedTooLargeError, too_large
 from trinitylake_ops.tables.claims.names import MAX_NAME_CHARS, full_name_chars
 
-MAGIC = b"Obj\x01"
 SNAPSHOT_ID = "snapshot-id"
 _CODEC, _SCHEMA = "avro.codec", "avro.schema"
 _SUFFIX = ".avro"
-_SYNC_BYTES = 16
-_MAX_VARINT_BYTES = 10
 #: Each record takes a decoder about a kilobyte, and a writer more bytes than these: it has a name of its own.
 _FILE_BYTES_PER_RECORD = 8
 _ALWAYS_ALLOWED_RECORDS = 16_384
@@ -89,87 +87,34 @@ def uncompressed(data: bytes, location: str) -> AvroContent:
 
 
 def _uncompressed(data: bytes) -> AvroContent:
-    meta, start = _header(data)
+    header = AvroHeader.parse(data)
+    meta, sync = header.metadata, header.sync
     codec = meta.get(_CODEC, b"null").decode("ascii", "replace")
     if codec not in AVRO_CODECS:
         raise ValueError("its codec is none of those of Iceberg")
     _check_schema(meta[_SCHEMA])
     inflate = AVRO_CODECS[codec]
-    sync = data[start - _SYNC_BYTES : start]
     left_bytes = avro_limit_bytes(len(data))
     left_records = _ALWAYS_ALLOWED_RECORDS + len(data) // _FILE_BYTES_PER_RECORD
-    pieces = [_header_bytes({**meta, _CODEC: b"null"}, sync)]
-    for n_records, block in _blocks(data, start, sync):
+    pieces = [header_bytes({**meta, _CODEC: b"null"}, sync)]
+    for n_records, block in _blocks(AvroReader(data, header.size_bytes), sync):
         content = inflate(block, left_bytes)
         left_bytes -= len(content)
         left_records -= n_records
         if left_records < 0 or n_records > len(content):
             raise InflatedTooLargeError("it holds more records than its file may")
-        pieces += [_long(n_records), _long(len(content)), content, sync]
+        pieces += [number_bytes(n_records), number_bytes(len(content)), content, sync]
     return AvroContent(b"".join(pieces), meta, codec, len(data))
 
 
-def _header(data: bytes) -> tuple[dict[str, bytes], int]:
-    """Return what stands in the header of an Avro file, and where its blocks begin."""
-    if not data.startswith(MAGIC):
-        raise ValueError("it does not begin as one")
-    meta: dict[str, bytes] = {}
-    count, position = _read_long(data, len(MAGIC))
-    while count:
-        if count < 0:  # the size of the entries follows, to skip them
-            _, position = _read_long(data, position)
-        for _ in range(abs(count)):
-            name, position = _read_bytes(data, position)
-            meta[name.decode()], position = _read_bytes(data, position)
-        count, position = _read_long(data, position)
-    if position + _SYNC_BYTES > len(data):
-        raise EOFError("it ends in its header")
-    return meta, position + _SYNC_BYTES
-
-
-def _header_bytes(meta: dict[str, bytes], sync: bytes) -> bytes:
-    entries = [
-        piece for name, value in meta.items() for text in (name.encode(), value) for piece in (_long(len(text)), text)
-    ]
-    return b"".join([MAGIC, _long(len(meta)), *entries, _long(0), sync])
-
-
-def _blocks(data: bytes, position: int, sync: bytes) -> Iterator[tuple[int, bytes]]:
+def _blocks(reader: AvroReader, sync: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the count of records and the bytes of each block."""
-    while position < len(data):
-        n_records, position = _read_long(data, position)
-        block, position = _read_bytes(data, position)
-        if n_records < 0 or data[position : position + _SYNC_BYTES] != sync:
+    while reader.at < len(reader.data):
+        n_records, block = reader.number(), reader.counted()
+        if n_records < 0 or not reader.data.startswith(sync, reader.at):
             raise ValueError("its blocks do not follow each other")
-        position += _SYNC_BYTES
+        reader.at += len(sync)
         yield n_records, block
-
-
-def _read_bytes(data: bytes, position: int) -> tuple[bytes, int]:
-    size, position = _read_long(data, position)
-    if not 0 <= size <= len(data) - position:
-        raise EOFError("a length in it is beyond its end")
-    return data[position : position + size], position + size
-
-
-def _read_long(data: bytes, position: int) -> tuple[int, int]:
-    number = 0
-    for place, byte in enumerate(data[position : position + _MAX_VARINT_BYTES]):
-        number |= (byte & 0x7F) << (7 * place)
-        if byte < 0x80:
-            return (number >> 1) ^ -(number & 1), position + place + 1
-    raise EOFError("a number in it does not end")
-
-
-def _long(number: int) -> bytes:
-    """Return a count or length as Avro writes it."""
-    rest = number << 1
-    written = bytearray()
-    while rest > 0x7F:
-        written.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    written.append(rest)
-    return bytes(written)
 
 
 @lru_cache(maxsize=64)

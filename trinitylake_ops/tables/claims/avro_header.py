@@ -1,84 +1,101 @@
-"""The header of an Avro object container file: its metadata, and the marker between its blocks."""
+"""The header of an Avro object container file, and the numbers and counted bytes that all of the file is made of."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_MAGIC = b"Obj\x01"
+MAGIC = b"Obj\x01"
 _SYNC_BYTES = 16
-_MOST_VARINT_BYTES = 10
+_MAX_VARINT_BYTES = 10
 
 
 @dataclass(frozen=True, slots=True)
 class AvroHeader:
-    """What a file begins with; ``size_bytes`` is where its first block begins."""
+    """What a file begins with: its metadata, and the marker between blocks; the first is at ``size_bytes``."""
 
-    metadata: Mapping[bytes, bytes]
+    metadata: dict[str, bytes]
     sync: bytes
     size_bytes: int
 
     @classmethod
+    def parse(cls, data: bytes, errors: str = "strict") -> AvroHeader:
+        """Return the header of a file; ``errors`` is for names that are no UTF-8, as ``bytes.decode`` takes it.
+
+        Raises ValueError, EOFError.
+        """
+        if not data.startswith(MAGIC):
+            raise ValueError("it does not begin as one")
+        reader = AvroReader(data, len(MAGIC))
+        metadata: dict[str, bytes] = {}
+        while count := reader.number():
+            if count < 0:  # the size of the entries follows, to skip them
+                reader.number()
+            for _ in range(abs(count)):
+                name, value = reader.counted(), reader.counted()
+                metadata[name.decode(errors=errors)] = value
+        sync = data[reader.at : reader.at + _SYNC_BYTES]
+        if len(sync) < _SYNC_BYTES:
+            raise EOFError("it ends in its header")
+        return cls(metadata, sync, reader.at + _SYNC_BYTES)
+
+    @classmethod
     def of(cls, data: bytes) -> AvroHeader | None:
-        """Return the header of a file, None where it has none that can be read."""
-        if not data.startswith(_MAGIC):
-            return None
-        reader = _Reader(data, len(_MAGIC))
-        metadata: dict[bytes, bytes] = {}
+        """Return the header of a file, None where it has none that can be read; names may be no UTF-8."""
         try:
-            while count := reader.number():
-                if count < 0:  # the size of the block follows
-                    count = -count
-                    reader.number()
-                for _ in range(count):
-                    key = reader.take(reader.number())
-                    metadata[key] = reader.take(reader.number())
-            sync = reader.take(_SYNC_BYTES)
-        except EOFError:
+            return cls.parse(data, "surrogateescape")
+        except (ValueError, EOFError):
             return None
-        return cls(metadata, sync, reader.at)
 
-    def with_metadata(self, more: Mapping[bytes, bytes]) -> bytes:
-        """Return the bytes of this header with more metadata, in front and in place of what has these keys."""
-        kept = {key: value for key, value in self.metadata.items() if key not in more}
-        pairs = {**more, **kept}
-        body = b"".join(_counted(key) + _counted(value) for key, value in pairs.items())
-        return b"".join((_MAGIC, _number(len(pairs)), body, _number(0), self.sync))
+    def with_metadata(self, more: Mapping[str, bytes]) -> bytes:
+        """Return the bytes of this header with more metadata, in front and in place of what has these names."""
+        kept = {name: value for name, value in self.metadata.items() if name not in more}
+        return header_bytes({**more, **kept}, self.sync)
 
 
-@dataclass
-class _Reader:
+@dataclass(slots=True)
+class AvroReader:
+    """Reads numbers and counted bytes of ``data``, one after the other; ``at`` is where the next one begins."""
+
     data: bytes
     at: int
 
     def number(self) -> int:
-        """Read a zigzag number. Raises EOFError for what is none."""
-        value = 0
-        for n in range(_MOST_VARINT_BYTES):
-            byte = self.take(1)[0]
-            value |= (byte & 0x7F) << (7 * n)
+        """Return a number. Raises EOFError."""
+        number = 0
+        for place, byte in enumerate(self.data[self.at : self.at + _MAX_VARINT_BYTES]):
+            number |= (byte & 0x7F) << (7 * place)
             if byte < 0x80:
-                return (value >> 1) ^ -(value & 1)
-        raise EOFError
+                self.at += place + 1
+                return (number >> 1) ^ -(number & 1)
+        raise EOFError("a number in it does not end")
 
-    def take(self, length: int) -> bytes:
-        """Read so many bytes. Raises EOFError where there are fewer."""
-        if not 0 <= length <= len(self.data) - self.at:
-            raise EOFError
-        self.at += length
-        return self.data[self.at - length : self.at]
-
-
-def _counted(value: bytes) -> bytes:
-    return _number(len(value)) + value
+    def counted(self) -> bytes:
+        """Return the bytes that follow their length. Raises EOFError."""
+        size_bytes = self.number()
+        if not 0 <= size_bytes <= len(self.data) - self.at:
+            raise EOFError("a length in it is beyond its end")
+        self.at += size_bytes
+        return self.data[self.at - size_bytes : self.at]
 
 
-def _number(value: int) -> bytes:
-    """Return a non-negative number as Avro writes it."""
-    rest = value << 1
-    found = bytearray()
-    while rest >= 0x80:
-        found.append(rest & 0x7F | 0x80)
+def header_bytes(metadata: Mapping[str, bytes], sync: bytes) -> bytes:
+    """Return the bytes of a header with metadata in this order."""
+    entries = [
+        piece
+        for name, value in metadata.items()
+        for text in (name.encode(errors="surrogateescape"), value)
+        for piece in (number_bytes(len(text)), text)
+    ]
+    return b"".join([MAGIC, number_bytes(len(metadata)), *entries, number_bytes(0), sync])
+
+
+def number_bytes(number: int) -> bytes:
+    """Return a count or length as Avro writes it."""
+    rest = number << 1
+    written = bytearray()
+    while rest > 0x7F:
+        written.append(rest & 0x7F | 0x80)
         rest >>= 7
-    found.append(rest)
-    return bytes(found)
+    written.append(rest)
+    return bytes(written)

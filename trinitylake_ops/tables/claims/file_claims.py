@@ -6,6 +6,7 @@ a few bytes and decodes to gigabytes. The claims stand at the end of a file, whi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -59,6 +60,15 @@ def claims_bytes(end: bytes, size_bytes: int, path: str) -> int:
             path=path,
         )
     return needed_bytes
+
+
+def end_with_claims(end: bytes, size_bytes: int, read_end: Callable[[int], bytes], path: str) -> bytes:
+    """Return the last bytes of a file that are given, or more of them where its claims do not stand in these.
+
+    ``read_end`` gives so many of its last bytes. Raises as :func:`claims_bytes`, and what ``read_end`` raises.
+    """
+    needed_bytes = claims_bytes(end, size_bytes, path)
+    return read_end(needed_bytes) if needed_bytes > len(end) else end
 
 
 def named_format(path: str) -> str | None:

@@ -61,26 +61,21 @@ def inflate_gzip(data: bytes, limit_bytes: int) -> bytes:
     return b"".join(pieces)
 
 
-def _inflate_zlib(member: zlib._Decompress, data: bytes, limit_bytes: int) -> tuple[bytes, bytes]:
+def _inflate_zlib(stream: zlib._Decompress, data: bytes, limit_bytes: int) -> tuple[bytes, bytes]:
     """Return what a stream holds, and what follows it."""
     # One byte more than allowed tells whether there is more.
-    found = member.decompress(data, limit_bytes + 1)
-    if len(found) > limit_bytes:
-        raise InflatedTooLargeError("it holds more than its file may")
-    if not member.eof:
-        raise EOFError("its compressed data ends in the middle")
-    return found, member.unused_data
-
-
-def inflate_deflate(data: bytes, limit_bytes: int) -> bytes:
-    """Return what a stream of plain deflate holds. Raises InflatedTooLargeError, zlib.error, EOFError."""
-    stream = zlib.decompressobj(_RAW_WINDOW)
     found = stream.decompress(data, limit_bytes + 1)
     if len(found) > limit_bytes:
         raise InflatedTooLargeError("it holds more than its file may")
     if not stream.eof:
         raise EOFError("its compressed data ends in the middle")
+    return found, stream.unused_data
+
+
+def inflate_deflate(data: bytes, limit_bytes: int) -> bytes:
+    """Return what a stream of plain deflate holds. Raises InflatedTooLargeError, zlib.error, EOFError."""
     # pyiceberg's writer leaves bytes of a checksum behind the stream.
+    found, _ = _inflate_zlib(zlib.decompressobj(_RAW_WINDOW), data, limit_bytes)
     return found
 
 

@@ -18,7 +18,7 @@ import google_crc32c
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.checksums import SEAL_KEYS, check_seals, open_seal, sealed
 from trinitylake_ops.tables.claims.avro_header import AvroHeader
-from trinitylake_ops.tables.claims.file_claims import claims_bytes, footer_bytes, read_footer
+from trinitylake_ops.tables.claims.file_claims import end_with_claims, footer_bytes, read_footer
 
 _Seals = tuple[str | None, str | None]
 #: Of a file that is checked piece by piece so much of the end is kept: more than footers have.
@@ -81,9 +81,7 @@ def sealed_table_file(data: bytes, path: str) -> bytes:
             flags = bytes([_GZIP_HAS_EXTRA])
             opened = data[:3] + flags + data[4:start] + struct.pack("<H", len(extra)) + extra + data[start:]
         case SealedKind.AVRO if (header := AvroHeader.of(data)) is not None:
-            opened = (
-                header.with_metadata({key.encode(): seal.encode() for key in SEAL_KEYS}) + data[header.size_bytes :]
-            )
+            opened = header.with_metadata(dict.fromkeys(SEAL_KEYS, seal.encode())) + data[header.size_bytes :]
         case SealedKind.PARQUET:
             opened = data
         case _:
@@ -143,7 +141,7 @@ class PieceCheck:
             return False
         end = self._end
         if footer_bytes(end) > len(end) and self._size_bytes > len(end):
-            end = read_end(claims_bytes(end, self._size_bytes, self._path))
+            end = end_with_claims(end, self._size_bytes, read_end, self._path)
         seals = _in_parquet(end)
         if seals == (None, None):
             _check_unsealed(end, self._path)
@@ -197,7 +195,7 @@ def _in_gzip(data: bytes) -> _Seals:
 def _in_avro(data: bytes) -> _Seals:
     header = AvroHeader.of(data)
     metadata = {} if header is None else header.metadata
-    return _text(metadata.get(SEAL_KEYS[0].encode())), _text(metadata.get(SEAL_KEYS[1].encode()))
+    return _text(metadata.get(SEAL_KEYS[0])), _text(metadata.get(SEAL_KEYS[1]))
 
 
 def _in_parquet(data: bytes) -> _Seals:

@@ -125,7 +125,7 @@ def write_relocated(
     renamed = {path: f"{folder}{identifier}-{path.rpartition('/')[2][-_LONGEST_NAME_CHARS:]}" for path in paths}
     places = _Relocated(definition.id, io.root, io.root, renamed=renamed)
     sizes_bytes = dict(moved.sizes_bytes)
-    io.claim_folder_of(f"{folder}{identifier}")
+    io.folders.claim(f"{folder}{identifier}")
     for kind, paths in ((FileKind.MANIFEST, moved.manifests), (FileKind.MANIFEST_LIST, moved.lists)):
         for path in paths:
             data = rewritten(FileCopy(kind, path, renamed[path], None), io.read_whole(path), io, places, sizes_bytes)

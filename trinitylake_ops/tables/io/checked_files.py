@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from pyiceberg.io import InputStream
 
-from trinitylake_ops.storage import Storage
-from trinitylake_ops.tables.claims.file_claims import check_parquet_claims, claims_bytes, footer_bytes, read_footer
+from trinitylake_ops.tables.claims.file_claims import check_parquet_claims, end_with_claims, footer_bytes, read_footer
 from trinitylake_ops.tables.claims.table_seals import PieceCheck, SealedKind, check_table_file
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.io.input_file import StorageInputFile
@@ -32,29 +31,25 @@ class CheckedFileIO(StorageFileIO):
     def new_input(self, location: str) -> StorageInputFile:
         """Return a file to read. Raises InvalidLocationError."""
         storage, path = self._resolve(location)
-        return _CheckedFile(location, storage, path, self.location(location))
+        return _CheckedFile(location, storage, path, shown=self.location(location))
 
 
 class _CheckedFile(StorageInputFile):
-    def __init__(self, location: str, storage: Storage, path: str, shown: str):
-        super().__init__(location, storage, path)
-        self._shown = shown
-
     def open(self, seekable: bool = True) -> InputStream:
         """Return the file. Raises CorruptFileError for one that is not that of its checksums, StorageError."""
         head = self._storage.read(self._path, offset=0, length=HELD_BYTES)
         if len(head) < HELD_BYTES:
-            check_table_file(head, self._shown)
-            if SealedKind.of(self._shown) is SealedKind.PARQUET or footer_bytes(head):
-                check_parquet_pages(len(head), _slices(head), self._shown)
+            check_table_file(head, self.shown)
+            if SealedKind.of(self.shown) is SealedKind.PARQUET or footer_bytes(head):
+                check_parquet_pages(len(head), _slices(head), self.shown)
             return io.BytesIO(head)
-        check = PieceCheck(self._shown)
+        check = PieceCheck(self.shown)
         check.add(head)
         del head
         for offset in range(HELD_BYTES, len(self), _PIECE_BYTES):
             check.add(self.read_range(offset, min(_PIECE_BYTES, len(self) - offset)))
         check.finish(lambda n_bytes: self.read_range(len(self) - n_bytes, n_bytes))
-        check_parquet_pages(len(self), self.read_range, self._shown)
+        check_parquet_pages(len(self), self.read_range, self.shown)
         return super().open()
 
 
@@ -85,8 +80,7 @@ def parquet_end(size_bytes: int, read: Callable[[int, int], bytes], path: str) -
     """Return a Parquet file's last bytes, all of its footer among them. Raises CorruptFileError, and as ``read``."""
     end_bytes = min(size_bytes, _END_BYTES)
     end = read(size_bytes - end_bytes, end_bytes)
-    needed_bytes = claims_bytes(end, size_bytes, path)
-    return read(size_bytes - needed_bytes, needed_bytes) if needed_bytes > end_bytes else end
+    return end_with_claims(end, size_bytes, lambda n_bytes: read(size_bytes - n_bytes, n_bytes), path)
 
 
 def _slices(data: bytes) -> Callable[[int, int], bytes]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -21,26 +20,23 @@ from pyiceberg.io import FileIO, InputFile, OutputFile
 from pyiceberg.typedef import EMPTY_DICT, Properties
 
 from trinitylake_ops.errors import (
-    FileExistsAlreadyError,
     FileMissingError,
     InvalidInputError,
     InvalidLocationError,
-    LakehouseNotFoundError,
     LocationNotAllowedError,
 )
 from trinitylake_ops.format.definitions import LakehouseDef, TableDef
-from trinitylake_ops.format.file_names import OWNER_NAME, TABLES_PREFIX, table_prefix
 from trinitylake_ops.format.locations import as_uri, is_uri, normalize_root_uri, to_location, to_uri
 from trinitylake_ops.format.places import NamedRoots, Places, cut
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.open import open_storage
-from trinitylake_ops.storage.options import ALLOWED_ROOTS, SECRET_OPTIONS, StorageOptions
+from trinitylake_ops.storage.options import SECRET_OPTIONS, StorageOptions
 from trinitylake_ops.tables.claims.avro_decoder import read_bounded_avro
 from trinitylake_ops.tables.io.file_errors import as_pyiceberg_expects
+from trinitylake_ops.tables.io.folder_owners import FolderOwners, latest_definition_at
 from trinitylake_ops.tables.io.input_file import StorageInputFile
 from trinitylake_ops.tables.io.output_file import StorageOutputFile
 from trinitylake_ops.tables.io.parquet_model import write_sealed_parquet
-from trinitylake_ops.tables.ownership import claim_folder
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.tree.nodes.elsewhere import Elsewhere
 
@@ -51,7 +47,6 @@ ROOT = "root"
 STORAGE_OPTION_PREFIX = "storage."
 
 logger = logging.getLogger(__name__)
-_TABLE_FILE = re.compile(rf"{TABLES_PREFIX}([^/]+)/.+", re.DOTALL)
 
 
 def storage_options_of(properties: Mapping[str, str]) -> StorageOptions:
@@ -132,7 +127,6 @@ class StorageFileIO(FileIO):
         self.read_only = read_only
         self._others = others
         self._strict: Self | None = None
-        self._checked_roots: set[str] = set()
         #: Whether any file was met that content names at the place where the lakehouse stood before.
         self.has_moved = False
         self._elsewhere = Elsewhere(
@@ -144,9 +138,11 @@ class StorageFileIO(FileIO):
             follows_moves=follows_moves,
             own=storage,
         )
+        #: Whose the folders of tables are that files are written to.
+        self.folders = FolderOwners(storage, options, self._elsewhere)
 
     def _latest_definition(self) -> LakehouseDef | None:
-        return _definition_at(self.storage, self.storage_options)
+        return latest_definition_at(self.storage, self.storage_options)
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -260,65 +256,17 @@ class StorageFileIO(FileIO):
         """
         self._check_writable(location)
         storage, path = self._resolve(location, is_written=True)
-        self._check_owner(storage, path)
+        self.folders.check(storage, path)
         if self.has_moved:
             _say_once(self.root)
         return StorageOutputFile(location, storage, path)
-
-    def claim_folder_of(self, path: str) -> None:
-        """Write the owner file of a table's folder, once, in a copy: the file to write may be the first one there.
-
-        In other lakehouses whoever makes a table does. Raises FileExistsAlreadyError, StorageError.
-        """
-        if self._elsewhere.names.is_copy:
-            self._claim(self.storage, path)
-
-    def _check_owner(self, storage: Storage, path: str) -> None:
-        """Make sure that the folder of a file to write or delete is of this lakehouse, where content names its root."""
-        if storage is self.storage:
-            self.claim_folder_of(path)
-        elif storage.root in self._elsewhere.names.table_roots and storage.root not in self.places.allowed:
-            self.check_is_of_no_copy(storage)
-            self._claim(storage, path)
-
-    def check_is_of_no_copy(self, table_root: Storage) -> None:
-        """Raise LocationNotAllowedError for a table root where another copy of this lakehouse stands, asked once.
-
-        Both have one id, so that one takes for its own, and removes, what the other writes there.
-        """
-        if table_root.root in self._checked_roots:
-            return
-        definition = _definition_at(table_root, self.storage_options)
-        if definition is not None and definition.id == self._elsewhere.names.lakehouse_id:
-            raise LocationNotAllowedError(
-                f"the table root {cut(table_root.root)!r} is the root of another copy of this lakehouse, which would"
-                " remove what is written there: 'trinitylake relocate' gives up that table root",
-                path=cut(table_root.root),
-            )
-        self._checked_roots.add(table_root.root)
-
-    def _claim(self, storage: Storage, path: str) -> None:
-        names = self._elsewhere.names
-        match = _TABLE_FILE.fullmatch(path)
-        if match is None or match[1] in names.claimed:
-            return
-        try:
-            claim_folder(storage, match[1], names.lakehouse_id)
-        except FileExistsAlreadyError as error:
-            folder = f"{storage.root}{table_prefix(match[1])}"
-            raise LocationNotAllowedError(
-                f"{cut(folder)!r} belongs to another lakehouse, whose {OWNER_NAME} stands there: nothing is written"
-                f" or deleted there; if it is yours, allow it by --allow-root or the option {ALLOWED_ROOTS!r}",
-                path=cut(folder),
-            ) from error
-        names.note_claimed(match[1])
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
         """Delete a file; a missing one is no error. Raises StorageError, InvalidInputError when read-only."""
         text = location if isinstance(location, str) else location.location
         self._check_writable(text)
         storage, path = self._resolve(text, is_written=True)
-        self._check_owner(storage, path)
+        self.folders.check(storage, path)
         with as_pyiceberg_expects(text):
             storage.delete(path)
 
@@ -344,13 +292,6 @@ class StorageFileIO(FileIO):
             )
         self.has_moved |= place.is_moved
         return self.storage if place.is_moved else self._elsewhere.storage_of(place), place.path
-
-
-def _definition_at(storage: Storage, options: StorageOptions) -> LakehouseDef | None:
-    try:
-        return Lakehouse(storage, options, cache="off").snapshot().definition
-    except LakehouseNotFoundError:  # a folder of files, as in a program that only copies them
-        return None
 
 
 _said: set[str] = set()

@@ -13,11 +13,7 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.tables.claims.avro_files import check_no_avro, is_avro, uncompressed
-from trinitylake_ops.tables.claims.file_claims import (
-    check_claims,
-    claims_bytes,
-    named_format,
-)
+from trinitylake_ops.tables.claims.file_claims import check_claims, end_with_claims, named_format
 from trinitylake_ops.tables.claims.inflate import MAX_INFLATED_BYTES, too_large
 from trinitylake_ops.tables.claims.puffin_claims import MAGIC as PUFFIN_MAGIC
 from trinitylake_ops.tables.claims.puffin_claims import check_puffin
@@ -139,15 +135,15 @@ class RangeReader(io.RawIOBase):
             self._read_tail()
 
     def _read_tail(self) -> None:
-        tail_start = max(0, self._size_bytes - READ_AHEAD_BYTES)
-        tail = self._check_end(self._file.read_range(tail_start, self._size_bytes - tail_start))
+        tail = self._check_end(self._read_end(min(READ_AHEAD_BYTES, self._size_bytes)))
         self._tail = (self._size_bytes - len(tail), tail)
+
+    def _read_end(self, n_bytes: int) -> bytes:
+        return self._file.read_range(self._size_bytes - n_bytes, n_bytes)
 
     def _check_end(self, end: bytes) -> bytes:
         """Return the last bytes of the file, or more of them, after what they claim was checked."""
-        needed_bytes = claims_bytes(end, self._size_bytes, self._file.shown)
-        if needed_bytes > len(end):
-            end = self._file.read_range(self._size_bytes - needed_bytes, needed_bytes)
+        end = end_with_claims(end, self._size_bytes, self._read_end, self._file.shown)
         check_claims(end, self._size_bytes, self._file.shown)
         return end
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from trinitylake_ops.tables.writing.data_files import check_distinct, delete_data_files
-from trinitylake_ops.tables.writing.partition_key import PartitionValue, check_partitions
+from trinitylake_ops.tables.writing.data_files import check_distinct
+from trinitylake_ops.tables.writing.partition_key import PartitionValue
 from trinitylake_ops.tables.writing.staged_table import StagedTable
-from trinitylake_ops.tables.writing.staging import plan_write, stage_data_files
-from trinitylake_ops.tables.writing.write_mode import Mode, check_mode, replaced_by
+from trinitylake_ops.tables.writing.write_mode import Mode, check_mode, replaced_by, stage_replacing
+from trinitylake_ops.tables.writing.write_plan import plan_write
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 
@@ -41,16 +41,9 @@ def stage_arrow(
     check_distinct(rows.schema)
     schema = _wanted_schema(lake, rows.schema, namespace, table)
     plan = plan_write(lake, namespace, table, schema, partition_by=partition_by)
-    columns = [field.name for field in plan.metadata.spec().fields]
     wanted, replacing = replaced_by(plan, mode, partitions)
     batches = rows.to_batches() if isinstance(rows, pa.Table) else rows
-    data_files = plan.write(batches)
-    try:
-        check_partitions(data_files, wanted, columns)
-        return stage_data_files(lake, plan, data_files, replacing=replacing)
-    except BaseException:
-        delete_data_files(plan.io, data_files)
-        raise
+    return stage_replacing(lake, plan, plan.write(batches), wanted, replacing)
 
 
 def _wanted_schema(lake: Lakehouse, given: pa.Schema, namespace: str, table: str) -> pa.Schema | None:

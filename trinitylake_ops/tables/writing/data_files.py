@@ -1,6 +1,6 @@
 """Writing data files where the rows are: in Spark's executors, or any process that has no catalog.
 
-The driver plans the write (``staging.plan_write``), each task turns its rows into data files here,
+The driver plans the write (``write_plan.plan_write``), each task turns its rows into data files here,
 and the driver stages all of them as one Iceberg snapshot (``staging.stage_data_files``). A
 ``DataFile`` pickles, with its partition, statistics and spec id.
 """

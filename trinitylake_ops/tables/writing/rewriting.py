@@ -316,13 +316,10 @@ def _arrow_sort_order(metadata: TableMetadata) -> list[tuple[str, SortField]] | 
         source = None
         with contextlib.suppress(ValueError):  # dropped since
             source = schema.find_field(sort_field.source_id)
-        if (
-            source is None
-            or not source.field_type.is_primitive
-            or not isinstance(sort_field.transform, IdentityTransform)
-        ):
+        if source is None or not source.field_type.is_primitive:
             return None
-        if schema.find_column_name(source.field_id) != source.name:
+        is_within_another = schema.find_column_name(source.field_id) != source.name
+        if is_within_another or not isinstance(sort_field.transform, IdentityTransform):
             return None
         columns.append((source.name, sort_field))
     return columns

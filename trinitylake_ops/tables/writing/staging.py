@@ -18,57 +18,41 @@ same for writers that use pyiceberg's own ``append``, ``overwrite`` and ``delete
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
-from typing import TypeAlias
 
 import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.manifest import DataFile, ManifestFile
 from pyiceberg.partitioning import (
-    PARTITION_FIELD_ID_START,
     UNPARTITIONED_PARTITION_SPEC,
-    PartitionField,
     PartitionSpec,
 )
-from pyiceberg.schema import Schema, assign_fresh_schema_ids
+from pyiceberg.schema import Schema
 from pyiceberg.table import CommitTableResponse, CreateTableTransaction, Table, Transaction
 from pyiceberg.table import StagedTable as UncommittedTable
-from pyiceberg.table.metadata import TableMetadata, new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.table.update.snapshot import _OverwriteFiles
-from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
 
 from trinitylake_ops.errors import (
     CommitConflictError,
-    InvalidDefinitionError,
     InvalidInputError,
-    TableNotFoundError,
     TransactionExpiredError,
 )
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
-from trinitylake_ops.format.definitions import Schema as Columns
-from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.catalog.target import SnapshotTarget, TransactionTarget
 from trinitylake_ops.tables.files.metadata import table_metadata
-from trinitylake_ops.tables.io.file_io import StorageFileIO, writing_io
-from trinitylake_ops.tables.managed import check_format_version, managed_properties, metadata_uri, new_table_location
-from trinitylake_ops.tables.ownership import claim_location
-from trinitylake_ops.tables.types import arrow_to_iceberg_schema, to_iceberg_schema
-from trinitylake_ops.tables.writing.data_files import TARGET_FILE_SIZE_BYTES, identity_columns, write_data_files
+from trinitylake_ops.tables.managed import metadata_uri
 from trinitylake_ops.tables.writing.replacement import all_files, files_in_partitions_of, files_matching
 from trinitylake_ops.tables.writing.staged_table import StagedTable, describe_change
+from trinitylake_ops.tables.writing.write_plan import TableWrite, extend_schema
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.time_to_live import removed_before_ms
 from trinitylake_ops.transaction.transaction import Transaction as LakehouseTransaction
 from trinitylake_ops.versions.snapshot import CatalogReader
-
-AnySchema: TypeAlias = pa.Schema | Schema | Columns
-#: Changes a table in a transaction of pyiceberg, which is committed with what is written.
-Evolution: TypeAlias = Callable[[Transaction], None]
 
 
 class Replace(Enum):
@@ -77,32 +61,6 @@ class Replace(Enum):
     NOTHING = "nothing"
     PARTITIONS = "partitions"
     ALL = "all"
-
-
-@dataclass(frozen=True)
-class TableWrite:
-    """A write that was planned: pickles, goes to every process that writes data files.
-
-    ``metadata`` is the table's as it will be written to, nothing of it is stored yet, and ``updates`` what leads
-    there from a table that exists;
-    ``base_metadata_location`` is None when the table is new. ``begun_at_ms`` is when it was planned, by
-    the storage's clock: what is written for it is not older.
-    """
-
-    namespace: str
-    table: str
-    base_version: int
-    begun_at_ms: int
-    base_metadata_location: str | None
-    metadata: TableMetadata
-    io: StorageFileIO
-    updates: tuple[TableUpdate, ...] = ()
-
-    def write(
-        self, batches: Iterable[pa.RecordBatch], *, target_file_size_bytes: int = TARGET_FILE_SIZE_BYTES
-    ) -> list[DataFile]:
-        """Write Arrow batches as data files; see :func:`data_files.write_data_files`."""
-        return write_data_files(self.io, self.metadata, batches, target_file_size_bytes=target_file_size_bytes)
 
 
 class StagingCatalog(TrinityLakeCatalog):
@@ -172,53 +130,6 @@ class StagingCatalog(TrinityLakeCatalog):
         return [self.staged(identifier) for identifier in self._changed]
 
 
-def plan_write(
-    lake: Lakehouse,
-    namespace: str,
-    table: str,
-    schema: AnySchema | None = None,
-    *,
-    partition_by: Sequence[str] | None = None,
-    properties: Mapping[str, str] | None = None,
-    evolve: Evolution | None = None,
-) -> TableWrite:
-    """Plan a write to a table, which may not exist yet. Reads only, but for the owner file of a new table's folder.
-
-    A new table takes ``schema``, identity partitions by the columns ``partition_by``, and
-    ``properties`` (Iceberg's). An existing one gains the columns of ``schema`` that it lacks;
-    ``partition_by`` must be what it has, ``properties`` are for new tables. ``evolve`` changes an existing
-    one before by pyiceberg: its schema (``update_schema``), its partition spec (``update_spec``), its properties;
-    that becomes part of the same commit. Raises TableNotFoundError when there is neither a table nor a schema,
-    UnsupportedTypeError, InvalidDefinitionError, StorageError, and what ``evolve`` raises.
-    """
-    snapshot = lake.snapshot()
-    catalog = TrinityLakeCatalog.on(SnapshotTarget(snapshot, lake.storage_options))
-    writer_io = writing_io(lake)
-    wanted = None if schema is None else _iceberg_schema(schema)
-    if snapshot.has_namespace(namespace) and snapshot.has_table(namespace, table):
-        current = catalog.load_table((namespace, table))
-        change = current.transaction()
-        if evolve is not None:
-            evolve(change)
-        _extend_schema(change, wanted)
-        metadata, updates = change.table_metadata, change._updates
-        _check_partitions(metadata, partition_by, f"{namespace}.{table}")
-        base_location: str | None = writer_io.location(current.metadata_location)
-    else:
-        if wanted is None:
-            raise TableNotFoundError(f"there is no table {namespace}.{table}; give a schema to create it")
-        location = new_table_location(lake.root, snapshot.definition)
-        metadata, updates = _new_metadata(wanted, location, partition_by or (), properties or {}), ()
-        base_location = None
-    check_format_version(metadata)
-    identity_columns(metadata.spec(), metadata.schema())
-    if base_location is None or is_uri(base_location):  # the first files that a copy of a lakehouse has of its own
-        claim_location(lake.storage, metadata.location, snapshot.definition)
-    return TableWrite(
-        namespace, table, snapshot.version, snapshot.read_at_ms, base_location, metadata, writer_io, updates
-    )
-
-
 def stage_data_files(
     lake: Lakehouse,
     write: TableWrite,
@@ -279,7 +190,7 @@ def stage_appended(
         raise _moved(identifier, write.base_version, "another table has its name")
     change = table.transaction()
     planned = write.metadata.schema()
-    _extend_schema(change, planned)
+    extend_schema(change, planned)
     now = {field.field_id: field for field in change.table_metadata.schema().fields}
     is_same_spec = change.table_metadata.default_spec_id == write.metadata.default_spec_id
     if not is_same_spec or any(now.get(field.field_id) != field for field in planned.fields):
@@ -346,59 +257,6 @@ def is_published(reader: CatalogReader, staged: StagedTable) -> bool:
     current = reader.table(staged.namespace, staged.table)
     is_same = current.id == staged.table_def.id
     return is_same and current.format_properties.get(METADATA_LOCATION) == staged.metadata_location
-
-
-def _iceberg_schema(schema: AnySchema) -> Schema:
-    if isinstance(schema, pa.Schema):
-        return arrow_to_iceberg_schema(schema)
-    return to_iceberg_schema(schema) if isinstance(schema, Columns) else schema
-
-
-def _new_metadata(
-    schema: Schema, location: str, partition_by: Sequence[str], properties: Mapping[str, str]
-) -> TableMetadata:
-    fresh = assign_fresh_schema_ids(schema)
-    return new_table_metadata(
-        schema=fresh,
-        partition_spec=identity_spec(fresh, partition_by),
-        sort_order=UNSORTED_SORT_ORDER,
-        location=location,
-        properties=managed_properties(properties),
-    )
-
-
-def identity_spec(schema: Schema, columns: Sequence[str]) -> PartitionSpec:
-    """Return identity partitions by columns. Raises InvalidDefinitionError for one that the schema lacks."""
-    names = set(schema.column_names)
-    if unknown := [column for column in columns if column not in names]:
-        raise InvalidDefinitionError(f"cannot partition by {unknown[0]!r}: the schema has no such column")
-    return PartitionSpec(
-        *(
-            PartitionField(
-                source_id=schema.find_field(column).field_id,
-                field_id=PARTITION_FIELD_ID_START + position,
-                transform=IdentityTransform(),
-                name=column,
-            )
-            for position, column in enumerate(columns)
-        )
-    )
-
-
-def _check_partitions(metadata: TableMetadata, partition_by: Sequence[str] | None, name: str) -> None:
-    if partition_by is None:
-        return
-    current = [field.name for field in metadata.spec().fields]
-    if current != list(partition_by):
-        raise InvalidDefinitionError(f"table {name} is partitioned by {current}, not by {list(partition_by)}")
-
-
-def _extend_schema(change: Transaction, wanted: Schema | None) -> None:
-    """Add the columns that the table lacks; ids of those it has are kept."""
-    if wanted is None:
-        return
-    with change.update_schema() as update:
-        update.union_by_name(wanted)
 
 
 def _files_to_remove(

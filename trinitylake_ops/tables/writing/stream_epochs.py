@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trinitylake_ops.errors import ConflictError, TransactionNotFoundError, VersionNotFoundError
-from trinitylake_ops.format.nodes.node_file import decode_commit_info, decode_system_rows
+from trinitylake_ops.format.nodes.node_file import decode_system_rows
+from trinitylake_ops.format.nodes.system_rows import decode_commit_info
 from trinitylake_ops.tables.writing.publication import publication_id
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.saved import pinned_version, read_saved

@@ -6,11 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from pyiceberg.expressions import BooleanExpression, Or
+from pyiceberg.manifest import DataFile
 from pyiceberg.typedef import Record
 
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.tables.writing.partition_key import PartitionKey, PartitionValue
-from trinitylake_ops.tables.writing.staging import Replace, TableWrite
+from trinitylake_ops.tables.writing.data_files import delete_data_files
+from trinitylake_ops.tables.writing.partition_key import PartitionKey, PartitionValue, check_partitions
+from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.tables.writing.staging import Replace, stage_data_files
+from trinitylake_ops.tables.writing.write_plan import TableWrite
+from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 Mode: TypeAlias = Literal["replace_table", "replace_partitions", "append"]
 
@@ -46,3 +51,23 @@ def replaced_by(
     keys = [PartitionKey.of(plan.metadata, values) for values in partitions]
     rows = keys[0].rows if len(keys) == 1 else Or(*(key.rows for key in keys))
     return frozenset(key.record for key in keys), rows
+
+
+def stage_replacing(
+    lake: Lakehouse,
+    plan: TableWrite,
+    data_files: Sequence[DataFile],
+    wanted: frozenset[Record] | None,
+    replacing: Replace | BooleanExpression,
+) -> StagedTable:
+    """Stage data files that were written for a plan; ``wanted`` and ``replacing`` are as :func:`replaced_by` says.
+
+    Raises InvalidInputError for rows of other partitions, and what :func:`staging.stage_data_files` raises; the files
+    are deleted then.
+    """
+    try:
+        check_partitions(data_files, wanted, [field.name for field in plan.metadata.spec().fields])
+        return stage_data_files(lake, plan, data_files, replacing=replacing)
+    except BaseException:
+        delete_data_files(plan.io, data_files)
+        raise

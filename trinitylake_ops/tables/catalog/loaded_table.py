@@ -1,0 +1,104 @@
+"""A table as the catalog loads it, and what is asked of a change of it before it is committed."""
+
+from __future__ import annotations
+
+from pyiceberg.exceptions import NoSuchIcebergTableError
+from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table import Transaction as IcebergTransaction
+from pyiceberg.table.locations import LocationProvider
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.update import AddSnapshotUpdate, TableUpdate
+
+from trinitylake_ops import errors
+from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.storage import Storage
+from trinitylake_ops.tables.files.metadata import InlineSnapshot
+from trinitylake_ops.tables.files.reach import oldest_file_ms
+from trinitylake_ops.tables.io.file_io import StorageFileIO
+from trinitylake_ops.tables.managed import ICEBERG, check_managed_properties
+from trinitylake_ops.tables.properties import location_provider
+from trinitylake_ops.transaction.transaction import Transaction
+
+_LOADED_AT_MS = "trinitylake.loaded-at-ms"
+
+
+class LoadedTable(Table):
+    """A table that knows when it was first loaded: no file that a commit adds is older, but for files added by name."""
+
+    def refresh(self) -> Table:
+        config = self.config
+        super().refresh()
+        self.config = config
+        return self
+
+    def transaction(self) -> IcebergTransaction:
+        """Begin a change. Raises InvalidDefinitionError for a table that can be read, but not written."""
+        if any(isinstance(snapshot, InlineSnapshot) for snapshot in self.metadata.snapshots):
+            raise errors.InvalidDefinitionError(
+                f"table {'.'.join(self.name())} has snapshots of format version 1 that list their manifests by"
+                " themselves; write it with another engine"
+            )
+        return super().transaction()
+
+    def location_provider(self) -> LocationProvider:
+        """Return what chooses the places of new files: never a class that the metadata names."""
+        return location_provider(self.metadata)
+
+
+def check_format(definition: TableDef, name: str) -> TableDef:
+    """Return the definition of an Iceberg table. Raises NoSuchIcebergTableError for one of another format."""
+    if not definition.is_iceberg:
+        raise NoSuchIcebergTableError(
+            f"Table {name} has the format {definition.table_format!r}; only {ICEBERG} tables can be read here"
+        )
+    return definition
+
+
+def loaded_now(storage: Storage) -> dict[str, str]:
+    """Return the config of a table that is loaded now, by the storage's clock."""
+    return {_LOADED_AT_MS: str(storage.now_ms())}
+
+
+def date_back(
+    writer: Transaction, table: Table, metadata: TableMetadata, updates: tuple[TableUpdate, ...], io: StorageFileIO
+) -> None:
+    """Let the transaction be as old as the oldest file that it adds: orphan removal spares none for longer.
+
+    Files that are added were written after the table was loaded. Where that was too long ago to tell, the
+    storage says when they were. Raises TransactionExpiredError where one is gone.
+    """
+    added = {update.snapshot.snapshot_id for update in updates if isinstance(update, AddSnapshotUpdate)}
+    if not added:
+        return
+    begun_at_ms = int(table.config.get(_LOADED_AT_MS, "0"))
+    if io.storage.now_ms() - begun_at_ms > writer.base.definition.txn_ttl_millis:
+        begun_at_ms = oldest_file_ms(metadata, added, io)
+    writer.date_back(begun_at_ms)
+
+
+def check_update(metadata: TableMetadata, current: Table | None, base: TableDef | None) -> None:
+    """Raise InvalidDefinitionError where a managed table would move, or have properties that it may not."""
+    if base is not None and not base.is_managed:
+        return
+    check_managed_properties(metadata.properties)
+    if current is not None and metadata.location != current.metadata.location:
+        raise errors.InvalidDefinitionError(
+            f"a managed table stays at its location {current.metadata.location!r}; create another one and copy"
+        )
+
+
+def commit_message(table: str, updates: tuple[TableUpdate, ...]) -> str:
+    """Return the message of a commit that changes a table."""
+    operations = [
+        update.snapshot.summary.operation.value
+        for update in updates
+        if isinstance(update, AddSnapshotUpdate) and update.snapshot.summary is not None
+    ]
+    return f"{' and '.join(dict.fromkeys(operations)) or 'update'} {table}"
+
+
+def commit_response(table: Table) -> CommitTableResponse:
+    """Return the answer to a commit after which the table is this one."""
+    return CommitTableResponse.model_validate(
+        {"metadata": table.metadata, "metadata-location": table.metadata_location}
+    )

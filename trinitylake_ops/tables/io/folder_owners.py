@@ -1,0 +1,89 @@
+"""Which folders of tables may be written to: those of this lakehouse, wherever their tables stand."""
+
+from __future__ import annotations
+
+import re
+
+from trinitylake_ops.errors import FileExistsAlreadyError, LakehouseNotFoundError, LocationNotAllowedError
+from trinitylake_ops.format.definitions import LakehouseDef
+from trinitylake_ops.format.file_names import OWNER_NAME, TABLES_PREFIX, table_prefix
+from trinitylake_ops.format.places import cut
+from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
+from trinitylake_ops.tables.ownership import claim_folder
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.tree.nodes.elsewhere import Elsewhere
+
+_TABLE_FILE = re.compile(rf"{TABLES_PREFIX}([^/]+)/.+", re.DOTALL)
+
+
+class FolderOwners:
+    """Makes sure of the owner of a table's folder before a file in it is written or deleted.
+
+    ``storage`` is that of the lakehouse, ``elsewhere`` what it reads and writes beyond its root, with ``options``.
+    """
+
+    def __init__(self, storage: Storage, options: StorageOptions, elsewhere: Elsewhere):
+        self._storage = storage
+        self._options = options
+        self._elsewhere = elsewhere
+        self._checked_roots: set[str] = set()
+
+    def check(self, storage: Storage, path: str) -> None:
+        """Make sure that the folder of a file to write or delete is of this lakehouse, where content names its root.
+
+        Raises LocationNotAllowedError, FileExistsAlreadyError, StorageError.
+        """
+        if storage is self._storage:
+            self.claim(path)
+        elif storage.root in self._elsewhere.names.table_roots and storage.root not in self._elsewhere.places.allowed:
+            self.check_is_of_no_copy(storage)
+            self._claim(storage, path)
+
+    def claim(self, path: str) -> None:
+        """Write the owner file of a table's folder, once, in a copy: the file to write may be the first one there.
+
+        In other lakehouses whoever makes a table does. Raises FileExistsAlreadyError, StorageError.
+        """
+        if self._elsewhere.names.is_copy:
+            self._claim(self._storage, path)
+
+    def check_is_of_no_copy(self, table_root: Storage) -> None:
+        """Raise LocationNotAllowedError for a table root where another copy of this lakehouse stands, asked once.
+
+        Both have one id, so that one takes for its own, and removes, what the other writes there.
+        """
+        if table_root.root in self._checked_roots:
+            return
+        definition = latest_definition_at(table_root, self._options)
+        if definition is not None and definition.id == self._elsewhere.names.lakehouse_id:
+            raise LocationNotAllowedError(
+                f"the table root {cut(table_root.root)!r} is the root of another copy of this lakehouse, which would"
+                " remove what is written there: 'trinitylake relocate' gives up that table root",
+                path=cut(table_root.root),
+            )
+        self._checked_roots.add(table_root.root)
+
+    def _claim(self, storage: Storage, path: str) -> None:
+        names = self._elsewhere.names
+        match = _TABLE_FILE.fullmatch(path)
+        if match is None or match[1] in names.claimed:
+            return
+        try:
+            claim_folder(storage, match[1], names.lakehouse_id)
+        except FileExistsAlreadyError as error:
+            folder = f"{storage.root}{table_prefix(match[1])}"
+            raise LocationNotAllowedError(
+                f"{cut(folder)!r} belongs to another lakehouse, whose {OWNER_NAME} stands there: nothing is written"
+                f" or deleted there; if it is yours, allow it by --allow-root or the option {ALLOWED_ROOTS!r}",
+                path=cut(folder),
+            ) from error
+        names.note_claimed(match[1])
+
+
+def latest_definition_at(storage: Storage, options: StorageOptions) -> LakehouseDef | None:
+    """Return the latest definition of the lakehouse on a storage, None where there is none. Raises StorageError."""
+    try:
+        return Lakehouse(storage, options, cache="off").snapshot().definition
+    except LakehouseNotFoundError:  # a folder of files, as in a program that only copies them
+        return None
