@@ -1,6 +1,7 @@
 """Draws the pictures of docs/images that show the demo's lakehouse, but for those of the Dagster UI.
 
 ``.venv/bin/python -m scripts.make_pictures ROOT``, ROOT as of ``make demo``: a page, and what the command line prints.
+Without ROOT: the timeline of a month, of a lakehouse in memory whose clock is set forward; that needs nothing else.
 
 The plan of an expiry is that of eight days later, when the demo's versions are old enough: the storage's clock is
 set forward, and nothing is changed. The root is shown as that of all examples. Needs Chromium, and Pillow, which
@@ -18,14 +19,17 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pyarrow as pa
 from PIL import Image, ImageChops
 
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.pages import expiration_page, write_page
-from trinitylake_ops.storage import StorageWrapper
+from trinitylake_ops.pages import expiration_page, expiration_picture, write_page
+from trinitylake_ops.storage import StorageWrapper, drop_memory_root, open_storage
+from trinitylake_ops.tables import catalog_for
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
-EIGHT_DAYS_MS = 8 * 24 * 3_600_000
+DAY_MS = 24 * 3_600_000
+EIGHT_DAYS_MS = 8 * DAY_MS
 MARGIN = 24
 #: What pictures of the command line show.
 COMMANDS = {
@@ -41,10 +45,43 @@ COMMANDS = {
 
 
 class LaterStorage(StorageWrapper):
-    """A storage as it will be in eight days, if nobody touches it."""
+    """A storage as it will be later, in eight days unless set."""
+
+    later_ms = EIGHT_DAYS_MS
 
     def now_ms(self) -> int:
-        return super().now_ms() + EIGHT_DAYS_MS
+        return super().now_ms() + self.later_ms
+
+
+def month() -> str:
+    """Return the timeline of a month of publishing each day: an export, a bad day rolled back, and a purge."""
+    root = "memory://month/"
+    storage = LaterStorage(open_storage(root))
+    storage.later_ms = 0
+    lake = Lakehouse.create(root, storage=storage)
+    rows = pa.table({"id": pa.array(range(500), pa.int64())})
+    for day in range(1, 31):
+        storage.later_ms += DAY_MS
+        with lake.transaction(message=f"publish day {day}") as txn:
+            if day == 1:
+                txn.create_namespace("sales")
+                catalog_for(txn).create_table("sales.orders", rows.schema)
+            catalog_for(txn).load_table("sales.orders").append(rows.slice(0, 50 + 37 * day % 400))
+        if day == 16:
+            maintenance.plan_expiration(lake).execute()
+        if day == 17:
+            maintenance.plan_export(lake, "before-migration").execute()
+        if day == 19:
+            maintenance.plan_purge(lake).execute()
+            maintenance.plan_trim_tables(lake).execute()
+            maintenance.plan_expiration(
+                lake, maintenance.RetentionPolicy(maximum_age_ms=6 * DAY_MS, minimum_versions=1, protected_ms=DAY_MS)
+            ).execute()
+        if day == 25:
+            maintenance.plan_rollback(lake, lake.latest_version() - 1).execute()
+    picture = expiration_picture(maintenance.plan_expiration(lake))
+    drop_memory_root(root)
+    return picture
 
 
 def draw(page: str, name: str, height: int, width: int = 1300) -> None:
@@ -80,7 +117,10 @@ def terminal(root: str, *commands: str) -> str:
 
 
 def main() -> None:
-    """Draw the plan of an expiry, and what the command line prints."""
+    """Draw the timeline of a month, the plan of an expiry, and what the command line prints."""
+    if not sys.argv[1:]:
+        (IMAGES / "timeline.svg").write_text(month())
+        return
     root = sys.argv[1]
     lake = Lakehouse.open(root)
     plan = maintenance.plan_expiration(Lakehouse(LaterStorage(lake.storage)))

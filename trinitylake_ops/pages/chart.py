@@ -7,11 +7,12 @@ versions a bar stands for a round number of them, its height divided among their
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, pairwise
 
 from trinitylake_ops.pages.timeline import Timeline, TimelineVersion, VersionState
-from trinitylake_ops.pages.wording import clipped, counted, size, utc
+from trinitylake_ops.pages.wording import clipped, counted, size, span, utc
 from trinitylake_ops.versions.snapshot import utc_datetime
 
 WIDTH = 1120.0
@@ -26,15 +27,9 @@ _MOST_FLAGS = 40
 _MOST_ARCS = 8
 _ARC_HEIGHT = 34.0
 _CHAR_WIDTH = 6.7
-_TIME_LEVELS: Sequence[tuple[str, Callable[[str], str]]] = (
-    # How much of 2026-01-31T12:30:45 tells two periods apart, and what is written where one begins.
-    ("year", lambda time: time[:4]),
-    ("month", lambda time: time[:7]),
-    ("day", lambda time: time[:10]),
-    ("hour", lambda time: time[:13]),
-    ("minute", lambda time: time[:16]),
-    ("second", lambda time: time[:19]),
-)
+#: How many characters of 2026-01-31T12:30:45 tell two periods apart - a year, a month, down to a second - and which
+#: part of it is written where a period begins.
+_PERIODS = ((4, slice(10)), (7, slice(10)), (10, slice(10)), (13, slice(5, 16)), (16, slice(5, 16)), (19, slice(5, 19)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +76,10 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Arc:
-    """A rollback: from its version to the one whose content came back; a point where nobody knows which."""
+    """A rollback: from its version to the one whose content came back; a short one where nobody knows which."""
 
-    path: str
-    head: str
+    from_x: float
+    to_x: float
     title: str
 
 
@@ -97,15 +92,6 @@ class Dot:
     title: str
 
 
-@dataclass(frozen=True, slots=True)
-class LegendEntry:
-    """What a state looks like, and how many versions have it."""
-
-    x: float
-    state: VersionState
-    text: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class Chart:
     """The drawing; all ``*_y`` are tops, downwards."""
@@ -113,6 +99,7 @@ class Chart:
     width: float
     height: float
     axis_width: float
+    arcs_y: float
     bars_y: float
     bar_height: float
     marks_y: float
@@ -147,12 +134,15 @@ def draw(
     axis_y = bars_y + _BAR_HEIGHT + (16 if marks else 0)
     bytes_y = axis_y + 66 if bytes_by_version else None
     bars, most_bytes = _bars(timeline, axis, bars_y, bytes_by_version or {})
-    left_out = [counted(unflagged, "more export is not drawn", "more exports are not drawn")] if unflagged else []
-    left_out += [counted(undrawn, "older rollback is not drawn", "older rollbacks are not drawn")] if undrawn else []
+    left_out = (
+        (unflagged, "more export is not drawn", "more exports are not drawn"),
+        (undrawn, "older rollback is not drawn", "older rollbacks are not drawn"),
+    )
     return Chart(
         width=WIDTH,
         height=(axis_y + 44) if bytes_y is None else bytes_y + _BYTES_HEIGHT + 6,
         axis_width=axis.width,
+        arcs_y=arcs_y,
         bars_y=bars_y,
         bar_height=_BAR_HEIGHT,
         marks_y=marks_y,
@@ -165,20 +155,10 @@ def draw(
         version_ticks=_version_ticks(axis),
         time_ticks=_time_ticks(timeline, axis),
         flags=flags,
-        arcs=tuple(_arc_path(arc, arcs_y, bars_y) for arc in arcs),
+        arcs=arcs,
         marks=marks,
-        left_out=tuple(left_out),
+        left_out=tuple(counted(number, one, many) for number, one, many in left_out if number),
     )
-
-
-def legend(texts: Mapping[VersionState, str]) -> tuple[LegendEntry, ...]:
-    """Place what is to be said of states side by side."""
-    entries = []
-    x = 0.0
-    for state, text in texts.items():
-        entries.append(LegendEntry(x, state, text))
-        x += 28 + len(text) * _CHAR_WIDTH + 18
-    return tuple(entries)
 
 
 class _Axis:
@@ -206,12 +186,7 @@ class _Axis:
 
 def _round_up(least: float) -> int:
     """Return the smallest of 1, 2, 5, 10, 20, 50, ... that is no less."""
-    step = 1
-    while True:
-        for factor in (1, 2, 5):
-            if factor * step >= least:
-                return factor * step
-        step *= 10
+    return int(next(step for power in count() for step in (10**power, 2 * 10**power, 5 * 10**power) if step >= least))
 
 
 def _bars(
@@ -224,8 +199,8 @@ def _bars(
     gap = min(2.0, axis.bar_width * 0.14)
     bars = []
     for number in range(axis.n_bars):
-        span = axis.versions(number)
-        versions = timeline.versions[span.start - axis.first : span.stop - axis.first]
+        numbers = axis.versions(number)
+        versions = timeline.versions[numbers.start - axis.first : numbers.stop - axis.first]
         size_bytes = bytes_by_bar[number]
         bars.append(
             Bar(
@@ -234,14 +209,10 @@ def _bars(
                 title=_bar_title(versions),
                 segments=_segments(versions, top),
                 bytes_height=max(1.5, _BYTES_HEIGHT * size_bytes / most_bytes) if size_bytes else 0.0,
-                bytes_title=f"{_span(span)}: {size(size_bytes)}",
+                bytes_title=f"{span(numbers)}: {size(size_bytes)}",
             )
         )
     return tuple(bars), most_bytes
-
-
-def _span(span: range) -> str:
-    return f"version {span[0]}" if len(span) == 1 else f"versions {span[0]:,} to {span[-1]:,}"
 
 
 def _bar_title(versions: Sequence[TimelineVersion]) -> str:
@@ -254,7 +225,7 @@ def _bar_title(versions: Sequence[TimelineVersion]) -> str:
     shown = ", ".join(f"{counts[state]:,} {state}" for state in VersionState if counts[state])
     times = [version.record.created_at_ms for version in versions if version.record.created_at_ms is not None]
     period = f", {utc(times[0])} to {utc(times[-1])}" if times else ""
-    return f"versions {versions[0].number:,} to {versions[-1].number:,}{period}: {shown}"
+    return f"{span(range(versions[0].number, versions[-1].number + 1))}{period}: {shown}"
 
 
 def _segments(versions: Sequence[TimelineVersion], top: float) -> tuple[Segment, ...]:
@@ -272,40 +243,38 @@ def _segments(versions: Sequence[TimelineVersion], top: float) -> tuple[Segment,
 
 
 def _version_ticks(axis: _Axis) -> tuple[Tick, ...]:
+    """Label the last version, the first where there is room, and round numbers between them."""
     longest = len(f"{axis.last:,}") * _CHAR_WIDTH + 14
     step = _round_up(longest / axis.bar_width * axis.per_bar)
-    start = -(-axis.first // step) * step
-    ticks = [axis.first, *range(start, axis.last + 1, step), axis.last]
+    first_x, last_x = axis.middle(axis.first), axis.middle(axis.last)
     shown: list[Tick] = []
-    last_x = axis.middle(axis.last)
-    for version in dict.fromkeys(ticks):
+    for version in dict.fromkeys((axis.first, *range(-(-axis.first // step) * step, axis.last, step), axis.last)):
         x = axis.middle(version)
-        is_end = version in (axis.first, axis.last)
-        if is_end or (x - axis.middle(axis.first) >= longest and last_x - x >= longest):
+        is_free = last_x - x >= longest and (version == axis.first or x - first_x >= longest)
+        if is_free or version == axis.last:
             half = len(f"{version:,}") * _CHAR_WIDTH / 2
             anchor, x = ("start", 0.0) if x < half else ("end", WIDTH) if x > WIDTH - half else ("middle", x)
-            if not (version == axis.first and version != axis.last and last_x - x < longest):
-                shown.append(Tick(x, f"{version:,}", anchor))
+            shown.append(Tick(x, f"{version:,}", anchor))
     return tuple(shown)
 
 
 def _time_ticks(timeline: Timeline, axis: _Axis) -> tuple[Tick, ...]:
     """Label the first version of each period, as fine as there are some of them, as far as there is room."""
-    dated = [version for version in timeline.versions if version.record.created_at_ms is not None]
-    times = [utc_datetime(version.record.created_at_ms or 0).isoformat() for version in dated]
-    if not dated:
-        return ()
-    for name, period in _TIME_LEVELS:
-        begins = [at for at in range(len(dated)) if at == 0 or period(times[at]) != period(times[at - 1])]
-        if len(begins) >= min(4, len(dated)) or name == "second":
-            return _spaced(axis, [(dated[at].number, _time_label(name, times[at])) for at in begins])
-    raise AssertionError
-
-
-def _time_label(level: str, time: str) -> str:
-    if level in ("year", "month", "day"):
-        return time[:10]
-    return f"{time[5:10]} {time[11:16]}" if level in ("hour", "minute") else f"{time[5:10]} {time[11:19]}"
+    times = [
+        (version.number, utc_datetime(version.record.created_at_ms).isoformat())
+        for version in timeline.versions
+        if version.record.created_at_ms is not None
+    ]
+    labels: list[tuple[int, str]] = []
+    for length, shown in _PERIODS:
+        labels = [
+            (version, time[shown])
+            for (_, before), (version, time) in pairwise([(-1, ""), *times])
+            if time[:length] != before[:length]
+        ]
+        if len(labels) >= min(4, len(times)):
+            break
+    return _spaced(axis, labels)
 
 
 def _spaced(axis: _Axis, labels: Iterable[tuple[int, str]]) -> tuple[Tick, ...]:
@@ -315,7 +284,7 @@ def _spaced(axis: _Axis, labels: Iterable[tuple[int, str]]) -> tuple[Tick, ...]:
         x = axis.bar_of(version) * axis.bar_width
         width = len(text) * _CHAR_WIDTH
         if x >= free_x and x + width <= WIDTH:
-            shown.append(Tick(x, text, "start"))
+            shown.append(Tick(x, text.replace("T", " "), "start"))
             free_x = x + width + 16
     return tuple(shown)
 
@@ -324,62 +293,57 @@ def _flags(timeline: Timeline, axis: _Axis) -> tuple[tuple[Flag, ...], int, int]
     """Return the exports, how many rows their names take, and how many are not drawn; the newest are."""
     named = [(version.number, name) for version in timeline.versions for name in version.exports]
     free_x = [0.0] * _MOST_FLAG_ROWS
-    placed: list[tuple[float, float, int | None, str, str, str]] = []
+    flags: list[Flag] = []
+    rows = min(1, len(named))
     for version, name in named[-_MOST_FLAGS:]:
         x = axis.middle(version)
         text = clipped(name, 28)
         width = len(text) * _CHAR_WIDTH + 14
-        start = x if x + width <= WIDTH else x - width
-        row = next((row for row, free in enumerate(free_x) if start >= free), None)
+        is_right = x + width <= WIDTH
+        start = x if is_right else x - width
+        row = next((row for row, free in enumerate(free_x, 1) if start >= free), None)
         if row is not None:
-            free_x[row] = start + width + 8
-        anchor, text_x = ("start", x + 7) if start == x else ("end", x - 7)
-        placed.append((x, text_x, row, anchor, text, f"version {version} is exported as {clipped(name, 100)}"))
-    rows = max((row + 1 for _, _, row, *_ in placed if row is not None), default=1 if placed else 0)
-    flags = [
-        Flag(x, text_x, None if row is None else (row + 1) * _FLAG_ROW - 5, anchor, text, title)
-        for x, text_x, row, anchor, text, title in placed
-    ]
-    return tuple(flags), rows, len(named) - len(placed)
+            free_x[row - 1] = start + width + 8
+            rows = max(rows, row)
+        flags.append(
+            Flag(
+                x=x,
+                text_x=x + 7 if is_right else x - 7,
+                text_y=None if row is None else row * _FLAG_ROW - 5,
+                anchor="start" if is_right else "end",
+                text=text,
+                title=f"version {version} is exported as {clipped(name, 100)}",
+            )
+        )
+    return tuple(flags), rows, len(named) - len(flags)
 
 
-def _arcs(timeline: Timeline, axis: _Axis) -> tuple[list[tuple[float, float, str]], int]:
+def _arcs(timeline: Timeline, axis: _Axis) -> tuple[tuple[Arc, ...], int]:
+    """Return the rollbacks, and how many are not drawn; the newest are."""
     rollbacks = [version for version in timeline.versions if version.record.rollback_from is not None]
     arcs = []
     for version in rollbacks[-_MOST_ARCS:]:
         to, from_x = version.record.rollback_to, axis.middle(version.number)
-        is_shown = to is not None and timeline.at(to) is not None
+        to_x = from_x if to is None or timeline.at(to) is None else axis.middle(to)
         where = f"the content of version {to}" if to is not None else "an earlier version"
         title = f"version {version.number} rolled back from version {version.record.rollback_from} to {where}"
-        arcs.append((from_x, axis.middle(to) if is_shown and to is not None else from_x, title))
-    return arcs, len(rollbacks) - len(arcs)
-
-
-def _arc_path(arc: tuple[float, float, str], top: float, bottom: float) -> Arc:
-    from_x, to_x, title = arc
-    low, high = bottom - 3, top + 3
-    if from_x == to_x:
-        to_x = max(0.0, from_x - 16)
-    path = f"M{from_x:.1f} {low:.1f}C{from_x:.1f} {high - 6:.1f} {to_x:.1f} {high - 6:.1f} {to_x:.1f} {low - 4:.1f}"
-    head = f"M{to_x - 4.5:.1f} {low - 7:.1f}L{to_x + 4.5:.1f} {low - 7:.1f}L{to_x:.1f} {low + 1:.1f}Z"
-    return Arc(path, head, title)
+        arcs.append(Arc(from_x, to_x if to_x != from_x else max(0.0, from_x - 16), title))
+    return tuple(arcs), len(rollbacks) - len(arcs)
 
 
 def _marks(timeline: Timeline, axis: _Axis, findings: Mapping[int, int]) -> tuple[Dot, ...]:
     """Mark bars with versions of other programs and with findings, once each."""
-    foreign: Counter[int] = Counter(axis.bar_of(version.number) for version in timeline.versions if version.is_foreign)
-    found: Counter[int] = Counter()
-    for version, number in findings.items():
-        if timeline.at(version) is not None:
-            found[axis.bar_of(version)] += number
+    foreign = Counter(axis.bar_of(version.number) for version in timeline.versions if version.is_foreign)
+    shown = Counter({version: number for version, number in findings.items() if timeline.at(version) is not None})
+    found = Counter(axis.bar_of(version) for version in shown.elements())
     marks = []
     for bar in sorted({*foreign, *found}):
         middle = (bar + 0.5) * axis.bar_width
-        both = bool(foreign[bar] and found[bar])
-        span = _span(axis.versions(bar))
+        aside = 5 if foreign[bar] and found[bar] else 0
+        where = span(axis.versions(bar))
         if foreign[bar]:
-            title = f"{span}: {counted(foreign[bar], 'version')} written by another program"
-            marks.append(Dot("foreign", middle - (5 if both else 0), title))
+            title = f"{where}: {counted(foreign[bar], 'version')} written by another program"
+            marks.append(Dot("foreign", middle - aside, title))
         if found[bar]:
-            marks.append(Dot("finding", middle + (5 if both else 0), f"{span}: {counted(found[bar], 'finding')}"))
+            marks.append(Dot("finding", middle + aside, f"{where}: {counted(found[bar], 'finding')}"))
     return tuple(marks)

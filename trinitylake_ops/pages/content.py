@@ -19,6 +19,7 @@ from trinitylake_ops.versions.snapshot import Snapshot
 MOST_ROWS = 200
 _NEWEST_ROWS = 40
 _LONGEST_MESSAGE_CHARS = 160
+_LONGEST_ROOT_CHARS = 200
 _LONGEST_FINDING_CHARS = 400
 _MOST_REASONS = 4
 _SPAN = re.compile(r"superseded (?:\d+ (?:d|h|min|s) ?)+ago")
@@ -123,24 +124,50 @@ class VersionRow:
     signs: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """The findings of a page, and how many more there are of which kind."""
+
+    rows: tuple[FindingRow, ...]
+    left_out: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heading:
+    """How a page begins: of which command it is, on what, when, what came of it in a sentence, and what to do next.
+
+    ``now_ms`` is when the page was made; ``tone`` is that of the headline, as of a figure.
+    """
+
+    subject: str
+    root: str
+    now_ms: int
+    headline: str
+    tone: str = "plain"
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """The root, cut where it is too long."""
+        return clipped(self.root, _LONGEST_ROOT_CHARS)
+
+    @property
+    def made_at(self) -> str:
+        """When the page was made."""
+        return utc(self.now_ms)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """All that a page says. ``tone`` is that of the headline."""
+    """All that a page says; ``findings`` is None where nobody looked for any."""
 
-    root: str
-    subject: str
-    made_at: str
-    headline: str
-    tone: str
-    steps: tuple[Step, ...]
+    heading: Heading
     figures: tuple[Figure, ...]
     chart: Chart
     states: tuple[StateRow, ...]
     kinds: tuple[KindRow, ...]
     tree: Tree
-    has_findings: bool
-    findings: tuple[FindingRow, ...]
-    findings_left_out: str
+    findings: Findings | None
     versions: tuple[VersionRow, ...]
     versions_left_out: str
     notes: tuple[str, ...]
@@ -205,7 +232,7 @@ def tree_of(snapshot: Snapshot) -> Tree:
 _SEVERITIES = ("error", "warning", "past")
 
 
-def finding_rows(findings: Sequence[Finding]) -> tuple[tuple[FindingRow, ...], str]:
+def finding_rows(findings: Sequence[Finding]) -> Findings:
     """Return the first findings, errors first, and how many more there are of which kind."""
     ordered = sorted(findings, key=lambda finding: _SEVERITIES.index(finding.severity))
     rows = tuple(
@@ -220,7 +247,7 @@ def finding_rows(findings: Sequence[Finding]) -> tuple[tuple[FindingRow, ...], s
         for finding in ordered[:MOST_ROWS]
     )
     rest = Counter(finding.code for finding in ordered[MOST_ROWS:])
-    return rows, ", ".join(f"{number:,} more {code}" for code, number in rest.most_common())
+    return Findings(rows, ", ".join(f"{number:,} more {code}" for code, number in rest.most_common()))
 
 
 def version_rows(timeline: Timeline, of_interest: Iterable[int]) -> tuple[tuple[VersionRow, ...], str]:
@@ -229,10 +256,8 @@ def version_rows(timeline: Timeline, of_interest: Iterable[int]) -> tuple[tuple[
     chosen = everything if len(everything) <= MOST_ROWS else _notable(timeline, of_interest)
     rows = tuple(_version_row(version) for version in reversed(chosen))
     n_left = len(everything) - len(chosen)
-    if not n_left:
-        return rows, ""
     more = f"{counted(n_left, 'version')} more: here are the newest and those with something to say."
-    return rows, f"{more} All of them: trinitylake log"
+    return rows, f"{more} All of them: trinitylake log" if n_left else ""
 
 
 def _notable(timeline: Timeline, of_interest: Iterable[int]) -> list[TimelineVersion]:
@@ -295,8 +320,7 @@ def latest_figure(timeline: Timeline, now_ms: int) -> Figure:
 def count_figures(timeline: Timeline) -> list[Figure]:
     """Return a figure for each state of the past that there is, for exports and for other programs."""
     counts = timeline.counts
-    kept = counts.get(VersionState.KEPT, 0)
-    figures = [Figure("Kept", f"{kept:,}", "besides the latest")]
+    figures = [Figure("Kept", f"{counts.get(VersionState.KEPT, 0):,}", "besides the latest")]
     notes = {
         VersionState.EXPIRED: "nobody opens them",
         VersionState.PURGED: "gone for good",
@@ -312,8 +336,7 @@ def count_figures(timeline: Timeline) -> list[Figure]:
     names = [name for version in timeline.versions for name in version.exports] + list(timeline.unplaced_exports)
     if names:
         figures.append(Figure("Exports", f"{len(names):,}", clipped(", ".join(reversed(names)), 32)))
-    foreign = sum(version.is_foreign for version in timeline.versions)
-    if foreign:
+    if foreign := sum(version.is_foreign for version in timeline.versions):
         figures.append(Figure("By others", f"{foreign:,}", "versions of another program", "warn"))
     return figures
 
@@ -321,8 +344,6 @@ def count_figures(timeline: Timeline) -> list[Figure]:
 def export_notes(timeline: Timeline) -> list[str]:
     """Return what is to be said of exports that no version shown holds."""
     names = timeline.unplaced_exports
-    if not names:
-        return []
     shown = ", ".join(clipped(name, 60) for name in names[:10])
     more = f" and {len(names) - 10:,} more" if len(names) > 10 else ""
-    return [f"Exports of no version drawn here: {shown}{more}."]
+    return [f"Exports of no version drawn here: {shown}{more}."] if names else []

@@ -10,11 +10,13 @@ from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.gc.expire import ExpirationPlan, ExpirationReport
 from trinitylake_ops.maintenance.state.version_record import VersionRecord
-from trinitylake_ops.maintenance.verification.verify import VerifyReport
-from trinitylake_ops.pages.chart import Chart, draw, legend
+from trinitylake_ops.maintenance.verification.verify import Finding, VerifyReport
+from trinitylake_ops.pages.chart import Chart, draw
 from trinitylake_ops.pages.content import (
     LABELS,
     Figure,
+    Heading,
+    KindRow,
     Page,
     Step,
     Tree,
@@ -42,18 +44,13 @@ def log_page(latest: Snapshot, history: Sequence[VersionInfo], now_ms: int) -> s
     records = list(map(_record_of, history)) or [VersionRecord.of(latest.version, latest.root.system)]
     versions = timeline(records, latest.definition)
     shown = counted(len(history), "version") if versions.first == 0 else f"The newest {len(history):,} versions"
-    chart = draw(versions)
-    return render_page(
-        _page(
-            versions,
-            chart,
-            subject="log",
-            root=latest.files.storage.root,
-            now_ms=now_ms,
-            headline=f"{shown}{_gone(versions)}; the latest is {latest.version:,}",
-            tree=tree_of(latest),
-        )
+    heading = Heading(
+        subject="log",
+        root=latest.files.storage.root,
+        now_ms=now_ms,
+        headline=f"{shown}{_gone(versions)}; the latest is {latest.version:,}",
     )
+    return render_page(_page(heading, versions, draw(versions), tree_of(latest)))
 
 
 def expiration_page(plan: ExpirationPlan, report: ExpirationReport | None = None) -> str:
@@ -67,20 +64,15 @@ def expiration_page(plan: ExpirationPlan, report: ExpirationReport | None = None
     figures = [Figure("A purge frees" if report else "Would free", size(n_bytes), counted(n_files, "file"))]
     if report is None:
         figures.insert(0, Figure("Would expire", f"{n_expiring:,}", "nothing is done yet"))
-    return render_page(
-        _page(
-            versions,
-            _planned_chart(plan, versions),
-            subject="expire",
-            root=plan.base.files.storage.root,
-            now_ms=plan.now_ms,
-            headline=_expiration_headline(plan, report, versions),
-            steps=_expiration_steps(plan, report),
-            figures=figures,
-            tree=tree_of(plan.base),
-            plan=plan,
-        )
+    heading = Heading(
+        subject="expire",
+        root=plan.base.files.storage.root,
+        now_ms=plan.now_ms,
+        headline=_expiration_headline(plan, report, versions),
+        steps=_expiration_steps(plan, report),
     )
+    chart, tree, kinds = _planned_chart(plan, versions), tree_of(plan.base), kind_rows(plan.freed)
+    return render_page(_page(heading, versions, chart, tree, figures=figures, kinds=kinds))
 
 
 def expiration_picture(plan: ExpirationPlan) -> str:
@@ -95,30 +87,24 @@ def verification_page(report: VerifyReport, now_ms: int) -> str:
     Reads the nodes of the latest version's tree, no root; what cannot be read is said on the page.
     """
     versions, note = _verified(report)
-    tone = _tone(report)
-    looked = (
-        f"Verify looked at {counted(report.versions, 'version')}, {counted(report.nodes, 'node')},"
-        f" {counted(report.definitions, 'definition')}, {counted(report.table_files, 'table file')} and"
-        f" {counted(report.exports, 'export')}, in {counted(report.cost.total_requests, 'request')}."
+    heading = Heading(
+        subject="verify",
+        root=report.root,
+        now_ms=now_ms,
+        headline=_verification_headline(report, versions),
+        tone=_tone(report),
     )
-    skipped = f"Not looked at: {clipped('; '.join(report.unchecked), 400)}." if report.unchecked else ""
-    checksums = f"Of all that it read, {report.checksums}." if report.checksums else ""
+    unread = Tree(note="The root of the latest version cannot be read.")
     n_findings = f"{len(report.findings):,}" if report.findings else "none"
     return render_page(
         _page(
+            heading,
             versions,
             _verified_chart(report, versions),
-            subject="verify",
-            root=report.root,
-            now_ms=now_ms,
-            headline=_verification_headline(report, versions),
-            tone=tone,
-            figures=[Figure("Findings", n_findings, tone=tone)],
-            tree=Tree(note="The root of the latest version cannot be read.")
-            if report.latest is None
-            else tree_of(report.latest),
-            report=report,
-            notes=list(filter(None, (looked, checksums, skipped, note))),
+            unread if report.latest is None else tree_of(report.latest),
+            figures=[Figure("Findings", n_findings, tone=heading.tone)],
+            findings=report.findings,
+            notes=[*_verification_notes(report), *([note] if note else [])],
         )
     )
 
@@ -130,50 +116,37 @@ def verification_picture(report: VerifyReport) -> str:
 
 
 def _picture(versions: Timeline, chart: Chart, headline: str) -> str:
-    texts = {state: f"{LABELS[state]} {number:,}" for state, number in versions.counts.items()}
-    return render_picture(chart, legend(texts), headline)
+    states = {state: f"{LABELS[state]} {number:,}" for state, number in versions.counts.items()}
+    return render_picture(chart, states, headline)
 
 
 def _page(
+    heading: Heading,
     versions: Timeline,
     chart: Chart,
-    *,
-    subject: str,
-    root: str,
-    now_ms: int,
-    headline: str,
     tree: Tree,
-    tone: str = "plain",
-    steps: Sequence[Step] = (),
+    *,
     figures: Sequence[Figure] = (),
-    plan: ExpirationPlan | None = None,
-    report: VerifyReport | None = None,
+    kinds: Sequence[KindRow] = (),
+    findings: Sequence[Finding] | None = None,
     notes: Sequence[str] = (),
 ) -> Page:
-    """Return a page with what all of them have in common."""
-    findings, findings_left_out = finding_rows(() if report is None else report.findings)
-    of_interest = () if report is None else [f.version for f in report.findings if f.version is not None]
+    """Return a page with what all of them have in common; ``findings`` is None where nobody looked for any."""
+    of_interest = [finding.version for finding in findings or () if finding.version is not None]
     rows, rows_left_out = version_rows(versions, of_interest)
     return Page(
-        root=clipped(root, 200),
-        subject=subject,
-        made_at=utc(now_ms),
-        headline=headline,
-        tone=tone,
-        steps=tuple(steps),
+        heading=heading,
         figures=(
-            latest_figure(versions, now_ms),
+            latest_figure(versions, heading.now_ms),
             *figures,
             *count_figures(versions),
             *([tree.figure] if tree.figure else []),
         ),
         chart=chart,
         states=state_rows(versions),
-        kinds=() if plan is None else kind_rows(plan.freed),
+        kinds=tuple(kinds),
         tree=tree,
-        has_findings=report is not None,
-        findings=findings,
-        findings_left_out=findings_left_out,
+        findings=None if findings is None else finding_rows(findings),
         versions=rows,
         versions_left_out=rows_left_out,
         notes=(*notes, *export_notes(versions), *chart.left_out),
@@ -241,18 +214,18 @@ def _expiration_headline(plan: ExpirationPlan, report: ExpirationReport | None, 
     return f"{every}; {n_expiring:,} would expire and free {size(plan.bytes)}; {latest}{ended}"
 
 
-def _expiration_steps(plan: ExpirationPlan, report: ExpirationReport | None) -> list[Step]:
+def _expiration_steps(plan: ExpirationPlan, report: ExpirationReport | None) -> tuple[Step, ...]:
     if report is not None:
         if report.version is None:
-            return [Step("Nothing expired.")]
+            return (Step("Nothing expired."),)
         begin = "" if report.purgeable_at_ms is None else f" from {utc(report.purgeable_at_ms)} on"
-        return [
+        return (
             Step(f"To free the space{begin}:", "trinitylake purge"),
             Step("To bring them back before that:", f"trinitylake undelete {report.versions}"),
-        ]
+        )
     if plan.is_empty:
-        return [Step("There is nothing to do.")]
-    return [Step("Nothing is done yet. To do it, with the same options:", f"trinitylake expire --apply {plan.digest}")]
+        return (Step("There is nothing to do."),)
+    return (Step("Nothing is done yet. To do it, with the same options:", f"trinitylake expire --apply {plan.digest}"),)
 
 
 # verify
@@ -271,6 +244,17 @@ def _verified(report: VerifyReport) -> tuple[Timeline, str]:
 def _verified_chart(report: VerifyReport, versions: Timeline) -> Chart:
     found = Counter(finding.version for finding in report.findings if finding.version is not None)
     return draw(versions, findings_by_version=found)
+
+
+def _verification_notes(report: VerifyReport) -> list[str]:
+    looked = (
+        f"Verify looked at {counted(report.versions, 'version')}, {counted(report.nodes, 'node')},"
+        f" {counted(report.definitions, 'definition')}, {counted(report.table_files, 'table file')} and"
+        f" {counted(report.exports, 'export')}, in {counted(report.cost.total_requests, 'request')}."
+    )
+    checksums = f"Of all that it read, {report.checksums}." if report.checksums else ""
+    skipped = f"Not looked at: {clipped('; '.join(report.unchecked), 400)}." if report.unchecked else ""
+    return list(filter(None, (looked, checksums, skipped)))
 
 
 def _tone(report: VerifyReport) -> str:

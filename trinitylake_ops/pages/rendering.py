@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from trinitylake_ops.maintenance.plans.document import visible
-from trinitylake_ops.pages.chart import Chart, LegendEntry
+from trinitylake_ops.pages.chart import Chart
 from trinitylake_ops.pages.content import Page
+from trinitylake_ops.pages.timeline import VersionState
 
 
 @functools.cache
@@ -37,10 +38,10 @@ def _pixels(value: float) -> str:
 
 def render_page(page: Page) -> str:
     """Return a page as one HTML document that refers to nothing beyond itself."""
-    return _environment().get_template("page.html.jinja").render(page=page, chart=page.chart)
+    return _environment().get_template("page.html.jinja").render(page=page, heading=page.heading, chart=page.chart)
 
 
-def render_picture(chart: Chart, legend: Sequence[LegendEntry], headline: str) -> str:
-    """Return a chart under its headline and legend as one SVG file."""
+def render_picture(chart: Chart, states: Mapping[VersionState, str], headline: str) -> str:
+    """Return a chart under its headline and what is to be said of each state, as one SVG file."""
     template = _environment().get_template("picture.svg.jinja")
-    return template.render(chart=chart, legend=legend, headline=headline)
+    return template.render(chart=chart, states=states, headline=headline)

@@ -54,3 +54,8 @@ def ranges(versions: Iterable[int]) -> str:
     shown = [f"{first:,}" if first == last else f"{first:,}–{last:,}" for first, last in reversed(found)]
     more = len(shown) - _MOST_RANGES
     return ", ".join(shown[:_MOST_RANGES]) + (f" and {counted(more, 'range')} more" if more > 0 else "")
+
+
+def span(versions: range) -> str:
+    """Return versions that follow each other: version 3, versions 3 to 5."""
+    return f"version {versions[0]}" if len(versions) == 1 else f"versions {versions[0]:,} to {versions[-1]:,}"
