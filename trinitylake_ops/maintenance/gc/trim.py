@@ -48,7 +48,7 @@ class TrimPlan(Plan):
     unreadable: tuple[str, ...]
     unwritable: tuple[str, ...]
     _lake: Lakehouse = field(repr=False, compare=False)
-    _base: Snapshot = field(repr=False, compare=False)
+    base: Snapshot = field(repr=False, compare=False)
     _policy: RetentionPolicy | None = field(repr=False, compare=False)
     _only: tuple[str, ...] | None = field(repr=False, compare=False)
 
@@ -162,7 +162,7 @@ def _plan(lake: Lakehouse, base: Snapshot, policy: RetentionPolicy | None, only:
         unreadable=found.unreadable,
         unwritable=found.unwritable,
         _lake=lake,
-        _base=base,
+        base=base,
         _policy=policy,
         _only=only,
     )
@@ -217,7 +217,7 @@ def _commit(lake: Lakehouse, plan: TrimPlan, trims: Sequence[tuple[TableTrim, fr
 
 def _check_settings(base: Snapshot, plan: TrimPlan) -> None:
     """Exports and expirations say what is kept, so the plan holds only while they are what they were."""
-    if base.definition_location != plan._base.definition_location:
+    if base.definition_location != plan.base.definition_location:
         raise CommitConflictError(
             f"version {base.version} changed what is kept since the trim was planned; plan it again",
             conflicts=("settings of the lakehouse: changed since the plan",),
