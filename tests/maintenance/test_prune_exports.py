@@ -48,7 +48,7 @@ def test_each_rule_keeps_on_its_own(aging: Aging, policy: RetentionPolicy, kept:
     before = names(aging.lake)
     plan = maintenance.plan_prune_exports(aging.lake, "nightly-*", policy)
     assert names(aging.lake) == before
-    version = plan.execute(plan.digest)
+    version = plan.execute(plan.digest).version
     assert set(names(aging.lake)) == set(before) - set(plan.names)
     assert "nightly-9-2" in names(aging.lake)
     assert version == aging.lake.latest_version()
@@ -66,7 +66,7 @@ def test_others_are_left_alone(aging: Aging) -> None:
     maintenance.plan_prune_exports(lake, "nightly-*", rules(keep_last=1)).execute()
     assert names(lake) == ["by-hand", "nightly-9-2", "nightly-x"]
     nothing = maintenance.plan_prune_exports(lake, "nightly-*", rules(keep_last=1))
-    assert (nothing.names, nothing.execute()) == ((), lake.latest_version())
+    assert (nothing.names, nothing.execute().version) == ((), lake.latest_version())
 
 
 def test_what_is_refused(aging: Aging) -> None:

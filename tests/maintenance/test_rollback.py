@@ -156,7 +156,7 @@ def test_only_some_namespaces_and_tables(lake: Lakehouse) -> None:
         Change("changed", "b", "u.v"),
         Change("changed", "c.d", "t"),
     }
-    version = plan.execute()
+    version = plan.execute().version
     keys = lake.snapshot().keys
     back = {keys.namespace_key("a"), keys.table_key("a", "t"), keys.table_key("a", "u.v")}
     back |= {keys.table_key("b", "u.v"), keys.table_key("c.d", "t")}

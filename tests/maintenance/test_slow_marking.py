@@ -106,8 +106,8 @@ def test_an_export_is_made_and_dropped(lake: Lakehouse) -> None:
 
 def test_a_rollback_goes_back(lake: Lakehouse) -> None:
     base = lake.latest_version()
-    assert maintenance.plan_rollback(lake, base - 1).execute() == base + 1
-    assert maintenance.plan_rollback(lake, base, namespaces=["n0"]).execute() == base + 2
+    assert maintenance.plan_rollback(lake, base - 1).execute().version == base + 1
+    assert maintenance.plan_rollback(lake, base, namespaces=["n0"]).execute().version == base + 2
 
 
 def test_tables_are_trimmed_and_compacted(lake: Lakehouse, clock: SlowStorage) -> None:

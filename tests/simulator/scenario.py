@@ -382,7 +382,7 @@ class _Scenario:
             target = chance.randrange(1, lake.latest_version() + 1)
             plan = maintenance.plan_rollback(lake, target, namespaces, tables)
             may_reapply = chance.random() < 0.8
-            version = plan.execute(reapply=may_reapply)
+            version = plan.execute(reapply=may_reapply).version
         except TrinityLakeError as error:
             self._note(error, "roll back", *_ERRORS_OF_ROLLING_BACK, *(_NOT_FOUND if namespaces or tables else ()))
             self.happened[f"rollback: {type(error).__name__}"] += 1

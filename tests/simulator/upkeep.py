@@ -234,7 +234,7 @@ class Upkeep:
             return False
         plan = maintenance.plan_restore(lake, chance.choice(names))
         self._pause(chance)
-        version = plan.execute()
+        version = plan.execute().version
         if isinstance(plan, maintenance.RestorePlan):
             self._happened["restore from elsewhere"] += 1
         return version != plan.base_version

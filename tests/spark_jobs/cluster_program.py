@@ -78,7 +78,7 @@ def main(master: str, root: str, target: str) -> None:
             local_purge = local_purge.made_at(lake, lake.snapshot(), purge.now_ms)
         say("purge begins")
         done = purge.execute(local_purge.digest, progress=told("deleted"))
-        left = {info.path for info in storage.list()} & purge._sizes_bytes.keys()
+        left = {info.path for info in storage.list()} & purge.sizes_bytes.keys()
         figures["purge"] = [local_purge.files, done.files, len(left), done.is_complete, done.stopped]
         figures["findings"] = [finding.code for finding in maintenance.verify(lake, executor=executor).findings]
     say(json.dumps(figures))

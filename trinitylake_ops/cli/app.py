@@ -20,7 +20,6 @@ from trinitylake_ops.cli.wording import SaidFormatter, log_warning, said
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
 
-EXIT_FINDINGS = 1
 EXIT_USAGE = 2
 EXIT_STORAGE = 5
 EXIT_INTERRUPTED = 130

@@ -101,7 +101,7 @@ def drop_namespace(
     if digest is None and not yes:
         print_plan(plan, as_json)
         return
-    version = plan.execute(approved_digest=digest)
+    version = plan.execute(approved_digest=digest).version
     print_committed(version, as_json, f"Dropped namespace {namespace}", tables=plan.tables)
 
 
@@ -137,7 +137,7 @@ def rollback(
     if digest is None and not yes:
         print_plan(plan, as_json)
         return
-    version = plan.execute(approved_digest=digest, reapply=reapply)
+    version = plan.execute(approved_digest=digest, reapply=reapply).version
     if version == plan.base_version:
         print_committed(version, as_json, "Nothing to roll back", changes=plan.changes)
     else:

@@ -189,13 +189,13 @@ def restore(
     """
     plan = maintenance.plan_restore(session.lake(), name, namespaces, tables, target_options=target_options)
     if digest is None and not yes:
-        print_plan(plan, as_json, is_empty=not plan.changes)
+        print_plan(plan, as_json, is_empty=plan.is_empty)
         return
     if isinstance(plan, maintenance.RestorePlan):
         with shown_progress() as progress:
-            version = plan.execute(digest, progress=progress)
+            version = plan.execute(digest, progress=progress).version
     else:
-        version = plan.execute(digest)
+        version = plan.execute(digest).version
     what = f"Restored export {name}" if version != plan.base_version else "Nothing to restore"
     print_committed(version, as_json, what, changes=plan.changes)
 
@@ -229,10 +229,10 @@ def prune_exports(
     policy = RetentionPolicy(maximum_age_ms=maximum_age_ms, minimum_versions=minimum, protected_ms=0, **periods)
     plan = maintenance.plan_prune_exports(session.lake(), pattern, policy)
     if digest is None and not yes:
-        print_plan(plan, as_json, is_empty=not plan.names)
+        print_plan(plan, as_json, is_empty=plan.is_empty)
         return
     names = plan.names
-    version = plan.execute(digest)
+    version = plan.execute(digest).version
     print_committed(
         version, as_json, f"Dropped exports {', '.join(names)}" if names else "Nothing to drop", names=names
     )

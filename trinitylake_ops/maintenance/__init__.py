@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from trinitylake_ops.maintenance.hint import HintReport, HintState, inspect_hint, repair_hint
     from trinitylake_ops.maintenance.plans.budget import Budget
     from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
+    from trinitylake_ops.maintenance.plans.plan import CommitReport
     from trinitylake_ops.maintenance.plans.retention import RetentionPolicy, Verdict
     from trinitylake_ops.maintenance.register import RegistrationReport, register_catalog, register_table
     from trinitylake_ops.maintenance.relocate import RelocationPlan, RelocationReport, plan_relocation
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LOCAL",
     "Budget",
+    "CommitReport",
     "CompactTablesPlan",
     "CompactTablesReport",
     "CompactionReport",
@@ -178,6 +180,7 @@ __getattr__, __dir__ = lazy_face(
             "Executor",
             "LOCAL",
         ),
+        "plans.plan": ("CommitReport",),
         "plans.retention": (
             "RetentionPolicy",
             "Verdict",

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from rich.table import Table
 
 from trinitylake_ops.errors import NamespaceNotEmptyError, PlanChangedError
+from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import new_table
-from trinitylake_ops.maintenance.plans.plan import Plan, digest_of
+from trinitylake_ops.maintenance.plans.plan import CommitReport, Plan, digest_of
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.roots import check_no_gap
 
@@ -30,26 +31,38 @@ class DropNamespacePlan(Plan):
         """Return ``<base version>-<sha256>`` of the namespace and its tables."""
         return digest_of(self.base_version, _OPERATION, self.namespace, list(self.tables))
 
+    @property
+    def is_empty(self) -> bool:
+        """Never: the namespace itself is dropped."""
+        return False
+
     def table(self) -> Table:
         """Return one row for the namespace and each table."""
         rows = [("drop", f"namespace {self.namespace}"), *(("drop", f"{self.namespace}.{t}") for t in self.tables)]
         return new_table(f"Drop of namespace {self.namespace}", "change", "object", rows=rows)
 
-    def execute(self, approved_digest: str | None = None) -> int:
-        """Drop them in one commit and return its version.
+    def execute(self, approved_digest: str | None = None) -> CommitReport:
+        """Drop them in one commit.
 
         It is planned again first. Raises PlanChangedError when an approved digest is not that of the
         new plan or the namespace has other tables by now, CommitConflictError when a concurrent
         commit touched it, NamespaceNotFoundError.
         """
+        metered = MeteredLakehouse(self._lake)
         if approved_digest is not None:
-            plan_drop_namespace(self._lake, self.namespace, cascade=True).check_approved(approved_digest)
-        with self._lake.transaction(message=self.namespace[:_LONGEST_MESSAGE_CHARS], operation=_OPERATION) as txn:
+            plan_drop_namespace(metered.lake, self.namespace, cascade=True).check_approved(approved_digest)
+        with metered.lake.transaction(message=self.namespace[:_LONGEST_MESSAGE_CHARS], operation=_OPERATION) as txn:
             if tuple(txn.tables(self.namespace)) != self.tables:
                 raise PlanChangedError(f"namespace {self.namespace!r} has other tables by now; look at the plan again")
             txn.drop_namespace(self.namespace, cascade=True)
         assert txn.committed_version is not None
-        return txn.committed_version
+        return CommitReport(
+            operation=_OPERATION,
+            base_version=self.base_version,
+            version=txn.committed_version,
+            changed=1 + len(self.tables),
+            cost=metered.cost(),
+        )
 
 
 def plan_drop_namespace(lake: Lakehouse, namespace: str, cascade: bool = False) -> DropNamespacePlan:

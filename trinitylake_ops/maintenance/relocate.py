@@ -11,12 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from rich.table import Table
 
-from trinitylake_ops.errors import (
-    CommitConflictError,
-    CommitOutcomeUnknownError,
-    LocationNotAllowedError,
-    TrinityLakeError,
-)
+from trinitylake_ops.errors import CommitConflictError, LocationNotAllowedError
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
@@ -25,13 +20,13 @@ from trinitylake_ops.maintenance.plans.plan import Plan, digest_of
 from trinitylake_ops.maintenance.reach.survey import on_latest
 from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
 from trinitylake_ops.maintenance.reach.tables import defined, tables_of
+from trinitylake_ops.maintenance.state.table_change import alter_tables, check_tables, discarded_on_failure
 from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.files.metadata import read_table_metadata
 from trinitylake_ops.tables.files.relocating import DELETES_REMEDY, MovedFiles, moved_files, write_relocated
 from trinitylake_ops.tables.io.file_io import reading_io, writing_io
 from trinitylake_ops.tables.managed import metadata_uri
-from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot
 
@@ -68,13 +63,13 @@ class RelocationPlan(Plan):
     refused: dict[str, str]
     files: int
     left_table_root: str
-    _moved: tuple[MovedTable, ...] = field(repr=False, compare=False)
+    moved: tuple[MovedTable, ...] = field(repr=False, compare=False)
     _lake: Lakehouse = field(repr=False, compare=False)
 
     @property
     def digest(self) -> str:
         """Return ``<base version>-<sha256>`` over all tables and their metadata files."""
-        content = [[one.name, one.table_id, one.files.metadata] for one in self._moved]
+        content = [[one.name, one.table_id, one.files.metadata] for one in self.moved]
         left = [self.left_table_root] if self.left_table_root else []
         return digest_of(self.base_version, _OPERATION, content, sorted(self.refused), *left)
 
@@ -85,7 +80,7 @@ class RelocationPlan(Plan):
 
     def table(self) -> Table:
         """Return one row for each table."""
-        rows: list[tuple[object, ...]] = [(one.name, one.files.count, "") for one in self._moved]
+        rows: list[tuple[object, ...]] = [(one.name, one.files.count, "") for one in self.moved]
         rows += [(name, "", f"left: {reason}") for name, reason in self.refused.items()]
         rows += [(f"table root {self.left_table_root}", "", "given up")] if self.left_table_root else []
         title = f"Relocation of version {self.base_version}: {self.files:,} files of {len(self.tables):,} tables"
@@ -176,7 +171,7 @@ def _plan(lake: Lakehouse, base: Snapshot) -> RelocationPlan:
             if one.files.deletes is not None
         },
         files=sum(one.files.count for one in moved),
-        _moved=moved,
+        moved=moved,
         _lake=lake,
     )
 
@@ -205,36 +200,19 @@ def _left_table_root(lake: Lakehouse, base: Snapshot, found: Sequence[MovedTable
 
 def _commit(lake: Lakehouse, plan: RelocationPlan) -> int:
     """Write the new files and commit; raises CommitConflictError when the plan is out of date."""
-    written: list[str] = []
-    tables: Sequence[MovedTable] = plan._moved
     io = writing_io(lake)
-    try:
-        with lake.transaction(message=f"{len(tables)} tables", operation=_OPERATION) as txn:
-            changed = [
-                one.name
-                for one in tables
-                if txn.base.entry(txn.keys.table_key(one.namespace, one.table)) != one.definition_location
-            ]
-            if changed:
-                raise CommitConflictError(
-                    f"{len(changed)} tables changed since the relocation was planned, such as {changed[0]}",
-                    conflicts=tuple(f"table {name}: changed since the plan" for name in changed),
-                    latest_version=txn.base.version,
-                )
-            base = txn.base
+    with (
+        discarded_on_failure(lake.storage) as written,
+        lake.transaction(message=f"{len(plan.moved)} tables", operation=_OPERATION) as txn,
+    ):
+        check_tables(txn, plan.moved, "relocation")
+        base = txn.base
 
-            def write(one: MovedTable) -> TableDef:
-                return write_relocated(base.table_at(one.definition_location), one.files, io, written.append)
+        def write(one: MovedTable) -> TableDef:
+            return write_relocated(base.table_at(one.definition_location), one.files, io, written.append)
 
-            definitions = run_parallel(in_one_round(write), tables, lake.storage.concurrency)
-            for one, definition in zip(tables, definitions, strict=True):
-                txn.alter_table(one.namespace, one.table, definition)
-            if plan.left_table_root and base.definition.table_root == plan.left_table_root:
-                txn.alter_definition(replace(txn.definition, table_root=""))
-    except CommitOutcomeUnknownError:
-        raise
-    except TrinityLakeError:
-        discard(lake.storage, written)  # typed errors say that nothing was committed
-        raise
+        alter_tables(txn, lake.storage, plan.moved, write)
+        if plan.left_table_root and base.definition.table_root == plan.left_table_root:
+            txn.alter_definition(replace(txn.definition, table_root=""))
     assert txn.committed_version is not None
     return txn.committed_version

@@ -20,8 +20,9 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.definitions import METADATA_LOCATION, LakehouseDef, TableDef
 from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.format.nodes.keys import ObjectName
+from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import change_rows, new_table
-from trinitylake_ops.maintenance.plans.plan import Plan, digest_of
+from trinitylake_ops.maintenance.plans.plan import CommitReport, Plan, digest_of
 from trinitylake_ops.maintenance.reach.survey import uncached
 from trinitylake_ops.maintenance.state.export_records import record_of
 from trinitylake_ops.maintenance.state.version_record import ROLLED_BACK_TO
@@ -68,30 +69,43 @@ class RollbackPlan(Plan):
         changes = [[change.kind, change.namespace, change.table] for change in self.changes]
         return digest_of(self.base_version, _OPERATION, self.to_version, list(self.only), changes)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing would change."""
+        return not self.changes
+
     def table(self) -> Table:
         """Return one row for each namespace and table that would change."""
         what = ", ".join(self.only) if self.only else "the lakehouse"
         title = f"Rollback of {what} from version {self.base_version} to the content of version {self.to_version}"
         return new_table(title, "change", "object", rows=change_rows(self.changes))
 
-    def execute(self, approved_digest: str | None = None, *, reapply: bool = False) -> int:
-        """Commit the rollback and return its version; the base version when nothing would change.
+    def execute(self, approved_digest: str | None = None, *, reapply: bool = False) -> CommitReport:
+        """Commit the rollback; nothing is committed when nothing would change.
 
         It is planned again first, on what is there now. With ``reapply`` commits made since the plan
         are rolled back too. Raises PlanChangedError when an approved digest is not that of the new
         plan; CommitConflictError when, without ``reapply``, another commit was made since; and what
         planning raises.
         """
-        lake = uncached(self._lake)
+        metered = MeteredLakehouse(self._lake)
+        lake = metered.lake
         base = lake.snapshot()
         now = _plan(lake, base, _target(lake, base, self._target.to), self._chosen, self.message)
         if approved_digest is not None:
             now.check_approved(approved_digest)
         elif now.base_version != self.base_version and not reapply:
             raise _lost_race(self.base_version, now.base_version)
-        return now._commit(reapply)
+        return CommitReport(
+            operation=_OPERATION,
+            base_version=now.base_version,
+            version=now.commit(reapply),
+            changed=len(now.changes),
+            cost=metered.cost(),
+        )
 
-    def _commit(self, reapply: bool) -> int:
+    def commit(self, reapply: bool) -> int:
+        """Commit this plan as it is; returns the version. Raises what :meth:`execute` raises."""
         if self._chosen:
             return self._commit_subset(reapply)
         info = CommitInfo(_OPERATION, self._message(), properties={ROLLED_BACK_TO: str(self.to_version)})
@@ -284,7 +298,7 @@ def rollback(
 
     It is planned once: another commit in between is met when this one is made.
     """
-    return plan_rollback(lake, to, namespaces, tables, timestamp=timestamp, message=message)._commit(reapply)
+    return plan_rollback(lake, to, namespaces, tables, timestamp=timestamp, message=message).commit(reapply)
 
 
 def chosen_objects(

@@ -109,7 +109,7 @@ def _rollback(run: Running[RollbackOptions]) -> None:
     plan = maintenance.plan_rollback(
         run.lake, options.to, namespaces=options.namespaces or None, tables=options.tables or None
     )
-    version = plan.execute(reapply=options.reapply)
+    version = plan.execute(reapply=options.reapply).version
     metadata = {"rolled_back_to": options.to, **_changes(plan.changes)}
     run.report(f"version {version} has the content of {options.to}", metadata, committed="rollback")
 
@@ -158,9 +158,9 @@ def _restore_export(run: Running[RestoreOptions]) -> None:
     options = run.options
     plan = maintenance.plan_restore(run.lake, options.name, options.namespaces or None, options.tables or None)
     copied = {} if isinstance(plan, RollbackPlan) else {"files": plan.files, "bytes": plan.bytes}
-    version = plan.execute() if isinstance(plan, RollbackPlan) else plan.execute(progress=run.progress())
+    done = plan.execute() if isinstance(plan, RollbackPlan) else plan.execute(progress=run.progress())
     metadata = {"restored_from": options.name, **copied, **_changes(plan.changes)}
-    run.report(f"version {version} has what export {options.name} holds", metadata, committed="restore")
+    run.report(f"version {done.version} has what export {options.name} holds", metadata, committed="restore")
 
 
 def _repair_hint(run: Running[None]) -> None:

@@ -91,7 +91,7 @@ class CompactTablesPlan(Plan):
     left: Mapping[str, str]
     older_spec_files: Mapping[str, int]
     _lake: Lakehouse = field(repr=False, compare=False)
-    _rules: RewriteRules = field(repr=False, compare=False)
+    rules: RewriteRules = field(repr=False, compare=False)
     _only: tuple[str, ...] | None = field(repr=False, compare=False)
 
     @property
@@ -157,10 +157,10 @@ class CompactTablesPlan(Plan):
             if version is not None:
                 return _report(Publication(version, was_published=True), {}, {}, 0, metered.cost())
         if approved_digest is not None:
-            _plan(lake, lake.snapshot(), self._rules, self._only).check_approved(approved_digest)
+            _plan(lake, lake.snapshot(), self.rules, self._only).check_approved(approved_digest)
         if self.is_empty:
             return _report(Publication(base.version, was_published=False), {}, {}, 0, metered.cost())
-        work = _Work(lake, self, lake.storage.now_ms())
+        work = _Work(lake, self, writing_io(self._lake), lake.storage.now_ms())
         work.write(write)
         try:
             published, left, attempts = work.commit(publication, since, run_id, message)
@@ -284,7 +284,7 @@ def _plan(lake: Lakehouse, base: Snapshot, rules: RewriteRules, only: tuple[str,
         left=left,
         older_spec_files=older,
         _lake=lake,
-        _rules=rules,
+        rules=rules,
         _only=only,
     )
 
@@ -318,13 +318,13 @@ def _looked_through(
 class _Work:
     """The files that were written for a plan, until they are committed or deleted."""
 
-    def __init__(self, lake: Lakehouse, plan: CompactTablesPlan, begun_at_ms: int):
+    def __init__(self, lake: Lakehouse, plan: CompactTablesPlan, io: StorageFileIO, begun_at_ms: int):
         self._lake = lake
         self._tables = plan.tables
         self._begun_at_ms = begun_at_ms
         # Other processes write by it, too: it is not counted.
-        self._io = writing_io(plan._lake)
-        self._rules = plan._rules
+        self._io = io
+        self._rules = plan.rules
         self._written: dict[str, list[DataFile]] = {one.name: [] for one in plan.tables}
         self.staged: dict[str, StagedTable] = {}
 

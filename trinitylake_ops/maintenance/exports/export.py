@@ -111,13 +111,18 @@ class ExportPlan(Plan):
     bytes: int
     resumes: bool
     _lake: Lakehouse = field(repr=False, compare=False)
-    _work: _Work = field(repr=False, compare=False)
+    work: _Work = field(repr=False, compare=False)
 
     @property
     def digest(self) -> str:
         """Return ``<base version>-<sha256>`` of the name, the version and what is copied where."""
         choice = (self.version, self.level, list(self.namespaces), self.definitions, self.target, self.into_version)
         return digest_of(self.base_version, EXPORT, self.name, *choice, self.retain_for_ms, self.files, self.bytes)
+
+    @property
+    def is_empty(self) -> bool:
+        """Never: an export is recorded in any case."""
+        return False
 
     def table(self) -> Table:
         """Return one row."""
@@ -138,7 +143,7 @@ class ExportPlan(Plan):
         if approved_digest is not None:
             plan = self._again()
             plan.check_approved(approved_digest)
-        return plan._work.run(self._lake, self.retain_for_ms, progress)
+        return plan.work.run(self._lake, self.retain_for_ms, progress)
 
     def _again(self) -> ExportPlan:
         return plan_export(
@@ -150,8 +155,8 @@ class ExportPlan(Plan):
             self.retain_for_ms,
             namespaces=self.namespaces,
             definitions=self.definitions,
-            target_options=self._work.target_options,
-            executor=self._work.executor,
+            target_options=self.work.target_options,
+            executor=self.work.executor,
         )
 
 
@@ -222,7 +227,7 @@ def plan_export(
         bytes=work.known_bytes,
         resumes=resumes,
         _lake=lake,
-        _work=work,
+        work=work,
     )
 
 
@@ -320,9 +325,9 @@ class _Work:
             work = _Work.on(lake, self.source, record, self.choice, self.target_options, self.executor)
         try:
             if work.target is None:
-                copied = work._copy_here(metered, progress, resumed=resumed)
+                copied = work.copy_here(metered, progress, resumed=resumed)
             else:
-                copied = work._copy_elsewhere(metered, progress)
+                copied = work.copy_elsewhere(metered, progress)
             until_ms = None if retain_for_ms is None else lake.storage.now_ms() + retain_for_ms
             version = complete(metered.lake, record, copied.root_location, until_ms, self._check_source)
         except (ExportNotFoundError, FileMissingError):
@@ -354,7 +359,7 @@ class _Work:
                 f" meanwhile; drop {self.record.name!r}, too"
             )
 
-    def _copy_here(self, metered: MeteredLakehouse, progress: Progress, *, resumed: bool) -> _Copied:
+    def copy_here(self, metered: MeteredLakehouse, progress: Progress, *, resumed: bool) -> _Copied:
         """Copy within the lakehouse; the root of a minimal export is the source's own."""
         storage = metered.lake.storage
         there = {info.path: info.size_bytes for info in storage.list()} if resumed else {}
@@ -386,7 +391,7 @@ class _Work:
         self._built_tree(paths.extend)
         return paths
 
-    def _copy_elsewhere(self, metered: MeteredLakehouse, progress: Progress) -> _Copied:
+    def copy_elsewhere(self, metered: MeteredLakehouse, progress: Progress) -> _Copied:
         """Copy to another root, unless an earlier run has already; commit a version there."""
         assert self.target is not None
         lake = self.target.lake

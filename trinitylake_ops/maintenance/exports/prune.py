@@ -11,8 +11,9 @@ from rich.table import Table
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.definitions import ExportRecord, ExportState
+from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import new_table
-from trinitylake_ops.maintenance.plans.plan import Plan, digest_of
+from trinitylake_ops.maintenance.plans.plan import CommitReport, Plan, digest_of
 from trinitylake_ops.maintenance.plans.retention import RetentionPolicy, VersionAge, judge
 from trinitylake_ops.maintenance.state.export_records import drop_exports
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -51,6 +52,11 @@ class PrunePlan(Plan):
         """Return ``<base version>-<sha256>`` of the exports to drop."""
         return digest_of(self.base_version, _OPERATION, self.pattern, list(self.names))
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no export would be dropped."""
+        return not self.names
+
     def table(self) -> Table:
         """Return one row for each export."""
         rows = [
@@ -60,17 +66,24 @@ class PrunePlan(Plan):
         title = f"{len(self.names)} of {len(rows)} exports named {self.pattern} are to be dropped"
         return new_table(title, "name", "created (UTC)", "verdict", "why", rows=rows)
 
-    def execute(self, approved_digest: str | None = None) -> int:
-        """Drop them in one commit; returns the version, that of the plan where nothing is to be dropped.
+    def execute(self, approved_digest: str | None = None) -> CommitReport:
+        """Drop them in one commit; nothing is committed where nothing is to be dropped.
 
         Raises PlanChangedError when an approved digest is not that of the plan made again now,
         ExportNotFoundError, CommitConflictError, StorageError.
         """
+        metered = MeteredLakehouse(self._lake)
         plan = self
         if approved_digest is not None:
-            plan = plan_prune_exports(self._lake, self.pattern, self._policy)
+            plan = plan_prune_exports(metered.lake, self.pattern, self._policy)
             plan.check_approved(approved_digest)
-        return drop_exports(self._lake, plan.names) if plan.names else plan.base_version
+        return CommitReport(
+            operation=_OPERATION,
+            base_version=plan.base_version,
+            version=drop_exports(metered.lake, plan.names) if plan.names else plan.base_version,
+            changed=len(plan.names),
+            cost=metered.cost(),
+        )
 
 
 def plan_prune_exports(lake: Lakehouse, pattern: str, policy: RetentionPolicy) -> PrunePlan:

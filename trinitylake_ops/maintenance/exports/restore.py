@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rich.table import Table
 
@@ -18,8 +18,9 @@ from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.maintenance.exports.content import Choice, Content, Destination, chosen_entries, gather
 from trinitylake_ops.maintenance.exports.copy import Copier
 from trinitylake_ops.maintenance.exports.roots import check_made_of
+from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import change_rows, new_table
-from trinitylake_ops.maintenance.plans.plan import Plan, digest_of
+from trinitylake_ops.maintenance.plans.plan import CommitReport, Plan, digest_of
 from trinitylake_ops.maintenance.reach.survey import Progress, no_progress, uncached
 from trinitylake_ops.maintenance.rollbacks import (
     RollbackPlan,
@@ -29,6 +30,7 @@ from trinitylake_ops.maintenance.rollbacks import (
     plan_rollback,
 )
 from trinitylake_ops.maintenance.state.export_records import record_of
+from trinitylake_ops.storage import Storage
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.ownership import claim_location
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
@@ -54,7 +56,6 @@ class RestorePlan(Plan):
     bytes: int
     _restoring: _Restoring = field(repr=False, compare=False)
     _export: Snapshot = field(repr=False, compare=False)
-    _io: StorageFileIO = field(repr=False, compare=False)
     _content: Content = field(repr=False, compare=False)
     _removed: tuple[str, ...] = field(repr=False, compare=False)
 
@@ -65,6 +66,11 @@ class RestorePlan(Plan):
         content = (self.name, self.target, self._export.version, list(self.only), changes, self.files)
         return digest_of(self.base_version, _OPERATION, *content)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing differs from the export."""
+        return not self.changes
+
     def table(self) -> Table:
         """Return one row for each namespace and table that would change."""
         title = (
@@ -73,20 +79,29 @@ class RestorePlan(Plan):
         )
         return new_table(title, "change", "object", rows=change_rows(self.changes))
 
-    def execute(self, approved_digest: str | None = None, *, progress: Progress = no_progress) -> int:
-        """Copy what is missing and commit it; returns the version, that of the base where nothing differs.
+    def execute(self, approved_digest: str | None = None, *, progress: Progress = no_progress) -> CommitReport:
+        """Copy what is missing and commit it; nothing is committed where nothing differs.
 
         What was copied before a failure is left to orphan removal. Raises PlanChangedError, CommitConflictError
         when another commit was made since the plan, CorruptFileError, StorageError.
         """
+        metered = MeteredLakehouse(self._restoring.lake)
         plan = self
         if approved_digest is not None:
-            plan = self._restoring.plan()
+            plan = replace(self._restoring, lake=metered.lake).plan()
             plan.check_approved(approved_digest)
-        return plan._run(progress)
+        return CommitReport(
+            operation=_OPERATION,
+            base_version=plan.base_version,
+            version=plan.run(metered, progress),
+            changed=len(plan.changes),
+            cost=metered.cost(),
+        )
 
-    def _run(self, progress: Progress) -> int:
-        lake = self._restoring.lake
+    def run(self, metered: MeteredLakehouse, progress: Progress) -> int:
+        """Copy and commit by this lakehouse; returns the version. Raises what :meth:`execute` raises."""
+        lake = metered.lake
+        io = self._restoring.reading(metered.also(self._export.files.storage), lake)
         message = f"export {self.name} from {self.target}"[:_LONGEST_MESSAGE_CHARS]
         with lake.transaction(message=message, operation=_OPERATION) as txn:
             txn.require(self._check_base)
@@ -97,7 +112,7 @@ class RestorePlan(Plan):
             for table_id in sorted({table.places.table_id for table in self._content.tables}):
                 claim_location(lake.storage, f"{lake.root}{table_prefix(table_id)}".rstrip("/"), txn.base.definition)
             copier = Copier(lake.storage, progress=progress, n_expected=self._content.n_files)
-            copier.copy_content(self._content, self._io)
+            copier.copy_content(self._content, io)
         assert txn.committed_version is not None
         return txn.committed_version
 
@@ -142,7 +157,7 @@ def restore_export(
     target_options: Mapping[str, str] | None = None,
 ) -> int:
     """Plan and execute a restore; returns the new version. Raises what both raise."""
-    return plan_restore(lake, name, namespaces, tables, target_options=target_options).execute()
+    return plan_restore(lake, name, namespaces, tables, target_options=target_options).execute().version
 
 
 @dataclass(frozen=True)
@@ -166,8 +181,7 @@ class _Restoring:
         identifier = uuid.uuid4()
         fresh = Destination(self.lake.root, identifier, f"restore-{identifier}/")
         other = export.files.storage
-        options = self.target_options if self.target_options is not None else options_for(self.lake, other.root)
-        io = StorageFileIO.on(other, options, read_only=True, others=[self.lake.storage])
+        io = self.reading(other, self.lake)
         content = gather(export, Choice(ExportLevel.FULL), fresh, io, entries=different)
         own_io = reading_io(self.lake)
         for definition in content.uncopied:
@@ -186,10 +200,14 @@ class _Restoring:
             bytes=content.known_bytes,
             _restoring=self,
             _export=export,
-            _io=io,
             _content=content,
             _removed=removed,
         )
+
+    def reading(self, other: Storage, lake: Lakehouse) -> StorageFileIO:
+        """Return what reads the export's files, and those that were left in the lakehouse."""
+        options = self.target_options if self.target_options is not None else options_for(self.lake, other.root)
+        return StorageFileIO.on(other, options, read_only=True, others=[lake.storage])
 
     def _comparison(self, base: Snapshot, export: Snapshot) -> Callable[[str, str | None, str], bool]:
         """Return what tells whether an entry of the export was made of the one that is here."""

@@ -95,17 +95,17 @@ class PurgePlan(TimedPlan):
     files: int
     bytes: int
     still_needed: int
-    _sizes_bytes: Mapping[str, int] = field(repr=False, compare=False)
-    _planned: Mapping[str, int] = field(repr=False, compare=False)
+    sizes_bytes: Mapping[str, int] = field(repr=False, compare=False)
+    planned: Mapping[str, int] = field(repr=False, compare=False)
     _grace_ms: int | None = field(repr=False, compare=False)
-    _executor: Executor = field(repr=False, compare=False)
+    executor: Executor = field(repr=False, compare=False)
     _lake: Lakehouse = field(repr=False, compare=False)
 
     @property
     def digest(self) -> str:
         """Return ``<base version>-<time in ms>-<sha256>`` over the batches that are due and all files."""
         due = sorted((batch.id, batch.versions) for batch in self.batches if batch.is_due)
-        return timed_digest(self.base_version, self.now_ms, _OPERATION, due, sorted(self._sizes_bytes.items()))
+        return timed_digest(self.base_version, self.now_ms, _OPERATION, due, sorted(self.sizes_bytes.items()))
 
     @property
     def is_empty(self) -> bool:
@@ -131,7 +131,7 @@ class PurgePlan(TimedPlan):
 
     def made_at(self, lake: Lakehouse, base: Snapshot, now_ms: int) -> Self:
         """Return the plan with the same grace for another version and time."""
-        return type(self)(**vars(_plan(lake, base, now_ms, self._grace_ms, executor=self._executor)))
+        return type(self)(**vars(_plan(lake, base, now_ms, self._grace_ms, executor=self.executor)))
 
     def execute(
         self,
@@ -179,10 +179,10 @@ class _Purge:
             cost = self._metered.cost()
             return PurgeReport.of(left, version=None, still_needed=0, cost=cost, versions=self._plan.versions)
         mark.extend(self._lake.snapshot())
-        doomed = {path: size for path, size in self._plan._sizes_bytes.items() if path not in mark}
-        still_needed = len(self._plan._planned) - len(doomed)
+        doomed = {path: size for path, size in self._plan.sizes_bytes.items() if path not in mark}
+        still_needed = len(self._plan.planned) - len(doomed)
         if self._is_resumed:  # what is gone already would use up the budget, and count twice
-            standing = list_named(self._lake.storage, self._plan._executor, doomed)
+            standing = list_named(self._lake.storage, self._plan.executor, doomed)
             doomed = {info.path: doomed[info.path] for info in standing if info.path in doomed}
         deletion = delete_unreached(self._lake.storage, doomed, mark, self._held, self._spending, self._progress)
         still_needed += deletion.spared
@@ -200,8 +200,8 @@ class _Purge:
         with self._spending.planning(self._progress) as progress:
 
             def marked(base: Snapshot) -> Mark:
-                survey = survey_versions(self._lake, base, progress, executor=self._plan._executor)
-                return _marked(survey, self._versions, self._plan._planned, progress)
+                survey = survey_versions(self._lake, base, progress, executor=self._plan.executor)
+                return _marked(survey, self._versions, self._plan.planned, progress)
 
             mark = on_latest(self._lake, marked)
 
@@ -391,10 +391,10 @@ def _plan(
         files=len(doomed),
         bytes=sum(doomed.values()),
         still_needed=len(planned) - len(doomed),
-        _sizes_bytes=doomed,
-        _planned=planned,
+        sizes_bytes=doomed,
+        planned=planned,
         _grace_ms=grace_ms,
-        _executor=executor,
+        executor=executor,
         _lake=lake,
     )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from rich.table import Table
 
-from trinitylake_ops.errors import CommitConflictError, CommitOutcomeUnknownError, TrinityLakeError
+from trinitylake_ops.errors import CommitConflictError
 from trinitylake_ops.format.definitions import ExpirationState, TableDef
 from trinitylake_ops.maintenance.gc.trim_needs import TableTrim, candidates_of, trims_of
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
@@ -21,12 +21,10 @@ from trinitylake_ops.maintenance.plans.plan import Plan, digest_of
 from trinitylake_ops.maintenance.plans.retention import RetentionPolicy
 from trinitylake_ops.maintenance.reach.mark import CatalogReach, kept_roots
 from trinitylake_ops.maintenance.reach.survey import on_latest, survey_versions
-from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.maintenance.state.table_change import alter_tables, check_tables, discarded_on_failure
 from trinitylake_ops.tables.files.trimming import write_without_snapshots
 from trinitylake_ops.tables.io.file_io import writing_io
-from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.lakehouse import Lakehouse
-from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.versions.roots import check_no_gap
 from trinitylake_ops.versions.snapshot import Snapshot
 
@@ -50,7 +48,7 @@ class TrimPlan(Plan):
     unreadable: tuple[str, ...]
     unwritable: tuple[str, ...]
     _lake: Lakehouse = field(repr=False, compare=False)
-    _base: Snapshot = field(repr=False, compare=False)
+    base: Snapshot = field(repr=False, compare=False)
     _policy: RetentionPolicy | None = field(repr=False, compare=False)
     _only: tuple[str, ...] | None = field(repr=False, compare=False)
 
@@ -164,7 +162,7 @@ def _plan(lake: Lakehouse, base: Snapshot, policy: RetentionPolicy | None, only:
         unreadable=found.unreadable,
         unwritable=found.unwritable,
         _lake=lake,
-        _base=base,
+        base=base,
         _policy=policy,
         _only=only,
     )
@@ -197,54 +195,29 @@ def _within(
 
 def _commit(lake: Lakehouse, plan: TrimPlan, trims: Sequence[tuple[TableTrim, frozenset[int]]]) -> int:
     """Write the new metadata files and commit; raises CommitConflictError when the plan is out of date."""
-    written: list[str] = []
     message = f"{sum(len(dropped) for _, dropped in trims)} snapshots of {len(trims)} tables"
-    try:
-        with lake.transaction(message=message, operation=_OPERATION) as txn:
-            txn.require(lambda base: _check_settings(base, plan))
-            _check_tables(txn, [trim for trim, _ in trims])
-            _write(lake, txn, trims, written)
-    except CommitOutcomeUnknownError:
-        raise
-    except TrinityLakeError:
-        # Typed errors say that nothing was committed, so no version names these files.
-        discard(lake.storage, written)
-        raise
+    tables = [trim for trim, _ in trims]
+    dropped_of = {(trim.namespace, trim.table): dropped for trim, dropped in trims}
+    with (
+        discarded_on_failure(lake.storage) as written,
+        lake.transaction(message=message, operation=_OPERATION) as txn,
+    ):
+        base, io = txn.base, writing_io(lake)
+        txn.require(lambda latest: _check_settings(latest, plan))
+        check_tables(txn, tables, _OPERATION, remedy="; plan it again")
+
+        def write(trim: TableTrim) -> TableDef:
+            dropped = dropped_of[trim.namespace, trim.table]
+            return write_without_snapshots(base.table_at(trim.definition_location), io, dropped, written.append)
+
+        alter_tables(txn, lake.storage, tables, write)
     assert txn.committed_version is not None
     return txn.committed_version
 
 
-def _write(
-    lake: Lakehouse, txn: Transaction, trims: Sequence[tuple[TableTrim, frozenset[int]]], written: list[str]
-) -> None:
-    io = writing_io(lake)
-
-    def write(item: tuple[TableTrim, frozenset[int]]) -> TableDef:
-        trim, dropped = item
-        return write_without_snapshots(txn.base.table_at(trim.definition_location), io, dropped, written.append)
-
-    definitions = run_parallel(in_one_round(write), trims, lake.storage.concurrency)
-    for (trim, _), definition in zip(trims, definitions, strict=True):
-        txn.alter_table(trim.namespace, trim.table, definition)
-
-
-def _check_tables(txn: Transaction, trims: Sequence[TableTrim]) -> None:
-    changed = [
-        f"{trim.namespace}.{trim.table}"
-        for trim in trims
-        if txn.base.entry(txn.keys.table_key(trim.namespace, trim.table)) != trim.definition_location
-    ]
-    if changed:
-        raise CommitConflictError(
-            f"{len(changed)} tables changed since the trim was planned, such as {changed[0]}; plan it again",
-            conflicts=tuple(f"table {name}: changed since the plan" for name in changed),
-            latest_version=txn.base.version,
-        )
-
-
 def _check_settings(base: Snapshot, plan: TrimPlan) -> None:
     """Exports and expirations say what is kept, so the plan holds only while they are what they were."""
-    if base.definition_location != plan._base.definition_location:
+    if base.definition_location != plan.base.definition_location:
         raise CommitConflictError(
             f"version {base.version} changed what is kept since the trim was planned; plan it again",
             conflicts=("settings of the lakehouse: changed since the plan",),

@@ -11,18 +11,23 @@ import hashlib
 import json
 import re
 from abc import abstractmethod
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
 from trinitylake_ops.errors import FileMissingError, NotFoundError, PlanChangedError
-from trinitylake_ops.maintenance.plans.document import Document
+from trinitylake_ops.maintenance.plans.cost import Cost
+from trinitylake_ops.maintenance.plans.document import Document, new_table
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _DIGEST = re.compile(r"(\d{1,10})-(\d{1,15})-[0-9a-f]{64}", re.ASCII)
 
 
 class Plan(Document):
-    """Base of plans."""
+    """Base of plans: frozen dataclasses whose ``execute`` returns a report, which is a frozen dataclass, too."""
 
     base_version: int
 
@@ -30,6 +35,15 @@ class Plan(Document):
     @abstractmethod
     def digest(self) -> str:
         """Return ``<base version>-<sha256>`` of what the plan would do."""
+
+    @property
+    @abstractmethod
+    def is_empty(self) -> bool:
+        """Whether nothing would change."""
+
+    @abstractmethod
+    def execute(self) -> Document:
+        """Do what the plan says. Each kind takes an ``approved_digest`` and further options."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content as values of JSON, the digest included."""
@@ -42,6 +56,30 @@ class Plan(Document):
                 f"the approved plan {approved_digest!r} is not what would happen now with the options that are given,"
                 " which have to be those that it was made with: look at the plan again"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommitReport(Document):
+    """What one commit did: ``version`` has it, that of ``base_version`` where nothing was left to do.
+
+    ``changed`` counts the objects, or exports, that the plan named.
+    """
+
+    operation: str
+    base_version: int
+    version: int
+    changed: int
+    cost: Cost
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether there was something to do."""
+        return self.version != self.base_version
+
+    def table(self) -> Table:
+        """Return one row: what was done, the version, how much changed, and what it cost."""
+        row = (self.operation, self.version, self.changed, self.cost.total_requests, self.cost.duration_ms)
+        return new_table("Commit", "operation", "version", "changed", "requests", "ms", rows=[row])
 
 
 def digest_of(base_version: int, *content: object) -> str:

@@ -1,0 +1,114 @@
+"""What holds for every plan of the maintenance face, found by walking, so that a new one cannot be forgotten."""
+
+import ast
+import dataclasses
+import inspect
+import json
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.maintenance.aging import Aging, keeping
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.maintenance.plans.cost import Cost
+from trinitylake_ops.maintenance.plans.document import Document
+from trinitylake_ops.maintenance.plans.plan import Plan
+
+
+def _away(lake: Lakehouse, target: str) -> Plan:
+    maintenance.plan_export(lake, "away", "full", target=target).execute()
+    return maintenance.plan_restore(lake, "away")
+
+
+_PLANS = [
+    found
+    for name in maintenance.__all__
+    if inspect.isclass(found := getattr(maintenance, name)) and issubclass(found, Plan)
+]
+_MADE: dict[str, Callable[[Lakehouse, str], Plan]] = {
+    "CompactTablesPlan": lambda lake, _: maintenance.plan_compact_tables(lake),
+    "DropNamespacePlan": lambda lake, _: maintenance.plan_drop_namespace(lake, "n0", cascade=True),
+    "ExpirationPlan": lambda lake, _: maintenance.plan_expiration(lake, keeping(1)),
+    "ExportPlan": lambda lake, _: maintenance.plan_export(lake, "other"),
+    "OrphanPlan": lambda lake, _: maintenance.plan_orphan_removal(lake),
+    "PrunePlan": lambda lake, _: maintenance.plan_prune_exports(lake, "*", keeping(1)),
+    "PurgePlan": lambda lake, _: maintenance.plan_purge(lake),
+    "RelocationPlan": lambda lake, _: maintenance.plan_relocation(lake),
+    "RepairPlan": lambda lake, _: maintenance.plan_repair(lake),
+    "RestorePlan": _away,
+    "RollbackPlan": lambda lake, _: maintenance.plan_rollback(lake, 1),
+    "TrimPlan": lambda lake, _: maintenance.plan_trim_tables(lake, keeping(1)),
+}
+
+
+def test_every_plan_is_made_here() -> None:
+    assert sorted(_MADE) == sorted(plan.__name__ for plan in _PLANS)
+
+
+def _all_plans(base: type[Plan] = Plan) -> Iterator[type[Plan]]:
+    for plan in base.__subclasses__():
+        yield from (_all_plans(plan) if inspect.isabstract(plan) else [plan])
+
+
+def test_every_plan_is_in_the_face() -> None:
+    assert {plan.__name__ for plan in _all_plans()} == {plan.__name__ for plan in _PLANS}
+
+
+@pytest.mark.parametrize("plan", _PLANS, ids=lambda plan: plan.__name__)
+def test_execute_returns_a_frozen_report_with_its_cost(plan: type[Plan]) -> None:
+    assert not inspect.isabstract(plan)
+    assert plan.__dataclass_params__.frozen
+    report = typing.get_type_hints(plan.execute)["return"]
+    assert issubclass(report, Document)
+    assert report.__dataclass_params__.frozen
+    cost = next(field for field in dataclasses.fields(report) if field.name == "cost")
+    assert typing.get_type_hints(report)[cost.name] is Cost
+    assert "approved_digest" in inspect.signature(plan.execute).parameters
+
+
+@pytest.mark.parametrize("name", sorted(_MADE))
+def test_a_plan_is_shown_and_its_report_is(aging: Aging, tmp_path: Path, name: str) -> None:
+    plan = _MADE[name](aging.lake, str(tmp_path / "away"))
+    assert type(plan).__name__ == name
+    said = json.loads(json.dumps(plan.to_dict()))
+    assert said["digest"] == plan.digest
+    assert said["digest"].startswith(f"{plan.base_version}-")
+    assert isinstance(plan.is_empty, bool)
+    assert str(plan)
+    assert json.loads(plan.to_json()) == said
+    report = plan.execute()
+    assert json.loads(report.to_json())["cost"]["duration_ms"] >= 0
+    assert str(report)
+
+
+def _defined(tree: ast.AST) -> set[str]:
+    """Return the names of functions, fields and attributes that a class or module defines."""
+    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    annotated = [node.target for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)]
+    names |= {target.id for target in annotated if isinstance(target, ast.Name)}
+    return names | {
+        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+
+
+def _private_reads(path: Path) -> list[str]:
+    """Return reads of private attributes that the class around, or for functions the module, does not define."""
+    module = ast.parse(path.read_text())
+    return [
+        f"{path.name}:{node.lineno}: {ast.unparse(node)}"
+        for part in module.body
+        for node in ast.walk(part)
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and ast.unparse(node.value) not in ("self", "cls", "super()")
+        and node.attr not in _defined(part if isinstance(part, ast.ClassDef) else module)
+    ]
+
+
+def test_no_private_field_is_read_of_another_class() -> None:
+    modules = sorted(Path(str(maintenance.__file__)).parent.rglob("*.py"))
+    assert modules
+    assert [found for path in modules for found in _private_reads(path)] == []
