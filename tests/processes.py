@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -44,7 +45,9 @@ def fork(work: Callable[[Callable[[str], None]], None], *, time_limit_seconds: i
     status = 1
     try:
         os.close(reports)
-        signal.alarm(time_limit_seconds)  # whatever happens, no child outlives its test by long
+        # Whatever happens, no child outlives its test by long; its tracebacks tell where it hung.
+        faulthandler.dump_traceback_later(max(1, time_limit_seconds - 5), file=sys.__stderr__)
+        signal.alarm(time_limit_seconds)
         work(lambda line: _write_line(pipe, line))
         status = 0
     except BaseException:  # noqa: BLE001 - a child must never run on into pytest

@@ -12,7 +12,6 @@ import sys
 import time
 import urllib.request
 from collections import Counter
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from rich.filesize import decimal
 
 from tests.lakes import check_lake
 from trinitylake_ops import Lakehouse
+from trinitylake_ops.cached_attribute import cached_attribute
 from trinitylake_ops.demo.assets import INITIAL_JOB, MONTHLY_JOB
 
 # A year of data in one test of the soak, a month of it in a test run.
@@ -54,7 +54,7 @@ class FinishedDemo:
         command = [sys.executable, "-m", "trinitylake_ops.cli", "--root", self.root, *arguments, "--json"]
         return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
-    @cached_property
+    @cached_attribute
     def log(self) -> list[dict[str, Any]]:
         """What the command of that name says, the newest version first."""
         entries: list[dict[str, Any]] = self.trinitylake("log")

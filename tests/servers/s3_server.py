@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from trinitylake_ops.cached_attribute import cached_attribute
 
 ACCESS_KEY_ID = "tests-access-key"
 SECRET_ACCESS_KEY = "tests-secret-key"
@@ -44,7 +45,7 @@ class S3Server:
         """Return the root URI of a prefix that nobody used before."""
         return f"s3://{self.bucket}/{uuid.uuid4().hex}/{name}/"
 
-    @cached_property
+    @cached_attribute
     def client(self) -> Any:
         """An independent client (boto3) with the rights of the bucket's owner."""
         import boto3

@@ -138,6 +138,8 @@ def simulate(
             wrong = [f"the lakehouse cannot be read: {type(error).__name__}: {error}"]
         except AssertionError as error:
             wrong = [f"{type(error).__name__}: {error}"]
+        finally:
+            world.end()
     return Outcome(seed, wrong, world.log, world.injected, scenario.happened)
 
 

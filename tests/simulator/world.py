@@ -199,6 +199,13 @@ class World:
         while self._on_their_way:
             self._let_arrive(0)
 
+    def end(self) -> None:
+        """End all threads that are left: one that is collected later may end inside another test."""
+        while self._threads:
+            thread = self._threads.pop()
+            thread.process.storage.is_dead = True
+            thread.body.throw(greenlet.GreenletExit)
+
     def is_simulated_here(self) -> bool:
         """Whether the caller is a simulated thread, and not the test itself, or a thread of a library."""
         return greenlet.getcurrent().parent is not None

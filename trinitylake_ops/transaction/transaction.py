@@ -5,12 +5,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
 
+from trinitylake_ops.cached_attribute import cached_attribute
 from trinitylake_ops.errors import (
     ConflictError,
     CorruptFileError,
@@ -119,7 +119,7 @@ class Transaction(CatalogReader):
         with reading_bases(self.base):
             return self.base.definition
 
-    @cached_property
+    @cached_attribute
     def keys(self) -> KeyCodec:
         """The encoding of this lakehouse's keys, which is fixed at its creation."""
         return self.base.keys

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
 
 import pyarrow as pa
 
+from trinitylake_ops.cached_attribute import cached_attribute
 from trinitylake_ops.errors import (
     CorruptFileError,
     FileMissingError,
@@ -99,7 +99,7 @@ class CatalogReader(ABC):
     def table_at(self, location: str) -> TableDef:
         """Return the table definition at a location. Raises CorruptFileError, StorageError."""
 
-    @cached_property
+    @cached_attribute
     def keys(self) -> KeyCodec:
         """The encoding of this lakehouse's keys."""
         definition = self.definition
@@ -197,13 +197,13 @@ class Snapshot(CatalogReader):
                 "the root names no lakehouse definition", path=self.location, version=self.version
             ) from None
 
-    @cached_property
+    @cached_attribute
     def definition(self) -> LakehouseDef:
         """The lakehouse definition of this version."""
         with self.reading():
             return self.files.definitions.lakehouse(self.definition_location)
 
-    @cached_property
+    @cached_attribute
     def limits(self) -> TreeLimits:
         """The limits of this lakehouse's nodes."""
         return TreeLimits.of(self.definition)

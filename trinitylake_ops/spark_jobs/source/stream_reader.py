@@ -12,13 +12,13 @@ import json
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from trinitylake_ops.cached_attribute import cached_attribute
 from trinitylake_ops.errors import InvalidInputError, VersionExpiredError
 from trinitylake_ops.spark_jobs.source.stream_options import LATEST, StreamOptions
 
@@ -74,7 +74,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Tasks need what a partition holds and nothing else.
         return {"_schema": self._schema}
 
-    @cached_property
+    @cached_attribute
     def _lake(self) -> Lakehouse:
         return self._lakehouse.open()
 
@@ -118,7 +118,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         batches: Iterator[pa.RecordBatch] = pickle.loads(partition.value).batches(self._schema)
         return batches
 
-    @cached_property
+    @cached_attribute
     def _marks(self) -> Offset:
         """What every offset of this stream holds; those in checkpoints of earlier releases do not."""
         return {_LAKEHOUSE: self._lake.snapshot().definition.id, _OF: self._followed.kind}

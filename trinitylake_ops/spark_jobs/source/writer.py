@@ -10,7 +10,6 @@ import pickle
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.expressions import BooleanExpression
@@ -19,6 +18,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from trinitylake_ops.cached_attribute import cached_attribute
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
 from trinitylake_ops.spark_jobs.source.options import OPTIONS, ROOT, SourceOptions
 from trinitylake_ops.spark_jobs.source.stream_options import WRITE_OPTIONS, WriteOptions
@@ -178,7 +178,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         # What goes to the tasks is planned now; the helper that commits is sent no writer, and plans nothing.
         return {"_pickled_plan": self._pickled_plan}
 
-    @cached_property
+    @cached_attribute
     def _pickled_plan(self) -> bytes:
         plan = self._target.plan(self._target.open(), self._schema)
         return pickle.dumps(replace(plan, metadata=without_history(plan.metadata)))

@@ -6,13 +6,13 @@ So whoever stands between sees all bytes of a file at once, and can tell whether
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 
 from pyiceberg.io import InputStream
 from pyiceberg.manifest import ManifestEntryStatus, ManifestFile
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
+from trinitylake_ops.cached_attribute import cached_attribute
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.storage import Storage
@@ -103,7 +103,7 @@ class TableFiles:
         """The names of properties that name code in the metadata file, none where it was not read."""
         return self._loaded.naming_code if "_loaded" in self.__dict__ else ()
 
-    @cached_property
+    @cached_attribute
     def _loaded(self) -> LoadedMetadata:
         return load_table_metadata(self._definition, self._io)
 
@@ -116,7 +116,7 @@ class TableFiles:
         lists = [TableFile(FileKind.MANIFEST_LIST, location) for location in self._snapshots]
         return [*statistics_of(self._metadata, self._io), *lists]
 
-    @cached_property
+    @cached_attribute
     def _snapshots(self) -> dict[str, Snapshot]:
         if any(isinstance(snapshot, InlineSnapshot) for snapshot in self._metadata.snapshots):
             raise CorruptFileError(
@@ -129,6 +129,7 @@ class TableFiles:
 
     def in_lists(self, locations: Sequence[str]) -> list[list[TableFile]]:
         """Return the manifests that manifest lists name, list by list, read in parallel."""
+        _ = self._snapshots  # read once, before the threads ask for it
         return run_parallel(self._in_list, locations, self._io.storage.concurrency)
 
     def _in_list(self, location: str) -> list[TableFile]:
