@@ -1,4 +1,4 @@
-"""Every file that a version of a table reaches (docs/protocol.md, "What is kept, what is reachable")."""
+"""Every file that a version of a table reaches (docs/protocol.md, "What is kept, what may be deleted")."""
 
 from __future__ import annotations
 
