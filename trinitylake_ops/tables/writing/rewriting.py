@@ -55,9 +55,9 @@ _LARGEST_SHARE = 1.4
 class RewriteRules:
     """The options that say which files are worth writing anew.
 
-    ``target_file_size_bytes`` None means the table's own property, else the default. A group needs ``min_input_files``, or
-    else two that fill a file of the target. With ``repartition`` all files of older partition specs are written by the
-    current one, whatever their size.
+    ``target_file_size_bytes`` None means the table's own property, else the default. A group needs ``min_input_files``,
+    or else two that fill a file of the target. With ``repartition`` all files of older partition specs are written by
+    the current one, whatever their size.
     """
 
     target_file_size_bytes: int | None = None
