@@ -41,8 +41,8 @@ def register_table(
     """Register an existing Iceberg table by its METADATA_LOCATION, or all tables of a catalog.
 
     Nothing is copied, and the lakehouse never deletes a file of a registered table. The namespace of a single table
-    must exist. Those of a catalog are created. A nested one is named by all its names, joined by dots. Tables that are
-    already registered with the same metadata are skipped.
+    must exist. The namespaces of a catalog are created. A nested one is named by all its names, joined by dots. Tables
+    that are already registered with the same metadata are skipped.
 
     Example: trinitylake register-table sales.orders s3://bucket/orders/metadata/00007-6f1b.metadata.json
     """
