@@ -109,7 +109,7 @@ class ConflictError(TrinityLakeError):
 
 
 class LakehouseExistsError(ConflictError):
-    """A lakehouse already stands at the root."""
+    """There is a lakehouse at the root already."""
 
 
 class ObjectExistsError(ConflictError):
@@ -127,8 +127,8 @@ class ExportExistsError(ConflictError):
 class CommitConflictError(ConflictError):
     """A concurrent commit changed something this transaction wrote or relied on.
 
-    ``conflicts`` holds one line per conflict (key, what we did, what they did);
-    ``base_version`` and ``latest_version`` the two sides.
+    ``conflicts`` holds one line per conflict (key, what we did, what they did). ``base_version`` and ``latest_version``
+    are the two sides.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class PlanChangedError(ConflictError):
 
 
 class MaintenanceBlockedError(ConflictError):
-    """Something that deletes must not run now: another operation holds the lease, or has to be run first."""
+    """An operation that deletes must not run now: another one holds the lease, or has to run first."""
 
 
 class NotFoundError(TrinityLakeError):
@@ -214,7 +214,7 @@ class JavaNotFoundError(NotFoundError):
 
 
 class JobFailedError(TrinityLakeError):
-    """A Spark job failed, for a reason that is none of the others; nothing was published."""
+    """A Spark job failed for a reason that has no error of its own. Nothing was published."""
 
 
 class StorageError(TrinityLakeError):
@@ -232,11 +232,11 @@ class FileExistsAlreadyError(StorageError):
 
 
 class StoragePermissionError(StorageError):
-    """Not allowed to do that there; check the modes or credentials."""
+    """The storage does not permit the request; check the modes or credentials."""
 
 
 class LocationNotAllowedError(StoragePermissionError, PermissionError):
-    """A file of the lakehouse names a place that may not be read, or written: no request was sent there."""
+    """A file of the lakehouse names a place that may not be read or written. No request was sent there."""
 
 
 class StorageFullError(StorageError):

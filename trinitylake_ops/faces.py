@@ -1,4 +1,4 @@
-"""Public faces of packages: each name is imported on first use, so that nobody loads what is not needed."""
+"""Public faces of packages. Each name is imported on first use, so that no program loads what it does not need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def lazy_face(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package that offers names of its modules.
 
-    ``modules`` gives the names by module, relative to the package; a module that is offered itself has none.
+    ``modules`` lists the names of each module, relative to the package. A module that is offered itself has none.
     """
     module_of = {name: module for module, names in modules.items() for name in names}
     offered = sorted([*module_of, *(module for module, names in modules.items() if not names)])

@@ -26,7 +26,7 @@ EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 
 
-#: The module and the short help of each command: a module is loaded once a command of its is called.
+#: The module and the short help of each command. A module is loaded once one of its commands is called.
 _COMMANDS: Mapping[str, tuple[str, str]] = {
     "compact": ("change", "Flush buffers and merge thin nodes."),
     "compact-tables": ("change", "Plan or do the merge of small data files."),
@@ -140,7 +140,7 @@ def trinitylake(
 ) -> None:
     """Look at and operate a TrinityLake lakehouse.
 
-    Commands that drop, roll back or free space print their plan and do nothing until they are given --apply
+    Commands that drop, roll back or free space print their plan and do nothing. They act when they are given --apply
     with the plan's digest, or --yes. With --json a command prints one JSON document on standard output.
     """
     if allowed_roots:
@@ -155,13 +155,14 @@ def main() -> None:
 
 
 def run() -> int:
-    """Run the command line and return the exit code; every error is one line on standard error."""
+    """Run the command line and return the exit code. Every error is one line on standard error."""
     held = _held_warnings()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names hold more than some terminals can show
+            # names may contain characters that some terminals cannot show
+            stream.reconfigure(errors="backslashreplace")
     try:
-        # Not its `main`, which would end the process by itself where the reader of our output is gone.
+        # Its `main` is not used, as it would end the process when the reader of our output is gone.
         with trinitylake.make_context("trinitylake", sys.argv[1:]) as context:
             trinitylake.invoke(context)
         code = 0
@@ -194,7 +195,7 @@ def run() -> int:
 
 
 def _held_warnings() -> MemoryHandler:
-    """Keep warnings until a command ends well: after an error, its one line says what matters."""
+    """Keep warnings until a command ends well. After an error, its one line says what matters."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(SaidFormatter("%(levelname)s: %(message)s"))
     held = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL + 1, target=handler, flushOnClose=False)
@@ -204,13 +205,13 @@ def _held_warnings() -> MemoryHandler:
 
 
 def _without_reader() -> int:
-    """As with `| head`: nothing is left to say, and nothing went wrong."""
+    """The reader of the output is gone, as with `| head`. This is no error."""
     _mute_output()
     return 0
 
 
 def _mute_output() -> None:
-    """Let what is still in the buffer of standard output go nowhere, or Python would fail on it at exit."""
+    """Drop the rest of the buffer of standard output, or Python would fail on it at exit."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

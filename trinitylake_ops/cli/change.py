@@ -67,9 +67,8 @@ def create_namespace(session: Session, namespace: str, properties: tuple[str, ..
 def resolve_commit(session: Session, version: int, commit_id: str, fence: bool, as_json: bool) -> None:
     """Say whether a commit that ended without an answer took place: committed, lost or undecided.
 
-    VERSION and COMMIT_ID are those that its error named. Undecided means that a request still on
-    its way may create the version; with --fence it no longer can, and the answer is final.
-    Exit code 0 when it was committed, 1 when not.
+    VERSION and COMMIT_ID are those that its error named. Undecided means that a request still on its way may create the
+    version. With --fence it no longer can, and the answer is final. Exit code 0 when it was committed, 1 when not.
 
     Example: trinitylake resolve-commit 12 6f1b1c1e-5f0a-4c53-8a6e-1f0e8a7f6b2d --fence
     """
@@ -127,7 +126,7 @@ def rollback(
 ) -> None:
     """Go back to the content of version or export TO; without --apply or --yes, print what would change.
 
-    The rollback is a new version. Those in between stay readable, so it can be undone the same way.
+    The rollback is a new version. The versions in between stay readable, so it can be undone the same way.
 
     Example: trinitylake rollback 11 --table sales.orders
     """
@@ -168,8 +167,8 @@ def hint(session: Session, repair: bool, as_json: bool) -> None:
 def compact(session: Session, message: str | None, as_json: bool) -> None:
     """Flush all buffers of the tree down and merge thin nodes, as a version of its own.
 
-    No namespace and no table changes. A tree in order is left alone: then nothing is committed. Reads all
-    nodes, before and after; worth it when tree shows thin nodes or many messages.
+    No namespace and no table changes. A tree in order is left alone, and nothing is committed. The command reads all
+    nodes, before and after. Use it when tree shows thin nodes or many messages.
 
     Example: trinitylake compact
     """
@@ -209,9 +208,9 @@ def compact_tables(
 ) -> None:
     """Write small data files of managed Iceberg tables anew as fewer; without --apply or --yes, print which.
 
-    Files of one partition below three quarters of the target are put together, where they are enough. It is one new
-    version for all tables, or for those that are named; no row changes, and older versions read the old files. Commits
-    of others in between stay. Give the same options again with --apply.
+    Files of one partition below three quarters of the target are merged, if there are enough of them. The result is one
+    new version for all tables, or for the named ones. No row changes, and older versions read the old files. Commits of
+    others in between are kept. Give the same options again with --apply.
 
     Example: trinitylake compact-tables sales.orders --spark 'local[4]'
     """
@@ -232,7 +231,7 @@ def compact_tables(
 
 @contextmanager
 def group_writer(master: str | None) -> Iterator[GroupWriter]:
-    """Give what writes groups of data files: this process, or Spark at a master."""
+    """Return the writer of groups of data files: this process, or Spark at a master."""
     from trinitylake_ops.tables.writing.rewriting import rewrite_here
 
     if master is None:
@@ -263,11 +262,11 @@ def verify(
     as_json: bool,
     **limits: Any,
 ) -> None:
-    """Check all versions and every file they reach; exit code 1 when an error is found, or a limit ended it early.
+    """Check all versions and every file that they reach. Exit code 1 when there is an error, or a limit ended it early.
 
-    Warnings, such as a stale hint, are printed and do not count. With --incremental the next run goes on where a
-    limit ended this one: what was read once and is shown unchanged by the listing is not read again, while that
-    all files are there, with their sizes, is looked at each time. Spark reads all first and takes no limits.
+    Warnings, such as a stale hint, are printed and do not count. With --incremental the next run goes on where a limit
+    ended this one. A file that was read once is not read again if the listing shows it unchanged. Each run still checks
+    that all files are there, with their sizes. With Spark all files are read first, without limits.
 
     Example: trinitylake verify --incremental --max-seconds 600 --html verify.html
     """
@@ -285,7 +284,7 @@ def verify(
         print_shown(report, as_json)
     finally:
         if html is not None:
-            from trinitylake_ops.pages import verification_page  # with what draws it
+            from trinitylake_ops.pages import verification_page  # with the code that draws it
 
             page_written(html, verification_page(report, lake.storage.now_ms()))
     if not report.is_clean or not report.is_complete:
@@ -303,11 +302,11 @@ def verify(
 @json_option
 @pass_session
 def repair(session: Session, to_last_good: bool, deep: bool, digest: str | None, yes: bool, as_json: bool) -> None:
-    """Verify, and put right what is safe; without --apply or --yes, print what would be done.
+    """Verify, and repair what can be repaired safely; without --apply or --yes, print what would be done.
 
-    Repair sets the hint, reconciles what another program did to the settings, forgets exports whose roots are gone
-    and, with --to-last-good, goes back to what is whole. All of it are new commits, but for the hint: nothing is
-    deleted. What it leaves is listed with what you can do; exit code 1 when errors are among that after it. Give
+    Repair sets the hint, reconciles the changes of another program to the settings, and forgets exports whose roots are
+    gone. With --to-last-good it goes back to what is whole. All repairs are new commits, except the hint: nothing is
+    deleted. Findings that are left are listed with what you can do. Exit code 1 when errors are among them. Give
     --to-last-good and --deep again with --apply.
 
     Example: trinitylake repair --to-last-good
@@ -328,9 +327,9 @@ def repair(session: Session, to_last_good: bool, deep: bool, digest: str | None,
 def relocate(session: Session, digest: str | None, yes: bool, as_json: bool) -> None:
     """Write the tables' metadata for the place where the lakehouse is; without --apply or --yes, print which.
 
-    For a lakehouse whose files were copied or moved: the files of its Iceberg tables hold full URIs, which name
-    the place where it stood before. It reads them at its own place all the same; other engines do not. No data
-    file is copied, and it is one new version for all tables.
+    This is for a lakehouse whose files were copied or moved. The files of its Iceberg tables hold full URIs, which name
+    the former place. The lakehouse reads them at its own place all the same; other engines do not. No data file is
+    copied, and the result is one new version for all tables.
 
     Example: trinitylake relocate
     """

@@ -1,4 +1,4 @@
-"""What commands share: the lakehouse they work on, options, and how results are printed."""
+"""The common parts of commands: the lakehouse that they work on, options, and how results are printed."""
 
 from __future__ import annotations
 
@@ -89,7 +89,10 @@ def storage_options_of(context: click.Context, option: click.Parameter, texts: t
 
 
 def target_options_of(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> StorageOptions | None:
-    """Return the options of another storage, None where none was given. Raises UsageError as the other one does."""
+    """Return the options of another storage, None if none was given.
+
+    Raises UsageError without values, as for the lakehouse's own storage.
+    """
     return StorageOptions(_given_options(option, texts)) if texts else None
 
 
@@ -109,7 +112,7 @@ def json_option(command: C) -> C:
 
 
 def html_option(command: C) -> C:
-    """Add ``--html`` to a command, as the argument ``html``: a file that can be written, as it seems at the start."""
+    """Add ``--html`` to a command, as the argument ``html``. It is a file that looks writable at the start."""
     what = "Also write a page to this file: a headline, a drawing, tables; it needs nothing but itself."
     option = click.option("--html", metavar="FILE", type=click.Path(path_type=Path), callback=_page_path, help=what)
     return option(command)
@@ -119,7 +122,7 @@ def _page_path(context: click.Context, option: click.Parameter, path: Path | Non
     if path is not None and not context.resilient_parsing:
         from trinitylake_ops.pages import check_page_path
 
-        check_page_path(path)  # before a long look at the lakehouse
+        check_page_path(path)  # checked before a long read of the lakehouse
     return path
 
 
@@ -146,7 +149,10 @@ def approval_options(command: C) -> C:
 
 
 def limit_options(requests: str, seconds: str) -> Callable[[C], C]:
-    """Add ``--max-requests`` and ``--max-seconds``, as the keyword arguments of Budget, with what each of them does."""
+    """Add ``--max-requests`` and ``--max-seconds``, as the keyword arguments of Budget.
+
+    ``requests`` and ``seconds`` are their help.
+    """
 
     def add(command: C) -> C:
         positive = Number(0, 1_000_000, min_open=True)
@@ -169,7 +175,7 @@ class Number(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
-        if not math.isfinite(number):  # nan is in any range
+        if not math.isfinite(number):  # nan passes any range check
             self.fail(f"{value!r} is not a finite number", param, ctx)
         return number
 
@@ -218,7 +224,7 @@ class Shown(Protocol):
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document, in ASCII: any terminal shows it, and none obeys what a name holds."""
+    """Print one JSON document, in ASCII: any terminal shows it, and no name can control the terminal."""
     click.echo(json.dumps(jsonable(value), indent=1))
 
 
@@ -233,7 +239,7 @@ def print_line(text: str) -> None:
 
 
 def print_table(table: Table) -> None:
-    """Print a table: as wide as the terminal, and not cut where there is none."""
+    """Print a table, as wide as the terminal. Without a terminal nothing is cut."""
     from rich.console import Console
 
     console = Console()
@@ -258,7 +264,7 @@ def print_plan(plan: Plan, as_json: bool, *, is_empty: bool = False) -> None:
 
 
 def print_outcome(plan: Plan, report: Shown | None, as_json: bool, *, is_empty: bool, is_complete: bool = True) -> None:
-    """Print the report of a plan that was executed, or the plan; exit with 1 where something is left to do."""
+    """Print the report of an executed plan, or the plan. Exit with 1 if something is left to do."""
     if report is None:
         print_plan(plan, as_json, is_empty=is_empty)
         return
@@ -269,7 +275,7 @@ def print_outcome(plan: Plan, report: Shown | None, as_json: bool, *, is_empty: 
 
 @contextmanager
 def shown_progress(what: str | None = None) -> Iterator[Callable[[str, int, int], None]]:
-    """Show on a terminal's standard error what is being done, as a bar for each thing that is counted.
+    """Show progress on a terminal's standard error, with a bar for each count.
 
     ``what`` is shown from the start, for operations that count nothing.
     """

@@ -1,4 +1,4 @@
-"""Who carries out the bulk of a command's requests: ``--engine`` and what goes with it."""
+"""The engine for the bulk of a command's requests: ``--engine`` and its other options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 
 #: Set by ``spark-submit`` for the program that it starts.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
-# Where a command keeps options of Spark until the engine itself is looked at.
+# The place where a command keeps options of Spark until it uses the engine.
 _GIVEN = f"{__name__}.given"
 
 
@@ -30,7 +30,7 @@ class Engine:
 
     @contextmanager
     def executor(self) -> Iterator[Executor]:
-        """Give the executor for a block; a Spark session starts with it and stops at its end, however that comes.
+        """Provide the executor for a block. A Spark session starts with it and stops at its end, even after an error.
 
         Raises UsageError for options of Spark with another engine, JavaNotFoundError, JobFailedError.
         """
@@ -43,7 +43,7 @@ class Engine:
             return
         if self.master is not None and self.remote is not None:
             raise click.UsageError("--spark-master and --spark-remote exclude each other")
-        # Spark takes a second to load, which no other command should cost.
+        # Spark takes a second to load, which other commands should not pay for.
         from trinitylake_ops.spark_jobs.executor import spark_executor
         from trinitylake_ops.spark_jobs.session import DEFAULT_MASTER
 

@@ -1,4 +1,7 @@
-"""Where the process begins: signals and failing streams end it tidily from the first moment, before Arrow loads."""
+"""The beginning of the process.
+
+From the first moment, before Arrow loads, signals and failing streams end it tidily.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _STDERR = 2
 
 def main() -> NoReturn:
     """Run the command line, and end the process with its exit code."""
-    # While modules load nothing is open that would have to be closed, and some of them lose an exception.
+    # While modules load, nothing is open that must be closed. Some of them would lose an exception.
     signal.signal(signal.SIGINT, _leave)
     signal.signal(signal.SIGTERM, _leave)
     _open_missing_streams()
@@ -32,22 +35,22 @@ def main() -> NoReturn:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         code = run()
-    except Terminated:  # between what `run` catches
+    except Terminated:  # raised outside the block that `run` guards
         code = _exit_code(signal.SIGTERM)
     except KeyboardInterrupt:
         code = _exit_code(signal.SIGINT)
-    # Python waits for threads of ours when it exits; whoever does not want to wait for them gets out.
+    # Python waits for our threads when it exits. A user who interrupts again need not wait for them.
     signal.signal(signal.SIGINT, _leave)
     signal.signal(signal.SIGTERM, _leave)
     try:
         sys.stdout.flush()
-    except (OSError, ValueError):  # said by now; at exit it would become another code and a traceback
+    except (OSError, ValueError):  # the error was printed; at exit it would become another code and a traceback
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(code)
 
 
 class _Forgiving(io.BufferedIOBase):
-    """Standard error, which loses what it cannot write: that nobody listens is no failure of a command."""
+    """Standard error that drops text that it cannot write: a missing reader is no failure of a command."""
 
     def writable(self) -> bool:
         return True
@@ -84,9 +87,9 @@ def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _open_missing_streams() -> None:
-    """Put what gives and takes nothing in the place of streams that are closed.
+    """Replace closed streams by empty ones.
 
-    Else the next file that is opened gets their number, and what is printed goes into it.
+    Otherwise the next file that is opened gets their number, and printed text goes into it.
     """
     for number, mode in ((0, os.O_RDONLY), (1, os.O_WRONLY), (_STDERR, os.O_WRONLY)):
         try:

@@ -71,9 +71,9 @@ def export(
 ) -> None:
     """Keep a version under a name, or finish an export that was cut off.
 
-    The level minimal copies the root node only, partial all nodes and, with --definitions, these; what they
-    point to stays where it is, and is kept from expiring. The level full copies everything, with the files of
-    managed tables, and needs nothing of the source afterwards.
+    The level minimal copies the root node only. The level partial copies all nodes and, with --definitions, these.
+    Files that are not copied stay in place and are kept from expiring. The level full copies everything, with the files
+    of managed tables. Such an export no longer needs the source.
 
     With --target the export is a lakehouse at another root. The next export with the same target, level and
     namespaces adds a version there and copies only what is new.
@@ -125,9 +125,9 @@ def exports(session: Session, as_json: bool) -> None:
 def verify_export(
     session: Session, name: str, deep: bool, target_options: StorageOptions | None, as_json: bool
 ) -> None:
-    """Say whether all files of an export are there and as they were; exit code 1 when not.
+    """Say whether all files of an export are present and unchanged. Exit code 1 if not.
 
-    Of one at another root these are all that its version needs there, also what earlier exports copied.
+    For an export at another root, these are all files that its version needs there, also copies of earlier exports.
 
     Example: trinitylake verify-export nightly-0412 --deep
     """
@@ -145,10 +145,10 @@ def verify_export(
 @json_option
 @pass_session
 def drop_export(session: Session, name: str, as_json: bool) -> None:
-    """Forget an export and delete its root; its version can expire from then on.
+    """Forget an export and delete its root. Its version can expire from then on.
 
-    Its other copies go with the next removal of orphans, unless a version that it was restored to needs them. An
-    export at another root stays there; a minimal or partial one loses the files that it still reads from here.
+    The next removal of orphans deletes its other copies, unless a version that it was restored to needs them. An export
+    at another root stays there. A minimal or partial one loses the files that it still reads from here.
 
     Example: trinitylake drop-export before-migration
     """
@@ -182,7 +182,7 @@ def restore(
 ) -> None:
     """Bring back what an export holds, as a new version; without --apply or --yes, print what would change.
 
-    From another root, what is missing or was changed here is copied back. An export of some namespaces brings
+    From another root, objects that are missing or was changed here is copied back. An export of some namespaces brings
     back only these.
 
     Example: trinitylake restore nightly-0412 --table sales.orders
@@ -218,7 +218,7 @@ def prune_exports(
 ) -> None:
     """Drop old exports whose names match PATTERN; without --apply or --yes, print which ones and why.
 
-    An export is kept when any rule keeps it, by the time when it was made; the newest one always is. Without a
+    An export is kept when any rule keeps it, by the time when it was made. The newest one is always kept. Without a
     rule nothing is dropped.
 
     Example: trinitylake prune-exports 'nightly-*' --keep-daily 7 --keep-weekly 4

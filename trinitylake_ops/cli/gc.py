@@ -1,4 +1,4 @@
-"""Commands that free space: trim, expire, purge, orphans, and what undoes or unblocks them."""
+"""Commands that free space (trim, expire, purge, orphans), and commands that undo or unblock them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _RULES = (
 
 
 def policy_options(command: C) -> C:
-    """Add the rules of retention to a command, as keyword arguments, None where one is not given."""
+    """Add the rules of retention to a command, as keyword arguments. An argument is None if its rule is not given."""
     for name, _, what in reversed(_RULES):
         command = click.option("--" + name.replace("_", "-"), name, type=_NUMBER, metavar="N", help=what)(command)
     return click.option(
@@ -54,7 +54,7 @@ def policy_options(command: C) -> C:
 
 
 def _policy(lake: Lakehouse, max_age: timedelta | None, **given: int | None) -> RetentionPolicy | None:
-    """Return the lakehouse's settings with the rules that were given in their place, None where none was."""
+    """Return the lakehouse's settings with the given rules in their place, None if no rule was given."""
     numbers = ((setting, given[name]) for name, setting, _ in _RULES)
     rules: dict[str, Any] = {setting: number for setting, number in numbers if number is not None}
     if max_age is not None:
@@ -81,12 +81,12 @@ def expire(
 ) -> None:
     """Let old versions expire; without --apply or --yes, print which ones and why.
 
-    Nothing is deleted yet: from then on nobody opens these versions, and a later purge frees what only
+    Nothing is deleted yet. From then on nobody can open these versions, and a later purge frees the files that only
     they need. Until that purge begins, undelete brings them back.
 
-    A version is kept when any rule keeps it. A rule that is given takes the place of the lakehouse's own for
-    this run; give the same ones with --apply. In any case kept are the latest version, what an export
-    needs, and what was superseded less than the txn_ttl_millis of the lakehouse and 5 minutes ago.
+    A version is kept when any rule keeps it. A given rule replaces the lakehouse's own for this run. Give the same ones
+    with --apply. The latest version, and versions that an export needs, are always kept. So are versions that were
+    superseded less than the txn_ttl_millis of the lakehouse and 5 minutes ago.
 
     Example: trinitylake expire --max-age 30d --keep-monthly 12
     """
@@ -98,7 +98,7 @@ def expire(
         print_outcome(plan, report, as_json, is_empty=plan.is_empty)
     finally:
         if html is not None:
-            from trinitylake_ops.pages import expiration_page  # with what draws it
+            from trinitylake_ops.pages import expiration_page  # with the code that draws it
 
             page_written(html, expiration_page(plan, report))
 
@@ -114,13 +114,12 @@ def trim(
 ) -> None:
     """Drop the Iceberg snapshots of managed tables that no kept version needs; without --apply or --yes, print them.
 
-    The metadata of an Iceberg table lists all its snapshots, so that the latest version needs the files of
-    all of them: expiring versions alone frees no data. A trim deletes no file. It is one new version for all
-    tables, or for those that are named; older versions read as before, and the files of the dropped snapshots
-    go when all versions from before the trim are expired and purged. Snapshots that a branch or a tag
-    names stay.
+    The metadata of an Iceberg table lists all its snapshots. So the latest version needs the files of all of them, and
+    expiring versions alone frees no data. A trim deletes no file. The result is one new version for all tables, or for
+    the named ones. Older versions read as before. The files of the dropped snapshots are freed when all versions from
+    before the trim are expired and purged. Snapshots that a branch or a tag names stay.
 
-    The rules say which versions are kept, as those of expire do: give both commands the same ones.
+    The rules say which versions are kept, as those of expire do. Give both commands the same ones.
 
     Example: trinitylake trim sales.orders
     """
@@ -144,8 +143,8 @@ def trim(
 def undelete(session: Session, versions: str, as_json: bool) -> None:
     """Bring expired VERSIONS back, such as 3-90,95, byte for byte.
 
-    That is possible until their purge begins. The next expiry lets them go again, unless an export needs
-    them or a setting keeps them.
+    This is possible until their purge begins. The next expiry expires them again, unless an export needs them or a
+    setting keeps them.
 
     Example: trinitylake undelete 3-90,95
     """
@@ -191,13 +190,13 @@ def purge(
 ) -> None:
     """Delete the files that only expired versions need; without --apply or --yes, print how many and when.
 
-    From its begin on, nothing brings these versions back. Deleted is what the plans of their expiry list and
-    nothing reaches by now: nodes, definitions, and files of managed tables in their own places. Never
-    deleted are files of external, federated or registered tables, nor any that no plan lists.
+    Once it has begun, nothing brings these versions back. It deletes files that the plans of their expiry list and that
+    nothing reaches by now. These are nodes, definitions, and files of managed tables in their own places. It never
+    deletes files of external, federated or registered tables, or files that no plan lists.
 
-    A purge that was cut off, or stopped by a limit, goes on where it was by running it again. Exit code 1
-    when files are left, because of a limit or as the storage refused: the report says which and why.
-    Give --grace again with --apply.
+    A purge that was cut off, or stopped by a limit, goes on when you run it again. Exit code 1 when files are left,
+    because of a limit or because the storage refused. The report says which files and why. Give --grace again with
+    --apply.
 
     Example: trinitylake purge --grace 7d --max-seconds 3600
     """
@@ -241,11 +240,11 @@ def orphans(
 ) -> None:
     """Delete what failed commits and aborted writes left behind; without --apply or --yes, print these files.
 
-    An orphan bears a name that the lakehouse gives, lies under its root or in the place of one of its managed
-    tables, is reached by no version that can be opened or undeleted, and is older than any transaction
-    can be. Never deleted are any other files beside them, nor those of external, federated or registered tables.
+    An orphan has a name that the lakehouse gives, and is under its root or in the place of one of its managed tables.
+    No version that can be opened or undeleted reaches it. It is older than any transaction can be. Other files beside
+    them are never deleted, nor are those of external, federated or registered tables.
 
-    Exit code 1 when files are left, because of a limit or as the storage refused: the report says which and
+    Exit code 1 when files are left, because of a limit or because the storage refused. The report says which files and
     why. Give --older-than and --inventory again with --apply.
 
     Example: trinitylake orphans --older-than 7d
@@ -271,14 +270,14 @@ def orphans(
 @json_option
 @pass_session
 def reconcile(session: Session, acknowledge: str, as_json: bool) -> None:
-    """Put exports and expirations right after another program went back to older settings of the lakehouse.
+    """Repair exports and expirations after another program went back to older settings of the lakehouse.
 
-    A program that knows nothing of exports and expirations can do so by a rollback. Nothing is deleted from
-    then on until this command ran. Exports of both sides stay; expired stays what is expired on both.
-    With nothing to settle, nothing is committed.
+    A program that knows nothing of exports and expirations can cause this by a rollback. From then on nothing is
+    deleted until this command ran. Exports of both sides are kept. Versions stay expired if they are expired on both
+    sides. If there is nothing to settle, nothing is committed.
 
     A root that does not follow the one before (chain-broken, time-not-rising) stays so for ever. With --acknowledge
-    that is recorded as known, and verify tells it as past from then on.
+    this is recorded as known, and verify reports it as past from then on.
 
     Example: trinitylake reconcile --acknowledge 7
     """

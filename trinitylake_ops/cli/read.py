@@ -97,9 +97,9 @@ def init(
 ) -> None:
     """Create a lakehouse at the root, empty, as version 0.
 
-    Sizes and order are fixed for good. What they mean for the tree at 1,000 to 1,000,000,000 tables
-    is printed: its height, what the root's buffer holds, and what a commit of one table writes,
-    before compression.
+    Sizes and order can never be changed. The command prints what they mean for the tree at 1,000 to 1,000,000,000
+    tables. This is its height, the messages in the root's buffer, and the bytes of a commit of one table, before
+    compression.
 
     Example: trinitylake --root /data/lake init --order 64
     """
@@ -157,7 +157,10 @@ def _definition_table(snapshot: Snapshot) -> Any:
 
 
 def _setting(value: Any) -> object:
-    """Return a setting of a lakehouse as people read it; what is long is counted beyond its first parts."""
+    """Return a setting of a lakehouse as people read it.
+
+    Of a long one only the first parts are shown, and the others counted.
+    """
     if isinstance(value, IntEnum):
         return value.name.lower()
     if isinstance(value, RetentionRules):
@@ -175,7 +178,7 @@ def _part(record: Any) -> str:
         return f"{record.name} (version {record.version}, {record.level.name.lower()})"
     if isinstance(record, ExpirationBatch):
         return f"{record.versions} ({record.state.name.lower()})"
-    return f"{record.root} at version {record.version}"  # a source
+    return f"{record.root} at version {record.version}"  # one source
 
 
 @click.command(short_help="Draw the tree: levels, fill, buffers, bytes.")
@@ -183,9 +186,10 @@ def _part(record: Any) -> str:
 @json_option
 @pass_session
 def tree(session: Session, version: str | None, timestamp: datetime | int | None, as_json: bool) -> None:
-    """Draw the tree of a version, level by level: nodes, how full they are, what waits in buffers, bytes.
+    """Draw the tree of a version, level by level: nodes, their fill, messages in buffers, bytes.
 
-    Reads all of its nodes. Thin nodes and many messages make reads slower; compact mends both.
+    The command reads all nodes of the tree. Thin nodes and many messages make reads slower. The command compact removes
+    both.
 
     Example: trinitylake tree --version 12
     """
@@ -230,7 +234,7 @@ def _time(time: datetime) -> str:
 def log(session: Session, limit: int | None, stat: bool, html: Path | None, as_json: bool) -> None:
     """List versions, newest first: what was done, by whom, in which run.
 
-    Transactions that were committed together, as one version, follow it one by one.
+    Transactions that were committed together as one version are listed after it, one by one.
 
     Example: trinitylake log --limit 10 --stat
     """
@@ -238,7 +242,7 @@ def log(session: Session, limit: int | None, stat: bool, html: Path | None, as_j
     latest = lake.snapshot() if html is not None else None
     history = list(lake.history(limit, latest))
     if html is not None and latest is not None:
-        from trinitylake_ops.pages import log_page  # with what draws it
+        from trinitylake_ops.pages import log_page  # with the code that draws it
 
         page_written(html, log_page(latest, history, lake.storage.now_ms()))
     if as_json:
@@ -317,8 +321,8 @@ def show(
 ) -> None:
     """Show the lakehouse, a namespace or a table.
 
-    A name that is a namespace's means the namespace. Otherwise each dot is tried as the one between
-    namespace and table, since names may hold dots.
+    The name of an existing namespace means the namespace. Otherwise each dot is tried as the one between namespace and
+    table, since names may hold dots.
 
     Example: trinitylake show sales.orders --version 12
     """
@@ -332,7 +336,7 @@ def show(
 
 
 def _is_namespace(snapshot: Snapshot, name: str) -> bool:
-    """Whether to show a name as a namespace; a dotted one may be too long for one and yet name a table."""
+    """Whether to show a name as a namespace. A dotted name may be too long for one and yet name a table."""
     if "." not in name:
         return True
     try:

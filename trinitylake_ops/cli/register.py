@@ -40,9 +40,9 @@ def register_table(
 ) -> None:
     """Register an existing Iceberg table by its METADATA_LOCATION, or all tables of a catalog.
 
-    Nothing is copied, and no file of a registered table is ever deleted by the lakehouse. The namespace of
-    a single table must exist; those of a catalog are created, one within others by all their names, joined
-    by dots. Tables that are registered already with the same metadata are passed over.
+    Nothing is copied, and the lakehouse never deletes a file of a registered table. The namespace of a single table
+    must exist. The namespaces of a catalog are created. A nested one is named by all its names, joined by dots. Tables
+    that are already registered with the same metadata are skipped.
 
     Example: trinitylake register-table sales.orders s3://bucket/orders/metadata/00007-6f1b.metadata.json
     """
@@ -62,7 +62,7 @@ def register_table(
 
 
 def _register_one(session: Session, table: str, metadata_location: str, as_json: bool) -> None:
-    # Of several dots the last one divides: a namespace's name may hold some, as those of catalogs do.
+    # The last of several dots divides the name, as names of namespaces may contain dots.
     namespace, dot, name = table.rpartition(".")
     if not dot:
         raise click.UsageError(f"{table!r} names no table; write NAMESPACE.TABLE")
@@ -85,7 +85,7 @@ def _register_one(session: Session, table: str, metadata_location: str, as_json:
 
 
 def _catalog_properties(texts: tuple[str, ...]) -> Mapping[str, str]:
-    """Return the properties; a wrong one is not repeated, it may be a credential."""
+    """Return the properties. A wrong one is not repeated, as it may be a credential."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")

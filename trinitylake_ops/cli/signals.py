@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came: whatever an interrupt closes on its way out is closed."""
+    """SIGTERM came. The process closes the same things on its way out as after an interrupt."""

@@ -1,4 +1,4 @@
-"""What errors and warnings say on a terminal: on one line, without credentials, and with little of a long input."""
+"""Formats errors and warnings for a terminal: on one line, without credentials, and with little of a long input."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TextIO
 from trinitylake_ops.maintenance.plans.document import visible
 from trinitylake_ops.storage.options import redact_assignments
 
-#: Of any input no message repeats more characters than that.
+#: No message repeats more characters of an input than this.
 LONGEST_ECHO_CHARS = 200
 _SHOWN_CHARS = 60
-# Quoted, as repr() does it; or without a space, as names of tables and paths are where they are not quoted.
+# An input is quoted, as by repr(), or has no space, as names of tables and paths without quotes.
 _LONG = re.compile(
     rf"""(?<!\w)(?P<quote>['"])(?:\\.|(?!(?P=quote))[^\\]){{{LONGEST_ECHO_CHARS - 1},}}(?P=quote)(?!\w)"""
     rf"""|\S{{{LONGEST_ECHO_CHARS + 1},}}"""
@@ -20,7 +20,7 @@ _LONG = re.compile(
 
 
 def said(message: str) -> str:
-    """Return a message as it is printed: one line, invisible characters as escapes, long inputs cut in their middle."""
+    """Return a message in its printed form: one line, invisible characters as escapes, long inputs cut inside."""
     return _LONG.sub(_cut, visible(redact_assignments(" ".join(message.splitlines()))))
 
 
@@ -30,7 +30,7 @@ def _cut(long: re.Match[str]) -> str:
 
 
 class SaidFormatter(logging.Formatter):
-    """Formats warnings as errors are printed: of what went wrong with it the message, and no traceback."""
+    """Formats warnings as errors are printed: with the message of an exception, and no traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         record.message = record.getMessage()
@@ -47,5 +47,5 @@ def log_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Log what a library warns of, in the place of ``warnings.showwarning``, which prints it as it is."""
+    """Log a library's warning. It replaces ``warnings.showwarning``, which prints it as it is."""
     logging.getLogger("py.warnings").warning("%s", message)

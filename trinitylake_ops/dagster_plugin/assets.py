@@ -1,8 +1,8 @@
-"""What is in a lakehouse as Dagster assets: its head, its tables and its exports, observed and never made.
+"""The contents of a lakehouse as Dagster assets: its head, its tables and its exports, observed and never made.
 
-The data version of each is what changes when, and only when, the thing itself did: the version of the lakehouse, the
-metadata of a table. So whatever depends on one becomes stale when somebody commits, from Dagster or not. Runs that
-commit log a materialization of the head besides.
+The data version of each changes if and only if its object changes. It is the version of the lakehouse, or the metadata
+of a table. So dependent assets become stale when somebody commits, from Dagster or not. Runs that commit also log a
+materialization of the head.
 """
 
 import hashlib
@@ -27,18 +27,18 @@ from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.managed import metadata_uri
 from trinitylake_ops.versions.snapshot import Snapshot
 
-#: What the job that observes is called for a lakehouse that is alone.
+#: The name of the job that observes, for a lakehouse that is alone.
 OBSERVE_JOB = "observe_lakehouse"
 
-#: For how long an observation of the head may count what can be freed, unless told otherwise.
+#: How long an observation of the head may count the bytes that can be freed, unless told otherwise.
 RECLAIMABLE_SECONDS = 60.0
 
 # Metadata of a table, by the name of the total in the summary of its Iceberg snapshot.
 _TOTALS = {"dagster/row_count": "total-records", "bytes": "total-files-size", "data_files": "total-data-files"}
 
-_OBSERVATIONS = 100  # among which one of the head is looked for: those of sensors stand between
+_OBSERVATIONS = 100  # events to search for one of the head: those of sensors are between
 
-# What Dagster takes for a range of partitions; the other texts that it refuses are no names of exports either.
+# Dagster takes these for a range of partitions. The other texts that it refuses are no names of exports either.
 _RANGE_OF_PARTITIONS = "..."
 
 
@@ -52,8 +52,8 @@ def build_head_asset(
     """Return the lakehouse as an observable asset: its data version is its latest version.
 
     ``deps`` are the assets that publish into it. An observation shows what :func:`head_metadata` returns, and brings
-    the partitions of exports up to date. It counts what can be freed within ``reclaimable_seconds``, which costs the
-    reads of a plan of expiry; 0: not at all.
+    the partitions of exports up to date. It counts the bytes that can be freed within ``reclaimable_seconds``, which
+    costs the reads of a plan of expiry. With 0 it does not.
     """
 
     def observe_head(context: dg.AssetExecutionContext) -> Iterator[dg.ObserveResult]:
@@ -72,7 +72,7 @@ def build_head_asset(
         description="The lakehouse: each materialization is one of its versions.",
         kinds={"trinitylake"},
     )
-    # The form for several assets, as the one for a single asset takes no deps.
+    # This is the form for several assets, as the one for a single asset takes no deps.
     with _beta():
         observable = dg.multi_observable_source_asset(
             name=names.of("observe_head"), specs=[spec], required_resource_keys={names.resource_key}
@@ -83,14 +83,14 @@ def build_head_asset(
 
 @contextmanager
 def _beta() -> Iterator[None]:
-    """Keep each process that loads definitions from saying that what lets an asset be observed is in beta."""
+    """Suppress Dagster's warning, in each process that loads definitions, that observable assets are in beta."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
         yield
 
 
 def build_observe_job(names: LakehouseNames = ONLY, tables: Sequence[dg.AssetKey] = ()) -> Any:
-    """Return a job, of the type that ``dagster.define_asset_job`` returns, which observes the head, and tables."""
+    """Return a job, of the type of ``dagster.define_asset_job``, which observes the head, and tables."""
     return dg.define_asset_job(
         names.of(OBSERVE_JOB),
         selection=dg.AssetSelection.assets(names.lakehouse_key, *tables).without_checks(),
@@ -120,8 +120,8 @@ def build_table_asset(
     """Return a table of the lakehouse, such as ``"sales.orders"``, as an observable asset.
 
     It is for a table that no asset of the project stages. Its key is namespace and name by default. An observation has
-    the metadata of :func:`table_metadata`, its data version is the table's metadata. ``io_manager_key`` names the
-    TrinityLakeIOManager by which assets read it, where that is not the default one. Raises InvalidInputError.
+    the metadata of :func:`table_metadata`. Its data version is the table's metadata. ``io_manager_key`` names the
+    TrinityLakeIOManager by which assets read it, if that is not the default one. Raises InvalidInputError.
     """
     namespace, name = split_name(table)
 
@@ -145,7 +145,7 @@ def build_table_asset(
 
 
 def _data_version(definition: TableDef) -> dg.DataVersion:
-    """Return what changes when the table does: its Iceberg metadata; its definition where it is of another format."""
+    """Return a text that changes with the table: its Iceberg metadata, or its definition if it has another format."""
     location = definition.format_properties.get(METADATA_LOCATION) if definition.is_iceberg else None
     return dg.DataVersion(location or hashlib.sha256(definition.to_bytes()).hexdigest())
 
@@ -153,9 +153,9 @@ def _data_version(definition: TableDef) -> dg.DataVersion:
 def table_metadata(
     lake: Lakehouse, version: Snapshot, namespace: str, table: str, definition: TableDef
 ) -> dict[str, Any]:
-    """Return what Dagster's catalog shows of a table: columns, rows, place, snapshot, and the lakehouse's version.
+    """Return the entries of a table for Dagster's catalog: columns, rows, place, snapshot, and the lakehouse's version.
 
-    What the writer of its snapshot did not count is left out.
+    Totals that the writer of its snapshot did not count is left out.
     """
     shown: dict[str, Any] = {
         "dagster/table_name": f"{namespace}.{table}",
@@ -193,10 +193,10 @@ def build_exports_asset(names: LakehouseNames = ONLY, *, group_name: str | None 
 def report_exports(
     instance: dg.DagsterInstance, lake: Lakehouse, names: LakehouseNames = ONLY
 ) -> tuple[list[str], list[str]]:
-    """Let the partitions of the exports asset be the exports of the lakehouse; returns those added and deleted.
+    """Let the partitions of the exports asset be the exports of the lakehouse. Returns the added and the deleted ones.
 
-    Each gets a materialization when it is new, or not what it was: finished, or made again under its name. That comes
-    first: what is cut off is done again by the next report.
+    Each export gets a materialization when it is new or changed: finished, or made again under its name. This comes
+    first, so that the next report repeats work that was cut off.
     """
     partitions = names.exports_partitions
     exports = {_partition_of(export.name): export for export in maintenance.list_exports(lake)}
@@ -231,7 +231,7 @@ def _export_figures(export: ExportInfo) -> dict[str, object]:
 
 
 def _reported_export(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) -> str | None:
-    """Return the data version under which a partition was last reported, None where there is none."""
+    """Return the data version under which a partition was last reported, None if there is none."""
     records_filter = dg.AssetRecordsFilter(key, asset_partitions=[partition])
     for record in instance.fetch_materializations(records_filter, limit=1).records:
         event = record.asset_materialization

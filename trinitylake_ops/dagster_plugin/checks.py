@@ -1,4 +1,4 @@
-"""Asset checks of a lakehouse as a whole: each says what is wrong, how bad it is, and which job mends it."""
+"""Asset checks of a lakehouse as a whole. Each says what is wrong, how bad it is, and which job repairs it."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ from trinitylake_ops.maintenance.reach.survey import is_lapsed, survey_versions,
 from trinitylake_ops.versions.commit_info import acting_for_run
 from trinitylake_ops.versions.snapshot import utc_of
 
-#: What the job of the checks is called for a lakehouse that is alone.
+#: The name of the job of the checks, for a lakehouse that is alone.
 CHECKS_JOB = "lakehouse_checks"
 
 _UNPURGED = (ExpirationState.EXPIRED, ExpirationState.PURGING)
@@ -41,17 +41,17 @@ _NUMBERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckLimits:
-    """Beyond what the checks of a lakehouse fail.
+    """The limits beyond which the checks of a lakehouse fail.
 
-    ``overdue``: for how long versions may stay that the settings want gone, and expired ones unpurged after their
-    grace. ``verify_budget``: how much verify may read; with ``verify_incremental`` it keeps a record, and goes on where
-    it stopped. The newest ``verified_exports`` whose names match ``export_pattern`` are compared with their manifests,
-    ``deep`` with checksums; the newest full one must be younger than ``export_max_age`` (None: there need be none).
-    ``orphan_files`` and ``orphan_bytes`` may be left behind, by what is older than ``orphan_age``. Leaves must be
-    filled to ``min_leaf_fill`` on average, buffers of a level to no more than ``max_buffer_fill`` of what may gather.
-    Tables of at least ``small_files`` data files need ``small_file_bytes`` per file on average, unless a compaction
-    would not merge any of them; metadata files of tables are read for at most ``data_files_seconds``. Raises
-    InvalidInputError for limits below 0, and for shares of leaves above 1.
+    ``overdue`` is how long versions may stay after they should have expired, and expired ones unpurged after their
+    grace. ``verify_budget`` bounds the reads of verify. With ``verify_incremental`` it keeps a record, and goes on
+    where it stopped. The newest ``verified_exports`` whose names match ``export_pattern`` are compared with their
+    manifests, with ``deep`` also with checksums. The newest full one must be younger than ``export_max_age`` (None:
+    there need be none). At most ``orphan_files`` and ``orphan_bytes`` may be left behind, of files older than
+    ``orphan_age``. Leaves must be filled to ``min_leaf_fill`` on average. Buffers of a level may be filled to
+    ``max_buffer_fill`` of their target. Tables of at least ``small_files`` data files need ``small_file_bytes`` per
+    file on average, unless a compaction would merge none of them. Metadata files of tables are read for at most
+    ``data_files_seconds``. Raises InvalidInputError for limits below 0, and for shares of leaves above 1.
     """
 
     overdue: timedelta = timedelta(days=3)
@@ -85,7 +85,7 @@ class CheckLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """What a check found: what is wrong, if anything, and the job that mends it."""
+    """The result of a check: what is wrong, if anything, and the job that repairs it."""
 
     wrong: Sequence[str]
     fine: str
@@ -105,8 +105,8 @@ def build_lakehouse_checks(
 ) -> list[dg.AssetChecksDefinition]:
     """Return the checks of the lakehouse: hint, verify, retention, exports, orphans, tree, data files.
 
-    Each failed one names the job that mends it in its metadata ``mended_by``: a link where ``location_name`` says in
-    which code location the jobs are. What can be lost is an error, what costs time or space a warning.
+    The metadata ``mended_by`` of a failed check names the job that repairs it. It is a link if ``location_name`` says
+    in which code location the jobs are. A danger of loss is an error, and a cost of time or space is a warning.
     """
     checks: dict[str, tuple[_Check, str]] = {
         "hint_right": (_hint, "The hint names the latest version; a wrong one costs every reader requests."),
@@ -124,7 +124,7 @@ def build_lakehouse_checks(
 
 
 def build_checks_job(checks: Sequence[dg.AssetChecksDefinition], names: LakehouseNames = ONLY) -> Any:
-    """Return a job, of the type that ``dagster.define_asset_job`` returns, which runs checks."""
+    """Return a job, of the type of ``dagster.define_asset_job``, which runs checks."""
     return dg.define_asset_job(
         names.of(CHECKS_JOB),
         selection=dg.AssetSelection.checks(*checks),
@@ -155,7 +155,8 @@ def _asset_check(
         try:
             with acting_for_run(context.run.run_id):
                 found = check(lakehouse_of(context.resources, names).open(), limits)
-        except TrinityLakeError as error:  # what it needs to read cannot be read, or is not settled, as its text says
+        # the check cannot read what it needs, or that is not settled, as the text says
+        except TrinityLakeError as error:
             is_damage = isinstance(error, CorruptFileError | FileMissingError)
             metadata = {"error": type(error).__name__, **(mended_by("repair_plan") if is_damage else {})}
             return dg.AssetCheckResult(passed=False, description=str(error), metadata=metadata)
@@ -360,7 +361,10 @@ def _data_files(lake: Lakehouse, limits: CheckLimits) -> _Found:
 
 
 def _is_mergeable(lake: Lakehouse, table: TableFileCounts) -> bool:
-    """Whether a compaction would merge files: not where each partition has few. One that it refuses is in need, too."""
+    """Whether a compaction would merge files.
+
+    It would not if each partition has few. A table that it refuses counts as well.
+    """
     try:
         return not maintenance.plan_compact_tables(lake, [table.name]).is_empty
     except InvalidInputError:

@@ -1,4 +1,4 @@
-"""One call for a code location: everything by which lakehouses are seen, kept in order and changed in Dagster."""
+"""One call for a code location: all definitions that show lakehouses, keep them in order and change them in Dagster."""
 
 from __future__ import annotations
 
@@ -30,27 +30,26 @@ from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.maintenance import Budget
 
-#: The operations that let go of something; without limits none of them is scheduled.
+#: The operations that free something. Without limits none of them is scheduled.
 _LETS_GO = ("trim", "expire", "purge", "orphans")
 _NOTHING = ApplyLimits(max_files=0, max_bytes=0, min_age=timedelta(0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakehouseSettings:
-    """What a code location has for one lakehouse.
+    """The settings of one lakehouse in a code location.
 
-    ``name`` begins the names of all its definitions (see LakehouseNames); it may be empty where there is one lakehouse.
-    ``tables``, each as ``namespace.table``, become observable assets: those that no asset here stages. ``published_by``
-    are the assets that publish into the lakehouse. ``limits`` are those of scheduled operations that let go of
-    something without approval; without them none of these is scheduled. ``crons`` changes times of CRONS, and
-    ``observe_cron`` when head and tables are observed, in ``timezone``; None leaves one out. Nothing else begins
-    within ``blackouts``. ``export_target`` is the root of scheduled exports, empty: the lakehouse's own; ``budget`` is
-    what a scheduled purge, or removal of orphans, may ask of the storage. ``checks`` are the limits of checks;
-    ``location_name`` is the code location, for their links to the jobs that mend. ``reclaimable_seconds`` is how long
-    an observation may count what can be freed. ``on_commit`` names the job that runs when others have committed, by
-    default the one of the checks. ``alert`` is called for each failed run of the lakehouse's jobs. Schedules and
-    sensors are off until somebody turns them on, or ``is_on``. ``spark`` is for the IO manager and the
-    operations that use Spark.
+    ``name`` begins the names of all its definitions (see LakehouseNames). It may be empty if there is one lakehouse.
+    ``tables``, each as ``namespace.table``, become observable assets. They are tables that no asset here stages.
+    ``published_by`` are the assets that publish into the lakehouse. ``limits`` are those of scheduled operations that
+    free something without approval. Without them none of these is scheduled. ``crons`` changes times of CRONS, in
+    ``timezone``. ``observe_cron`` says when head and tables are observed. None leaves one out. Within ``blackouts``
+    nothing else begins. ``export_target`` is the root of scheduled exports; if empty, it is the lakehouse's own.
+    ``budget`` bounds the requests of a scheduled purge or removal of orphans. ``checks`` are the limits of checks.
+    ``location_name`` is the code location, for their links to jobs. ``reclaimable_seconds`` is how long an observation
+    may count the bytes that can be freed. ``on_commit`` names the job that runs after commits of others, by default the
+    one of the checks. ``alert`` is called for each failed run of the lakehouse's jobs. Schedules and sensors are off
+    until somebody turns them on, or ``is_on``. ``spark`` is for the IO manager and the operations that use Spark.
     """
 
     lakehouse: TrinityLakeResource
@@ -82,9 +81,9 @@ class LakehouseSettings:
 def build_trinitylake_definitions(*lakehouses: LakehouseSettings) -> dg.Definitions:
     """Return all definitions of some lakehouses, for a code location or to merge with others of it.
 
-    Each has its resource and IO manager, its head, exports and tables as assets, checks, the operations as jobs, a
-    sensor for commits of others, schedules, and one for failed runs where there is an alert. Raises InvalidInputError
-    for two of one name or root, for one without a name beside others, and for settings that cannot be.
+    Each has its resource and IO manager. Head, exports and tables become assets. There are checks, the operations as
+    jobs, a sensor for commits of others, and schedules. With an alert there is a sensor for failed runs. Raises
+    InvalidInputError for two with one name or root, for one without a name beside others, and for impossible settings.
     """
     _check_apart(lakehouses)
     for settings in lakehouses:
@@ -111,9 +110,9 @@ def _check_apart(lakehouses: Sequence[LakehouseSettings]) -> None:
 
 
 def _root(settings: LakehouseSettings) -> tuple[str, str | None]:
-    """Return the root by which two lakehouses are compared, and the server of S3: buckets are its own."""
+    """Return the root by which two lakehouses are compared, with the server of S3, as each has its own buckets."""
     root = _value(settings.lakehouse.root)
-    if root is None or not is_root_uri(root):  # not here yet, or to be refused by whoever opens it
+    if root is None or not is_root_uri(root):  # the variable is not set here yet, or the opener will refuse it
         return settings.lakehouse.root, None
     root = normalize_root_uri(root)
     endpoint = _value(settings.lakehouse.storage_options.endpoint) if root.startswith("s3://") else None
@@ -121,7 +120,7 @@ def _root(settings: LakehouseSettings) -> tuple[str, str | None]:
 
 
 def _value(given: str | None) -> str | None:
-    """Return what an EnvVar stands for in this process, and anything else as it is."""
+    """Return the value of an EnvVar in this process, and anything else as it is."""
     return given.get_value() if isinstance(given, dg.EnvVar) else given
 
 

@@ -1,6 +1,6 @@
 """A lakehouse in Dagster by YAML: the settings of :mod:`code_location` as a component of Dagster's ``dg``."""
 
-# Annotations are read by Dagster, which makes the schema of the YAML from them: they are no text here.
+# Annotations here are no text: Dagster makes the schema of the YAML from them.
 
 import re
 from datetime import time, timedelta
@@ -25,14 +25,14 @@ _CLOCK = re.compile(r"([01]\d|2[0-3]):[0-5]\d")
 
 
 class LimitsModel(dg.Model, dg.Resolvable):
-    """Up to where schedules let go of something without approval."""
+    """The limits within which schedules free something without approval."""
 
     max_files: int = Field(description="A plan of more files fails its run, and nothing is done.")
     max_bytes: int = Field(description="The same for bytes.")
     min_age_days: float = Field(description="What is younger is no part of a plan.")
 
     def limits(self) -> ApplyLimits:
-        """Return them as code has them. Raises InvalidInputError."""
+        """Return the settings in the form for code. Raises InvalidInputError."""
         return ApplyLimits(
             max_files=self.max_files, max_bytes=self.max_bytes, min_age=_days("min_age_days", self.min_age_days)
         )
@@ -47,12 +47,12 @@ class BlackoutModel(dg.Model, dg.Resolvable):
     days: list[str] = Field(default=list(WEEKDAYS), description="The days on which it begins: monday, tuesday, ...")
 
     def window(self) -> BlackoutWindow:
-        """Return it as code has it. Raises InvalidInputError."""
+        """Return the setting in the form for code. Raises InvalidInputError."""
         return BlackoutWindow(start=_clock(self.start), end=_clock(self.end), reason=self.reason, days=tuple(self.days))
 
 
 class ChecksModel(dg.Model, dg.Resolvable):
-    """Beyond what the checks of the lakehouse fail."""
+    """The limits beyond which the checks of the lakehouse fail."""
 
     overdue_days: float = Field(default=3, description="How long expiry and purge may be late.")
     verify_seconds: float = Field(default=600, description="How long verify may read.")
@@ -71,7 +71,7 @@ class ChecksModel(dg.Model, dg.Resolvable):
     data_files_seconds: float = Field(default=60, description="How long metadata of tables may be read for that.")
 
     def limits(self) -> CheckLimits:
-        """Return them as code has them. Raises InvalidInputError."""
+        """Return the settings in the form for code. Raises InvalidInputError."""
         return CheckLimits(
             overdue=_days("overdue_days", self.overdue_days),
             verify_budget=Budget(max_seconds=self.verify_seconds),
@@ -92,14 +92,14 @@ class ChecksModel(dg.Model, dg.Resolvable):
 
 
 class BudgetModel(dg.Model, dg.Resolvable):
-    """How much a scheduled purge, or removal of orphans, may ask of the storage; the next one goes on."""
+    """The bounds of a scheduled purge or removal of orphans. The next run goes on."""
 
     max_requests: int | None = Field(default=None, description="Stop after so many requests that delete.")
     max_seconds: float | None = Field(default=None, description="Stop after so many seconds.")
     requests_per_second: float | None = Field(default=None, description="Send no more requests that delete.")
 
     def budget(self) -> Budget:
-        """Return it as code has it. Raises InvalidInputError."""
+        """Return the setting in the form for code. Raises InvalidInputError."""
         return Budget(
             max_requests=self.max_requests,
             max_seconds=self.max_seconds,
@@ -108,13 +108,13 @@ class BudgetModel(dg.Model, dg.Resolvable):
 
 
 class _ExampleScaffolder(dg.Scaffolder):
-    """Writes an example that says what can be set."""
+    """Writes an example with all settings."""
 
     def scaffold(self, request: dg.ScaffoldRequest) -> None:
         if request.scaffold_format != "yaml":
             raise InvalidInputError("this component is for YAML; in Python, call build_trinitylake_definitions")
         example = Template(files("trinitylake_ops.dagster_plugin").joinpath("component_example.yaml").read_text())
-        name = LakehouseNames(request.target_path.name).name  # raises InvalidInputError for what cannot be one
+        name = LakehouseNames(request.target_path.name).name  # raises InvalidInputError for an impossible one
         text = example.substitute(type=request.type_name, name=name)
         path = request.target_path if request.append else request.target_path / "defs.yaml"
         with path.open("a" if request.append else "w") as file:
@@ -123,7 +123,7 @@ class _ExampleScaffolder(dg.Scaffolder):
 
 @dg.scaffold_with(_ExampleScaffolder)
 class TrinityLakeMaintenanceComponent(dg.Component, dg.Model, dg.Resolvable):
-    """All that sees a TrinityLake lakehouse, keeps it in order and changes it.
+    """All definitions that show a TrinityLake lakehouse, keep it in order and change it.
 
     Assets, checks, operations as jobs, schedules and a sensor for commits of others.
     """
@@ -179,7 +179,7 @@ class TrinityLakeMaintenanceComponent(dg.Component, dg.Model, dg.Resolvable):
         raise dg.DagsterInvalidDefinitionError(f"{context.path}: {said}")
 
     def settings(self) -> LakehouseSettings:
-        """Return what the YAML says. Raises InvalidInputError, pydantic.ValidationError."""
+        """Return the settings in the YAML. Raises InvalidInputError, pydantic.ValidationError."""
         return LakehouseSettings(
             lakehouse=TrinityLakeResource(
                 root=self.root,

@@ -1,4 +1,4 @@
-"""What an operator wants to see of a lakehouse's latest version, as figures that plot over time."""
+"""The figures of a lakehouse's latest version for an operator, which plot over time."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from trinitylake_ops.format.file_names import VERIFIED_PREFIX
 from trinitylake_ops.versions.changes import diff_snapshots
 from trinitylake_ops.versions.snapshot import Snapshot
 
-#: The name under which metadata of assets says which version of the lakehouse it is about.
+#: The metadata entry of assets with the version of the lakehouse that they describe.
 VERSION = "lakehouse_version"
 
-#: The name under which an observation says that it was made by a sensor which missed something, and what.
+#: The metadata entry of an observation by a sensor that missed something; it says what.
 GAP = "gap"
 
 _MS_PER_HOUR = 3_600_000
 
 
 class _TooLongError(Exception):
-    """Counting what can be freed took longer than it may."""
+    """The count of freeable bytes took longer than it may."""
 
 
 def head_metadata(
     lake: Lakehouse, head: Snapshot, since: int | None = None, *, reclaimable_seconds: float = 0
 ) -> dict[str, Any]:
-    """Return the figures of a version, read from its tree, its settings and, within a time, from what can be freed.
+    """Return the figures of a version, from its tree and its settings.
 
-    Changes are those since version ``since``, by default those of this version alone. Hours since an expiry or an
-    export began, or a verification was recorded, are "none" where there was none. For ``reclaimable_seconds`` see
-    :func:`reclaimable_bytes`.
+    A bounded time counts the bytes that can be freed. Changes are those since version ``since``, by default those of
+    this version alone. Hours since an expiry or an export began, or a verification was recorded, are "none" if there
+    was none. For ``reclaimable_seconds`` see :func:`reclaimable_bytes`.
     """
     namespaces = head.namespaces()
     tables = sum(len(head.tables(namespace)) for namespace in namespaces)
@@ -74,11 +74,11 @@ def head_metadata(
 
 
 def reclaimable_bytes(lake: Lakehouse, max_seconds: float) -> dict[str, int | str]:
-    """Return what an expiry by the lakehouse's settings would let go, what a purge could delete now, and their sum.
+    """Return the bytes that an expiry by the lakehouse's settings and a purge would free.
 
-    To know that, all roots that were not purged are read, and the nodes that they reach. Where it takes more than
-    ``max_seconds``, or a file is damaged, or the lakehouse waits for a reconcile, ``reclaimable_bytes`` says so
-    instead; with 0 seconds there is nothing.
+    They are counted apart, with their sum. For this, all roots that were not purged are read, and the nodes that they
+    reach. If it takes more than ``max_seconds``, a file is damaged, or the lakehouse waits for a reconcile,
+    ``reclaimable_bytes`` says so instead. With 0 seconds nothing is returned.
     """
     if max_seconds <= 0:
         return {}
@@ -107,7 +107,7 @@ def _hours(now_ms: int, times_ms: Sequence[int]) -> float | None:
 
 
 def _changes(lake: Lakehouse, head: Snapshot, since: int | None) -> dict[str, Any]:
-    """Return which objects changed; nothing where the version to compare with expired or is gone."""
+    """Return which objects changed, nothing if the version to compare with expired or is gone."""
     before = min(since, head.version) if since is not None else max(head.version - 1, 0)
     try:
         changes = diff_snapshots(lake.snapshot(before, latest=head), head)

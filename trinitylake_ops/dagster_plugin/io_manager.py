@@ -1,10 +1,11 @@
-"""Tables between assets: an output is staged as a table's new data, an input is read from where it is staged or stands.
+"""Tables between assets.
 
-What an asset returns is written as data files and Iceberg metadata of its table, unpublished; a publish asset
-(:func:`publish.build_publish_asset`) commits all tables of the run together. Between steps goes the description of
-what was staged, in the metadata of the asset's event: no data, no shared disk. An input that the run staged is read
-from there. One that it did not is read from the lakehouse, at a version that is the same for all steps of the run,
-whatever others commit meanwhile.
+An output is staged as a table's new data. An input is read from its staged table, or from the lakehouse. The output of
+an asset is written as data files and Iceberg metadata of its table, unpublished. A publish asset
+(:func:`publish.build_publish_asset`) commits all tables of the run together. Between steps, the metadata of the asset's
+event carries a description of the staged table: no data, no shared disk. An input that the run staged is read from
+there. Any other input is read from the lakehouse. Its version is the same for all steps of the run, whatever others
+commit meanwhile.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _PARTITION_BY = "trinitylake/partition_by"
 _PARTITION_FORMAT = "trinitylake/partition_format"
 
 
-#: What a lakehouse allows is less, or it says so.
+#: A lakehouse allows less, or refuses with a message.
 LONGEST_NAME_BYTES = 4096
 
 
@@ -65,13 +66,12 @@ def stored_as(
 ) -> dict[str, Any]:
     """Return the metadata of an asset that says how :class:`TrinityLakeIOManager` stores it.
 
-    ``table`` is ``namespace.table``, by default the last two parts of the asset's key. ``mode``:
-    ``overwrite`` replaces all rows, ``append`` none, and ``overwrite_partition`` those of the partitions
-    of the run, where the asset has Dagster partitions, else of the partitions that rows arrive for.
-    ``partition_by`` are the table's partition columns. Dagster's partition key is the value of the one
-    column, or each dimension of a key that of the column of its name; for partitions by time
-    ``partition_format`` may say otherwise, with a format of ``strftime`` per column, such as
-    ``{"year": "%Y", "month": "%m"}``. Raises InvalidInputError.
+    ``table`` is ``namespace.table``, by default the last two parts of the asset's key. With the ``mode`` ``overwrite``
+    all rows are replaced, with ``append`` none. With ``overwrite_partition``, those of the run's partitions are
+    replaced if the asset has Dagster partitions. Otherwise it replaces the partitions that rows arrive for.
+    ``partition_by`` are the table's partition columns. Dagster's partition key is the value of the one column. In a key
+    of several dimensions, each is the value of the column of its name. For partitions by time ``partition_format`` may
+    give a ``strftime`` format per column, such as ``{"year": "%Y", "month": "%m"}``. Raises InvalidInputError.
     """
     if mode not in _MODES:
         raise InvalidInputError(f"mode {mode!r} is none of {', '.join(get_args(StoreMode))}")
@@ -87,12 +87,12 @@ def stored_as(
 
 
 class TrinityLakeIOManager(dg.ConfigurableIOManagerFactory[dg.IOManager]):
-    """Stages what assets return as tables of a lakehouse, and reads what they ask for.
+    """Stages the outputs of assets as tables of a lakehouse, and reads their inputs.
 
-    Outputs are Spark DataFrames, pyarrow Tables and RecordBatchReaders, pandas DataFrames, or a StagedTable
-    that the asset staged itself. Of an index of pandas the levels with a name are columns. Inputs come as what
-    the asset annotates: one of these, or a pyiceberg ``Table``, which reads lazily. Where both have the same
-    Dagster partitions, only the rows of the run's partition are read. Only Spark's types start Spark.
+    Outputs are Spark DataFrames, pyarrow Tables and RecordBatchReaders, pandas DataFrames, or a StagedTable of the
+    asset itself. Levels with a name of an index of pandas become columns. Inputs have the type that the asset
+    annotates: one of these, or a pyiceberg ``Table``, which reads lazily. If both assets have the same Dagster
+    partitions, only the rows of the run's partition are read. Only Spark's types start Spark.
     """
 
     lakehouse: TrinityLakeResource
@@ -104,11 +104,11 @@ class TrinityLakeIOManager(dg.ConfigurableIOManagerFactory[dg.IOManager]):
     )
 
     def __init__(self, **fields: Any):
-        # Dagster knows resources in fields only where they are given.
+        # Dagster finds resources in fields only if they are given.
         super().__init__(**{"spark": SparkResource(), **fields})
 
     def create_io_manager(self, context: dg.InitResourceContext) -> dg.IOManager:
-        """Return the IO manager of a run, or of nobody's: that reads the latest version."""
+        """Return the IO manager of a run. Without a run it reads the latest version."""
         return _TableIOManager(self, context.run, context.instance)
 
 
@@ -183,7 +183,7 @@ class _TableIOManager(dg.IOManager):
         )
 
     def _staged(self, asset_key: dg.AssetKey) -> StagedTable | None:
-        """Return what this run staged for an asset, or a run from which it goes on; None where neither did."""
+        """Return the table that this run, or a run from which it goes on, staged for an asset. None if neither did."""
         if self._run is None or self._instance is None:
             return None
         record = newest_materialization(self._instance, run_chain(self._instance, self._run), asset_key)
@@ -193,9 +193,9 @@ class _TableIOManager(dg.IOManager):
         return staged
 
     def _record_read(self, lake: Lakehouse, asset_key: dg.AssetKey, version: int | str, name: tuple[str, str]) -> None:
-        """Let a read at the pinned version count when the run publishes; one at a version that was asked for does not.
+        """Let a read at the pinned version count when the run publishes. A read at a requested version does not count.
 
-        It is recorded before the rows are read, so that whoever has them has the record.
+        The read is recorded before the rows are read. So a step that has rows has the record.
         """
         if self._run is None or self._instance is None or self._settings.version:
             return
@@ -209,7 +209,7 @@ class _TableIOManager(dg.IOManager):
             return latest.version
         run = self._run
         if run.tags.get(RESUMED_TAG) == "true":
-            run = run_chain(self._instance, run)[-1]  # it takes over what that one staged, on that version
+            run = run_chain(self._instance, run)[-1]  # the run takes over what that one staged, on that version
         return pinned_version(latest, publication_id("pin", run.run_id))
 
 
@@ -241,15 +241,16 @@ def _plain(value: Any) -> Any:
 
 
 def _is_pandas(kind: Any) -> bool:
-    """Whether a type is pandas' DataFrame, without importing pandas, which need not be there."""
+    """Whether a type is the DataFrame of pandas, without importing pandas, which need not be installed."""
     module = getattr(kind, "__module__", "")
     return getattr(kind, "__name__", "") == "DataFrame" and (module == "pandas" or module.startswith("pandas."))
 
 
 def _arrow_of(frame: Any) -> pa.Table:
-    """Return a DataFrame of pandas with its columns, and the levels of its index that have a name of their own.
+    """Return a DataFrame of pandas with its columns and the named levels of its index.
 
-    Row numbers are left out. Raises InvalidInputError for what else would get lost, and for values that do not fit.
+    Row numbers are left out. Raises InvalidInputError for other levels, which would get lost, and for values that do
+    not fit.
     """
     levels = frame.index.levels if frame.index.nlevels > 1 else [frame.index]
     for name, level in zip(frame.index.names, levels, strict=True):
@@ -261,12 +262,12 @@ def _arrow_of(frame: Any) -> pa.Table:
     kept = [name for name in frame.index.names if name is not None and name not in frame.columns]
     try:
         return pa.Table.from_pandas(frame.reset_index(level=kept) if kept else frame, preserve_index=False)
-    except (ValueError, TypeError, NotImplementedError) as error:  # those of Arrow, too
+    except (ValueError, TypeError, NotImplementedError) as error:  # also errors of Arrow
         raise InvalidInputError(f"the DataFrame of pandas cannot be stored: {error}") from error
 
 
 def _rows_of(context: dg.InputContext, metadata: Mapping[str, Any]) -> BooleanExpression:
-    """Return the filter for the partitions of the run, where the table is partitioned as its asset is."""
+    """Return the filter for the partitions of the run, if the table is partitioned as its asset is."""
     if not (context.has_asset_partitions and _plain(metadata.get(_PARTITION_BY))):
         return AlwaysTrue()
     terms: list[BooleanExpression] = []

@@ -1,4 +1,4 @@
-"""What the package's results look like as Dagster metadata: numbers plot by themselves, tables render."""
+"""The package's results as Dagster metadata: numbers plot by themselves, and tables render."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _type_name(column: Column) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> dg.MarkdownMetadataValue:
-    """Return rows as a Markdown table, at most MAX_DETAIL_ROWS of them and a line that says how many more."""
+    """Return rows as a Markdown table. It has at most MAX_DETAIL_ROWS rows and a line with the number of the others."""
     listed = [list(map(_cell, row)) for row in rows]
     lines = [list(header), ["---"] * len(header), *listed[:MAX_DETAIL_ROWS]]
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -96,13 +96,13 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> d
 
 
 def picture(svg: str) -> dg.MarkdownMetadataValue:
-    """Return a drawing as Markdown that shows it; it lies in the metadata itself."""
+    """Return a drawing as Markdown. The drawing lies in the metadata itself."""
     encoded = base64.b64encode(svg.encode()).decode("ascii")
     return dg.MetadataValue.md(f"![The versions of the lakehouse](data:image/svg+xml;base64,{encoded})")
 
 
 def _cell(value: object) -> str:
-    """Return a value as the text of a cell, whoever wrote it: no link, picture or HTML, one line, all visible."""
+    """Return a value as the text of a cell, without link, picture or HTML, on one line, all visible."""
     text = visible(" ".join(str(value).splitlines()))
     if len(text) > MAX_CELL_CHARS:
         text = f"{text[:MAX_CELL_CHARS]}..."

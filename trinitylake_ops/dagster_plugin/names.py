@@ -1,4 +1,4 @@
-"""What a lakehouse is called in Dagster: its resource, assets, jobs and pool, beside other lakehouses."""
+"""The names of a lakehouse in Dagster: its resource, assets, jobs and pool, beside other lakehouses."""
 
 import re
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 class LakehouseNames:
     """Names of the definitions of one lakehouse in a code location.
 
-    ``name`` tells it from the other lakehouses there and begins all names; it is empty for one that is alone. Raises
-    InvalidInputError for what Dagster would not take as the beginning of a name.
+    ``name`` distinguishes it from the other lakehouses there and begins all names. It is empty for a lakehouse that is
+    alone. Raises InvalidInputError for a text that Dagster would not take as the beginning of a name.
     """
 
     name: str = ""
@@ -28,7 +28,10 @@ class LakehouseNames:
             )
 
     def of(self, name: str) -> str:
-        """Return what a job, sensor, schedule or group of this lakehouse is called that is ``name`` for one alone."""
+        """Return the name of a job, sensor, schedule or group of this lakehouse.
+
+        ``name`` is its name for a lakehouse alone.
+        """
         return f"{self.name}_{name}" if self.name else name
 
     def key(self, *path: str) -> dg.AssetKey:
@@ -70,7 +73,7 @@ class LakehouseNames:
 
     @property
     def pool(self) -> str:
-        """The pool of all that lets go of something in this lakehouse, so that an instance runs one of it at a time."""
+        """The pool of all operations that free something in this lakehouse, so that one runs at a time."""
         return f"trinitylake_deletes_{self.name}" if self.name else "trinitylake_deletes"
 
 

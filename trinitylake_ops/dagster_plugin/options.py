@@ -1,4 +1,4 @@
-"""Options of operations: what the launchpad shows, and refuses before a run of it exists."""
+"""Options of operations. The launchpad shows them, and refuses wrong ones before a run exists."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MOST_DAYS = 1_000_000
 MOST_SECONDS = 1_000_000
 _DIGEST = re.compile(r"\d{1,10}(-\d{1,15})?-[0-9a-f]{64}", re.ASCII)
 _LONGEST_VERSIONS_CHARS = 1_000_000
-#: Types of options in Dagster's configuration. What it makes of pydantic's text, int and bool itself takes
-#: ``{env: NAME}``, too: whoever launches a run could read what the process keeps in its environment.
+#: Types of options in Dagster's configuration. The types that it makes of pydantic's text, int and bool also take
+#: ``{env: NAME}``. With these, a person who launches a run could read the environment of the process.
 _TYPES: Mapping[Any, Any] = {bool: bool, int: int, float: float, str: str, list[str]: [str]}
 
 #: The run configuration of jobs without options: nothing, so that none is pointed at another lakehouse.
@@ -32,8 +32,8 @@ NO_OPTIONS = dg.ConfigMapping(lambda _nothing: {}, config_schema={})
 class Options(dg.Config):
     """Base of the options of an operation.
 
-    Each has a plain default, so that the launchpad shows it: text that has to be given is empty there, and refused.
-    Raises DagsterInvalidConfigError, of one line, for the first option that is wrong, by itself or beside the others.
+    Each option has a plain default, so that the launchpad shows it. A required text is empty there, and refused. Raises
+    DagsterInvalidConfigError, of one line, for the first option that is wrong, alone or with the others.
     """
 
     @classmethod
@@ -55,12 +55,12 @@ class Options(dg.Config):
             said = f"{where}: {first['msg']}, it is {first['input']!r}"
         except TrinityLakeError as error:
             said = str(error)
-        # Without the value: it may hold what nobody should see.
+        # The value is left out: it may hold what nobody should see.
         raise dg.DagsterInvalidConfigError(said, [], None)  # type: ignore[no-untyped-call]
 
 
 def _checked(check: Callable[[str], object]) -> AfterValidator:
-    """Return a validator of text, which raises what ``check`` does."""
+    """Return a validator of text, which raises the errors of ``check``."""
 
     def checked(text: str) -> str:
         check(text)
@@ -122,7 +122,7 @@ def _check_digest(text: str) -> None:
         raise InvalidInputError(f"approved_digest: {text!r} is no digest of a plan; the run that plans shows it")
 
 
-#: The version to work on, by its number; empty for the latest.
+#: The version to work on, by its number. It is empty for the latest.
 VersionText = Annotated[str, _checked(_check_version)]
 #: Versions such as ``3-90,95``.
 VersionsText = Annotated[str, _required("versions", _LONGEST_VERSIONS_CHARS), _checked(VersionRanges.parse)]
@@ -147,7 +147,7 @@ NamespaceTexts = Annotated[list[str], _each(_check_namespace)]
 
 
 def age_field(what: str) -> Any:
-    """Return a field of days that an age is at least, beyond what protects transactions."""
+    """Return a field of days: the least age, beyond what protects transactions."""
     return Field(
         default=0,
         ge=0,

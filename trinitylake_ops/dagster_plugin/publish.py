@@ -20,12 +20,12 @@ from trinitylake_ops.versions.roots import ProbedRoots
 from trinitylake_ops.versions.snapshot import epoch_ms
 from trinitylake_ops.versions.time_travel import find_version_at
 
-# Says to the IO manager what is wanted: Dagster reads no types off a signature that takes any number of tables.
+# Tells the IO manager the wanted type: Dagster reads no types from a signature that takes any number of tables.
 _STAGED = dg.PythonObjectDagsterType(StagedTable)
-# The version that was published is in the metadata: no IO manager has to store it.
+# The published version is in the metadata, so no IO manager has to store it.
 _NOTHING = cast(dg.DagsterType, dg.Nothing)
 _CODE_VERSION_TAG = "dagster/code_version"
-# A root keeps 4 KiB for all that a commit says about itself, as JSON.
+# A root keeps 4 KiB for all entries of a commit about itself, as JSON.
 _LARGEST_NAME_BYTES = 384
 _LARGEST_VERSIONS_BYTES = 2048
 
@@ -42,16 +42,16 @@ def build_publish_asset(
 ) -> dg.AssetsDefinition:
     """Return an asset that commits staged tables, and only together.
 
-    ``tables`` are the assets that stage them, by an identifier each; their outputs are StagedTables, or
-    stored by :class:`TrinityLakeIOManager`. A blocking check of any of them that fails keeps this asset
-    from running, so nothing is published. The commit's operation is ``publish``, its run id is the Dagster
-    run's, and its properties name this asset, the partition, and each table's code and data version.
+    ``tables`` are the assets that stage them, by an identifier each. Their outputs are StagedTables, or stored by
+    :class:`TrinityLakeIOManager`. A blocking check of any of them that fails keeps this asset from running, so nothing
+    is published. The commit's operation is ``publish``, and its run id is the Dagster run's. Its properties name this
+    asset, the partition, and each table's code and data version.
 
-    A run publishes once, however often its step is started: a repeated one reports the version that is
-    there. So does a re-execution where the run before it had committed, and died before Dagster knew. A
-    commit that met a newer one of the same tables fails at once, since only staging them again helps, and so
-    does a serializable one where a table that the run read through the IO manager has changed since;
-    after other failures ``retry_policy`` applies. ``names`` tell the lakehouse from others of the code location.
+    A run publishes once, however often its step is started. A repeated step reports the existing version. So does a
+    re-execution if the run before it had committed, and died before Dagster knew. A commit that met a newer one of the
+    same tables fails at once, since only staging them again helps. A serializable commit also fails at once if a table
+    that the run read through the IO manager has changed since. After other failures ``retry_policy`` applies. ``names``
+    distinguish the lakehouse from others of the code location.
     """
     asset_key = dg.AssetKey(list(key))
 
@@ -135,7 +135,7 @@ def _shortened(text: str) -> str:
 
 
 def _partition(context: dg.AssetExecutionContext) -> str:
-    """Return the run's partition, or its range of them; empty where there is none."""
+    """Return the run's partition, or its range of partitions. It is empty if there is none."""
     if context.has_partition_key:
         return str(context.partition_key)
     if not context.has_partition_key_range:
@@ -151,9 +151,9 @@ def _unacknowledged(
     asset_key: dg.AssetKey,
     partition: str,
 ) -> int | None:
-    """Return the version that a run before this one committed without Dagster learning of it, None without any.
+    """Return the version that an earlier run committed without Dagster learning of it, None if there is none.
 
-    Where Dagster knows of the publication of one, somebody wants just that: to publish again.
+    If Dagster knows of such a publication, the user wants to publish again.
     """
     for run in earlier:
         if newest_materialization(instance, [run], asset_key) is not None:
@@ -169,7 +169,7 @@ def _unacknowledged(
 
 
 def _version_before(lake: Lakehouse, time_ms: int) -> int:
-    """Return the newest version that was there at a time, whether it can be read by now or not; -1 without any."""
+    """Return the newest version that existed at a time, even if it cannot be read now. -1 if there is none."""
     try:
         return find_version_at(lake.files.roots, time_ms, lake.latest_version(), ProbedRoots(lake.storage))
     except VersionNotFoundError:
@@ -179,7 +179,7 @@ def _version_before(lake: Lakehouse, time_ms: int) -> int:
 def _asset_versions(
     instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], asset_keys: Sequence[dg.AssetKey]
 ) -> dict[str, str]:
-    """Return code and data version of each asset that was staged, or a digest of them where they take too much room."""
+    """Return code and data version of each staged asset, or a digest of them if they take too much room."""
     versions: dict[str, dict[str, str]] = {}
     for asset_key in asset_keys:
         record = newest_materialization(instance, runs, asset_key)

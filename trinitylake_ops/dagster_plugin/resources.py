@@ -30,14 +30,15 @@ _SECRET_KEY_LENGTH = 40
 
 
 def _is_plain_text(given: Any) -> TypeGuard[str]:
-    """Whether a field was given a value itself; what an EnvVar stands for comes here when a run resolves it."""
+    """Whether a field was given a value itself. The value of an EnvVar comes here when a run resolves it."""
     return isinstance(given, str) and not isinstance(given, dg.EnvVar)
 
 
 def _is_variable_name(given: str) -> bool:
-    """Whether this is a variable's name, and no credential of AWS or value of a variable that could be one."""
+    """Whether this is a variable's name, and not a credential of AWS or a variable's value."""
     is_like_secret_key = len(given) == _SECRET_KEY_LENGTH and given not in (given.lower(), given.upper())
-    is_value = given not in os.environ and given in os.environ.values()  # a template put it there, "{{ env.NAME }}"
+    # a template put the value there, "{{ env.NAME }}"
+    is_value = given not in os.environ and given in os.environ.values()
     return bool(_VARIABLE_NAME.fullmatch(given)) and not (
         _ACCESS_KEY_ID.fullmatch(given) or is_like_secret_key or is_value
     )
@@ -55,7 +56,7 @@ def is_root_uri(given: str) -> bool:
 
 
 class _OptionsConfig(dg.Config):
-    """Options by their names, which Dagster's configuration schema knows: others are refused before a run exists."""
+    """Options by their names, which Dagster's configuration schema knows. Others are refused before a run exists."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
 
@@ -70,7 +71,8 @@ class _OptionsConfig(dg.Config):
                 " process, or name its environment variable in secret_options_from_env"
             )
         if names:
-            StorageOptions(dict.fromkeys(names, ""))  # refuses what does not look like a name, and does not show it
+            # refuses a text that does not look like a name, and does not show it
+            StorageOptions(dict.fromkeys(names, ""))
             raise InvalidInputError(f"unknown option {names[0]!r}; there are {', '.join(cls.model_fields)}")
         return given
 
@@ -80,7 +82,7 @@ class _OptionsConfig(dg.Config):
 
 
 class StorageSettings(_OptionsConfig):
-    """Options of storages that anybody may see; each storage takes some of them (docs/storage.md)."""
+    """Options of storages that anybody may see. Each storage takes some of them (docs/storage.md)."""
 
     fsync: str | None = Field(default=None, description="Local folders: 'true' or 'false'.")
     endpoint: str | None = Field(default=None, description="S3: URL of the server, when it is not AWS.")
@@ -111,12 +113,12 @@ class StorageSettings(_OptionsConfig):
 
     @classmethod
     def from_environment(cls) -> StorageSettings:
-        """Return what TRINITYLAKE_STORAGE_OPTIONS says, ``K=V,K=V``. Raises InvalidInputError, without values."""
+        """Return the options in TRINITYLAKE_STORAGE_OPTIONS, ``K=V,K=V``. Raises InvalidInputError, without values."""
         return cls(**StorageOptions.parse(os.environ.get(OPTIONS_VARIABLE, "")))
 
 
 class SecretVariables(_OptionsConfig):
-    """Environment variables from which options that nobody may see are read, by the process that needs them."""
+    """Environment variables with options that nobody may see. The process that needs them reads them."""
 
     access_key_id: str | None = Field(default=None, description="Name of the variable that holds the access key id.")
     secret_access_key: str | None = Field(default=None, description="Name of the variable that holds the secret key.")
@@ -146,7 +148,7 @@ class SecretVariables(_OptionsConfig):
 
 
 class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
-    """A lakehouse by its root URI. What it holds is no secret: Dagster shows it."""
+    """A lakehouse by its root URI. It holds no secret: Dagster shows it."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
 
@@ -201,16 +203,19 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
         return Lakehouse.open(self.root, self._options())
 
     def open_or_create(self) -> Lakehouse:
-        """Return the lakehouse, a new one where there is none."""
+        """Return the lakehouse, a new one if there is none."""
         with contextlib.suppress(LakehouseNotFoundError):
             return self.open()
-        with contextlib.suppress(LakehouseExistsError):  # another run was first
+        with contextlib.suppress(LakehouseExistsError):  # another run created it first
             return Lakehouse.create(self.root, self._options())
         return self.open()
 
     @contextlib.contextmanager
     def executors(self, spark: SparkResource) -> Iterator[Callable[[], Executor]]:
-        """Give a function that returns the engine's executor; a session starts when it is asked, and ends with this."""
+        """Provide a function that returns the engine's executor.
+
+        A session starts when it is called, and ends with this block.
+        """
         with contextlib.ExitStack() as scope:
 
             @functools.cache
@@ -230,14 +235,14 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
 
 
 def lakehouse_of(resources: object, names: LakehouseNames) -> TrinityLakeResource:
-    """Return the resource of a lakehouse from ``context.resources`` of what requires it."""
+    """Return the resource of a lakehouse from ``context.resources`` of a definition that requires it."""
     resource = getattr(resources, names.resource_key)
     assert isinstance(resource, TrinityLakeResource)
     return resource
 
 
 class SparkResource(dg.ConfigurableResource["SparkResource"]):
-    """One Spark session for the steps of a run, started when the first of them asks and stopped with the run."""
+    """One Spark session for the steps of a run. It starts when the first step asks, and stops with the run."""
 
     master: str = Field(default=DEFAULT_MASTER, description="Spark master URL.")
     remote: str | None = Field(

@@ -1,4 +1,4 @@
-"""The flights pipeline as assets: each table is staged and audited, then all of a run are published together."""
+"""The flights pipeline as assets. Each table is staged and audited, then all tables of a run are published together."""
 
 from collections.abc import Iterator, Mapping
 from datetime import date
@@ -44,7 +44,7 @@ MONTH_PUBLISHED = dg.AssetKey(["publish", "month"])
 
 
 class SourceConfig(dg.Config):
-    """Where the pipeline reads."""
+    """The place where the pipeline reads."""
 
     source_folder: str = Field(
         default="",
@@ -57,7 +57,7 @@ class SourceConfig(dg.Config):
 
 
 class FlightsConfig(SourceConfig):
-    """Where the flights come from, and whether to spoil them to rehearse an incident."""
+    """The source of the flights, and whether to spoil them to rehearse an incident."""
 
     fault: Literal["none", "blocked", "subtle"] = Field(
         default="none",
@@ -67,7 +67,7 @@ class FlightsConfig(SourceConfig):
 
 
 def flights_definitions() -> dg.Definitions:
-    """Return the pipeline's assets, checks and jobs; they need the resources ``lakehouse`` and ``spark``."""
+    """Return the pipeline's assets, checks and jobs. They need the resources ``lakehouse`` and ``spark``."""
     assets = [_staging_asset(table) for table in TABLES.values()]
     reference = {name: table_key(name) for name, table in TABLES.items() if not table.is_monthly}
     monthly = {name: table_key(name) for name, table in TABLES.items() if table.is_monthly}
@@ -107,7 +107,7 @@ def table_key(name: str) -> dg.AssetKey:
 
 
 def _staging_asset(table: FlightsTable) -> dg.AssetsDefinition:
-    """Return the asset that writes a table's new data and audits what it wrote; nothing is published."""
+    """Return the asset that writes a table's new data and audits it. Nothing is published."""
     key = table_key(table.name)
     staged_inputs = {name: dg.AssetIn(table_key(name)) for name in table.inputs if TABLES[name].is_monthly}
     published_inputs = [name for name in table.inputs if not TABLES[name].is_monthly]
@@ -123,7 +123,7 @@ def _staging_asset(table: FlightsTable) -> dg.AssetsDefinition:
             lake = lakehouse.open() if table.is_monthly else lakehouse.open_or_create()
         session, month = spark.session(), _month(context)
         frames = {name: _read_month(session, lake, staged, month) for name, staged in inputs.items()}
-        # All derived tables of a run see the reference tables as they were when its facts were staged.
+        # All derived tables of a run see the reference tables as they were when the run's facts were staged.
         version = min((staged.base_version for staged in inputs.values()), default=None)
         frames |= {name: read_table(session, lake, f"{NAMESPACES[name]}.{name}", version) for name in published_inputs}
         frame = table.build(session, config.source(), frames, None if month is None else month.month)
@@ -167,7 +167,7 @@ def _stage(lake: Lakehouse, table: FlightsTable, frame: DataFrame, month: date |
 def _audit(
     lake: Lakehouse, session: SparkSession, table: FlightsTable, staged: StagedTable, month: date | None
 ) -> Iterator[dg.AssetCheckResult]:
-    """Check what was staged, as read back from its files, in one pass."""
+    """Check the staged data, as read back from its files, in one pass."""
     airlines = read_table(session, lake, "reference.airlines", staged.base_version) if table.name == "flights" else None
     frame = _read_month(session, lake, staged, month)
     number = None if month is None else month.month

@@ -1,7 +1,7 @@
-"""Checks of the flights tables before they are published: what must hold, and what was seen instead.
+"""Checks of the flights tables before they are published: the rules, and the observed values.
 
-Each check names the SQL aggregates it looks at. All aggregates of a table's checks are computed in one
-pass over it, and one row comes back to the driver, whatever the size of the table.
+Each check names the SQL aggregates it looks at. All aggregates of a table's checks are computed in one pass over it.
+One row comes back to the driver, whatever the size of the table.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pyspark.sql import functions as F
 from trinitylake_ops.demo.flights_tables import TABLES, FlightsTable
 from trinitylake_ops.errors import InvalidInputError
 
-#: The airports the data set is about.
+#: The airports of the data set.
 ORIGINS = ("EWR", "JFK", "LGA")
-#: Departure delays outside of this range, in minutes and inclusive, are taken for mistakes.
+#: Departure delays outside this range, in minutes and inclusive, count as mistakes.
 PLAUSIBLE_DEP_DELAY_MIN = (-120, 2000)
 #: The worst month of the data set has 5 % without a departure delay: its cancelled flights.
 MAX_DEP_DELAY_NULL_SHARE = 0.1
@@ -30,7 +30,7 @@ _KNOWN_CARRIER = "known_carrier"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that must hold for a table; a blocking one stops the publish.
+    """One rule for a table. A blocking one stops the publish.
 
     ``aggregates`` are SQL expressions by the name under which the result reports them.
     """
@@ -44,7 +44,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """How a check ended; ``observed`` holds its aggregates, plain numbers."""
+    """The result of a check. ``observed`` holds its aggregates, plain numbers."""
 
     name: str
     passed: bool

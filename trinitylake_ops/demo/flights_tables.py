@@ -1,4 +1,4 @@
-"""The eight tables of the flights pipeline, described once: what a scheduler or a test needs to build each."""
+"""The eight tables of the flights pipeline, described once, as a scheduler or a test needs them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ BY_MONTH = ("year", "month")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightsTable:
-    """One table. ``inputs`` are the tables it is derived from, none for one that is read from the source.
+    """One table. ``inputs`` are the tables it is derived from, none for a table of the source.
 
-    ``primary_key`` columns are never null and together unique; ``partition_by`` is ``("year", "month")``
-    or, for a table that is written as a whole, empty. ``schema`` is that of every frame :meth:`build` returns.
+    ``primary_key`` columns are never null and together unique. ``partition_by`` is ``("year", "month")`` or, for a
+    table that is written as a whole, empty. ``schema`` is that of every frame :meth:`build` returns.
     """
 
     name: str
@@ -50,10 +50,10 @@ class FlightsTable:
         inputs: Mapping[str, DataFrame] | None = None,
         month: int | None = None,
     ) -> DataFrame:
-        """Return the table's rows: of one month (1 to 12) or of all, and all of a table without months.
+        """Return the table's rows, of one month (1 to 12) or of all. A table without months returns all.
 
-        ``inputs`` are frames by table name; of each monthly one only ``month`` is used. Raises
-        InvalidInputError for a missing input or a wrong month, and what FlightsSource raises.
+        ``inputs`` are frames by table name. Of each monthly frame only ``month`` is used. Raises InvalidInputError for
+        a missing input or a wrong month, and what FlightsSource raises.
         """
         if self.read is not None:
             return self.read(spark, source, month)

@@ -1,6 +1,6 @@
 """The demo: a year of real flights, published month by month, and an incident or two. Run by ``make demo``.
 
-Every step is a run of a job of ``definitions.py``, recorded in ``DAGSTER_HOME`` and so seen in the Dagster UI.
+Every step is a run of a job of ``definitions.py``. It is recorded in ``DAGSTER_HOME``, so the Dagster UI shows it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Demo:
     ) -> None:
         """Run a job and print one line about it. Raises DemoError when it does not end as it must."""
         started = time.monotonic()
-        with contextlib.redirect_stderr(io.StringIO()):  # Dagster's log, which the instance has, too
+        with contextlib.redirect_stderr(io.StringIO()):  # the log of Dagster, which its instance has, too
             result = self.definitions.resolve_job_def(job).execute_in_process(
                 instance=self.instance,
                 run_config=config,
@@ -94,7 +94,7 @@ class Demo:
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def published(self, result: dg.ExecuteInProcessResult) -> str:
-        """Say what a publishing run committed."""
+        """Describe the commit of a publishing run."""
         steps = [key.to_python_identifier() for key in (REFERENCE_PUBLISHED, MONTH_PUBLISHED)]
         staged = [
             event.materialization.metadata
@@ -172,7 +172,7 @@ def _failed_checks(result: dg.ExecuteInProcessResult) -> str:
     return f"stopped by {', '.join(names)}; nothing published"
 
 
-# What the demo leaves behind
+# The result of the demo
 
 
 def count_rows(lake: Lakehouse, namespace: str, table: str, version: int) -> int:

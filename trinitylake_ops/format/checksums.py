@@ -1,9 +1,9 @@
 """Checksums that a file carries within itself (FORMAT.md, "Checksums").
 
-A file that we write holds its *seal* twice, at places that its format leaves free: eight hex digits, the CRC-32C of
-the whole file with zeros in the place of these digits, and the file's own name. So every bit counts, those of the
-seal too, and a file that took the place of another one is told from a damaged one. Other programs may carry a seal
-on into a file that they write: it names another file and its digits are wrong, so it means nothing there.
+A file that we write holds its *seal* twice, at places that its format leaves free. A seal is eight hex digits, the
+CRC-32C of the whole file with zeros in the place of these digits, and the file's own name. So every bit counts, the
+seal's own too. A file that took the place of another one can be told from a damaged one. Other programs may carry a
+seal on into a file that they write. It then names another file and its digits are wrong, so it means nothing there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import google_crc32c
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.file_names import names_one_file
 
-#: The name of the property, key or field that holds a seal; the second one's ends with ``.2``.
+#: The name of the property, key or field that holds a seal. The second one's name ends with ``.2``.
 SEAL_KEYS = ("trinitylake.seal", "trinitylake.seal.2")
 
 _DIGITS = 8
@@ -24,7 +24,7 @@ _SEAL = re.compile(r"([0-9a-f]{8}) (.+)", re.DOTALL)
 
 
 def open_seal(path: str) -> str:
-    """Return the seal to write, twice, into a file that will stand at ``path``: still without its digits."""
+    """Return the seal to write, twice, into a file that will be at ``path``. Its digits are not yet filled in."""
     return f"{'0' * _DIGITS} {path.rpartition('/')[2]}"
 
 
@@ -37,13 +37,13 @@ def sealed(data: bytes, path: str) -> bytes:
 def check_seals(
     data: bytes, seals: Sequence[str | None], path: str, *, crc: int | None = None, may_be_copy: bool = False
 ) -> bool:
-    """Check a file against the two seals that were found in it; whether it has a checksum.
+    """Check a file against the two seals that were found in it. Returns whether it has a checksum.
 
-    ``seals`` are what stands under both of ``SEAL_KEYS``, None where nothing does. False for a file without a
-    seal, or with one that another program carried on. A whole file of another name is a copy where ``path`` is no name
-    that we give, or where it ``may_be_copy``, and has a checksum. ``data`` may be the end of a file that holds both
-    seals where ``crc`` is the CRC-32C of the whole file as it stands. Raises CorruptFileError for a file that was
-    damaged, and for one that took the place of another.
+    ``seals`` are the values of both ``SEAL_KEYS``, None where there is none. Returns False for a file without a seal,
+    or with one that another program carried on. A whole file of another name is a copy if ``path`` is no name that we
+    give, or if it ``may_be_copy``. A copy has a checksum. ``data`` may be the end of a file, if that holds both seals
+    and ``crc`` is the CRC-32C of the whole file. Raises CorruptFileError for a file that was damaged, and for one that
+    took the place of another.
     """
     first, second = seals
     if first is None and second is None:
@@ -53,7 +53,7 @@ def check_seals(
         raise CorruptFileError(f"{path!r} is damaged: its two checksums differ", path=path)
     blank = data.replace(first.encode(errors="surrogateescape"), open_seal(match[2]).encode(errors="surrogateescape"))
     found = google_crc32c.value(blank)
-    if crc is not None:  # CRCs are linear: both files begin alike, so they differ as their ends do
+    if crc is not None:  # CRCs are linear. Both files begin alike, so their CRCs differ as those of their ends do.
         found ^= google_crc32c.value(data) ^ crc
     is_whole: bool = found == int(match[1], 16)
     if match[2] == path.rpartition("/")[2]:

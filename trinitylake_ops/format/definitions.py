@@ -25,7 +25,7 @@ from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.format.version_ranges import VersionRanges
 
 MAJOR_VERSION = 0
-_SEALS_ROOM_BYTES = 4096  # both seals, of the longest name
+_SEALS_ROOM_BYTES = 4096  # bytes of both seals, with the longest name
 
 #: Format property of an Iceberg table: where its current metadata file is, as a path under the root or a URI.
 METADATA_LOCATION = "metadata_location"
@@ -34,7 +34,7 @@ TABLE_UUID = "table_uuid"
 
 
 class _OpenEnum(IntEnum):
-    """An enum of proto3: a number of a newer writer is kept, under the name ``UNKNOWN_<number>``."""
+    """An enum of proto3. A number of a newer writer is kept, under the name ``UNKNOWN_<number>``."""
 
     @classmethod
     def _missing_(cls, value: object) -> Self | None:
@@ -47,7 +47,7 @@ class _OpenEnum(IntEnum):
 
 
 class IsolationLevel(_OpenEnum):
-    """What a transaction is checked against when others committed first."""
+    """The reads that a transaction is checked for when others committed first."""
 
     SNAPSHOT = 0
     SERIALIZABLE = 1
@@ -62,14 +62,14 @@ class ExportLevel(_OpenEnum):
 
 
 class ExportState(_OpenEnum):
-    """Whether an export's files are all there; while copying it pins its version."""
+    """Whether an export's files are all there. While it copies, it pins its version."""
 
     COPYING = 0
     COMPLETE = 1
 
 
 class ExpirationState(_OpenEnum):
-    """How far a batch of expired versions is deleted; an EXPIRED one can be undeleted."""
+    """How far a batch of expired versions is deleted. A batch in state EXPIRED can be undeleted."""
 
     EXPIRED = 0
     PURGING = 1
@@ -77,7 +77,7 @@ class ExpirationState(_OpenEnum):
 
 
 class DataType(_OpenEnum):
-    """Types of columns; sizes, precision and scale travel in the column's properties."""
+    """Types of columns. Sizes, precision and scale travel in the column's properties."""
 
     BOOLEAN = 0
     INT2 = 1
@@ -156,7 +156,7 @@ class RetentionRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRecord:
-    """Another lakehouse that this one, made of a version of it, reads files from (field 1006)."""
+    """Another lakehouse from which this one reads files, being made of a version of it (field 1006)."""
 
     root: str
     lakehouse_id: str = ""
@@ -192,7 +192,7 @@ class LakehouseDef:
     unknown_fields: bytes = b""
 
     def to_bytes(self, path: str = "") -> bytes:
-        """Return the protobuf file, sealed for the name of ``path``, if any; maps are in the order of their keys.
+        """Return the protobuf file, sealed for the name of ``path``, if any. Maps are in the order of their keys.
 
         Raises InvalidDefinitionError.
         """
@@ -200,7 +200,7 @@ class LakehouseDef:
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> LakehouseDef:
-        """Read a definition. Raises CorruptFileError for no protobuf, or a major version above ours."""
+        """Read a definition. Raises CorruptFileError if it is no protobuf, or of a major version above ours."""
         definition = _from_message(cls, _parse(data, pb.LakehouseDef, path))
         if definition.major_version > MAJOR_VERSION:
             raise CorruptFileError(
@@ -258,7 +258,7 @@ class Schema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableDef:
-    """A table; an empty ``table_type`` means MANAGED. An empty ``id`` is given one by ``create_table``.
+    """A table; an empty ``table_type`` means MANAGED. ``create_table`` replaces an empty ``id``.
 
     ``distribution_keys``, ``primary_keys``, ``sort_keys`` and ``unique_columns`` hold column ids.
     """
@@ -284,9 +284,10 @@ class TableDef:
         return self.table_format.upper() == "ICEBERG"
 
     def rebased(self, root: str) -> TableDef:
-        """Return the definition as another lakehouse than that of ``root``, where it stands, has to read it.
+        """Return the definition in the form that another lakehouse has to read.
 
-        A metadata file that is given by its path lies under that root.
+        ``root`` is the lakehouse that holds it. A metadata file that the definition names by its path lies under that
+        root.
         """
         location = self.format_properties.get(METADATA_LOCATION)
         if not location:
@@ -308,7 +309,7 @@ class TableDef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedWrite:
-    """What a saved transaction would write to a key: a definition, a location, or nothing, which deletes it."""
+    """The write of a saved transaction to a key: a definition, a location, or nothing, which deletes the key."""
 
     key: str
     definition: bytes | None = None
@@ -318,7 +319,7 @@ class SavedWrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTransaction:
-    """A transaction between two processes: what it was based on, read and would write."""
+    """A transaction between two processes: its base, its reads, and its writes."""
 
     id: str
     base_version: int
@@ -383,14 +384,14 @@ _ENUMS: dict[str, type[_OpenEnum]] = {
 
 
 def _parse(data: bytes, message_type: type[M], path: str) -> M:
-    """Return the message of a file. Raises CorruptFileError for no protobuf, and for a file that its seals refuse."""
+    """Return the message of a file. Raises CorruptFileError if it is no protobuf, or if its seals show damage."""
     message = _parsed(data, message_type, path)
     _check_seals(data, message, path)
     return message
 
 
 def _parsed(data: bytes, message_type: type[M], path: str) -> M:
-    if message_type not in (pb.SavedTransaction, pb.Seals):  # the seals of both are looked for
+    if message_type not in (pb.SavedTransaction, pb.Seals):  # both seals are looked for
         check_definition_size(len(data), path)
     try:
         return message_type.FromString(data)
@@ -424,7 +425,7 @@ def _to_file(
 
 
 def _sealed_file(data: bytes, path: str) -> bytes:
-    """Return a file between its two seals: whatever cuts it off, or into it, leaves one of them, or neither whole."""
+    """Return a file between its two seals. Any cut leaves only one of them, or damages one."""
     head, tail = _seal_fields(open_seal(path))
     return sealed(head + data + tail, path)
 
@@ -436,7 +437,7 @@ def _seal_fields(seal: str) -> tuple[bytes, bytes]:
 def resealed(data: bytes, source: str, target: str) -> bytes:
     """Return the file of a definition as the copy at ``target`` of the one at ``source``.
 
-    Without a seal it stays as it is. Raises CorruptFileError for one that is damaged.
+    A file without a seal stays as it is. Raises CorruptFileError for a damaged file.
     """
     if not check_definition_file(data, source):
         return data
@@ -447,12 +448,15 @@ def resealed(data: bytes, source: str, target: str) -> bytes:
 
 
 def check_definition_file(data: bytes, path: str) -> bool:
-    """Check the file of a definition of any kind against its seals; whether it has any. Raises CorruptFileError."""
+    """Check the file of a definition of any kind against its seals.
+
+    Returns whether it has any. Raises CorruptFileError.
+    """
     return _check_seals(data, _parsed(data, pb.Seals, path), path)
 
 
 def _to_message(value: Any, message_type: type[M]) -> M:
-    """Return a dataclass as the message of the same field names; None and unset nested parts stay absent."""
+    """Return a dataclass as the message of the same field names. None and unset nested parts stay absent."""
     message = message_type.FromString(value.unknown_fields)
     for descriptor in message.DESCRIPTOR.fields:
         if descriptor.name in _SEAL_FIELDS:
@@ -477,13 +481,16 @@ def _to_message(value: Any, message_type: type[M]) -> M:
 
 
 class _FieldForm(NamedTuple):
-    """How a field of a message is read; looking it up in the descriptor each time takes most of the reading."""
+    """How a field of a message is read.
+
+    Without this record, looking it up in the descriptor takes most of the reading.
+    """
 
     name: str
     is_map: bool
     is_repeated: bool
     has_presence: bool
-    part: Callable[..., Any] | None  # of a message or enum in it
+    part: Callable[..., Any] | None  # the type of a message or enum in the field
 
 
 @functools.cache
@@ -502,7 +509,7 @@ def _field_forms(descriptor: Descriptor) -> tuple[_FieldForm, ...]:
 
 
 def _from_message(build: Callable[..., D], message: Message) -> D:
-    """Return a message as the dataclass ``build`` of the same field names; absent optional fields take its defaults."""
+    """Return a message as the dataclass ``build`` of the same field names. Absent optional fields take its defaults."""
     fields: dict[str, Any] = {}
     for name, is_map, is_repeated, has_presence, part in _field_forms(message.DESCRIPTOR):
         content = getattr(message, name)

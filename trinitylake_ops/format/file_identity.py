@@ -1,7 +1,7 @@
-"""Which names may mean the same file: some file systems fold the case of letters, or normalise Unicode (L8).
+"""Tells which names may mean the same file. Some file systems fold the case of letters, or normalise Unicode (L8).
 
-What a listing shows there is not always what was written. Nearly all our names are in ASCII and in lower case, which no
-file system changes; of the others the uuid tells, which each of our names holds.
+A listing of such a file system may show another name than was written. Nearly all our names are in ASCII and in lower
+case, which no file system changes. The others are identified by the uuid that each of our names holds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CATALOG_NAME = re.compile(rf"({_UUID.pattern})\.(?:arrow|ipc|binpb)", re.IGNORE
 
 
 def folded(text: str) -> str:
-    """Return what stays of a text however it is cased and normalised: ASCII, in lower case, without marks."""
+    """Return the part of a text that no case or normalisation changes: ASCII, in lower case, without marks."""
     if text.isascii():
         return text.lower()
     decomposed = unicodedata.normalize("NFD", text.casefold())
@@ -26,9 +26,9 @@ def folded(text: str) -> str:
 
 
 def name_identity(location: str) -> str:
-    """Return what tells the file of a location from all others, by the last part of its name.
+    """Return the part of a location's last name that tells its file from all others.
 
-    Of a file of the catalog that is the uuid alone, also where a file system replaced characters.
+    For a file of the catalog this is the uuid alone, even if a file system replaced characters.
     """
     name = location.rpartition("/")[2]
     match = _CATALOG_NAME.search(name)
@@ -36,11 +36,11 @@ def name_identity(location: str) -> str:
 
 
 class OtherNames:
-    """The names that files which are needed may have in a listing, beside their own paths.
+    """The names that needed files may have in a listing, beside their own paths.
 
-    Locations are paths, or URIs, which may lead under the same root by another name of it, such as a link. What is
-    kept of each is a hash: two names that share one only spare a file too many. Of a path in ASCII and in lower
-    case nothing is kept: ``folded`` of what is listed is such a path.
+    Locations are paths or URIs. A URI may lead under the same root by another name of it, such as a link. Only a hash
+    of each is kept: two names that share one only spare a file too many. Nothing is kept of a path in ASCII and in
+    lower case, as ``folded`` of a listed path is such a path.
     """
 
     def __init__(self, locations: Iterable[str] = ()) -> None:
@@ -62,7 +62,7 @@ class OtherNames:
 
 
 class FoldedSet:
-    """Texts that are members as they are, and others that resemble one of them."""
+    """A set of texts, which also tells whether a text resembles a member."""
 
     def __init__(self) -> None:
         self._members: set[str] = set()

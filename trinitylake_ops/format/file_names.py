@@ -20,7 +20,7 @@ LEASE_PREFIX = f"{OPERATIONS_PREFIX}lease-"
 VERIFIED_PREFIX = f"{OPERATIONS_PREFIX}verified-"
 ORPHAN_BARRIER_PATH = f"{OPERATIONS_PREFIX}orphan-barrier.json"
 TABLES_PREFIX = "tables/"
-#: The file in a table's folder that says whose it is.
+#: The file in a table's folder that says which lakehouse owns it.
 OWNER_NAME = "_owner.json"
 MAX_VERSION = 2**32 - 1
 MAX_SEGMENT_BYTES = 255
@@ -48,7 +48,7 @@ _OPERATION_NAME = re.compile(
     rf"|_export_{_UUID}\.arrow",
     re.DOTALL,
 )
-#: A root's name, any with a uuid, and those of files of operations and folders of which each stands at one place.
+#: A root's name, any name with a uuid, and names of operations' files and folders that have one place each.
 _NAME_OF_ONE_FILE = re.compile(
     rf"{_ROOT_NAME.pattern}|.*{_UUID}.*|(?:lease-[1-9][0-9]*|orphan-barrier|_owner)\.json", re.DOTALL | re.IGNORECASE
 )
@@ -57,9 +57,9 @@ _ASCII_NAME_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvw
 
 
 def derived_uuid(seed: uuid.UUID, name: str) -> uuid.UUID:
-    """Return the uuid of a name that is the same whenever it is made; in form it is one of version 4, as all in names.
+    """Return the uuid of a name, the same each time. In form it is one of version 4, as in all names.
 
-    Writers of the format may check the form of a name, and none has to know how it was made.
+    Other programs may check the form of a name, and need not know how it was made.
     """
     return as_version_4(uuid.uuid5(seed, name))
 
@@ -77,10 +77,10 @@ def optimize_path(original: str) -> str:
 
 
 def is_misnamed(path: str) -> bool:
-    """Whether a path has the form of an optimised one and another prefix than its name gives.
+    """Whether a path has the form of an optimised path, but another prefix than its name gives.
 
-    No file of ours stands there, so a pointer to it is damaged. Others may have hashed a path with ``/`` in place
-    of ``-``: only where no file stands does this say anything.
+    No file of ours has such a path, so a pointer to it is damaged. Other programs may have hashed a path with ``/`` in
+    place of ``-``. So this says something only if there is no file.
     """
     match = _OPTIMIZED.fullmatch(path)
     return match is not None and optimize_path(match[1]) != path
@@ -99,7 +99,10 @@ def new_namespace_path(namespace: str, file_path_max_size_bytes: int, identifier
 def new_table_path(
     namespace: str, table: str, file_path_max_size_bytes: int, identifier: uuid.UUID | None = None
 ) -> str:
-    """Return a fresh path for a table definition, or the one of a uuid (L7, L8): the table before its namespace."""
+    """Return a fresh path for a table definition, or the one of a uuid (L7, L8).
+
+    The table comes before its namespace.
+    """
     return _definition_path(_table_stem(namespace, table, _readable), file_path_max_size_bytes, identifier)
 
 
@@ -108,7 +111,7 @@ def _readable(name: str) -> str:
 
 
 def _readable_beyond_ascii(name: str) -> str:
-    """Return the readable form that names had before some file systems were found to change letters beyond ASCII."""
+    """Return the former readable form of names. Later some file systems were found to change letters beyond ASCII."""
     chars = zip(name, _readable(name), strict=True)
     return "".join(
         char if ord(char) > 0x7F and unicodedata.category(char)[0] in "LN" else shown for char, shown in chars
@@ -120,9 +123,9 @@ def _table_stem(namespace: str, table: str, readable: Callable[[str], str]) -> s
 
 
 def is_table_definition_path(path: str, namespace: str, table: str, file_path_max_size_bytes: int) -> bool:
-    """Whether a path is one that :func:`new_table_path` gives for this table, or for one whose name reads alike.
+    """Whether :func:`new_table_path` gives a path for this table, or for a table whose name reads alike.
 
-    That is one of other letters beyond ASCII; or the path has these letters, as we gave them once.
+    A name that reads alike has other letters beyond ASCII. The path itself may have such letters, as we gave them once.
     """
     match = _TABLE_NAME.fullmatch(path)
     return match is not None and any(
@@ -132,9 +135,9 @@ def is_table_definition_path(path: str, namespace: str, table: str, file_path_ma
 
 
 def named_kind(location: str) -> str | None:
-    """Return what the definition at a location is of by its name, as we give it: lakehouse, namespace or table.
+    """Return the kind of definition that a location has by its name, as we give it: lakehouse, namespace or table.
 
-    None for a name that others gave. No reader may rely on it.
+    Returns None for a name of another program. No reader may rely on the name.
     """
     match = _DEFINITION_NAME.fullmatch(location)
     return match[1] or match[2] if match else None
@@ -162,7 +165,7 @@ def _cut_utf8(text: str, size_bytes: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RootNaming:
-    """How the roots of a lakehouse are named (L9): ``_``, the version's binary digits reversed, a suffix."""
+    """The naming of a lakehouse's roots (L9): ``_``, the version's binary digits reversed, a suffix."""
 
     digits: int = 32
     suffix: str = ".arrow"
@@ -176,12 +179,12 @@ class RootNaming:
     def parse(self, path: str) -> int | None:
         """Return the version of a root node path, or None when the path is none of this naming.
 
-        Raises VersionNotFoundError for a version beyond the largest one, which 64 digits can say.
+        Raises VersionNotFoundError for a version beyond the largest one: 64 digits can name such a version.
         """
         return parse_root_path(path) if root_naming(path) == self else None
 
 
-#: The naming of what we create, and all that are read; a lakehouse keeps the one it has.
+#: Our own naming, and all namings that are read. A lakehouse keeps the naming that it has.
 ROOT_NAMING = RootNaming()
 ROOT_NAMINGS = tuple(RootNaming(digits, suffix) for suffix in (".arrow", ".ipc") for digits in (32, 64))
 
@@ -192,7 +195,7 @@ def root_path(version: int) -> str:
 
 
 def root_naming(path: str) -> RootNaming | None:
-    """Return the naming that a path is a root node's of, or None when the path is no root node's."""
+    """Return the naming of a root node's path, or None when the path is no root node's."""
     match = _ROOT_NAME.fullmatch(path)
     return RootNaming(len(match[1]), match[2]) if match else None
 
@@ -200,7 +203,7 @@ def root_naming(path: str) -> RootNaming | None:
 def parse_root_path(path: str) -> int | None:
     """Return the version of a root node path in any naming, or None when the path is not one (L9).
 
-    Raises VersionNotFoundError for a version beyond the largest one, which 64 digits can say.
+    Raises VersionNotFoundError for a version beyond the largest one: 64 digits can name such a version.
     """
     match = _ROOT_NAME.fullmatch(path)
     if match is None:
@@ -216,7 +219,7 @@ def parse_root_path(path: str) -> int | None:
 
 
 def version_named(location: str) -> int | None:
-    """Return the version whose root has the last part of a location for its name, None for another name."""
+    """Return the version whose root's name is the last part of a location, None for another name."""
     try:
         return parse_root_path(location.rpartition("/")[2])
     except VersionNotFoundError:
@@ -224,9 +227,9 @@ def version_named(location: str) -> int | None:
 
 
 def names_one_file(path: str) -> bool:
-    """Whether the last part of a path is a name as we give it, to one file alone: what has it is that file.
+    """Whether the last part of a path is a name that we give to one file alone. A file of this name is that file.
 
-    Whatever callers, or other programs, call a file otherwise says nothing of what it holds.
+    Any other name, by a caller or another program, says nothing of the file's content.
     """
     return _NAME_OF_ONE_FILE.fullmatch(path.rpartition("/")[2]) is not None
 
@@ -282,22 +285,22 @@ def parse_lease_path(path: str) -> int | None:
 
 
 def is_operation_path(path: str) -> bool:
-    """Whether a path is one that our operations give: plans, manifests, exports' roots, transactions, requests, ..."""
+    """Whether our operations give such a path: to plans, manifests, exports' roots, transactions, requests, ..."""
     return _OPERATION_NAME.fullmatch(path) is not None or parse_turn_path(path) is not None
 
 
 def saved_transaction_path(transaction_id: str) -> str:
-    """Return where a transaction of this id is saved."""
+    """Return the path of the saved transaction of this id."""
     return f"{OPERATIONS_PREFIX}txn-{transaction_id}.binpb"
 
 
 def new_turn_path(attempt_ms: int) -> str:
-    """Return a fresh path for a writer's request that others wait, which names how long its attempts take."""
+    """Return a fresh path for a writer's request for a turn. It names how long the writer's attempts take."""
     return f"{TURN_PREFIX}{attempt_ms}-{uuid.uuid4()}"
 
 
 def parse_turn_path(path: str) -> int | None:
-    """Return how many milliseconds an attempt takes of the writer of a request, None for another path."""
+    """Return the milliseconds that an attempt takes, from the path of a writer's request. None for another path."""
     match = _TURN_NAME.fullmatch(path)
     return int(match[1]) if match else None
 
@@ -318,15 +321,15 @@ def owner_path(table_id: str) -> str:
 
 
 def is_immutable_path(path: str) -> bool:
-    """Whether a file of this name never changes: a node, or a definition, with a uuid in its name (L6, L7, L11).
+    """Whether a file of this name never changes: a node or a definition, with a uuid in its name (L6, L7, L11).
 
-    Roots are not among them, since sealing overwrites them, nor are names without a uuid, which another
-    engine could give a second time.
+    Roots are not among them, since sealing overwrites them. Names without a uuid are not either, as another engine
+    could give one a second time.
     """
     return _IMMUTABLE_NAME.fullmatch(path) is not None
 
 
 def root_of(uri: str) -> str | None:
-    """Return the root URI of the lakehouse that the URI of a node or definition lies in, None for another name."""
+    """Return the root URI of a lakehouse from the URI of a node or definition in it, None for another name."""
     match = _DISTANT_NAME.fullmatch(uri)
     return match[1] if match else None

@@ -1,4 +1,4 @@
-"""Checking any file of the catalog against the seals that it carries, by what its name says it is."""
+"""Checks any file of the catalog against its seals; the name says of which kind a file is."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from trinitylake_ops.format.sealed_json import check_json_file
 
 
 def check_file(data: bytes, path: str) -> bool:
-    """Check a node, definition or JSON file against its seals; whether it has any.
+    """Check a node, definition or JSON file against its seals. Returns whether it has any.
 
-    False for files of other kinds. Raises CorruptFileError for one that is damaged, or another one's.
+    Returns False for files of other kinds. Raises CorruptFileError for a damaged file, or one in the place of another.
     """
     if path.endswith((".arrow", ".ipc")):
         return check_file_seals(data, footer_schema(data, path), path)

@@ -1,6 +1,6 @@
-"""The most bytes that files of a kind have which are read whole, whoever wrote them (docs/threat-model.md).
+"""Bounds for files that are read whole, by their kinds, whoever wrote them (docs/threat-model.md).
 
-Nodes, roots and whatever has no bound here have that of the storage, 256 MiB unless its options say more.
+Nodes, roots and all files without a bound here have the storage's bound: 256 MiB unless its options say more.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from trinitylake_ops.errors import CorruptFileError
 
 #: A lease, an owner file, the orphan barrier: a few texts and numbers.
 MAX_NOTE_BYTES = 1 << 20
-#: A definition: each of its parts takes a hundred times as much once it is decoded.
+#: A definition: decoded, each of its parts takes a hundred times as much memory.
 MAX_DEFINITION_BYTES = 64 << 20
 #: A plan, the manifest of an export or a record of verified files: a line for each of millions of files.
 MAX_FILE_LIST_BYTES = 1 << 30
@@ -29,8 +29,8 @@ def check_definition_size(size_bytes: int, path: str) -> None:
 
 
 def check_json_values(data: bytes, path: str) -> None:
-    """Raise CorruptFileError for JSON with more values than a file of its size has: each takes tens of bytes."""
-    # A count of what separates values, of strings, too, costs next to nothing.
+    """Raise CorruptFileError for JSON with more values than a file of its size has. Each value takes tens of bytes."""
+    # A count of the separators of values, also of those in strings, costs next to nothing.
     n_values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
     limit = _ALWAYS_ALLOWED_VALUES + len(data) // _BYTES_PER_VALUE
     if n_values > limit:

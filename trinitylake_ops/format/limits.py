@@ -1,4 +1,4 @@
-"""Which settings of a lakehouse fit together (FORMAT.md, "Object definitions")."""
+"""Checks which settings of a lakehouse fit together (FORMAT.md, "Object definitions")."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from trinitylake_ops.format.nodes.system_rows import (
 
 MIN_ORDER = 3
 MAX_ORDER = 65_536
-MAX_NODE_FILE_BYTES = 2**31 - 1  # what the offsets of a column of text in one batch can count
+MAX_NODE_FILE_BYTES = 2**31 - 1  # the largest offset of a column of text in one batch
 
-#: What is fixed when a lakehouse is created.
+#: Settings that are fixed when a lakehouse is created.
 IMMUTABLE_SETTINGS = (
     "id",
     "major_version",
@@ -50,9 +50,9 @@ IMMUTABLE_SETTINGS = (
 def smallest_node_file_limit_bytes(definition: LakehouseDef) -> int:
     """Return the size of the largest root that may be needed: full pointer rows, one buffered message, seals.
 
-    Every key and value has its full size, every child pointer that of a node's path, and the
-    system rows are those of a rollback with the largest ``commit_info``. Roots have our own naming,
-    as in all that we create; while a tree is edited, its root's real system rows count.
+    Every key and value has its full size, and every child pointer that of a node's path. The system rows are those of a
+    rollback with the largest ``commit_info``. Roots have our own naming, as in all lakehouses that we create. While a
+    tree is edited, its root's real system rows count.
     """
     key_bytes = 4 + definition.namespace_name_max_size_bytes + definition.table_name_max_size_bytes
     n_keys = definition.order - 1
@@ -104,9 +104,10 @@ def _validate_changeable_settings(definition: LakehouseDef) -> LakehouseDef:
 
 
 def check_readable_sizes(definition: LakehouseDef, path: str) -> LakehouseDef:
-    """Return a definition that was read, whoever wrote it. Raises CorruptFileError for sizes that cannot be.
+    """Return a definition that was read, if its sizes are possible.
 
-    Where not even the names in one node fit its file, nobody may pad a key to their size: it can be gigabytes.
+    Any program may have written it. Raises CorruptFileError for impossible sizes. If not even the names in one node fit
+    its file, no key may be padded to their size: it can be gigabytes.
     """
     names_bytes = definition.namespace_name_max_size_bytes + definition.table_name_max_size_bytes
     limit_bytes = min(definition.node_file_max_size_bytes, MAX_NODE_FILE_BYTES)
@@ -122,7 +123,7 @@ def check_readable_sizes(definition: LakehouseDef, path: str) -> LakehouseDef:
 def validate_changed_settings(before: LakehouseDef, after: LakehouseDef) -> LakehouseDef:
     """Return a changed definition, or raise InvalidDefinitionError when it changes what is fixed at creation.
 
-    Only what can change is checked: other writers may have created a lakehouse whose sizes we would not.
+    Only settings that can change are checked: other programs may have created a lakehouse whose sizes we would refuse.
     """
     for name in IMMUTABLE_SETTINGS:
         if getattr(before, name) != getattr(after, name):
@@ -145,8 +146,8 @@ def _at_most(name: str, value: int, maximum: int) -> None:
 def validate_table_def(definition: TableDef) -> TableDef:
     """Return a table definition unchanged, or raise InvalidDefinitionError.
 
-    Column ids are positive and unique over all levels of nesting, names not empty and unique within
-    theirs, and the keys name top-level columns.
+    Column ids are positive and unique over all levels of nesting. Names are not empty and unique within their level,
+    and the keys name top-level columns.
     """
     _check_column_names(definition.schema.columns, "")
     ids = [column.id for column in _all_columns(definition.schema.columns)]

@@ -6,7 +6,7 @@ import re
 
 from trinitylake_ops.errors import InvalidLocationError
 
-# ``user:password@`` after the scheme. A port is none, nor is a path with both letters.
+# ``user:password@`` after the scheme. Neither a port nor a path with both letters is one.
 _USER_INFO = re.compile(r"^(?:[A-Za-z][A-Za-z0-9+.-]*:/{1,2})?[^/@:]+:(?!\d+(?:/|$)|/)[^@]*@")
 _S3_SCHEMES = re.compile(r"^s3[an]://")
 _FILE_PATH = re.compile(r"^file:/(?!/)")
@@ -16,8 +16,8 @@ _URI = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(/.*)?$", re.DOTALL)
 def normalize_root_uri(root: str) -> str:
     """Return ``root`` as ``scheme://authority/path/`` (L1).
 
-    A bare absolute POSIX path means ``file://``; a missing final ``/`` is added; nothing else is
-    changed. Raises InvalidLocationError; for a root with credentials without repeating them.
+    A bare absolute POSIX path means ``file://``. A missing final ``/`` is added. Nothing else is changed. Raises
+    InvalidLocationError, which does not repeat credentials.
     """
     if _USER_INFO.search(root):
         raise InvalidLocationError(
@@ -42,9 +42,9 @@ def normalize_root_uri(root: str) -> str:
 
 
 def as_uri(location: str) -> str:
-    """Return an absolute POSIX path as the ``file`` URI that it stands for, anything else unchanged.
+    """Return an absolute POSIX path as its ``file`` URI, anything else unchanged.
 
-    ``file:/path``, as Hadoop's file systems write it, is one, too.
+    ``file:/path``, as Hadoop's file systems write it, is such a URI, too.
     """
     path = location.removeprefix("file:") if _FILE_PATH.match(location) else location
     return f"file://{path}" if path.startswith("/") else location

@@ -1,7 +1,7 @@
-"""Where the files that a lakehouse's content names may be read (docs/protocol.md, "Which places may be read").
+"""Decides which files may be read that a lakehouse's content names (docs/protocol.md, "Which places may be read").
 
-Whoever can write into a lakehouse can put any location into a pointer, a definition or a manifest. So content
-never decides by itself what is read: a location must lie where this module says.
+Anyone who can write into a lakehouse can put any location into a pointer, a definition or a manifest. So content never
+decides by itself what is read: a location must lie where this module says.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _LONGEST_SHOWN_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A file by the root under which it is read, and its path there.
+    """A file, given by the root under which it is read, and its path there.
 
-    ``is_moved`` says that content named it elsewhere, and that it is read at its own place; ``is_writable`` that
+    ``is_moved`` says that content named another place, and that the file is read at its own. ``is_writable`` says that
     files may be written and deleted there.
     """
 
@@ -38,11 +38,12 @@ class Place:
 
 
 class NamedRoots:
-    """The roots that definitions of one lakehouse name: noted as they are read, shared by all that reads it.
+    """The roots that definitions of one lakehouse name.
 
-    Names of what a lakehouse holds may be read there, and nothing else. ``sources`` are those of a copy, in their
-    order, ``targets`` those where exports went. ``lakehouse_id`` is its id, where it names any, ``claimed`` are the
-    ids of tables whose folders are known to have its owner file. Safe to use from several threads.
+    They are noted as definitions are read, and shared by all readers. Only files with names that a lakehouse gives may
+    be read there. ``sources`` are those of a copy, in their order. ``targets`` are roots of exports. ``lakehouse_id``
+    is its id, where it names any. ``claimed`` are the ids of tables whose folders are known to have its owner file.
+    Safe to use from several threads.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class NamedRoots:
         return (NamedRoots, (self.table_roots, self.sources, self.targets, self.lakehouse_id, self.claimed))
 
     def note(self, definition: LakehouseDef) -> None:
-        """Add what a definition names: its table root, the sources of a copy, and where exports went."""
+        """Add the roots that a definition names: its table root, the sources of a copy, and the targets of exports."""
         sources = [record.root for record in definition.sources]
         targets = [record.target_uri for record in definition.exports if record.target_uri]
         if not sources and not targets and not definition.table_root:
@@ -77,7 +78,7 @@ class NamedRoots:
 
     @property
     def is_copy(self) -> bool:
-        """Whether the lakehouse was made of versions of others, whose files it reads."""
+        """Whether the lakehouse was made of versions of other lakehouses, whose files it reads."""
         return bool(self.sources)
 
     def note_claimed(self, table_id: str) -> None:
@@ -91,7 +92,7 @@ def _with_roots(known: tuple[str, ...], named: Iterable[str]) -> tuple[str, ...]
     for uri in named:
         try:
             root = normalize_root_uri(uri)
-        except InvalidLocationError:  # of no use to anybody, and refused where it is used
+        except InvalidLocationError:  # such a root is of no use, and is refused where it is used
             continue
         if root not in roots:
             roots.append(root)
@@ -100,12 +101,12 @@ def _with_roots(known: tuple[str, ...], named: Iterable[str]) -> tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What may be read beyond the root of a lakehouse.
+    """The places that may be read beyond the root of a lakehouse.
 
-    ``given`` are roots that a caller passed, ``allowed`` those that the operator did: all below them may be read, and
-    below the latter also written. ``names`` are those that content names, where only names of a lakehouse count, and
-    never a local file for a lakehouse that is not local. With ``follows_moves`` the file of a table of any other
-    lakehouse is taken for the one of the same path here: this is what a copy of all files leaves.
+    ``given`` are roots that a caller passed, and ``allowed`` are the operator's. All files below them may be read, and
+    below ``allowed`` also written. ``names`` are the roots that content names. There, only names that a lakehouse gives
+    count, and a local file only for a local lakehouse. With ``follows_moves``, a table's file of any other lakehouse is
+    taken for the file of the same path here. A copy of all files leaves such names.
     """
 
     root: str
@@ -126,7 +127,7 @@ class Places:
         return self.known(uri) or self._moved(uri) or self._refused(uri)
 
     def known(self, location: str) -> Place | None:
-        """Return where a location is read that lies under a root which is known, None for any other."""
+        """Return where a location under a known root is read, None for any other."""
         uri = as_uri(location)
         if uri.startswith(self.root):
             return Place(self.root, uri.removeprefix(self.root), is_writable=True)
@@ -150,11 +151,11 @@ class Places:
         return None
 
     def in_sources(self, moved: Place) -> list[Place]:
-        """Return where a file of a table may stand that is not at its own place: a source may have been moved, too."""
+        """Return where else a table's file may be that is not at its own place. A source may have been moved, too."""
         return [Place(root, moved.path) for root in self.names.sources if self.may_be_named(root)]
 
     def may_be_named(self, root: str) -> bool:
-        """Whether content may name this root: one of this machine only for a lakehouse that is there, too."""
+        """Whether content may name this root. Only a lakehouse on this machine may name a root of this machine."""
         is_local = root.partition("://")[0] in _LOCAL_SCHEMES
         return not is_local or self.root.partition("://")[0] in _LOCAL_SCHEMES
 
@@ -179,7 +180,7 @@ class Places:
 
 
 def allowed_roots(text: str) -> tuple[str, ...]:
-    """Return the roots that the operator allows, of an option's text. Raises InvalidInputError."""
+    """Return the roots that the operator allows, from an option's text. Raises InvalidInputError."""
     roots = []
     for uri in text.split():
         try:
@@ -190,7 +191,7 @@ def allowed_roots(text: str) -> tuple[str, ...]:
 
 
 def sources_of_copy(root: str, source: LakehouseDef, version: int) -> tuple[SourceRecord, ...]:
-    """Return the lakehouses from which one reads that is made of a version of ``source`` without copying all of it."""
+    """Return the sources of a lakehouse that is made of a version of ``source`` without copying all of it."""
     own = SourceRecord(root=root, lakehouse_id=source.id, version=version)
     table_root = (normalize_root_uri(source.table_root),) if source.table_root else ()
     roots = {record.root: record for record in source.sources}
@@ -199,7 +200,7 @@ def sources_of_copy(root: str, source: LakehouseDef, version: int) -> tuple[Sour
 
 
 def cut(text: str) -> str:
-    """Return a location as errors quote it: content can make it as long as it likes."""
+    """Return a location as errors quote it, cut to a bounded length: content can make it as long as it likes."""
     return text if len(text) <= _LONGEST_SHOWN_CHARS else f"{text[:_LONGEST_SHOWN_CHARS]}..."
 
 

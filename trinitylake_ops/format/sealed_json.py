@@ -15,9 +15,9 @@ _OBJECT_START = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\{")
 
 
 def encode_sealed_json(content: Mapping[str, Any], path: str, *, indent: int | None = None) -> bytes:
-    """Return the JSON file of an object that will stand at ``path``, with a seal before and one after its entries.
+    """Return the JSON file of an object for ``path``, with a seal before its entries and one after them.
 
-    Raises InvalidInputError where that is larger than any that is read.
+    Raises InvalidInputError if the file would be larger than any that is read.
     """
     first, second = SEAL_KEYS
     seal = open_seal(path)
@@ -35,7 +35,7 @@ def encode_sealed_json(content: Mapping[str, Any], path: str, *, indent: int | N
 def decode_sealed_json(data: bytes, path: str) -> dict[str, Any]:
     """Return the object of a JSON file, without its seals; older files have none.
 
-    Raises CorruptFileError for a file that holds no JSON object, is damaged, or stands in the place of another.
+    Raises CorruptFileError for a file that holds no JSON object, is damaged, or took the place of another.
     """
     content = _object_in(data, path)
     check_seals(data, _seals_in(content, path), path)
@@ -43,7 +43,7 @@ def decode_sealed_json(data: bytes, path: str) -> dict[str, Any]:
 
 
 def check_json_file(data: bytes, path: str) -> bool:
-    """Check a JSON file against its seals; whether it has any. Raises CorruptFileError."""
+    """Check a JSON file against its seals. Returns whether it has any. Raises CorruptFileError."""
     return check_seals(data, _seals_in(_object_in(data, path), path), path)
 
 

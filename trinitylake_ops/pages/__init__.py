@@ -1,8 +1,8 @@
 """Pages: what an operator has to see of a lakehouse, as one HTML file that needs nothing else.
 
-A headline says it in a sentence, a drawing shows the versions, tables hold the details. Pages are made of what
-``log``, ``expire`` and ``verify`` have read already; beyond that only the nodes of the latest version's tree are
-read. The same input gives the same page.
+A headline says it in a sentence, a drawing shows the versions, tables hold the details. Pages are made of data that
+``log``, ``expire`` and ``verify`` have read already. Beyond that, only the nodes of the latest version's tree are read.
+The same input gives the same page.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The drawing of a timeline: where each mark goes, in units of the picture. Pure arithmetic, no text markup.
+"""The drawing of a timeline: the place of each mark, in units of the picture.
 
-One axis, the versions, evenly spaced, since commits come in bursts: times are written below it. Beyond MOST_BARS
-versions a bar stands for a round number of them, its height divided among their states.
+This module is pure arithmetic, without markup. The one axis has the versions, evenly spaced, since commits come in
+bursts. Times are written below it. Beyond MOST_BARS versions a bar stands for a round number of them. Its height is
+divided among their states.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ _MOST_FLAGS = 40
 _MOST_ARCS = 8
 _ARC_HEIGHT = 34.0
 _CHAR_WIDTH = 6.7
-#: How many characters of 2026-01-31T12:30:45 tell two periods apart - a year, a month, down to a second - and which
-#: part of it is written where a period begins.
+#: For each kind of period, from year down to second: how many characters of 2026-01-31T12:30:45 distinguish two of
+#: them. Then the part of it that is written where a period begins.
 _PERIODS = ((4, slice(10)), (7, slice(10)), (10, slice(10)), (13, slice(5, 16)), (16, slice(5, 16)), (19, slice(5, 19)))
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of a bar: so much of one state."""
+    """A part of a bar, for one state."""
 
     state: VersionState
     y: float
@@ -43,7 +44,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One version, or as many as share a bar, inclusive; ``title`` says it in words."""
+    """One version, or several that share a bar, inclusive. ``title`` describes it in words."""
 
     x: float
     width: float
@@ -64,7 +65,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """An export at its version; ``text_y`` is None where there is no room for its name."""
+    """An export at its version. ``text_y`` is None if there is no room for its name."""
 
     x: float
     text_x: float
@@ -76,7 +77,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Arc:
-    """A rollback: from its version to the one whose content came back; a short one where nobody knows which."""
+    """A rollback, from its version to the one whose content came back. It is short if that is unknown."""
 
     from_x: float
     to_x: float
@@ -123,7 +124,7 @@ def draw(
     bytes_by_version: Mapping[int, int] | None = None,
     findings_by_version: Mapping[int, int] | None = None,
 ) -> Chart:
-    """Draw a timeline; with the bytes that each version wrote and a plan frees, as bars below it."""
+    """Draw a timeline. The bytes that each version wrote and that a plan frees can be bars below it."""
     axis = _Axis(timeline)
     flags, rows, unflagged = _flags(timeline, axis)
     arcs, undrawn = _arcs(timeline, axis)
@@ -162,7 +163,7 @@ def draw(
 
 
 class _Axis:
-    """Where versions stand."""
+    """The positions of versions."""
 
     def __init__(self, timeline: Timeline):
         self.first = timeline.first
@@ -229,7 +230,7 @@ def _bar_title(versions: Sequence[TimelineVersion]) -> str:
 
 
 def _segments(versions: Sequence[TimelineVersion], top: float) -> tuple[Segment, ...]:
-    """Divide a bar among the states of its versions; of each a little is seen."""
+    """Divide a bar among the states of its versions. Each state is visible."""
     counts = Counter(version.state for version in versions)
     room = _BAR_HEIGHT - _LEAST_HEIGHT * len(counts)
     segments = []
@@ -243,7 +244,7 @@ def _segments(versions: Sequence[TimelineVersion], top: float) -> tuple[Segment,
 
 
 def _version_ticks(axis: _Axis) -> tuple[Tick, ...]:
-    """Label the last version, the first where there is room, and round numbers between them."""
+    """Label the last version, the first if there is room, and round numbers between them."""
     longest = len(f"{axis.last:,}") * _CHAR_WIDTH + 14
     step = _round_up(longest / axis.bar_width * axis.per_bar)
     first_x, last_x = axis.middle(axis.first), axis.middle(axis.last)
@@ -259,7 +260,7 @@ def _version_ticks(axis: _Axis) -> tuple[Tick, ...]:
 
 
 def _time_ticks(timeline: Timeline, axis: _Axis) -> tuple[Tick, ...]:
-    """Label the first version of each period, as fine as there are some of them, as far as there is room."""
+    """Label the first version of each period, if there is room. Periods are so fine that there are some of them."""
     times = [
         (version.number, utc_datetime(version.record.created_at_ms).isoformat())
         for version in timeline.versions
@@ -290,7 +291,7 @@ def _spaced(axis: _Axis, labels: Iterable[tuple[int, str]]) -> tuple[Tick, ...]:
 
 
 def _flags(timeline: Timeline, axis: _Axis) -> tuple[tuple[Flag, ...], int, int]:
-    """Return the exports, how many rows their names take, and how many are not drawn; the newest are."""
+    """Return the exports, how many rows their names take, and how many are not drawn. The newest are drawn."""
     named = [(version.number, name) for version in timeline.versions for name in version.exports]
     free_x = [0.0] * _MOST_FLAG_ROWS
     flags: list[Flag] = []
@@ -319,7 +320,7 @@ def _flags(timeline: Timeline, axis: _Axis) -> tuple[tuple[Flag, ...], int, int]
 
 
 def _arcs(timeline: Timeline, axis: _Axis) -> tuple[tuple[Arc, ...], int]:
-    """Return the rollbacks, and how many are not drawn; the newest are."""
+    """Return the rollbacks, and how many are not drawn. The newest are drawn."""
     rollbacks = [version for version in timeline.versions if version.record.rollback_from is not None]
     arcs = []
     for version in rollbacks[-_MOST_ARCS:]:

@@ -1,4 +1,7 @@
-"""What a page says, apart from how it looks: headline, figures, tables. All text of others is clipped and visible."""
+"""The content of a page, without its form: headline, figures, tables.
+
+All text of other programs is clipped and made visible.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ LABELS: Mapping[VersionState, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number that says much; ``tone`` is good, warn, bad or plain."""
+    """One important number. ``tone`` is good, warn, bad or plain."""
 
     label: str
     value: str
@@ -67,7 +70,7 @@ class StateRow:
 
 @dataclass(frozen=True, slots=True)
 class KindRow:
-    """What a plan frees of one kind of files; ``percent`` is its part of all bytes."""
+    """The files of one kind that a plan frees. ``percent`` is their part of all bytes."""
 
     kind: str
     files: str
@@ -91,7 +94,7 @@ class LevelRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """The tree of the latest version, level by level; only a note where it cannot be read."""
+    """The tree of the latest version, level by level. If it cannot be read, there is only a note."""
 
     note: str
     levels: tuple[LevelRow, ...] = ()
@@ -100,7 +103,7 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class FindingRow:
-    """One finding, and what mends it."""
+    """One finding, and its remedy."""
 
     severity: str
     code: str
@@ -112,7 +115,7 @@ class FindingRow:
 
 @dataclass(frozen=True, slots=True)
 class VersionRow:
-    """One version in detail; ``signs`` are exports, rollbacks and who wrote it."""
+    """One version in detail. ``signs`` are exports, rollbacks and the program that wrote it."""
 
     number: str
     time: str
@@ -134,7 +137,7 @@ class Findings:
 
 @dataclass(frozen=True, kw_only=True)
 class Heading:
-    """How a page begins: of which command it is, on what, when, what came of it in a sentence, and what to do next.
+    """The beginning of a page: its command, the lakehouse, the time, the result in a sentence, and what to do next.
 
     ``now_ms`` is when the page was made; ``tone`` is that of the headline, as of a figure.
     """
@@ -159,7 +162,7 @@ class Heading:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """All that a page says; ``findings`` is None where nobody looked for any."""
+    """The whole content of a page. ``findings`` is None if nobody looked for any."""
 
     heading: Heading
     figures: tuple[Figure, ...]
@@ -191,7 +194,7 @@ def state_rows(timeline: Timeline) -> tuple[StateRow, ...]:
 
 
 def kind_rows(freed: FreedFiles) -> tuple[KindRow, ...]:
-    """Return what is freed by kind, the largest first."""
+    """Return the freed files by kind, the largest first."""
     counts, sizes = freed.counts(), freed.bytes_by(freed.kinds)
     total = freed.bytes or 1
     ordered = sorted(sizes, key=lambda kind: (-sizes[kind], kind))
@@ -199,9 +202,9 @@ def kind_rows(freed: FreedFiles) -> tuple[KindRow, ...]:
 
 
 def tree_of(snapshot: Snapshot) -> Tree:
-    """Return the tree of a version, or why it cannot be read; reads all its nodes.
+    """Return the tree of a version, or the reason why it cannot be read. Reads all its nodes.
 
-    A damaged tree is no reason to go without the page: it is when pages are needed.
+    A damaged tree does not prevent the page: that is when pages are needed.
     """
     try:
         shape = snapshot.tree_shape()
@@ -251,7 +254,7 @@ def finding_rows(findings: Sequence[Finding]) -> Findings:
 
 
 def version_rows(timeline: Timeline, of_interest: Iterable[int]) -> tuple[tuple[VersionRow, ...], str]:
-    """Return rows of versions, newest first: all of them, or the newest and those that something is to be said of."""
+    """Return rows of versions, newest first: all of them, or the newest and those with something to report."""
     everything = timeline.versions
     chosen = everything if len(everything) <= MOST_ROWS else _notable(timeline, of_interest)
     rows = tuple(_version_row(version) for version in reversed(chosen))
@@ -310,7 +313,7 @@ def _version_row(version: TimelineVersion) -> VersionRow:
 
 
 def latest_figure(timeline: Timeline, now_ms: int) -> Figure:
-    """Return the latest version, and when it was made by what."""
+    """Return the latest version, its time and its operation."""
     record = timeline.latest.record
     made = "" if record.created_at_ms is None else ago(now_ms - record.created_at_ms)
     by = clipped(record.operation or "", 40)
@@ -318,7 +321,7 @@ def latest_figure(timeline: Timeline, now_ms: int) -> Figure:
 
 
 def count_figures(timeline: Timeline) -> list[Figure]:
-    """Return a figure for each state of the past that there is, for exports and for other programs."""
+    """Return a figure for each state of the past that occurs, for exports and for other programs."""
     counts = timeline.counts
     figures = [Figure("Kept", f"{counts.get(VersionState.KEPT, 0):,}", "besides the latest")]
     notes = {
@@ -342,7 +345,7 @@ def count_figures(timeline: Timeline) -> list[Figure]:
 
 
 def export_notes(timeline: Timeline) -> list[str]:
-    """Return what is to be said of exports that no version shown holds."""
+    """Return a note on exports that no version shown holds."""
     names = timeline.unplaced_exports
     shown = ", ".join(clipped(name, 60) for name in names[:10])
     more = f" and {len(names) - 10:,} more" if len(names) > 10 else ""

@@ -1,4 +1,4 @@
-"""Writing a page: whole or not at all."""
+"""Writes a page, whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _BEGINNING = b"<!doctype html>"
 
 
 def check_page_path(path: str | os.PathLike[str]) -> None:
-    """Check, before long work, that a page can be written to a path; nothing is written.
+    """Check, before long work, that a page can be written to a path. Nothing is written.
 
-    Raises StorageError where its folder is missing or cannot be written to, or something else than a page stands there.
+    Raises StorageError if its folder is missing or cannot be written to, or if something other than a page is there.
     """
     target = Path(os.path.realpath(path))
     folder = target.parent
     try:
         is_there, is_something = folder.is_dir(), target.exists()
-    except OSError as error:  # such as for a name that no file can have
+    except OSError as error:  # for example a name that no file can have
         raise _error(path, error.strerror or str(error)) from error
     if not is_there:
         raise _error(path, f"there is no folder {str(folder)!r}")
@@ -34,7 +34,7 @@ def check_page_path(path: str | os.PathLike[str]) -> None:
 
 
 def _is_page(path: Path) -> bool:
-    """Whether a file is empty or begins as a page does: a wrong name must not cost a file of a lakehouse."""
+    """Whether a file is empty or begins as a page does. A wrong name must not cost a file of a lakehouse."""
     try:
         with open(path, "rb") as file:
             return file.read(len(_BEGINNING)).lower() in (b"", _BEGINNING)
@@ -43,13 +43,13 @@ def _is_page(path: Path) -> bool:
 
 
 def write_page(path: str | os.PathLike[str], page: str) -> None:
-    """Write a page to a file, which is there whole or as it was before; a symbolic link is followed.
+    """Write a page to a file, whole or not at all. A symbolic link is followed.
 
-    Raises StorageError, also as ``check_page_path``.
+    Raises StorageError, also in the cases of ``check_page_path``.
     """
     check_page_path(path)
     target = Path(os.path.realpath(path))
-    # Not after the target, whose name may be as long as names can be.
+    # The temporary name does not contain the target's, which may be as long as names can be.
     temporary = target.with_name(f".page-{uuid.uuid4()}.tmp")
     try:
         with open(temporary, "x", encoding="utf-8", newline="") as file:

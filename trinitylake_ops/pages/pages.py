@@ -54,7 +54,7 @@ def log_page(latest: Snapshot, history: Sequence[VersionInfo], now_ms: int) -> s
 
 
 def expiration_page(plan: ExpirationPlan, report: ExpirationReport | None = None) -> str:
-    """Return a page of the plan of an expiry, or of what came of it: each version's fate, and the bytes to be freed.
+    """Return a page of the plan of an expiry, or of its result: each version's fate, and the bytes to be freed.
 
     Reads the nodes of the tree of the plan's base version, no root.
     """
@@ -82,9 +82,9 @@ def expiration_picture(plan: ExpirationPlan) -> str:
 
 
 def verification_page(report: VerifyReport, now_ms: int) -> str:
-    """Return a page of what verify found, and of all versions.
+    """Return a page of verify's findings, and of all versions.
 
-    Reads the nodes of the latest version's tree, no root; what cannot be read is said on the page.
+    Reads the nodes of the latest version's tree, no root. The page says what cannot be read.
     """
     versions, note = _verified(report)
     heading = Heading(
@@ -110,7 +110,7 @@ def verification_page(report: VerifyReport, now_ms: int) -> str:
 
 
 def verification_picture(report: VerifyReport) -> str:
-    """Return the drawing of what verify found alone, as an SVG file; reads nothing."""
+    """Return the drawing of verify's findings alone, as an SVG file; reads nothing."""
     versions, _ = _verified(report)
     return _picture(versions, _verified_chart(report, versions), _verification_headline(report, versions))
 
@@ -131,7 +131,7 @@ def _page(
     findings: Sequence[Finding] | None = None,
     notes: Sequence[str] = (),
 ) -> Page:
-    """Return a page with what all of them have in common; ``findings`` is None where nobody looked for any."""
+    """Return a page with the common parts. ``findings`` is None if nobody looked for any."""
     of_interest = [finding.version for finding in findings or () if finding.version is not None]
     rows, rows_left_out = version_rows(versions, of_interest)
     return Page(
@@ -232,7 +232,7 @@ def _expiration_steps(plan: ExpirationPlan, report: ExpirationReport | None) -> 
 
 
 def _verified(report: VerifyReport) -> tuple[Timeline, str]:
-    """Return the versions, and what is to be said where the latest settings cannot be read."""
+    """Return the versions, and a note if the latest settings cannot be read."""
     try:
         definition = None if report.latest is None else report.latest.definition
         return timeline(report.records, definition, latest=report.latest_version), ""

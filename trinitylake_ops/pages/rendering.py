@@ -1,4 +1,4 @@
-"""From content to HTML: templates that escape all they are given, and show what cannot be seen."""
+"""From content to HTML. The templates escape all that they are given, and show invisible characters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _environment() -> Environment:
 
 
 def _shown(value: object) -> object:
-    """Return text with control characters as escapes, whoever wrote it and wherever in a page it stands."""
+    """Return text with control characters as escapes, for any text in a page, whoever wrote it."""
     return visible(value) if type(value) is str else value
 
 
@@ -42,6 +42,6 @@ def render_page(page: Page) -> str:
 
 
 def render_picture(chart: Chart, states: Mapping[VersionState, str], headline: str) -> str:
-    """Return a chart under its headline and what is to be said of each state, as one SVG file."""
+    """Return a chart under its headline and the labels of its states, as one SVG file."""
     template = _environment().get_template("picture.svg.jinja")
     return template.render(chart=chart, states=states, headline=headline)

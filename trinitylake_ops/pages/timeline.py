@@ -1,4 +1,4 @@
-"""What became of each version: the one list that a page's charts, legend and table show."""
+"""The fate of each version: the one list that a page's charts, legend and table show."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trinitylake_ops.maintenance.state.version_record import VersionRecord
 
 
 class VersionState(StrEnum):
-    """What became of a version, or will by a plan; in the order in which a page lists them."""
+    """The state of a version, now or by a plan, in the order in which a page lists the states."""
 
     LATEST = "latest"
     KEPT = "kept"
@@ -31,7 +31,7 @@ class VersionState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineVersion:
-    """A version on a page: what its root says, its state and why, and the names of exports of it."""
+    """A version on a page: the content of its root, its state and the reason, and the names of its exports."""
 
     record: VersionRecord
     state: VersionState
@@ -47,7 +47,7 @@ class TimelineVersion:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """Versions, ascending and without gaps; ``unplaced_exports`` are exports of none of them."""
+    """Versions, ascending and without gaps. ``unplaced_exports`` are exports of none of them."""
 
     versions: tuple[TimelineVersion, ...]
     unplaced_exports: tuple[str, ...] = ()
@@ -81,11 +81,11 @@ def timeline(
     expired_now: Iterable[int] = (),
     latest: int | None = None,
 ) -> Timeline:
-    """Return what became of versions, by their roots and the latest lakehouse definition, None where it is damaged.
+    """Return the fate of versions, by their roots and the latest lakehouse definition, None if that is damaged.
 
-    ``verdicts`` say what a plan does to them, ``expired_now`` which ones it has let expire. Versions missing between
-    others were deleted by another program; nobody looked at those after the last one up to ``latest``, which is
-    given where there may be none. Raises CorruptFileError for expirations that name no versions.
+    ``verdicts`` say what a plan does to them. ``expired_now`` are the versions that it has let expire. Versions missing
+    between others were deleted by another program. Versions after the last one up to ``latest`` were not looked at.
+    ``latest`` is given if there may be no versions. Raises CorruptFileError for expirations that name no versions.
     """
     known = sorted(records, key=lambda record: record.version)
     last = known[-1].version if known else -1
@@ -109,7 +109,7 @@ def timeline(
 
 
 class _Fates:
-    """What the lakehouse definition and a plan say of versions."""
+    """The entries of the lakehouse definition and of a plan on versions."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ def _unseen(version: int) -> TimelineVersion:
 
 
 def _exports(definition: LakehouseDef | None) -> list[tuple[str, int | None]]:
-    """Return the names of exports, with a word on those that are not finished, and their versions where known."""
+    """Return the names of exports, with a note on unfinished ones, and their versions if known."""
     if definition is None:
         return []
     found: dict[str, tuple[str, int | None]] = {

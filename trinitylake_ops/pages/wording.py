@@ -1,4 +1,4 @@
-"""How pages say numbers, times and names."""
+"""The form of numbers, times and names on pages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def counted(number: int, one: str, many: str | None = None) -> str:
 
 
 def clipped(text: str, most_chars: int) -> str:
-    """Return text of somebody else's on one line, control characters as escapes, cut where it is too long."""
+    """Return foreign text on one line, control characters as escapes, cut where it is too long."""
     shown = visible(text[:most_chars])
     return shown if len(shown) <= most_chars and len(text) <= most_chars else shown[: most_chars - 1] + "…"
 

@@ -1,6 +1,6 @@
 """Spark as the executor of operations: the same work as the local one's, in tasks (docs/engines.md).
 
-The driver decides and commits; tasks read, copy, check and delete, each with the threads of its storage.
+The driver decides and commits. Tasks read, copy, check and delete, each with the threads of its storage.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from trinitylake_ops.storage.wrappers.pace import PacedStorage
 
 logger = logging.getLogger(__name__)
 
-#: Tasks send no delete later than that after the driver looked, by the storage's clock.
+#: Tasks send no delete later than this after the driver looked, by the storage's clock.
 ROUND_MS = 30_000
-#: By then a request that a lost task sent in time has taken effect, or never will.
+#: After this time a request that a lost task sent in time has taken effect, or never will.
 SETTLE_MS = 10_000
 
-#: So many things are done on the driver: a job takes longer than a round or two of requests.
+#: Up to so many things are done on the driver, as a job takes longer than a round or two of requests.
 FEW = 16
 _MOST_PER_BATCH = 1_024
 _BATCHES_PER_SLOT = 16
@@ -47,9 +47,9 @@ T = TypeVar("T")
 class SparkExecutor:
     """Runs work in the tasks of a Spark session, of this process or of Spark Connect.
 
-    ``requests_per_second`` bounds what all tasks together ask of storages, attempts counted: each of them gets its
-    share, and never more run at a time. A listing counts once. Raises InvalidInputError for a rate that is no
-    number above 0; work raises it for a lakehouse in this process's memory, and JobFailedError where Spark gives up.
+    ``requests_per_second`` bounds the requests of all tasks together, attempts counted. Each task gets its share, and
+    never more run at a time. A listing counts once. Raises InvalidInputError for a rate that is no number above 0. Work
+    raises it for a lakehouse in this process's memory, and JobFailedError when Spark gives up.
     """
 
     is_local = False
@@ -69,14 +69,14 @@ class SparkExecutor:
         return self._slots.count()
 
     def map(self, work: Work[A, T], things: Sequence[A], batch: int) -> Iterator[T]:
-        """Yield what becomes of each thing, in order. Raises what work raises, JobFailedError."""
+        """Yield the result of each thing, in order. Raises the errors of the work, JobFailedError."""
         if not things:
             return
         if len(things) <= FEW and self._rate is None:
             yield from work(things)
             return
         slots = self.slots
-        # With a rate no more tasks than have a share of it may run, though more slots come.
+        # With a rate, only tasks with a share of it may run, even if more slots come.
         n_tasks = slots * _TASKS_PER_SLOT if self._rate is None else slots
         size = batch_size(len(things), min(batch, _MOST_PER_BATCH), slots, n_tasks)
         batches = [things[start : start + size] for start in range(0, len(things), size)]
@@ -91,15 +91,15 @@ class SparkExecutor:
                 yield from done.results
 
     def rounds_at_once(self, storage: Storage) -> int:
-        """Return the requests of a few rounds for each task; a task looks at the fence before each round."""
+        """Return the requests of a few rounds for each task. A task looks at the fence before each round."""
         requests = storage.concurrency * self.slots * _DELETE_ROUNDS_PER_SLOT
         return requests if self._rate is None else max(1, min(requests, int(self._rate)))
 
     def delete(self, storage: Storage, paths: Sequence[str], fence: Fence | None) -> Sent:
-        """Delete files in tasks, each of which sees before each of its rounds that the fence holds.
+        """Delete files in tasks. Each task checks before each of its rounds that the fence holds.
 
-        Where a task was lost, this waits until it can send nothing more, whatever interrupts it: only then may the
-        lease be given back. Raises JobFailedError, after the same wait.
+        If a task was lost, this waits until it can send nothing more, despite interrupts. Only then may the lease be
+        given back. Raises JobFailedError, after the same wait.
         """
         looked_ms = storage.now_ms()
         until_ms = looked_ms + ROUND_MS if fence is None else min(looked_ms + ROUND_MS, fence.until_ms - SETTLE_MS)
@@ -107,7 +107,8 @@ class SparkExecutor:
         over_s = begun_s + (until_ms + SETTLE_MS - looked_ms) / 1000
         slots = self.slots
         deletes = FencedDeletes(storage, fence, looked_ms, until_ms)
-        pickled = self._pickled(deletes, (storage,), None)  # a wait would come between the look and the send
+        # otherwise there could be a wait between the look and the send
+        pickled = self._pickled(deletes, (storage,), None)
         n_parts = max(1, min(slots, -(-len(paths) // storage.delete_batch_size)))
         size = -(-len(paths) // n_parts)
         parts = [pickle.dumps(list(paths[start : start + size])) for start in range(0, len(paths), size)]
@@ -136,7 +137,7 @@ class SparkExecutor:
         elements: Sequence[bytes],
         n_tasks: int,
     ) -> list[bytes]:
-        """Run one job over elements; returns what became of each, in order."""
+        """Run one job over elements. Returns the result of each, in order."""
         return run_in_tasks(self._spark, f"run {what} in Spark", partial(task, pickled), elements, n_tasks)
 
     def _pickled(self, work: object, storages: Sequence[Storage], rate: float | None) -> bytes:
@@ -151,7 +152,7 @@ class SparkExecutor:
 
 
 def _wait_out(over_s: float) -> None:
-    """Wait for a point in monotonic time, through all interrupts; raises the last one then."""
+    """Wait for a point in monotonic time, through all interrupts. Raises the last one then."""
     interrupt: BaseException | None = None
     while (left_s := over_s - time.monotonic()) > 0:
         logger.warning("a task that deletes was lost: waiting %.0f s until it can send nothing more", left_s)
@@ -164,9 +165,9 @@ def _wait_out(over_s: float) -> None:
 
 
 def batch_size(n_things: int, most: int, slots: int, n_tasks: int) -> int:
-    """Return how many things go in a batch, ``most`` at most, so that all tasks have as many batches.
+    """Return how many things go in a batch, at most ``most``, so that all tasks have as many batches.
 
-    Fewer batches than tasks are as many in each slot. There is at least one thing.
+    If there are fewer batches than tasks, each slot gets as many. A batch has at least one thing.
     """
     n_batches = -(-n_things // most)
     even = n_tasks if n_batches > n_tasks else slots
@@ -174,7 +175,10 @@ def batch_size(n_things: int, most: int, slots: int, n_tasks: int) -> int:
 
 
 class _WorkPickler(pickle.Pickler):
-    """Pickles work with its storages; with a rate, a storage comes out as one that keeps it, below all retries."""
+    """Pickles work with its storages.
+
+    With a rate, a storage unpickles as one that keeps the rate, below all retries.
+    """
 
     def __init__(self, file: io.BytesIO, requests_per_second: float | None):
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -195,7 +199,7 @@ def _paced(rate: float, rebuild: Callable[..., Storage], arguments: tuple[Any, .
 
 
 def _count(storages: Sequence[Storage], requests: Sequence[RequestCounts]) -> None:
-    """Add what tasks asked of storages to what was asked here; repeated deletes have nothing to add."""
+    """Add the requests of tasks to the requests counted here. Repeated deletes have nothing to add."""
     for storage, counts in zip(storages, requests, strict=False):
         if isinstance(storage, MeteredStorage):
             storage.add(counts)
@@ -209,7 +213,7 @@ def spark_executor(
     requests_per_second: float | None = None,
     **conf: str | float | bool,
 ) -> Iterator[SparkExecutor]:
-    """Give an executor for a block, on a session that is there or on one that stops with the block.
+    """Provide an executor for a block, on an existing session or on one that stops with the block.
 
     Arguments and errors as in :func:`~trinitylake_ops.spark_jobs.session.build_session`.
     """

@@ -1,7 +1,7 @@
-"""What runs in Spark's tasks for an executor: work on batches, and deletes behind a fence.
+"""The code of an executor's tasks in Spark: work on batches, and deletes behind a fence.
 
-Tasks get and give pickled bytes. Storages, with their credentials, come inside the pickled work, which is part of a
-task's code: neither plans nor the UI nor event logs show it.
+Tasks take and return pickled bytes. Storages, with their credentials, come inside the pickled work, which is part of a
+task's code. Neither plans nor the UI nor event logs show it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from trinitylake_ops.maintenance.plans.executor import Fence
 from trinitylake_ops.storage import MeteredStorage, RequestCounts, Storage
 from trinitylake_ops.storage.wrappers.retry import sent_once
 
-#: For so long after the driver looked whether there is a new version a task needs not to look again.
+#: After the driver looked for a new version, a task need not look again for so long.
 FRESH_MS = 5_000
 _KEPT_WORKS = 8
 
-#: What this worker process unpickled before: its connections stay open from task to task.
+#: Work that this worker process unpickled before: its connections stay open from task to task.
 _unpickled: OrderedDict[bytes, Any] = OrderedDict()
 
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
-    """What came of a batch, or the error that ends the operation, and the requests to each storage of the work."""
+    """The results of a batch, or the error that ends the operation, and the requests of the work to each storage."""
 
     results: Sequence[Any]
     error: TrinityLakeError | None
@@ -40,7 +40,10 @@ class BatchDone:
 
 @dataclass(frozen=True, slots=True)
 class DeletesDone:
-    """What came of files to delete. ``is_repeated``: a task before this one may have deleted, or delete, some."""
+    """The results of deletes.
+
+    ``is_repeated`` says that a task before this one may have deleted some, or may still delete some.
+    """
 
     failures: dict[str, StorageError]
     held_back: tuple[str, ...]
@@ -50,9 +53,9 @@ class DeletesDone:
 
 @dataclass(frozen=True, slots=True)
 class FencedDeletes:
-    """How files may be deleted: until ``until_ms`` by the storage's clock, and as long as the fence holds.
+    """The condition for deletes: until ``until_ms`` by the storage's clock, and as long as the fence holds.
 
-    ``looked_ms`` is when the driver saw that it does.
+    ``looked_ms`` is when the driver saw that the fence holds.
     """
 
     storage: Storage
@@ -62,11 +65,11 @@ class FencedDeletes:
 
     @property
     def storages(self) -> Sequence[Storage]:
-        """The one that deletes."""
+        """The storage that deletes."""
         return (self.storage,)
 
     def holds(self) -> bool:
-        """Whether the next requests may be sent; not where that cannot be seen."""
+        """Whether the next requests may be sent. They may not if that cannot be seen."""
         try:
             now_ms = self.storage.now_ms()
             if now_ms >= self.until_ms:
@@ -83,7 +86,7 @@ class FencedDeletes:
 
 
 def run_batches(pickled_work: bytes, batches: Iterator[bytes]) -> Iterator[bytes]:
-    """Do work on pickled batches; yields a pickled BatchDone for each."""
+    """Do work on pickled batches. Yields a pickled BatchDone for each."""
     work = _loaded(pickled_work)
     for batch in batches:
         before = _counts(work.storages)
@@ -96,10 +99,10 @@ def run_batches(pickled_work: bytes, batches: Iterator[bytes]) -> Iterator[bytes
 
 
 def delete_parts(pickled_deletes: bytes, parts: Iterator[bytes]) -> Iterator[bytes]:
-    """Delete files, given as pickled lists of paths; yields a pickled DeletesDone for each.
+    """Delete files, given as pickled lists of paths. Yields a pickled DeletesDone for each.
 
-    A task that Spark started before and that was lost, or that it thinks slow, may still run: its repetition deletes
-    nothing, and leaves it to the driver when that is safe.
+    Spark repeats a task that was lost, or that it thinks slow, but the first one may still run. So the repetition
+    deletes nothing, and leaves that to the driver when it is safe.
     """
     context = TaskContext.get()
     is_repeated = context is not None and context.attemptNumber() > 0
@@ -111,7 +114,7 @@ def delete_parts(pickled_deletes: bytes, parts: Iterator[bytes]) -> Iterator[byt
 
 
 def _deleted(deletes: FencedDeletes, paths: list[str]) -> DeletesDone:
-    # Sending again is the driver's decision, too: it looks at lease and versions before.
+    # Sending again is the driver's decision, too, as it looks at lease and versions before.
     storage = sent_once(deletes.storage)
     before = _counts([storage])
     failures: dict[str, StorageError] = {}

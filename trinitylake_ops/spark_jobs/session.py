@@ -30,7 +30,7 @@ _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 #: Set by ``spark-submit`` for the program that it starts.
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-# With one tier the code cache is small by default; a process of many jobs fills it, and is interpreted from then on.
+# With one tier the code cache is small by default. A process of many jobs fills it, and is then interpreted.
 _JAVA_SWITCHES = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC"
 _SETTINGS = {
     "spark.driver.memory": "1g",
@@ -38,7 +38,7 @@ _SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.sql.shuffle.partitions": "4",
-    # The model's hours and days are defined in UTC, wherever the driver stands.
+    # Hours and days are defined in UTC, wherever the driver is.
     "spark.sql.session.timeZone": "UTC",
     # Iceberg adopts Parquet files with microseconds, not with Spark's own INT96.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -54,16 +54,16 @@ def build_session(
 ) -> SparkSession:
     """Return a running Spark session with the settings this package relies on, and its data source.
 
-    ``conf`` are Spark settings by their names (``**{"spark.sql.shuffle.partitions": 8}``) and win over
-    ours; their ``spark.driver.extraJavaOptions`` come after ours. ``master=None`` leaves the choice to
-    ``spark-submit``. If this process has a session already, that one is returned with the SQL settings
-    applied to it. Raises JavaNotFoundError when there is no Java to run on.
+    ``conf`` are Spark settings by their names (``**{"spark.sql.shuffle.partitions": 8}``). They override ours, except
+    that their ``spark.driver.extraJavaOptions`` come after ours. ``master=None`` leaves the choice to ``spark-submit``.
+    If this process has a session already, that one is returned with the SQL settings applied to it. Raises
+    JavaNotFoundError when there is no Java to run on.
 
-    With ``remote``, ``sc://host:port``, it is a session of Spark Connect at a server, whatever ``master`` says; one
-    that this process has already is returned, wherever it is. Raises InvalidInputError and JobFailedError as
-    :func:`~trinitylake_ops.spark_jobs.runtime.connect.open_remote`.
+    With ``remote``, ``sc://host:port``, it is a session of Spark Connect at a server, whatever ``master`` says. If this
+    process has such a session already, that one is returned, wherever it is. Raises InvalidInputError and
+    JobFailedError as :func:`~trinitylake_ops.spark_jobs.runtime.connect.open_remote`.
     """
-    # Said once for a pandas that another package installed; nothing here goes through pandas.
+    # Spark says this once for a pandas that another package installed. Nothing here goes through pandas.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
     if remote is not None or running_remote() is not None:
         return _remote_session(app_name, remote, _given(conf))
@@ -97,12 +97,12 @@ def session_scope(
     remote: str | None = None,
     **conf: str | float | bool,
 ) -> Iterator[SparkSession]:
-    """Give a session for a ``with`` block and stop it at its end, also after an exception.
+    """Provide a session for a ``with`` block and stop it at its end, also after an exception.
 
-    Of Spark Connect it is the session that ends, with all that still runs in it; the server stays.
+    With Spark Connect, the session ends with all that still runs in it, and the server stays.
 
-    A session that was there before is given to the block, with our SQL settings and those of ``conf``
-    until its end, and goes on running afterwards. Arguments and errors as in build_session.
+    An existing session is given to the block, with our SQL settings and those of ``conf`` until its end. It goes on
+    running afterwards. Arguments and errors as in build_session.
     """
     running = running_remote() or (_running_session() if remote is None else None)
     if running is not None:
@@ -163,7 +163,7 @@ def _is_local(master: str | None) -> bool:
 
 
 def _launch_environment(master: str | None) -> dict[str, str]:
-    # Workers elsewhere may have another Python, such as that of an archive: who knows it says so.
+    # Workers elsewhere may have another Python, such as that of an archive. A user who knows that says so.
     python = sys.executable if _is_local(master) else os.environ.get("PYSPARK_PYTHON", sys.executable)
     environment = {"PYSPARK_PYTHON": python}
     if master is None and _GATEWAY in os.environ:

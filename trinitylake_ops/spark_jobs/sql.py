@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.udtf import UserDefinedTableFunction
 
-#: Metadata tables that are read at a version; the others tell of the lakehouse as a whole.
+#: Metadata tables that are read at a version. The others tell of the lakehouse as a whole.
 _AT_A_VERSION = ("files", "objects")
 
 
@@ -39,18 +39,18 @@ def create_views(
     tables: Sequence[str] | None = None,
     prefix: str = "",
 ) -> dict[str, str]:
-    """Create or replace a temporary view for each table of a version; returns view -> table.
+    """Create or replace a temporary view for each table of a version. Returns view -> table.
 
     The view of ``NAMESPACE.TABLE`` is named ``<prefix>NAMESPACE_TABLE``, those of the metadata tables
-    ``<prefix>trinitylake_versions`` and so on. ``version`` is a number or an export's name, by default the
-    latest version now; ``versions``, ``changes`` and ``exports`` are those of the whole lakehouse. ``tables``
-    are the ones that are wanted, ``NAMESPACE.TABLE``, by default all Iceberg tables. Raises InvalidInputError
-    where two views would have one name, NotFoundError, UnsupportedTypeError, StorageError; no view is made then.
+    ``<prefix>trinitylake_versions`` and so on. ``version`` is a number or an export's name, by default the latest
+    version now. ``versions``, ``changes`` and ``exports`` are those of the whole lakehouse. ``tables`` are the wanted
+    ones, ``NAMESPACE.TABLE``, by default all Iceberg tables. Raises InvalidInputError if two views would have one name,
+    NotFoundError, UnsupportedTypeError, StorageError. No view is made then.
     """
     snapshot = lake.snapshot(version)
     names = _iceberg_tables(snapshot) if tables is None else [resolved_name(table, snapshot) for table in tables]
     views = {f"{prefix}trinitylake_{metadata}": metadata for metadata in METADATA_TABLES}
-    taken = {view.lower(): table for view, table in views.items()}  # Spark does not tell names by their case
+    taken = {view.lower(): table for view, table in views.items()}  # Spark ignores the case of names
     for namespace, table in names:
         view = f"{prefix}{namespace}_{table}"
         if view.lower() in taken:
@@ -92,7 +92,7 @@ def register_table_functions(spark: SparkSession) -> None:
 
 @dataclass
 class _Analyzed(AnalyzeResult):
-    """What a call gives, found out by a helper of the driver: the columns, and the table for the task."""
+    """The result of a call, from a helper of the driver: the columns, and the table for the task."""
 
     pickled_table: bytes = b""
 

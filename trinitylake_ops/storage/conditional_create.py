@@ -1,8 +1,7 @@
 """Did a create land? Settled by reading the name back (docs/protocol.md, C4).
 
-An answer can be lost while the write took effect, and whatever stands between us and the storage
-may send another answer than the storage gave. So no answer but "created" is taken at its word:
-what stands under the name decides.
+An answer can be lost while the write took effect. A proxy between us and the storage may also send another answer than
+the storage gave. So no answer but "created" is trusted: the file under the name decides.
 """
 
 from __future__ import annotations
@@ -33,14 +32,13 @@ def create_settled(
     before_send: Callable[[], None] = lambda: None,
     trusts_refusals: bool = False,
 ) -> bool:
-    """Create a file if absent and say whose stands there: True when it is ours, False when another's.
+    """Create a file if absent. Returns True when the file there is ours, False when it is another writer's.
 
-    ``is_ours`` tells from its bytes whose a file is. ``before_send`` runs before every send of the
-    same bytes, RetryStorage's repetitions included. Raises AmbiguousWriteError when nobody can tell
-    now: a send may have taken effect, or still may. Any other error, of ``before_send`` too, means
-    that the file was not created.
+    ``is_ours`` tells from a file's bytes whether it is ours. ``before_send`` runs before every send of the same bytes,
+    also before repetitions of RetryStorage. Raises AmbiguousWriteError when the outcome cannot be told now: a send may
+    have taken effect, or still may. Any other error, of ``before_send`` too, means that the file was not created.
 
-    ``trusts_refusals``: where the name cannot be read, a refusal is raised as it came.
+    ``trusts_refusals`` says that a refusal is raised as it came if the name cannot be read.
     """
     lost_answer: TrinityLakeError | None = None
     for _ in range(_MAX_SENDS):
@@ -50,7 +48,7 @@ def create_settled(
         if isinstance(refusal, AmbiguousWriteError):
             lost_answer = refusal
         try:
-            # What another writer put there may differ a little from ours in size.
+            # The file of another writer may differ a little from ours in size.
             limit_bytes = max(2 * len(data), storage.whole_file_limit_bytes)
             return is_ours(storage.read(path, limit_bytes=limit_bytes))
         except FileMissingError:
@@ -74,7 +72,7 @@ def create_settled(
 def create_fresh(storage: Storage, files: Mapping[str, bytes]) -> None:
     """Create files as :func:`create_fresh_file` does, in parallel.
 
-    Raises the first failure once none is on its way any more.
+    Raises the first failure once no create is on its way any more.
     """
 
     def create_one(path: str) -> None:
@@ -84,17 +82,18 @@ def create_fresh(storage: Storage, files: Mapping[str, bytes]) -> None:
 
 
 def create_fresh_file(storage: Storage, path: str, data: bytes) -> None:
-    """Create a file under a name that nobody else can have chosen; one with these bytes is ours.
+    """Create a file under a name that no other writer can have chosen. A file there with these bytes is ours.
 
-    Nothing refers to it yet, so a refusal is raised as it came where the name cannot be read either. Raises
-    FileExistsAlreadyError where other bytes stand, AmbiguousWriteError where nobody can tell, other StorageErrors.
+    Nothing refers to the file yet, so a refusal is raised as it came if the name cannot be read either. Raises
+    FileExistsAlreadyError if there are other bytes, AmbiguousWriteError if the outcome cannot be told, other
+    StorageErrors.
     """
     if not create_settled(storage, path, data, is_ours=lambda found: found == data, trusts_refusals=True):
         raise FileExistsAlreadyError(f"another file stands at the fresh name {path!r}", path=path)
 
 
 def _send(storage: Storage, path: str, data: bytes, before_send: Callable[[], None]) -> TrinityLakeError | None:
-    """Send a create; returns what it was refused with, or None."""
+    """Send a create. Returns the refusal, or None."""
     try:
         before_send()
         with checked_resends(before_send):

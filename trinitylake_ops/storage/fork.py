@@ -1,4 +1,4 @@
-"""What starts anew in a forked child: locks that a thread of its parent held, and what they guard."""
+"""Objects that start anew in a forked child: locks that a thread of its parent held, and the data under them."""
 
 from __future__ import annotations
 

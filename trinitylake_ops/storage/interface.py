@@ -1,8 +1,8 @@
 """The storage interface: all that the engine ever asks of a storage system.
 
-Every durable effect of the package crosses this interface, so a wrapper around it can count,
-retry, delay or stop each one. Paths are relative to the root (FORMAT.md, L2) and literal.
-Guarantees S1-S8 are those of docs/storage.md; ``tests/contract`` checks them on every storage.
+Every durable effect of the package crosses this interface. So a wrapper around it can count, retry, delay or stop each
+one. Paths are relative to the root (FORMAT.md, L2) and literal. Guarantees S1-S8 are those of docs/storage.md;
+``tests/contract`` checks them on every storage.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, StorageError
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 
-#: By how much the clocks of a storage and of those who use it may differ (S8).
+#: The most by which the clocks of a storage and of its users may differ (S8).
 CLOCK_MARGIN_MS = 5 * 60 * 1000
-#: The most bytes of a file that is read whole, where its reader knows no bound of its own.
+#: The most bytes of a file that is read whole, if its reader knows no bound of its own.
 WHOLE_FILE_LIMIT_BYTES = 256 << 20
 
 
@@ -37,9 +37,9 @@ class Storage(ABC):
     :class:`~trinitylake_ops.errors.InvalidLocationError` for a path no storage accepts
     (``storage/paths.py``). Implementations are thread-safe and picklable.
 
-    The ``*_many`` methods are built from the single operations of the same object. In a stack of
-    wrappers only the outermost one fans out: each single operation then passes every wrapper
-    exactly once, in any stacking order (see ``storage/wrappers/base.py``).
+    The ``*_many`` methods are built from the single operations of the same object. In a stack of wrappers only the
+    outermost one fans out. Each single operation then passes every wrapper exactly once, in any stacking order (see
+    ``storage/wrappers/base.py``).
     """
 
     #: Normalised root URI, with its final ``/`` and without credentials.
@@ -48,16 +48,16 @@ class Storage(ABC):
     concurrency: int = 16
     #: How many files one request of ``delete_batch`` takes.
     delete_batch_size: int = 1
-    #: The most bytes that ``read`` returns where neither a length nor a limit is asked for.
+    #: The most bytes that ``read`` returns when the caller gives neither a length nor a limit.
     whole_file_limit_bytes: int = WHOLE_FILE_LIMIT_BYTES
 
     @abstractmethod
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         """Return the bytes of a file, or of the range ``[offset, offset + length)`` cut at its end.
 
-        A range that starts at or past the end is empty. Without a length no more than ``limit_bytes``, by default
-        ``whole_file_limit_bytes``, are ever held. Raises FileMissingError, InvalidInputError for a negative offset or
-        length, CorruptFileError for a file with more. Never returns a part of a file that is being written (S3).
+        A range that starts at or past the end is empty. Without a length, at most ``limit_bytes`` are ever held, by
+        default ``whole_file_limit_bytes``. Raises FileMissingError, InvalidInputError for a negative offset or length,
+        CorruptFileError for a file above the limit. Never returns a part of a file that is being written (S3).
         """
 
     @abstractmethod
@@ -84,8 +84,8 @@ class Storage(ABC):
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
         """Yield every file whose path starts with the string ``prefix``, in pages, in no set order (S6).
 
-        Files under ``_ops/tmp/`` show only when the prefix starts with ``_ops/tmp/``. A file that
-        is created or deleted during the listing may or may not show; all others show once.
+        Files under ``_ops/tmp/`` show only when the prefix starts with ``_ops/tmp/``. A file that is created or deleted
+        during the listing may or may not show. All others show once.
         """
 
     @abstractmethod
@@ -93,7 +93,7 @@ class Storage(ABC):
         """Milliseconds since the epoch on the storage's own clock (S8)."""
 
     def exists(self, path: str) -> bool:
-        """Whether a file stands at the path."""
+        """Whether there is a file at the path."""
         try:
             self.stat(path)
         except FileMissingError:
@@ -101,17 +101,17 @@ class Storage(ABC):
         return True
 
     def is_linked(self, path: str) -> bool:
-        """Whether a path leads to a file by a symbolic link, so that no listing tells it; asks no remote storage."""
+        """Whether a path leads to a file by a symbolic link, so that no listing shows it. Asks no remote storage."""
         del path  # few storages have links
         return False
 
     def drop_cached(self, path: str) -> bool:
-        """Forget what a cache keeps of a file, so that the next read asks the storage; whether it kept anything."""
+        """Forget a cached copy, so that the next read asks the storage. Returns whether there was one."""
         del path  # a storage keeps nothing
         return False
 
     def _check_size(self, path: str, size_bytes: int, length: int | None, limit_bytes: int | None) -> None:
-        """Refuse a read, before it is made, of more bytes than it may return without a length."""
+        """Refuse a read of more bytes than it may return without a length, before it is made."""
         most_bytes = self.whole_file_limit_bytes if limit_bytes is None else limit_bytes
         if length is None and size_bytes > most_bytes:
             raised = ", or raise the storage option 'whole_file_limit_bytes'" if limit_bytes is None else ""
@@ -127,7 +127,7 @@ class Storage(ABC):
     def read_available(
         self, paths: Sequence[str], *, limit_bytes: int | None = None
     ) -> builtins.list[bytes | StorageError]:
-        """Read several files in parallel; a failure stands in its place instead of being raised."""
+        """Read several files in parallel. A failure takes the place of the file's content instead of being raised."""
 
         def read_or_error(path: str) -> bytes | StorageError:
             try:
@@ -146,9 +146,9 @@ class Storage(ABC):
         run_parallel(in_one_round(create_one), list(files.items()), self.concurrency)
 
     def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
-        """Delete up to ``delete_batch_size`` files in one request; returns the failures by path (S5).
+        """Delete up to ``delete_batch_size`` files in one request. Returns the failures by path (S5).
 
-        Raises when the request as a whole failed: then any of the files may be gone or not.
+        Raises when the request as a whole failed. Then any of the files may or may not be deleted.
         """
         failures: dict[str, StorageError] = {}
         for path in paths:
@@ -159,7 +159,7 @@ class Storage(ABC):
         return failures
 
     def delete_many(self, paths: Sequence[str]) -> dict[str, StorageError]:
-        """Delete several files, in parallel batches where the storage has them; returns the failures by path (S5)."""
+        """Delete several files, in parallel batches where the storage has them. Returns the failures by path (S5)."""
 
         def delete_or_errors(batch: Sequence[str]) -> dict[str, StorageError]:
             try:

@@ -26,9 +26,9 @@ _registry_lock = threading.Lock()
 class MemoryStorage(Storage):
     """Files under ``memory://name/`` or ``memory://name/path/``.
 
-    Every MemoryStorage with the same name in a process shows the same files, so that closing and
-    opening a lakehouse works; another process (a Spark worker, say) sees its own, empty one.
-    :func:`drop_memory_root` frees them. Raises InvalidLocationError for a root without a name.
+    Every MemoryStorage with the same name in a process shows the same files, so that closing and opening a lakehouse
+    works. Another process, such as a Spark worker, sees its own, empty one. Raises InvalidLocationError for a root
+    without a name.
     """
 
     concurrency = 1  # threads would only wait for the lock

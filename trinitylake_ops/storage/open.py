@@ -18,16 +18,16 @@ from trinitylake_ops.storage.wrappers.retry import RetryStorage
 def open_storage(root_uri: str, storage_options: Mapping[str, str] | None = None) -> Storage:
     """Open the storage of a normalised root URI (FORMAT.md, L1), wrapped in retries.
 
-    ``file:///folder/`` takes the option ``fsync`` (``true``, the default, or ``false``),
-    ``memory://name/`` none of its own, ``s3://bucket/prefix/`` those of ``S3_OPTIONS``, of which
-    ``client`` (``s3fs``, the default, or ``obstore``) picks the library. Every root takes
-    ``whole_file_limit_bytes``, and those of the cache and ``allowed_roots``, which mean nothing here. Opening touches
-    no file and sends no request. Raises InvalidLocationError for a root of another scheme or form and
-    InvalidInputError for an option that is not known or not valid; neither message repeats credentials.
+    ``file:///folder/`` takes the option ``fsync`` (``true``, the default, or ``false``), and ``memory://name/`` takes
+    none of its own. ``s3://bucket/prefix/`` takes ``S3_OPTIONS``; their ``client`` picks the library (``s3fs``, the
+    default, or ``obstore``). Every root takes ``whole_file_limit_bytes``, the cache's options and ``allowed_roots``.
+    The latter two mean nothing here. Opening touches no file and sends no request. Raises InvalidLocationError for a
+    root of another scheme or form, and InvalidInputError for an option that is unknown or not valid. Neither message
+    repeats credentials.
     """
     scheme, separator, _ = root_uri.partition("://")
     if not separator or scheme not in _SCHEMES:
-        # What stands there may be no scheme at all, but a credential in the wrong place.
+        # The text there may be no scheme at all, but a credential in the wrong place.
         shown = f"the scheme {scheme!r}" if _SCHEME.fullmatch(scheme) else "this scheme"
         shown = shown if separator else "a root without a scheme"
         *others, last = (f"{known}://" for known in _SCHEMES)
@@ -51,7 +51,7 @@ def _open_memory(root: str, options: StorageOptions) -> Storage:
 
 
 def _open_s3(root: str, options: StorageOptions) -> Storage:
-    # The client libraries take a good part of a second to load, which no other root should cost.
+    # The client libraries take a good part of a second to load. Other roots should not pay for that.
     if options.one_of("client", S3_CLIENTS) == "obstore":
         from trinitylake_ops.storage.s3.obstore_storage import ObstoreS3Storage
 

@@ -10,34 +10,34 @@ from collections.abc import Iterable, Iterator, Mapping
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES
 
-#: Options whose values are credentials: no text that this package makes repeats them.
+#: Options whose values are credentials. No text that this package makes repeats them.
 SECRET_OPTIONS = frozenset({"access_key_id", "secret_access_key", "session_token"})
 
-#: The environment variable from which programs take options that the command line or the code does not give.
+#: The environment variable with options that neither the command line nor the code gives.
 OPTIONS_VARIABLE = "TRINITYLAKE_STORAGE_OPTIONS"
 
-#: Roots, URIs with white space between them, that may be read, and written, beyond the one of a lakehouse.
+#: Roots that may be read and written beyond the lakehouse's own: URIs with white space between them.
 ALLOWED_ROOTS = "allowed_roots"
 
-#: How many bytes a file may have that is read whole, where its kind has no bound of its own.
+#: The most bytes of a file that is read whole, if its kind has no bound of its own.
 WHOLE_FILE_LIMIT = "whole_file_limit_bytes"
 
 _HIDDEN = "***"
-# No longer and no other letters, so that a credential in the place of a name is seldom taken for one.
+# Names are short and have only these letters, so that a credential in their place is seldom taken for one.
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _SECRET_ASSIGNMENT = re.compile(rf"({'|'.join(sorted(SECRET_OPTIONS))})(['\"]?\s*[=:]\s*)[^\s,]+")
-# A path made of a URI has one slash of the two.
+# A path made of a URI has only one of the two slashes.
 _USER_INFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,39}:/{1,2})[^/\s@'\"]+@")
 _ENVIRONMENT_SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _MIN_SECRET_CHARS = 6
-_LARGEST_WHOLE_FILE_BYTES = 5 << 30  # what one PUT to S3 makes
+_LARGEST_WHOLE_FILE_BYTES = 5 << 30  # the largest file of one PUT to S3
 
 
 class StorageOptions(Mapping[str, str]):
     """An immutable mapping of option names to strings whose text forms hide credentials.
 
-    It pickles whole, since Spark's tasks need the credentials, and compares and hashes by content.
-    Raises InvalidInputError for a name or value that is no string, and for a name that no option has.
+    It pickles with the credentials, since Spark's tasks need them. It compares and hashes by content. Raises
+    InvalidInputError for a name or value that is no string, and for a name that no option has.
     """
 
     __slots__ = ("_values",)
@@ -93,7 +93,7 @@ class StorageOptions(Mapping[str, str]):
     def redact(self, text: str) -> str:
         """Return a text without the credentials of these options and of the environment.
 
-        They may stand in what a server or a client library says.
+        A server's or a client library's message may contain them.
         """
         secrets = {value for name, value in self._values.items() if name in SECRET_OPTIONS and value}
         from_environment = (os.environ.get(name, "") for name in _ENVIRONMENT_SECRETS)
@@ -136,7 +136,7 @@ class StorageOptions(Mapping[str, str]):
 
 
 def whole_file_limit_bytes(options: StorageOptions) -> int:
-    """Return how many bytes a file may have that is read whole. Raises InvalidInputError."""
+    """Return the most bytes of a file that is read whole. Raises InvalidInputError."""
     return int(
         options.number(
             WHOLE_FILE_LIMIT,
@@ -148,8 +148,8 @@ def whole_file_limit_bytes(options: StorageOptions) -> int:
 
 
 def redact_assignments(text: str) -> str:
-    """Return a text without what may be credentials by where it stands: asterisks take its place.
+    """Return a text without parts that may be credentials by their place. Asterisks replace them.
 
-    That is what is assigned to the name of one, ``NAME=VALUE``, and what stands before the host of a URI.
+    Such parts are values of names that mean a credential, ``NAME=VALUE``, and the text before the host of a URI.
     """
     return _USER_INFO.sub(rf"\1{_HIDDEN}@", _SECRET_ASSIGNMENT.sub(rf"\1\2{_HIDDEN}", text))

@@ -17,7 +17,7 @@ MAX_POOL_THREADS = 64
 
 
 class Round:
-    """Identity of one ``*_many`` call: its requests are in flight together, so they cost one wait."""
+    """The identity of one ``*_many`` call. Its requests are in flight together, so they cost one wait."""
 
     __slots__ = ("__weakref__",)
 
@@ -47,9 +47,9 @@ def in_one_round(call: Callable[[A], T]) -> Callable[[A], T]:
 def run_parallel(call: Callable[[A], T], arguments: Sequence[A], concurrency: int) -> list[T]:
     """Map ``call`` over the arguments with up to ``concurrency`` threads, in order.
 
-    All calls end before the first failure (in argument order) is raised, so nothing still runs when
-    the caller goes on. The calling thread takes part in the work and never waits for a thread that
-    has not started: nested calls, a crowded pool and a freshly forked process cannot deadlock.
+    All calls end before the first failure (in argument order) is raised. So nothing still runs when the caller goes on.
+    The calling thread takes part in the work and never waits for a thread that has not started. So nested calls, a
+    crowded pool and a freshly forked process cannot deadlock.
     """
     if len(arguments) <= 1 or concurrency <= 1:
         return [call(argument) for argument in arguments]
@@ -64,7 +64,7 @@ def run_parallel(call: Callable[[A], T], arguments: Sequence[A], concurrency: in
 
 
 class _Batch(Generic[A, T]):
-    """Arguments that several threads take one after the other, with what came of each."""
+    """Arguments that several threads take one after the other, with the results."""
 
     def __init__(self, call: Callable[[A], T], arguments: Sequence[A]):
         self._call = call
@@ -84,7 +84,7 @@ class _Batch(Generic[A, T]):
                     self._stop()
 
     def finished_results(self) -> list[T]:
-        # An interrupt goes before all else: reported as the failure of a storage it would be retried.
+        # An interrupt is raised first: reported as the failure of a storage, it would be retried.
         for index in sorted(self._failures, key=lambda index: (isinstance(self._failures[index], Exception), index)):
             raise self._failures[index]
         return [self._outcomes[index] for index in range(len(self._arguments))]
@@ -118,7 +118,7 @@ class _SharedPool:
             return self._executor.submit(work)
 
     def forget(self) -> None:
-        """Start anew: a forked child has none of its parent's threads, and perhaps a lock that one held."""
+        """Start anew. A forked child has none of its parent's threads, and perhaps a lock that one held."""
         self._executor = None
         self._lock = threading.Lock()
 

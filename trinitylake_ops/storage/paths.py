@@ -1,14 +1,14 @@
-"""Which paths, prefixes and roots every storage accepts (FORMAT.md, L1 and L2).
+"""Checks which paths, prefixes and roots every storage accepts (FORMAT.md, L1 and L2).
 
-Names are literal: nothing is decoded, expanded or normalised, and whatever could be read as
-another place than the one it spells is refused.
+Names are literal: nothing is decoded, expanded or normalised. A name that could be read as another place than it spells
+is refused.
 """
 
 from __future__ import annotations
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 
-#: Where storages that need temporary files keep them; listings leave it out unless asked for it.
+#: The folder for temporary files of storages that need them. Listings leave it out unless asked for it.
 TEMPORARY_PREFIX = "_ops/tmp/"
 
 _NEVER_A_SEGMENT = frozenset({"", ".", ".."})
@@ -27,7 +27,7 @@ def check_path(path: str) -> None:
 
 
 def check_prefix(prefix: str) -> None:
-    """Refuse a prefix that no accepted path starts with, or that reads as a way out of the root.
+    """Refuse a prefix that no accepted path starts with, or that can be read as a way out of the root.
 
     The empty prefix and one that ends with ``/`` are fine. Raises InvalidLocationError.
     """
@@ -52,8 +52,8 @@ def is_hidden(path: str, prefix: str) -> bool:
 def split_root(root_uri: str, scheme: str) -> tuple[str, str]:
     """Split a normalised root URI ``scheme://authority/path/`` into authority and path.
 
-    The path begins and ends with ``/`` and may be just that. Raises InvalidLocationError when the
-    URI has another scheme, no final ``/``, or an empty, ``.`` or ``..`` segment.
+    The path begins and ends with ``/``, and may be only ``/``. Raises InvalidLocationError when the URI has another
+    scheme, no final ``/``, or an empty, ``.`` or ``..`` segment.
     """
     start = f"{scheme}://"
     authority, slash, rest = root_uri.removeprefix(start).partition("/")

@@ -1,9 +1,9 @@
-"""Where Iceberg tables of a lakehouse live, and how a TableDef mirrors them (FORMAT.md, "Managed tables").
+"""The places of a lakehouse's Iceberg tables, and how a TableDef mirrors the tables (FORMAT.md, "Managed tables").
 
-A MANAGED table's location is ``<root>tables/<TableDef.id>``, with ``metadata/`` and ``data/``
-below it; ``format_properties["metadata_location"]`` points to its current metadata file, as a path
-under the lakehouse's root or else as a URI. The lakehouse decides when files are deleted, so
-Iceberg's own deletions are switched off by table properties that cannot be changed.
+A MANAGED table's location is ``<root>tables/<TableDef.id>``, with ``metadata/`` and ``data/`` below it. Its
+``format_properties["metadata_location"]`` points to its current metadata file. That is a path under the lakehouse's
+root, or else a URI. The lakehouse decides when files are deleted. So fixed table properties switch off Iceberg's own
+deletions.
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ MANAGED_PROPERTIES: Mapping[str, str] = {
     "gc.enabled": "false",
     "write.metadata.delete-after-commit.enabled": "false",
 }
-#: Format version of Iceberg tables: of later ones pyiceberg would lose what it does not know.
+#: Format version of Iceberg tables. In later versions pyiceberg would lose parts that it does not know.
 LATEST_WRITTEN_VERSION = 2
 
 
 def new_table_location(root: str, definition: LakehouseDef) -> str:
-    """Return a fresh location for a MANAGED table: a URI without a final ``/`` whose last segment is the id."""
+    """Return a fresh location for a MANAGED table.
+
+    It is a URI without a final ``/``, and its last segment is the id.
+    """
     table_root = normalize_root_uri(definition.table_root) if definition.table_root else root
     return table_root + table_prefix(str(uuid.uuid4())).rstrip("/")
 
@@ -47,7 +50,7 @@ def table_id_of(location: str) -> str | None:
 
 
 def managed_table_id(location: str, root: str) -> str | None:
-    """Return the id of the MANAGED table whose place under ``root`` a location, a URI, is; None when it is none."""
+    """Return the id of the MANAGED table whose place under ``root`` a URI is, None when there is none."""
     table_id = table_id_of(location)
     try:
         is_place = table_id is not None and location == f"{root}{table_prefix(table_id)}".rstrip("/")
@@ -57,7 +60,7 @@ def managed_table_id(location: str, root: str) -> str | None:
 
 
 def managed_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties of a new managed table. Raises InvalidDefinitionError for those it cannot have."""
+    """Return the properties of a new managed table. Raises InvalidDefinitionError for forbidden ones."""
     check_managed_properties({**MANAGED_PROPERTIES, **properties})
     return {**properties, **MANAGED_PROPERTIES}
 
@@ -97,7 +100,10 @@ def metadata_uri(definition: TableDef, root: str) -> str:
 
 
 def without_history(metadata: TableMetadata) -> TableMetadata:
-    """Return metadata of a table without its snapshots: what reading and writing its files needs, however old it is."""
+    """Return metadata of a table without its snapshots.
+
+    Reading and writing its files needs no more, however old it is.
+    """
     empty: dict[str, object] = {
         "snapshots": [],
         "snapshot_log": [],
@@ -119,10 +125,9 @@ def table_definition(
 ) -> TableDef:
     """Return the definition of a table whose current metadata file is at ``uri``.
 
-    ``base`` is its definition so far: what does not come from the metadata is taken from there.
-    Schema, identifier fields (primary keys), sort order (sort keys) and partition sources
-    (distribution keys) mirror the metadata; only top-level columns can be keys. Raises
-    UnsupportedTypeError for a schema that our columns cannot hold.
+    ``base`` is its definition so far. Values that the metadata does not have are taken from there. Schema, identifier
+    fields (primary keys), sort order (sort keys) and partition sources (distribution keys) mirror the metadata. Only
+    top-level columns can be keys. Raises UnsupportedTypeError for a schema that our columns cannot hold.
     """
     schema = from_iceberg_schema(metadata.schema())
     top_level = [column.id for column in schema.columns]
@@ -145,7 +150,7 @@ def table_definition(
 
 
 def _identity(metadata: TableMetadata) -> dict[str, str]:
-    """Return the format property that says which table it is; in version 1 the metadata need not say so."""
+    """Return the format property that identifies the table. In version 1 the metadata need not have it."""
     return {TABLE_UUID: str(metadata.table_uuid)} if metadata.format_version > 1 else {}
 
 

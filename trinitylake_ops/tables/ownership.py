@@ -1,8 +1,8 @@
-"""Which lakehouse a table's folder belongs to (FORMAT.md, "Managed tables").
+"""The owner file, which tells the lakehouse that a table's folder belongs to (FORMAT.md, "Managed tables").
 
-Whoever starts a managed table writes ``tables/<id>/_owner.json`` together with, or before, the first other
-file there. So what a writer leaves behind that never published its table is known for this lakehouse's own,
-and may be removed as an orphan; a folder without that file, which no version defines either, is left alone.
+The creator of a managed table writes ``tables/<id>/_owner.json`` together with, or before, the first other file there.
+A writer may leave files of a table that it never published. By the owner file they are known for this lakehouse's own,
+and may be removed as orphans. A folder without that file, which no version defines either, is left alone.
 """
 
 from __future__ import annotations
@@ -39,18 +39,19 @@ def read_owner(data: bytes, path: str) -> str:
 
 
 def claim_location(storage: Storage, location: str, definition: LakehouseDef) -> str | None:
-    """Write the owner file of a new table's fresh location, a URI; return its path.
+    """Write the owner file of a new table's fresh location, a URI. Returns its path.
 
-    None, and nothing written, for a location beyond the root: its files are never deleted. Raises StorageError.
+    For a location beyond the root nothing is written, and None is returned: its files are never deleted. Raises
+    StorageError.
     """
     table_id = managed_table_id(location, storage.root)
     return None if table_id is None else claim_folder(storage, table_id, definition.id)
 
 
 def claim_folder(storage: Storage, table_id: str, lakehouse_id: str) -> str:
-    """Write the owner file of a table's folder under the root; return its path.
+    """Write the owner file of a table's folder under the root. Returns its path.
 
-    Raises FileExistsAlreadyError where it is another lakehouse's, InvalidDefinitionError, StorageError.
+    Raises FileExistsAlreadyError if the folder is another lakehouse's, InvalidDefinitionError, StorageError.
     """
     path, data = owner_path(table_id), _owner_file(lakehouse_id)
     if not create_settled(

@@ -1,7 +1,8 @@
-"""Properties of Iceberg tables that name code, or places of files, or mean nothing: none of them is believed.
+"""Properties of Iceberg tables that name code, or places of files, or mean nothing. None of them is believed.
 
-pyiceberg imports the class that ``write.py-location-provider.impl`` names, and engines on Java load classes by
-properties of the same kind. Whoever may write a JSON file into a lakehouse must not say what its readers run.
+The class that ``write.py-location-provider.impl`` names is imported by pyiceberg. Engines on Java load classes by
+properties of the same kind. A person who may write a JSON file into a lakehouse must not decide which code its readers
+run.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from trinitylake_ops.errors import InvalidDefinitionError
 #: Properties that would put files beyond the table's own prefix.
 PATH_PROPERTIES = ("write.data.path", "write.metadata.path", "write.folder-storage.path", "write.object-storage.path")
 
-#: How names of properties end whose values engines load as a class, such as ``write.py-location-provider.impl``,
+#: The endings of names of properties whose values engines load as a class, such as ``write.py-location-provider.impl``,
 #: ``encryption.kms-impl`` and ``client.factory``.
 _CODE_ENDING = re.compile(r"(?:^|[.-])(?:impl|factory)\Z")
-#: Parquet's Java library loads its factories of keys by these; a signer signs requests at an address of its own.
+#: Parquet's Java library loads its factories of keys by these. A signer signs requests at an address of its own.
 _CODE_PREFIXES = ("parquet.crypto.", "parquet.encryption.", "s3.signer")
-#: How names of properties end whose values pyiceberg makes a whole number of, without asking whether it is one.
+#: The endings of names of properties whose values pyiceberg takes for whole numbers, without a check.
 _NUMBER_ENDING = re.compile(r"(-bytes|-ms|-limit|num-retries|-level|-max|min-count-to-merge|snapshots-to-keep)\Z")
 _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
-#: Of these a writer makes steps: with 0 it fails, or never ends.
+#: A writer makes steps of these sizes: with 0 it fails, or never ends.
 _POSITIVE_ENDING = re.compile(r"(-bytes|-limit|min-count-to-merge)\Z")
-_LEVEL = re.compile(r"-?[0-9]{1,2}", re.ASCII)  # of compression
+_LEVEL = re.compile(r"-?[0-9]{1,2}", re.ASCII)  # a level of compression
 _METRICS = "write.metadata.metrics."
 _METRICS_MODE = re.compile(r"\s*(?:none|counts|full|truncate\([1-9][0-9]{0,8}\))\s*", re.ASCII | re.IGNORECASE)
 #: Names of counts in the summaries of snapshots.
@@ -48,12 +49,12 @@ def names_code(name: str) -> bool:
 
 
 def naming_code(names: Iterable[str]) -> tuple[str, ...]:
-    """Return those of some properties' names whose values may be loaded as code, in order."""
+    """Return those property names whose values may be loaded as code, in order."""
     return tuple(sorted(name for name in names if names_code(name)))
 
 
 def meaningless(properties: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of properties of Iceberg's whose values nobody can use: pyiceberg fails by them, untyped."""
+    """Return the names of Iceberg's properties with useless values: pyiceberg fails by them, without a typed error."""
     return tuple(name for name, value in properties.items() if not _has_meaning(name, value))
 
 
@@ -78,9 +79,9 @@ def _is_name_mapping(text: str) -> bool:
 
 
 def leave_out_meaningless_counts(snapshots: Iterable[Snapshot]) -> None:
-    """Take out of the summaries of snapshots, just parsed, counts that are no numbers: a commit would fail by them.
+    """Remove counts that are no numbers from the summaries of snapshots, just parsed. A commit would fail by them.
 
-    Counts inform; the rows do not depend on them.
+    Counts only inform, and no rows depend on them.
     """
     for snapshot in snapshots:
         counted = {} if snapshot.summary is None else snapshot.summary.additional_properties
@@ -107,7 +108,7 @@ def without_code(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def location_provider(metadata: TableMetadata) -> LocationProvider:
-    """Return what chooses the places of a table's new files: one of pyiceberg's own two, never one by name."""
+    """Return the object that chooses the places of a table's new files: always one of pyiceberg's own two."""
     properties = without_code(metadata.properties)
     is_hashed = properties.get(_OBJECT_STORE, "").lower() == "true"
     provider = ObjectStoreLocationProvider if is_hashed else SimpleLocationProvider

@@ -18,9 +18,9 @@ STRUCT, MAP,    struct, map, list
 LIST
 ==============  =========================  =============================================
 
-The property ``doc`` holds the field's documentation. Iceberg has no INT2, CHAR and TIMETZ; we have
-no nanosecond timestamps, no unknown, geometry and geography. Those raise UnsupportedTypeError.
-Field ids and nullability are kept. Default values of fields exist in the Iceberg metadata only.
+The property ``doc`` holds the field's documentation. Iceberg has no INT2, CHAR and TIMETZ; we have no nanosecond
+timestamps, no unknown, geometry and geography. Such types raise UnsupportedTypeError. Field ids and nullability are
+kept. Default values of fields exist in the Iceberg metadata only.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def to_iceberg_schema(
 ) -> IcebergSchema:
     """Return our columns as an Iceberg schema with the same field ids.
 
-    Raises UnsupportedTypeError for a type that Iceberg lacks, InvalidDefinitionError for a column
-    whose parts or properties are missing or wrong.
+    Raises UnsupportedTypeError for a type that Iceberg lacks. Raises InvalidDefinitionError for a column whose parts or
+    properties are missing or wrong.
     """
     fields = [_to_field(column, column.name) for column in schema.columns]
     return IcebergSchema(*fields, schema_id=schema_id, identifier_field_ids=list(identifier_field_ids))
@@ -217,8 +217,8 @@ def _typed_column(field_id: int, name: str, kind: IcebergType, *, nullable: bool
     raise UnsupportedTypeError(f"column {path!r}: a lakehouse has no type for Iceberg's {kind}; use {instead}")
 
 
-# What Arrow types to use instead; the first test that holds gives the answer. Types that pyiceberg
-# would take but silently change (unsigned ones that do not fit) are refused as well.
+# The Arrow types to use instead. The first test that holds gives the answer. Types that pyiceberg would accept but
+# silently change (unsigned ones that do not fit) are refused as well.
 _ARROW_REPLACEMENTS: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
     (pa.types.is_uint32, "int64"),
     (pa.types.is_uint64, "int64, or decimal128(20, 0)"),
@@ -273,7 +273,7 @@ _KEPT_ARROW_TYPES: tuple[Callable[[pa.DataType], bool], ...] = (
 
 
 def _is_utc(zone: str) -> bool:
-    from pyiceberg.io.pyarrow import UTC_ALIASES  # loads pandas
+    from pyiceberg.io.pyarrow import UTC_ALIASES  # importing it loads pandas
 
     return zone in UTC_ALIASES
 

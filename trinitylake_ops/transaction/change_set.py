@@ -1,4 +1,7 @@
-"""What a transaction changes, relied on and read, as a plain value: it can be saved, and checked on a newer version."""
+"""The changes of a transaction, and what it relied on and read.
+
+A plain value: it can be saved, and checked on a newer version.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,10 @@ from trinitylake_ops.versions.snapshot import Entry, Snapshot
 class ChangeSet:
     """The changes of one transaction, on the version that it began on.
 
-    ``writes`` holds by key what it is set to, None for a deletion; ``definition`` the lakehouse definition where it
-    changes. ``relied_namespaces`` have to stay, as tables in them were changed; ``replaced_namespaces`` were dropped
-    or set, so that no new table may stand in them. Keys, prefixes and settings that were read count for a
-    serializable transaction.
+    ``writes`` maps each key to its new entry, None for a deletion. ``definition`` is the lakehouse definition where it
+    changes. ``relied_namespaces`` have to stay, as tables in them were changed. ``replaced_namespaces`` were dropped or
+    set, so no new table may be in them. Keys, prefixes and settings that were read count for a serializable
+    transaction.
     """
 
     writes: dict[str, Entry | None] = field(default_factory=dict)
@@ -76,7 +79,7 @@ class ChangeSet:
         return not self.writes and self.definition is None
 
     def changes_nothing_on(self, base: Snapshot) -> bool:
-        """Whether a version stays as it is: all that was made was dropped again. Raises StorageError."""
+        """Whether a version stays as it is, as all objects that were made were dropped again. Raises StorageError."""
         has_writes = any(entry is not None or base.entry(key) is not None for key, entry in self.writes.items())
         return not has_writes and self.definition in (None, base.definition)
 
@@ -92,15 +95,15 @@ class ChangeSet:
     def conflicts(
         self, isolation: IsolationLevel, base: Snapshot, latest: Snapshot, changes: Mapping[str, KeyChange]
     ) -> list[str]:
-        """Return a line for each change between ``base`` and ``latest`` that what was written or read cannot bear.
+        """Return a line for each change between ``base`` and ``latest`` that conflicts with a write or a read.
 
-        ``changes`` is their difference by key. The lakehouse definition is merged elsewhere.
+        ``changes`` is the difference of the two versions by key. The lakehouse definition is merged elsewhere.
         """
         keys = base.keys
         found = written_key_conflicts(keys, changes, self.writes)
         for namespace in sorted(self.relied_namespaces):
             found += self._namespace_conflicts(namespace, base, latest)
-        for namespace in sorted(self.replaced_namespaces):  # those created anew since, too
+        for namespace in sorted(self.replaced_namespaces):  # also namespaces that were created anew since
             found += new_table_conflicts(keys, changes, namespace, self.writes)
         if isolation != IsolationLevel.SNAPSHOT:
             found += read_conflicts(keys, changes, self.read_keys, self.read_prefixes)
@@ -120,10 +123,10 @@ class ChangeSet:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a transaction touches, to tell whether it may follow others within one version.
+    """The keys that a transaction touches. They tell whether it may follow others within one version.
 
-    ``writes`` are the keys that it sets or deletes; ``keys`` and ``prefixes`` those whose change by
-    another transaction may matter to it.
+    ``writes`` are the keys that it sets or deletes. ``keys`` and ``prefixes`` are those where a change by another
+    transaction may matter to it.
     """
 
     writes: Collection[str]
@@ -131,11 +134,11 @@ class Footprint:
     prefixes: tuple[str, ...] = ()
 
     def meets(self, other: Footprint) -> bool:
-        """Whether one of the two may matter to the other."""
+        """Whether one of the two transactions may matter to the other."""
         return self.is_touched_by(other.writes) or other.is_touched_by(self.writes)
 
     def is_touched_by(self, written: Collection[str]) -> bool:
-        """Whether others that wrote these keys matter, or may."""
+        """Whether a write of these keys matters to this transaction, or may."""
         return any(
             key in self.writes or key in self.keys or (self.prefixes and key.startswith(self.prefixes))
             for key in written

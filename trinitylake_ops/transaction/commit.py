@@ -61,12 +61,11 @@ def commit(
 ) -> int:
     """Commit a change and return its version, or ``base.version`` when nothing would change.
 
-    Its time to live counts from ``written_since_ms``, when the first file was written that it names, by the storage's
-    clock; by default in each attempt anew, as its files are written then.
+    The time to live of the change counts from ``written_since_ms``, by the storage's clock. That is when the first file
+    was written that the change names. By default it counts anew in each attempt, as the files are written then.
 
-    Raises CommitConflictError, CommitAttemptsExhaustedError, TransactionExpiredError,
-    CommitOutcomeUnknownError and what the storage raises. But for an unknown outcome, nothing of
-    a failed commit remains, best effort.
+    Raises CommitConflictError, CommitAttemptsExhaustedError, TransactionExpiredError, CommitOutcomeUnknownError and
+    what the storage raises. Unless the outcome is unknown, no file of a failed commit remains, best effort.
     """
     age_limit = (
         OperationAge(files.storage) if written_since_ms is None else TransactionAge(files.storage, written_since_ms)
@@ -83,12 +82,15 @@ class Committed:
 
 
 class DraftOutdatedError(TrinityLakeError):
-    """Raised before a root is sent by a change that became another one: it is drafted again on the same base."""
+    """A change raises this before its root is sent, when it became another change.
+
+    It is then drafted again on the same base.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """What is drafted to become ``version``, under an id of its own."""
+    """A draft that is to become ``version``, under an id of its own."""
 
     version: int
     commit_id: str
@@ -96,7 +98,10 @@ class _Attempt:
 
 
 class Commit:
-    """One change on its way to become a version: drafted, written and sent, and rebased where another was first."""
+    """One change on its way to become a version.
+
+    It is drafted, written and sent, and rebased when another commit was first.
+    """
 
     def __init__(
         self,
@@ -111,11 +116,11 @@ class Commit:
         self._age_limit = age_limit
         self._max_attempts = max_attempts
         self._courtesy = courtesy
-        self._kept: dict[str, bytes] = {}  # definitions, which stay over attempts
-        self._nodes: dict[str, bytes] = {}  # of this attempt
+        self._kept: dict[str, bytes] = {}  # definitions, which attempts share
+        self._nodes: dict[str, bytes] = {}  # files of this attempt
         self._n_lost = 0
         self._n_requests = 0
-        #: The attempt that is being made: the version it would be, and what its root carries. None before it is sent.
+        #: The current attempt: the version that it would be, and what its root carries. None before it is sent.
         self.sent: tuple[int, str] | None = None
         #: None until the outcome is known.
         self.committed: Committed | None = None
@@ -127,11 +132,11 @@ class Commit:
             committed = self._decided(base, turn)
             self._settle(committed, turn)
             return committed
-        finally:  # also where it was interrupted: who waits for this writer would wait in vain
+        finally:  # also after an interrupt: otherwise writers that wait for this one would wait in vain
             turn.end()
 
     def _decided(self, base: Snapshot, turn: TurnRequest) -> Committed:
-        """Attempt it on one version after the other, until it is committed or has failed."""
+        """Attempt the commit on one version after the other, until it succeeds or fails for good."""
         try:
             while True:
                 began_s = time.monotonic()
@@ -145,14 +150,17 @@ class Commit:
             turn.withdraw()
             raise
         except TrinityLakeError:
-            # Typed errors say that no root was created. After any other exception, an interrupt for
-            # one, a root may stand: its files must stay, at worst as orphans.
+            # Typed errors say that no root was created. After any other exception, such as an interrupt, a root may
+            # exist. So its files must stay, at worst as orphans.
             turn.withdraw()
             discard(self._files.storage, [*self._kept, *self._nodes])
             raise
 
     def _attempt(self, base: Snapshot) -> Committed | None:
-        """Draft the change on ``base``, write its files and send its root; None where another commit was first."""
+        """Draft the change on ``base``, write its files and send its root.
+
+        Returns None where another commit was first.
+        """
         while True:
             attempt = self._draft(base)
             if attempt is None:
@@ -169,7 +177,7 @@ class Commit:
             return None
 
     def _draft(self, base: Snapshot) -> _Attempt | None:
-        """Say what would be written on ``base``; None where nothing would change."""
+        """Return what would be written on ``base``, None where nothing would change."""
         version = base.version + 1
         if version > MAX_VERSION:
             raise VersionNotFoundError(
@@ -180,9 +188,9 @@ class Commit:
         return None if draft is None else _Attempt(version, stamp.commit_id, draft)
 
     def _write(self, attempt: _Attempt, base: Snapshot) -> bytes:
-        """Write all files of an attempt but the root, in one round, and return that."""
+        """Write all files of an attempt except the root, in one round. Returns the root's bytes."""
         draft = attempt.draft
-        # A definition of the lakehouse from before a merge, or those of a transaction that left a group.
+        # Such files are a lakehouse definition from before a merge, or definitions of a transaction that left a group.
         replaced = sorted(self._kept.keys() - draft.definition_files.keys())
         discard(self._files.storage, replaced)
         for path in replaced:
@@ -201,7 +209,10 @@ class Commit:
         return root_file
 
     def _send(self, attempt: _Attempt, root_file: bytes, base: Snapshot) -> bool:
-        """Create the root if absent, in time; whether the version is ours. Raises DraftOutdatedError before it does."""
+        """Create the root if absent, within the time to live.
+
+        Returns whether the version is ours. Raises DraftOutdatedError before sending anything.
+        """
         in_time = functools.partial(self._age_limit.check, base.definition)
         self.sent = (attempt.version, attempt.commit_id)
         return create_root(base.files.roots, attempt.version, root_file, attempt.commit_id, in_time)
@@ -213,15 +224,15 @@ class Commit:
             raise attempts_exhausted(self._max_attempts, base.version + 1)
         pause_after_loss(self._n_lost, time.monotonic() - began_s)
         latest = self._latest_after(base.version + 1, turn, time.monotonic() - began_s)
-        # First: what the base of an old one reaches may be purged.
-        with contextlib.suppress(DraftOutdatedError):  # rebase and draft leave out who is too old
+        # The age is checked first: a purge may have deleted what the base of an old change reaches.
+        with contextlib.suppress(DraftOutdatedError):  # rebase and draft leave out transactions that are too old
             self._age_limit.check_base(latest.definition)
         with reading_bases(base, latest):
             self._change.rebase(base, latest)
         return latest
 
     def _settle(self, committed: Committed, turn: TurnRequest) -> None:
-        """Write the hint, or delete what was written for nothing."""
+        """Write the hint, or delete the files that were written for nothing."""
         if committed.root_file is not None:
             self._write_hint(committed.version, turn)
             return
@@ -229,7 +240,7 @@ class Commit:
         discard(self._files.storage, self._kept)
 
     def _latest_after(self, known: int, turn: TurnRequest, attempt_seconds: float) -> Snapshot:
-        """Return the latest version; in the same round, ask for a turn where it is time to."""
+        """Return the latest version. In the same round, ask for a turn where it is time to."""
         found: list[Snapshot] = []
         requests: list[Callable[[], None]] = [lambda: found.append(latest_after(self._files, known))]
         if self._n_lost >= LOSSES_BEFORE_ASKING:
@@ -238,7 +249,10 @@ class Commit:
         return found[0]
 
     def _write_hint(self, version: int, turn: TurnRequest) -> None:
-        """Write the hint; in the same round, ask for no turn any more, and see now and then whether others do."""
+        """Write the hint.
+
+        In the same round, withdraw the request for a turn, and now and then look for requests of others.
+        """
         requests: list[Callable[[], None]] = [functools.partial(self._files.hint.write, version)]
         if self._n_lost >= LOSSES_BEFORE_ASKING:
             requests.append(turn.withdraw)
@@ -246,7 +260,7 @@ class Commit:
             requests.append(functools.partial(self._courtesy.look, self._files.storage))
         try:
             self._in_one_round(requests)
-        except Exception:  # whatever becomes of the hint, the version is committed
+        except Exception:  # the version is committed, whatever happens to the hint
             logger.warning("version %d is committed, but what follows a commit failed", version, exc_info=True)
 
     def _in_one_round(self, requests: Sequence[Callable[[], None]]) -> None:
@@ -258,22 +272,23 @@ class Commit:
 
 
 def attempts_exhausted(n_attempts: int, version: int) -> CommitAttemptsExhaustedError:
-    """Return the error of a change that met another commit each time, at last version ``version``."""
+    """Return the error of a change that met another commit in each attempt; ``version`` is the last one it met."""
     return CommitAttemptsExhaustedError(
         f"{n_attempts} attempts met other commits each time; nothing was committed, retry later", version=version
     )
 
 
 def pause_after_loss(n_lost: int, attempt_seconds: float) -> None:
-    """Wait a random time before the next attempt: the shorter, the more were lost, so that nobody starves.
+    """Wait a random time before the next attempt.
 
-    One of all who try wins in any case. Those who lost most wait least, and win most.
+    The more attempts were lost, the shorter it is, so that no writer starves. One of all writers that try wins in any
+    case. The writers that lost most wait least, and win most.
     """
     time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, attempt_seconds) / n_lost))
 
 
 def _creation_time_ms(storage: Storage, base: Snapshot) -> int:
-    """Return the time of the next version: now, or just after all versions before it where the clock is behind."""
+    """Return the time of the next version: now, or just after all earlier versions where the clock is behind."""
     time_ms = max(storage.now_ms(), _newest_time_ms(base) + 1)
     check_time(time_ms)
     return time_ms
@@ -282,15 +297,15 @@ def _creation_time_ms(storage: Storage, base: Snapshot) -> int:
 def _newest_time_ms(base: Snapshot) -> int:
     """Return the largest time of all versions up to ``base``.
 
-    That is its own where we wrote it. One of another program may be older than those before it: they are
-    read, back to one of ours.
+    If we wrote ``base``, that is its own time. A version of another program may be older than those before it. These
+    are then read, back to one of ours.
     """
     newest_ms, system, roots = base.created_at_ms, base.root.system, base.files.roots
     earlier = read_roots(roots, range(base.version - 1, -1, -1), _TIMES_AT_ONCE)
     while COMMIT_ID not in system:
         version, data = next(earlier, (-1, None))
         if data is None:
-            break  # before the first one, or deleted by another program, as then those before it are, too
+            break  # before version 0, or at a root that another program deleted, with all before it
         system = decode_system_rows(data, roots.path(version))
         newest_ms = max(newest_ms, int(system[CREATED_AT_MILLIS]))
     return newest_ms
@@ -307,12 +322,11 @@ def check_time(time_ms: int) -> None:
 def create_root(
     roots: Roots, version: int, data: bytes, commit_id: str, before_send: Callable[[], None] = lambda: None
 ) -> bool:
-    """Create a root if absent; True when it is ours, False when another's stands there.
+    """Create a root if absent. Returns True when it is ours, False when another root has the name.
 
-    What is not plainly acknowledged is settled by reading the root back: its ``commit_id`` tells
-    whose it is. ``before_send`` runs before every send. Raises CommitOutcomeUnknownError when
-    nobody can tell now: a delayed request may still create the root. Any other typed error means
-    that the root was not created.
+    Any answer but "created" is settled by reading the root back: its ``commit_id`` tells whose it is. ``before_send``
+    runs before every send. Raises CommitOutcomeUnknownError when this cannot be told now: a delayed request may still
+    create the root. Any other typed error means that the root was not created.
     """
     path = roots.path(version)
     try:
@@ -328,7 +342,7 @@ def create_root(
 
 
 def outcome_unknown(roots: Roots, version: int, commit_id: str, reason: str) -> CommitOutcomeUnknownError:
-    """Return the error of a commit whose root may stand now, or later."""
+    """Return the error of a commit whose root may exist now, or later."""
     advice = f"ask later with: trinitylake resolve-commit {version} {commit_id}"
     if version == 0:
         advice = "run init again: it succeeds, or says that the lakehouse is there"
@@ -341,6 +355,6 @@ def outcome_unknown(roots: Roots, version: int, commit_id: str, reason: str) -> 
 
 
 def discard(storage: Storage, paths: Iterable[str]) -> None:
-    """Delete files of a failed attempt, best effort: what stays is an orphan."""
+    """Delete files of a failed attempt, best effort. A file that stays is an orphan."""
     for path, error in storage.delete_many(list(paths)).items():
         logger.warning("file %r of a failed commit could not be deleted: %s", path, error)

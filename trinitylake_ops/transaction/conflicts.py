@@ -1,4 +1,4 @@
-"""What a concurrent commit may not have touched (docs/protocol.md, rebase)."""
+"""Finds changes of a concurrent commit that conflict with a transaction (docs/protocol.md, "Rebase")."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def read_conflicts(
 
 
 def describe_key(keys: KeyCodec, key: str) -> str:
-    """Return a key as people name it."""
+    """Return a key in the words that people use."""
     name = keys.decode(key)
     if name is None:
         return f"object {key!r}"

@@ -27,8 +27,9 @@ from trinitylake_ops.versions.snapshot import LakehouseFiles
 def create_lakehouse(files: LakehouseFiles, definition: LakehouseDef) -> None:
     """Create version 0, empty, under our naming of roots.
 
-    Raises LakehouseExistsError, CommitOutcomeUnknownError, InvalidDefinitionError for nodes larger than are read, and
-    StorageError, also for a storage that overwrites what it was asked to create.
+    Raises LakehouseExistsError, CommitOutcomeUnknownError, StorageError. Raises InvalidDefinitionError for a node size
+    above the limit of reads. StorageError also means that the storage overwrites a file that it should create if
+    absent.
     """
     storage = files.storage
     if definition.node_file_max_size_bytes > storage.whole_file_limit_bytes:
@@ -56,7 +57,7 @@ def create_lakehouse(files: LakehouseFiles, definition: LakehouseDef) -> None:
 
 
 def has_roots(storage: Storage) -> bool:
-    """Whether the root of some version stands. Raises StorageError."""
+    """Whether the root of any version exists. Raises StorageError."""
     return any(root_naming(info.path) for info in storage.list(ROOT_PREFIX))
 
 
@@ -88,7 +89,7 @@ def first_root(
 
 
 def create_first_version(files: LakehouseFiles, definition: LakehouseDef, root: NodeFile) -> bool:
-    """Create version 0; False when another one stands there. Raises CommitOutcomeUnknownError, StorageError."""
+    """Create version 0. Returns False when another one exists. Raises CommitOutcomeUnknownError, StorageError."""
     files.roots.known_naming = ROOT_NAMING
     data = TreeLimits.of(definition).encoded(root, files.roots.path(0))
     is_ours = create_root(files.roots, 0, data, root.system[COMMIT_ID])
@@ -100,8 +101,8 @@ def create_first_version(files: LakehouseFiles, definition: LakehouseDef, root: 
 def _check_storage(storage: Storage, path: str, content: bytes) -> None:
     """Read back a file that was just created, and create it again.
 
-    Some users may write and not read. Some servers overwrite what is there, and would let commits
-    overwrite each other (S1).
+    The read finds users that may write but not read. The second create finds servers that overwrite a file, and would
+    let commits overwrite each other (S1).
     """
     if storage.read(path) != content:
         raise StorageError(

@@ -1,4 +1,4 @@
-"""What a commit would write on a base, before its root has a name (docs/protocol.md, C)."""
+"""The files that a commit would write on a base, before its root has a name (docs/protocol.md, C)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class RootStamp:
-    """What one attempt gives to the root it would create."""
+    """The values that one attempt gives to the root that it would create."""
 
     created_at_ms: int
     commit_id: str
@@ -39,7 +39,7 @@ class RootStamp:
     ) -> dict[str, str]:
         """Return the system rows of the root that follows ``base``, with room for its cost.
 
-        Unknown ones of ``base`` are carried on.
+        Unknown rows of ``base`` are carried on.
         """
         previous = base.files.roots.path(base.version)
         unknown = {name: value for name, value in base.root.system.items() if name not in SYSTEM_KEYS}
@@ -56,11 +56,11 @@ class RootStamp:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a commit on a base would write, before its root has a name.
+    """The files that a commit on a base would write, before its root has a name.
 
-    ``root_system`` holds the system rows that :meth:`RootStamp.system` made of ``info``; ``tree`` the
-    root's other rows and all new nodes; ``definition_files`` the new definitions by path, which stay
-    the same over rebases. ``definition`` is that of the new version: it says how its root is encoded.
+    ``root_system`` holds the system rows that :meth:`RootStamp.system` made of ``info``. ``tree`` has the root's other
+    rows and all new nodes. ``definition_files`` maps paths to new definitions, which rebases share. ``definition`` is
+    that of the new version, and says how its root is encoded.
     """
 
     root_system: dict[str, str]
@@ -82,7 +82,10 @@ class Draft:
 def draft_of_tree(
     base: Snapshot, stamp: RootStamp, root: NodeFile, info: CommitInfo, *, is_rollback: bool = False
 ) -> Draft:
-    """Return the draft that puts a tree as it is, with pointers and buffer, under the lakehouse definition of ``base``.
+    """Return the draft of a tree that is taken over with its pointers and buffer.
+
+    The lakehouse definition is that of ``base``.
+
 
     Raises what :func:`carried_tree` raises.
     """
@@ -93,9 +96,9 @@ def draft_of_tree(
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """What transactions write on a base: messages by key, and new files by path.
+    """The changes that transactions write on a base: messages by key, and new files by path.
 
-    ``lakehouse_def`` and ``definition`` are those of a changed lakehouse definition, else None.
+    ``lakehouse_def`` and ``definition`` are those of a changed lakehouse definition, otherwise None.
     """
 
     messages: Mapping[str, str | None]
@@ -105,7 +108,7 @@ class Writes:
     definition: LakehouseDef | None = None
 
     def draft(self, base: Snapshot, stamp: RootStamp) -> Draft:
-        """Return the draft of a version that holds them."""
+        """Return the draft of a version that holds these changes."""
         system = stamp.system(base, self.info, lakehouse_def=self.lakehouse_def or base.definition_location)
         definition = self.definition or base.definition
         tree = apply_messages(

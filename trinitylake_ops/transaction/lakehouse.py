@@ -44,11 +44,10 @@ from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 class Lakehouse:
     """A lakehouse at a root URI. All methods are safe to call from several threads.
 
-    ``storage`` is the storage as it is. Nodes and definitions are read, and kept, through the cache
-    of the process: one that is opened by its root shares them with all that have the same root and
-    options, also by ``cache_folder``; one made on a storage has them for itself unless ``cache`` says
-    otherwise; "off" asks the storage itself. Raises InvalidInputError for options of the cache that
-    make no sense.
+    ``storage`` is the storage as it is. Nodes and definitions are read through a cache. A lakehouse that is opened by
+    its root uses the cache of the process, and its ``cache_folder``. It shares them with all that have the same root
+    and options. A lakehouse on a given storage has a cache to itself, unless ``cache`` says otherwise. With "off" each
+    read asks the storage. Raises InvalidInputError for options of the cache that make no sense.
     """
 
     def __init__(
@@ -113,8 +112,8 @@ class Lakehouse:
     ) -> Lakehouse:
         """Open a lakehouse.
 
-        Raises LakehouseNotFoundError, InvalidLocationError, CorruptFileError when roots of several
-        namings stand there, StorageError.
+        Raises LakehouseNotFoundError, InvalidLocationError, StorageError, and CorruptFileError when roots of several
+        namings are there.
         """
         root = normalize_root_uri(root_uri)
         cache: Literal["shared", "private"] = "private" if storage else "shared"
@@ -138,35 +137,34 @@ class Lakehouse:
         *,
         latest: Snapshot | None = None,
     ) -> Snapshot:
-        """Return the latest version, or the one of a number, of an export's name, or of a time.
+        """Return the latest version, or a version by its number, by an export's name, or by a time.
 
-        ``timestamp`` is an aware datetime or milliseconds since the epoch; the newest version
-        created at or before it is returned. ``latest`` is the latest version where the caller has
-        just found it. Raises VersionNotFoundError, VersionExpiredError, ExportNotFoundError,
-        InvalidInputError when both are given.
+        ``timestamp`` is an aware datetime or milliseconds since the epoch; the newest version created at or before it
+        is returned. ``latest`` is the latest version, if the caller has just found it. Raises VersionNotFoundError,
+        VersionExpiredError, ExportNotFoundError, InvalidInputError when both are given.
         """
         return self._lookup.snapshot(version, timestamp, latest)
 
     def exported(self, name: str, storage_options: Mapping[str, str] | None = None) -> Snapshot:
-        """Return what an export holds; ``storage_options`` are for its storage where it went to another root.
+        """Return what an export holds. ``storage_options`` are for the storage of an export at another root.
 
-        By default they are those of this lakehouse where the scheme is the same. Raises what ``snapshot`` raises.
+        By default they are this lakehouse's options if the scheme is the same. Raises what ``snapshot`` raises.
         """
         return self._lookup.exported(name, latest_snapshot(self.files), storage_options)
 
     def _version_elsewhere(self, root: str, version: int, storage_options: Mapping[str, str] | None) -> Snapshot:
-        """Return a version of the lakehouse at another root, where an export of this one went."""
-        if storage_options is None:  # else the caller knows where it goes
+        """Return a version of the lakehouse at another root, the target of an export of this one."""
+        if storage_options is None:  # otherwise the caller knows the target
             self.elsewhere.places.check_root(root)
             storage_options = options_for(self, root)
         other = Lakehouse.open(root, storage_options)
-        other.elsewhere.give(self.storage)  # what was not copied
+        other.elsewhere.give(self.storage)  # files that were not copied
         return other.snapshot(version)
 
     def history(self, limit: int | None = None, latest: Snapshot | None = None) -> Iterator[VersionInfo]:
         """Yield versions, newest first, at most ``limit``; roots are read in parallel batches.
 
-        They begin at the latest version, or at ``latest`` where the caller has found it. Versions whose roots other
+        They begin at the latest version, or at ``latest`` if the caller has found it. Versions whose roots other
         programs deleted are left out.
         """
         return history(self.files, limit, latest)
@@ -192,11 +190,10 @@ class Lakehouse:
     ) -> Transaction:
         """Begin a transaction on the latest version.
 
-        ``isolation`` is "snapshot" or "serializable", by default the lakehouse's own. The message,
-        free-form properties, a name for the operation and the id of a run go into the log, and so does
-        ``transaction_id``, a UUID: by it a caller finds the commit again (``saved.version_of``), a new one
-        by default. Raises InvalidInputError for another isolation, another form of id, or when all that
-        takes more than 4 KiB.
+        ``isolation`` is "snapshot" or "serializable"; by default it is the lakehouse's own. The log records the
+        message, free-form properties, a name for the operation, and the id of a run. It also records
+        ``transaction_id``, a UUID, new by default. By it a caller finds the commit again (``saved.version_of``). Raises
+        InvalidInputError for another isolation, for an id in another form, or when these texts take more than 4 KiB.
         """
         if transaction_id is not None:
             transaction_id = checked_id(transaction_id)
@@ -205,11 +202,11 @@ class Lakehouse:
         return Transaction(base, _isolation(isolation, base.definition), info, self._queue, transaction_id)
 
     def resume_transaction(self, transaction_id: str) -> Transaction:
-        """Return a transaction that a process saved, to go on with it and commit it.
+        """Return a saved transaction, to go on with it and commit it.
 
-        It is committed once, however often it is resumed. Raises InvalidInputError, TransactionNotFoundError,
-        TransactionExpiredError when it outlived its time, VersionExpiredError when the version that it began on
-        did, CorruptFileError, StorageError.
+        The transaction is committed once, however often it is resumed. Raises InvalidInputError,
+        TransactionNotFoundError, CorruptFileError, StorageError. Raises TransactionExpiredError when the transaction is
+        too old, VersionExpiredError when its base version was expired.
         """
         saved = read_saved(self.storage, transaction_id)
         TransactionAge(self.storage, saved.begun_at_millis).check(self.snapshot().definition)
@@ -218,7 +215,7 @@ class Lakehouse:
     def stage_definition(self, namespace: str, table: str, definition: TableDef) -> StagedDefinition:
         """Write a table's definition for a transaction of another process, which takes it by ``put_staged``.
 
-        One that is never taken is an orphan. Raises InvalidNameError, InvalidDefinitionError, StorageError.
+        A definition that is never taken is an orphan. Raises InvalidNameError, InvalidDefinitionError, StorageError.
         """
         return stage_definition(self.snapshot(), namespace, table, definition)
 
@@ -235,8 +232,8 @@ class Lakehouse:
     def resolve_commit(self, version: int, commit_id: str, *, fence: bool = False) -> CommitResolution:
         """Say what became of a commit that ended with CommitOutcomeUnknownError: committed, lost or undecided.
 
-        ``fence`` decides an undecided one: it takes the version with an empty commit, unless the
-        commit lands first. Raises what :func:`resolve.resolve_commit` raises.
+        ``fence`` decides an undecided commit: an empty commit takes the version, unless the other commit lands first.
+        Raises what :func:`resolve.resolve_commit` raises.
         """
         return resolve_commit(self.files, version, commit_id, fence=fence)
 
@@ -261,9 +258,9 @@ class Lakehouse:
 
 
 def options_for(lake: Lakehouse, other_root: str) -> StorageOptions | None:
-    """Return a lakehouse's options where another root has the same scheme, else None: the environment's.
+    """Return a lakehouse's options if another root has the same scheme. Otherwise None: those of the environment.
 
-    What the operator allows is allowed there, too.
+    Roots that the operator allows are allowed there, too.
     """
     is_alike = other_root.partition("://")[0] == lake.root.partition("://")[0]
     if is_alike or ALLOWED_ROOTS not in lake.storage_options:
@@ -272,7 +269,10 @@ def options_for(lake: Lakehouse, other_root: str) -> StorageOptions | None:
 
 
 def _without_own_root(definition: LakehouseDef, root: str) -> LakehouseDef:
-    """Return a definition without a table root that is the root: none says the same, and a copy keeps the name."""
+    """Return a definition without a ``table_root`` that is the lakehouse's own root.
+
+    None says the same, and a copy would keep the name.
+    """
     table_root = definition.table_root
     is_own = table_root != "" and f"{as_uri(table_root).rstrip('/')}/" == root
     return replace(definition, table_root="") if is_own else definition
@@ -285,7 +285,7 @@ def _new_definition(fields: Mapping[str, Any]) -> LakehouseDef:
 def _replaced(definition: LakehouseDef, fields: Mapping[str, Any]) -> LakehouseDef:
     try:
         changed = replace(definition, **fields)
-        # As it will be read again: None becomes a default, a number its enum.
+        # In the form in which it will be read again: None becomes a default, a number its enum.
         return LakehouseDef.from_bytes(changed.to_bytes(), "settings")
     except TypeError as error:
         raise InvalidDefinitionError(f"these settings do not exist: {error}") from error

@@ -1,4 +1,4 @@
-"""What became of a commit whose outcome was unknown (docs/protocol.md, C4)."""
+"""Finds out what became of a commit with an unknown outcome (docs/protocol.md, C4)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 class CommitResolution(StrEnum):
     """The fate of one attempt to commit.
 
-    COMMITTED: its root stands. LOST: another root stands in its place, so it never will.
-    UNDECIDED: no root stands there; a request still on its way may create it.
+    COMMITTED: its root exists. LOST: another root has the name, so the commit will never land. UNDECIDED: there is no
+    root; a request still on its way may create it.
     """
 
     COMMITTED = "committed"
@@ -37,12 +37,12 @@ class CommitResolution(StrEnum):
 
 
 def resolve_commit(files: LakehouseFiles, version: int, commit_id: str, *, fence: bool = False) -> CommitResolution:
-    """Say whether the attempt ``commit_id`` became version ``version``; both stand in CommitOutcomeUnknownError.
+    """Say whether the attempt ``commit_id`` became version ``version``; CommitOutcomeUnknownError carries both.
 
-    With ``fence`` an undecided attempt is decided: an empty commit takes the version, unless the
-    attempt lands first. Raises InvalidInputError for a version that no commit makes and an id that none has,
-    VersionNotFoundError for one that cannot have been attempted yet, CorruptFileError where the
-    root was deleted, CommitOutcomeUnknownError when the fence itself got no answer, StorageError.
+    With ``fence`` an undecided attempt is decided: an empty commit takes the version, unless the attempt lands first.
+    Raises InvalidInputError for a version that no commit makes, and for what is no commit id. Raises
+    VersionNotFoundError for a version that cannot have been attempted yet, CorruptFileError where the root was deleted.
+    Raises CommitOutcomeUnknownError when the fence itself got no answer, and StorageError.
     """
     try:
         uuid.UUID(commit_id)
@@ -52,21 +52,24 @@ def resolve_commit(files: LakehouseFiles, version: int, commit_id: str, *, fence
         raise InvalidInputError(f"version {version} is none that a commit makes: give one from 0 to {MAX_VERSION}")
     owner = _owner(files, version)
     if owner is None:
-        # Looked up before the root is read again: a root that lands in between is found then.
+        # The latest version is found before the root is read again, so a root that lands in between is found.
         latest = latest_snapshot(files)
         owner = _owner(files, version)
         if owner is None:
             _check_next(version, latest)
             if not fence:
                 return CommitResolution.UNDECIDED
-            with contextlib.suppress(CommitConflictError):  # the version was taken: by whom, its root says
+            with contextlib.suppress(CommitConflictError):  # the version was taken: its root says which commit did
                 commit(files, _Fence(commit_id), latest)
             owner = _owner(files, version)
     return CommitResolution.COMMITTED if owner == commit_id else CommitResolution.LOST
 
 
 def _owner(files: LakehouseFiles, version: int) -> str | None:
-    """Return the ``commit_id`` of a root, live or sealed: empty where its writer gave none, None without a root."""
+    """Return the ``commit_id`` of a root, live or sealed.
+
+    It is empty where the writer gave none, and None without a root.
+    """
     path = files.roots.path(version)
     try:
         return decode_system_rows(files.storage.read(path), path).get(COMMIT_ID, "")
@@ -89,7 +92,7 @@ def _check_next(version: int, latest: Snapshot) -> None:
 
 @dataclass(frozen=True)
 class _Fence:
-    """A commit that changes nothing but takes the next version."""
+    """A commit that changes nothing, but takes the next version."""
 
     fenced_commit_id: str
 

@@ -1,7 +1,7 @@
-"""Transactions between processes: saved under their id, and definitions that other processes stage for them.
+"""Transactions between processes: saved transactions, and definitions that other processes stage for them.
 
-The file of a saved transaction belongs to nobody's tree: it is deleted when the transaction is committed, and where
-that fails, or nobody resumes it, it is left to orphan removal.
+The file of a saved transaction belongs to no tree. It is deleted when the transaction is committed. Where that fails,
+or no process resumes it, a removal of orphans deletes it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BATCH = 64
 
 @dataclass(frozen=True, slots=True)
 class StagedDefinition:
-    """A table's definition that is written and that no version holds; it travels between processes."""
+    """A table's definition that is written, but that no version holds. It travels between processes."""
 
     namespace: str
     table: str
@@ -66,7 +66,7 @@ def stage_definition(snapshot: Snapshot, namespace: str, table: str, definition:
 
 
 def check_staged(staged: Sequence[object], limit_bytes: int) -> None:
-    """Raise InvalidInputError for what stage_definition did not return, and for two of one table or file."""
+    """Raise InvalidInputError for an object not from ``stage_definition``, and for two of one table or file."""
     found = [one for one in staged if isinstance(one, StagedDefinition) and type(one.location) is str]
     if len(found) < len(staged):
         raise InvalidInputError("put_staged takes what stage_definition returned")
@@ -79,10 +79,10 @@ def check_staged(staged: Sequence[object], limit_bytes: int) -> None:
 
 
 def read_staged(snapshot: Snapshot, staged: Sequence[StagedDefinition]) -> list[TableDef]:
-    """Return what stands in the files of staged definitions, for a transaction that began on ``snapshot``.
+    """Return the content of the files of staged definitions, for a transaction that began on ``snapshot``.
 
-    The files are looked at in parallel. Raises InvalidInputError for what was staged before that version was read,
-    InvalidDefinitionError, FileMissingError, CorruptFileError, StorageError.
+    The files are read in parallel. Raises InvalidInputError for a definition staged before that version was read.
+    Raises InvalidDefinitionError, FileMissingError, CorruptFileError, StorageError.
     """
     storage, oldest_ms = snapshot.files.storage, snapshot.read_at_ms - CLOCK_MARGIN_MS
 
@@ -92,7 +92,7 @@ def read_staged(snapshot: Snapshot, staged: Sequence[StagedDefinition]) -> list[
                 f"table {one.namespace}.{one.table} was staged before this transaction began; its file may be"
                 " removed as an orphan, stage it again"
             )
-        storage.drop_cached(one.location)  # what counts is what stands there
+        storage.drop_cached(one.location)  # only the file's content counts
         definition = validate_table_def(TableDef.from_bytes(storage.read(one.location), one.location))
         table_prefix(definition.id)
         return definition
@@ -101,7 +101,7 @@ def read_staged(snapshot: Snapshot, staged: Sequence[StagedDefinition]) -> list[
 
 
 def write_saved(storage: Storage, saved: SavedTransaction) -> None:
-    """Save a transaction, in place of what was saved of it before. Raises StorageError."""
+    """Save a transaction, in place of its former file. Raises StorageError."""
     path = saved_transaction_path(saved.id)
     storage.write(path, saved.to_bytes(path))
 
@@ -125,7 +125,7 @@ def read_saved(storage: Storage, transaction_id: str) -> SavedTransaction:
 
 
 def checked_id(transaction_id: str) -> str:
-    """Return the id of a transaction as it is written. Raises InvalidInputError for what is none."""
+    """Return the id of a transaction in its written form. Raises InvalidInputError for a text that is no id."""
     try:
         return str(uuid.UUID(transaction_id))
     except (ValueError, AttributeError, TypeError):
@@ -152,10 +152,11 @@ class CommittedElsewhereError(TrinityLakeError):
 
 
 def pinned_version(latest: Snapshot, pin_id: str) -> int:
-    """Return the version that is pinned under an id, the same to all who ask; whoever is first pins the latest.
+    """Return the version that is pinned under an id, the same for all callers.
 
-    The pin is a saved transaction without changes: it keeps no version from expiring, and is left to orphan removal.
-    Raises InvalidInputError, CorruptFileError, AmbiguousWriteError, StorageError.
+    The first caller pins the latest version. The pin is a saved transaction without changes. It keeps no version from
+    expiring, and a removal of orphans deletes it. Raises InvalidInputError, CorruptFileError, AmbiguousWriteError,
+    StorageError.
     """
     files, known_id = latest.files, checked_id(pin_id)
     with contextlib.suppress(TransactionNotFoundError):
@@ -175,7 +176,7 @@ def pinned_version(latest: Snapshot, pin_id: str) -> int:
 def version_of(files: LakehouseFiles, transaction_id: str, after: int, latest: int) -> int | None:
     """Return the version above ``after``, up to ``latest``, that holds a transaction, None where none does.
 
-    Raises VersionNotFoundError where that cannot be told, StorageError.
+    Raises VersionNotFoundError where a root that would tell is gone, StorageError.
     """
     for version, data in read_roots(files.roots, range(after + 1, latest + 1), _BATCH):
         path = files.roots.path(version)

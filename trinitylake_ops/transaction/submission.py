@@ -1,4 +1,4 @@
-"""A transaction that is handed over to be committed: what it writes on a base, and whether it still holds there."""
+"""A transaction that is handed over to be committed: its writes on a base, and the check that it still holds there."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _LARGEST_COUNTS = {"set": 10**9, "deleted": 10**9}
 
 
 def check_info(info: CommitInfo) -> None:
-    """Raise InvalidInputError for a message that leaves no room for what the commit adds."""
+    """Raise InvalidInputError for a message so long that the commit cannot add its own entries."""
     _largest(info, "\N{LARGE BLUE CIRCLE}" * _LONGEST_SUMMARY_CHARS).largest()
 
 
 class Submission:
     """A transaction that is ready to be committed.
 
-    ``base`` is the version that it began on, ``begun_at_ms`` when that was, by the storage's clock. ``preconditions``
-    raise typed errors on versions on which it may not be committed. ``was_saved`` where other processes may have
-    resumed it.
+    ``base`` is the version that the transaction began on, ``begun_at_ms`` the moment of that by the storage's clock.
+    ``preconditions`` raise typed errors for versions on which the transaction may not be committed. ``was_saved`` says
+    that other processes may have resumed it.
     """
 
     def __init__(
@@ -61,24 +61,24 @@ class Submission:
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether it would change nothing in the version that it began on. Raises StorageError."""
+        """Whether the transaction would change nothing in its base version. Raises StorageError."""
         return self._changes.changes_nothing_on(self.base)
 
     @property
     def is_alone(self) -> bool:
-        """Whether only the whole of a version can tell what it touches: it goes with no other."""
+        """Whether only a whole version can tell what the transaction touches. It then gets a version to itself."""
         return self._changes.definition is not None or bool(self._preconditions)
 
     def footprint(self) -> Footprint:
-        """Return what it touches."""
+        """Return what the transaction touches."""
         return self._changes.footprint(self._keys, self._isolation)
 
     def largest_info(self) -> CommitInfo:
-        """Return what it will say about itself, with the largest numbers that may stand there."""
+        """Return what the transaction will say about itself, with the largest numbers that it may contain."""
         return _largest(self._info, self._summary())
 
     def writes_on(self, base: Snapshot) -> Writes | None:
-        """Return what it would write on ``base``, or None when nothing would change."""
+        """Return what the transaction would write on ``base``, or None when nothing would change."""
         messages: dict[str, str | None] = {}
         files: dict[str, bytes] = {}
         for key, entry in self._changes.writes.items():
@@ -102,15 +102,17 @@ class Submission:
         return Writes(messages, files, self._info_on(base, messages), lakehouse_def, definition)
 
     def rename_files(self) -> None:
-        """Give all files that it would write new names: those so far may be deleted at any time."""
+        """Give new names to all files that it would write. Its former files may be deleted at any time."""
         self._paths.clear()
         self._definition_path = None
 
     def check(self, base: Snapshot, latest: Snapshot, changes: Mapping[str, KeyChange]) -> None:
-        """Check that it still holds on ``latest``, which differs from ``base`` by ``changes``; take over what merges.
+        """Check that the transaction still holds on ``latest``, which differs from ``base`` by ``changes``.
 
-        Raises CommitConflictError, what its preconditions raise, and CommittedElsewhereError for one that was saved
-        and is in one of the versions between, as it is here.
+        Take over what merges.
+
+        Raises CommitConflictError, and what its preconditions raise. Raises CommittedElsewhereError for a saved
+        transaction that one of the versions between holds, with the same changes.
         """
         if self._was_saved and (version := version_of(base.files, self.id, base.version, latest.version)) is not None:
             self._check_committed_as(Snapshot.of(base.files, version), base)
@@ -128,7 +130,7 @@ class Submission:
             precondition(latest)
 
     def _merge_definition(self, base: Snapshot, latest: Snapshot) -> list[str]:
-        """Take over what others changed in the lakehouse definition; returns the conflicts."""
+        """Take over the changes of others in the lakehouse definition. Returns the conflicts."""
         ours = self._changes.definition
         if ours is None or latest.definition_location == base.definition_location:
             return []
@@ -137,9 +139,10 @@ class Submission:
         return conflicts
 
     def _check_committed_as(self, committed: Snapshot, base: Snapshot) -> NoReturn:
-        """Tell that another process committed this transaction.
+        """Raise the error for a transaction that another process committed.
 
-        Raises CommitConflictError where it has changed since, TransactionExpiredError where the version was purged.
+        Raises CommitConflictError where this copy has changed since, TransactionExpiredError where the version was
+        purged.
         """
         if committed.root.is_sealed:
             raise TransactionExpiredError(
@@ -169,7 +172,7 @@ class Submission:
             latest_version=committed.version,
         )
 
-    # What it says about itself
+    # What the transaction says about itself
 
     def _info_on(self, base: Snapshot, messages: Mapping[str, str | None]) -> CommitInfo:
         n_set = sum(value is not None for value in messages.values())
@@ -181,7 +184,7 @@ class Submission:
         )
 
     def _operation_on(self, base: Snapshot) -> str:
-        """Name what a transaction without a name of its own does, when it is one thing."""
+        """Return the operation of a transaction that has no name for it, when it does one thing."""
         writes = self._changes.writes
         if not writes:
             return "alter-definition"
@@ -194,7 +197,7 @@ class Submission:
         return f"{'create' if base.entry(key) is None else 'alter'}-{kind}"
 
     def _summary(self) -> str | None:
-        """Name the object of a transaction that has no message, when it is one."""
+        """Return the object of a transaction that has no message, when it is one object."""
         if len(self._changes.writes) != 1:
             return None
         return str(self.base.object_name(next(iter(self._changes.writes))))[:_LONGEST_SUMMARY_CHARS]

@@ -1,8 +1,8 @@
 """How old a change may be when it is committed (docs/protocol.md, "Orphans").
 
-Its files are removed as orphans once they are older than the time to live. The lakehouse definition says which
-transactions may have lost files so, by when they began, and a file says it, too: another program that goes back to
-an older definition forgets the one, and knows nothing of the other.
+The files of a change are removed as orphans once they are older than the time to live. Transactions that began before a
+certain moment may have lost files so. The lakehouse definition records that moment, and so does a file. Another program
+that goes back to an older definition forgets the former, but not the file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trinitylake_ops.format.file_sizes import MAX_NOTE_BYTES
 from trinitylake_ops.format.sealed_json import decode_sealed_json, encode_sealed_json
 from trinitylake_ops.storage.interface import Storage
 
-#: Orphans are older than any time to live and a margin of minutes: who is younger than that has lost nothing.
+#: Orphans are older than any time to live and a margin of minutes. A younger transaction has lost nothing.
 YOUNG_MS = 60_000
 _FIELD = "orphans_removed_before_millis"
 
@@ -26,40 +26,44 @@ class AgeLimit(Protocol):
     """Tells whether a change may still be committed."""
 
     def begin_writing(self) -> None:
-        """Be told that all files of an attempt are still to be written."""
+        """Note that all files of an attempt are still to be written."""
 
     def check_base(self, definition: LakehouseDef) -> None:
-        """Raise as ``check`` does where what a version reaches that was lost on may be purged by now."""
+        """Raise as ``check`` does where a purge may have deleted what the base of a lost attempt reaches."""
 
     def check(self, definition: LakehouseDef) -> None:
-        """Raise TransactionExpiredError or DraftOutdatedError when that is not so, by the newest definition read."""
+        """Raise TransactionExpiredError or DraftOutdatedError for a change too old by the newest definition read."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionAge:
-    """When the transaction began, by the storage's clock: it must not outlive the lakehouse's TTL."""
+    """The age of a transaction, from its begin by the storage's clock.
+
+    It must not outlive the lakehouse's time to live.
+    """
 
     storage: Storage
     begun_at_ms: int
 
     def begin_writing(self) -> None:
-        """Nothing: the transaction keeps its age."""
+        """Do nothing: the transaction keeps its age."""
 
     def check_base(self, definition: LakehouseDef) -> None:
-        """Raise TransactionExpiredError as ``check`` does: it knows its base since it began."""
+        """Raise TransactionExpiredError as ``check`` does, since the transaction has known its base since it began."""
         self.check(definition)
 
     def check(self, definition: LakehouseDef) -> None:
         """Raise TransactionExpiredError when the transaction is older than its time to live."""
-        barred_ms = removed_before_ms(self.storage, definition, self.begun_at_ms)  # first: it may take a while
+        # asked first, as the answer may take a while
+        barred_ms = removed_before_ms(self.storage, definition, self.begun_at_ms)
         check_age(self.begun_at_ms, self.storage.now_ms(), definition, barred_ms)
 
 
 class OperationAge:
-    """Of an operation that writes all its files in each attempt: it is as old as the first of these.
+    """The age of an operation that writes all its files in each attempt: it is as old as the first of these.
 
-    What it found out before took as long as it did. That still holds where its root can be created: then nothing was
-    committed since the version that it looked at, and what that reaches is there.
+    Its reads before the first file may take any time. They still hold where its root can be created: nothing was
+    committed since the version that it looked at. So all that this version reaches is there.
     """
 
     def __init__(self, storage: Storage):
@@ -71,7 +75,7 @@ class OperationAge:
         self._writing_since_ms = self._storage.now_ms()
 
     def check_base(self, definition: LakehouseDef) -> None:
-        """Nothing: it does all anew on the latest version."""
+        """Do nothing: the operation does all anew on the latest version."""
 
     def check(self, definition: LakehouseDef) -> None:
         """Raise TransactionExpiredError when the files of this attempt are older than the time to live."""
@@ -82,8 +86,8 @@ class OperationAge:
 def check_age(begun_at_ms: int, now_ms: int, definition: LakehouseDef, barred_before_ms: int) -> None:
     """Raise TransactionExpiredError for a transaction that is older than its time to live.
 
-    That is also one that began before ``barred_before_ms``: its files may have been removed as orphans, when the time
-    to live was shorter.
+    Raises it also for a transaction that began before ``barred_before_ms``. Its files may have been removed as orphans,
+    when the time to live was shorter.
     """
     if begun_at_ms < barred_before_ms:
         raise TransactionExpiredError(
@@ -98,16 +102,19 @@ def check_age(begun_at_ms: int, now_ms: int, definition: LakehouseDef, barred_be
 
 
 def removed_before_ms(storage: Storage, definition: LakehouseDef, begun_at_ms: int) -> int:
-    """Return the begin before which a transaction may have lost files, in milliseconds since the epoch.
+    """Return the moment before which a transaction may have lost files, in milliseconds since the epoch.
 
-    The file is read for those that began longer than a minute ago. Raises CorruptFileError, StorageError.
+    The file is read only for a transaction that began longer than a minute ago. Raises CorruptFileError, StorageError.
     """
     known_ms = definition.orphans_removed_before_millis
     return known_ms if storage.now_ms() - begun_at_ms <= YOUNG_MS else max(known_ms, _read(storage))
 
 
 def raise_barrier(storage: Storage, before_ms: int) -> None:
-    """Let no transaction commit that began before; under the lease. One that is higher stays. Raises StorageError."""
+    """Bar transactions that began before a moment.
+
+    The caller holds the lease. A later moment in the file stays. Raises StorageError.
+    """
     try:
         standing_ms = _read(storage)
     except CorruptFileError:
@@ -120,7 +127,8 @@ def _read(storage: Storage) -> int:
     try:
         data = storage.read(ORPHAN_BARRIER_PATH, limit_bytes=MAX_NOTE_BYTES)
         found = decode_sealed_json(data, ORPHAN_BARRIER_PATH)[_FIELD]
-        if type(found) is not int or not 0 <= found <= storage.now_ms():  # none was ever raised beyond its own time
+        # no barrier was ever raised beyond its own time
+        if type(found) is not int or not 0 <= found <= storage.now_ms():
             raise TypeError(f"{_FIELD} is no time that has passed")
     except FileMissingError:
         return 0

@@ -55,11 +55,11 @@ _LISTED_TABLES = 3
 
 
 class Transaction(CatalogReader):
-    """Changes on a base version, seen by its own reads and by nobody else until they are committed.
+    """Changes on a base version. Only the transaction's own reads see them until they are committed.
 
-    As a context manager it commits on a normal exit and drops everything on an exception.
-    ``committed_version`` is the version that holds the changes, or the base version when there
-    were none; None before the commit.
+    As a context manager, a transaction commits on a normal exit and drops everything on an exception.
+    ``committed_version`` is the version that holds the changes, or the base version when there were none. It is None
+    before the commit.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Transaction(CatalogReader):
         self.isolation = isolation
         self.committed_version: int | None = None
         self._info = replace(info, members=(self.id,))
-        # Refused here, not at the commit: a message that leaves no room for what the commit adds.
+        # A message that leaves no room for what the commit adds is refused here, not at the commit.
         check_info(self._info)
         self._changes = ChangeSet()
         self._preconditions: list[Callable[[Snapshot], None]] = []
@@ -204,7 +204,7 @@ class Transaction(CatalogReader):
         return definition
 
     def alter_table(self, namespace: str, table: str, definition: TableDef) -> TableDef:
-        """Replace a table's definition and return it; its id stays the same, an empty one is filled in.
+        """Replace a table's definition and return it. Its id stays the same; an empty id is filled in.
 
         Raises TableNotFoundError, NamespaceNotFoundError, InvalidNameError, InvalidDefinitionError.
         """
@@ -227,7 +227,7 @@ class Transaction(CatalogReader):
         self._write(key, None)
 
     def restore_entry(self, key: str, location: str | None) -> None:
-        """Let a key point to a definition that another version holds, at its location, or to nothing.
+        """Let a key point to a definition of another version, given by its location, or to nothing.
 
         A table's namespace must exist, as this transaction leaves it. Raises NamespaceNotFoundError.
         """
@@ -237,7 +237,7 @@ class Transaction(CatalogReader):
         self._write(key, location)
 
     def alter_definition(self, definition: LakehouseDef) -> None:
-        """Replace the lakehouse definition; the version that commits it is the first to be written by its settings.
+        """Replace the lakehouse definition. The version that commits it is the first to be written by its settings.
 
         Raises InvalidDefinitionError for settings fixed at creation, and for those out of their range.
         """
@@ -247,9 +247,9 @@ class Transaction(CatalogReader):
     def put_staged(self, staged: Sequence[StagedDefinition]) -> None:
         """Create or replace tables by definitions that other processes staged since this transaction began.
 
-        Their files are looked at in parallel. Raises NamespaceNotFoundError, InvalidNameError, InvalidDefinitionError
-        where a table of that name has another id, InvalidInputError for one that was staged before or for
-        another table, FileMissingError, CorruptFileError; nothing is changed then.
+        Their files are looked at in parallel. Raises NamespaceNotFoundError, InvalidNameError, FileMissingError,
+        CorruptFileError. Raises InvalidDefinitionError where a table of that name has another id. Raises
+        InvalidInputError for a definition that was staged before, or for another table. Nothing is changed then.
         """
         self._check_changeable()
         check_staged(staged, self.base.definition.file_path_max_size_bytes)
@@ -265,10 +265,10 @@ class Transaction(CatalogReader):
             self._write(key, one.location)
 
     def date_forward(self) -> None:
-        """Count the time to live from now, where what took until now has written nothing.
+        """Count the time to live from now, as no file was written until now.
 
-        The base may be old: nothing was committed since where the version after it can be created. Raises
-        ConflictError for a transaction that was saved: others know its age.
+        The base may be old: if the version after it can be created, nothing was committed since. Raises ConflictError
+        for a transaction that was saved, since other processes know its age.
         """
         self._check_changeable()
         if self._is_saved:
@@ -276,15 +276,15 @@ class Transaction(CatalogReader):
         self._begun_at_ms = self.base.files.storage.now_ms()
 
     def date_back(self, begun_at_ms: int) -> None:
-        """Count the time to live from an earlier moment, when the oldest file was written that this publishes.
+        """Count the time to live from an earlier moment, when the oldest published file was written.
 
-        Orphan removal spares files that no version reaches for no longer than that time.
+        A removal of orphans spares files that no version reaches for no longer than that time.
         """
         self._check_changeable()
         self._begun_at_ms = min(self._begun_at_ms, begun_at_ms)
 
     def require(self, precondition: Callable[[Snapshot], None]) -> None:
-        """Check something on the base now, and again on every newer version the commit is rebased on.
+        """Check a condition on the base now, and again on every newer version of a rebase.
 
         ``precondition`` raises a typed error when it does not hold.
         """
@@ -301,9 +301,9 @@ class Transaction(CatalogReader):
     def _write(self, key: str, entry: Entry | None) -> None:
         self._check_changeable()
         if isinstance(entry, NamespaceDef | TableDef):
-            entry.to_bytes()  # refuses here, not at the commit, what cannot be stored
+            entry.to_bytes()  # a definition that cannot be stored is refused here, not at the commit
         elif is_namespace_key(key):
-            # Dropped, or set to a definition of another version: it may be a namespace of another id.
+            # The namespace is dropped, or set to a definition of another version, perhaps with another id.
             self._changes.replaced_namespaces.add(self.object_name(key).namespace)
         self._changes.writes[key] = entry
 
@@ -345,11 +345,11 @@ class Transaction(CatalogReader):
             return error.committed_version
 
     def save(self) -> str:
-        """Save the transaction for another process, which resumes it by the id that this returns; it ends here.
+        """Save the transaction and return its id, by which another process resumes it. It ends here.
 
-        It keeps its age: it has to be committed within the lakehouse's ``txn_ttl_millis`` of its begin. Where saving
-        fails, it may have landed all the same: the transaction can be saved again and ended, but not be changed.
-        Raises InvalidInputError for one with preconditions of an operation, StorageError.
+        The transaction keeps its age. It has to be committed within the lakehouse's ``txn_ttl_millis`` of its begin.
+        Where saving fails, the file may have landed all the same. The transaction can then be saved again and ended,
+        but not be changed. Raises InvalidInputError for a transaction with preconditions of an operation, StorageError.
         """
         self._check_open()
         if self._preconditions:
@@ -366,14 +366,14 @@ class Transaction(CatalogReader):
             properties=self._info.properties,
         )
         saved = self._changes.saved_in(identity)
-        # Also where the write fails: it may have landed, or still land, and be resumed.
+        # Even if the write fails, the file may have landed or may still land, and be resumed.
         self._is_saved = self._is_frozen = True
         write_saved(self.base.files.storage, saved)
         self._is_open = False
         return self.id
 
     def rollback(self) -> None:
-        """Drop all changes and end the transaction, for ever also one that was saved."""
+        """Drop all changes and end the transaction. A saved one can no longer be resumed."""
         self._end()
         if self._is_saved:
             forget_saved(self.base.files.storage, self.id)

@@ -1,8 +1,8 @@
-"""Fairness between processes: who has lost often asks the others to wait (docs/protocol.md, C; decision 10).
+"""Fairness between processes: a writer that lost often asks the others to wait (docs/protocol.md, C; decision 10).
 
-A request is an empty file, whose name says how long an attempt of its writer takes. It is advice: no commit depends on
-it, no failure of it harms one. Its writer renews it every second for as long as the attempt may take; one that was not
-renewed for some seconds counts for nothing.
+A request is an empty file, whose name says how long an attempt of its writer takes. A request is advice: no commit
+depends on it, and its failure harms no commit. Its writer renews it every second for as long as the attempt may take. A
+request that was not renewed for some seconds counts for nothing.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from trinitylake_ops.storage.interface import Storage
 
 logger = logging.getLogger(__name__)
 
-#: Attempts in a row that a writer loses before it asks for a turn; fewer are common among equals.
+#: Attempts in a row that a writer loses before it asks for a turn. Fewer losses are common among equals.
 LOSSES_BEFORE_ASKING = 5
 #: A process looks for requests after so many of its commits.
 COMMITS_BETWEEN_LOOKS = 8
-#: How long a process waits at once, whoever asks.
+#: How long a process waits at most before one commit.
 LONGEST_WAIT_S = 20.0
-#: How often a writer shows that it is there, and for how long it is believed to be, by the storage's clock.
+#: How often a writer renews its request, and how long the request counts after that, by the storage's clock.
 RENEWAL_S = 1.0
 LAPSE_MS = 3_500
 _FEWEST_PAUSES = 8
 _MOST_PAUSES = 64
-_LONGEST_PAUSE_S = 1.0  # between two looks at whether those who ask are still there
+_LONGEST_PAUSE_S = 1.0  # between two looks for the requests
 _LONGEST_ATTEMPT_MS = 600_000
 _ATTEMPTS_RENEWED = 4
 _SHORTEST_RENEWAL_S = 5.0
@@ -38,7 +38,7 @@ _LONGEST_RENEWAL_WAIT_S = 1.0
 
 
 class TurnRequest:
-    """What a writer asks for that loses one attempt after the other."""
+    """The request for a turn of a writer that loses one attempt after the other."""
 
     def __init__(self, storage: Storage):
         self._storage = storage
@@ -46,12 +46,15 @@ class TurnRequest:
         self._renewal: _Renewal | None = None
 
     def lost(self, n_lost: int, attempt_seconds: float) -> None:
-        """Ask, or go on asking, where ``n_lost`` attempts were lost; the last one, with its rebase, took so long."""
+        """Ask, or go on asking, after ``n_lost`` lost attempts.
+
+        ``attempt_seconds`` is the time of the last one, with its rebase.
+        """
         if n_lost < LOSSES_BEFORE_ASKING:
             return
         attempt_ms = max(1, min(_LONGEST_ATTEMPT_MS, round(1000 * attempt_seconds)))
         if self._path is not None and attempt_ms > 2 * (parse_turn_path(self._path) or 0):
-            self.withdraw()  # what it says is no longer true
+            self.withdraw()  # the time in its name is no longer true
         self._path = self._path or new_turn_path(attempt_ms)
         try:
             self._storage.write(self._path, b"")
@@ -63,13 +66,13 @@ class TurnRequest:
         start_beside(self._renewal)
 
     def end(self) -> None:
-        """Renew the request no longer; who sees it waits some seconds at most."""
+        """Renew the request no longer. A process that sees it waits some seconds at most."""
         if self._renewal is not None:
             self._renewal.end()
             self._renewal = None
 
     def withdraw(self) -> None:
-        """Ask no longer."""
+        """Delete the request."""
         self.end()
         if self._path is not None:
             path, self._path = self._path, None
@@ -77,7 +80,10 @@ class TurnRequest:
 
 
 class _Renewal:
-    """Shows that the writer of a request is there, until it is ended or its attempt takes too long to be waited for."""
+    """Shows that the writer of a request is there.
+
+    It ends with the attempt, or when that takes too long to be waited for.
+    """
 
     def __init__(self, storage: Storage, path: str, until_s: float):
         self._storage = storage
@@ -100,7 +106,7 @@ class _Renewal:
                 self._is_idle.set()
 
     def end(self) -> None:
-        """Renew no more; waits a little for a renewal on its way, which would outlive the request's deletion."""
+        """Renew no more. Waits a little for a renewal on its way, which would outlive the request's deletion."""
         self._is_ended.set()
         self._is_idle.wait(_LONGEST_RENEWAL_WAIT_S)
 
@@ -109,12 +115,12 @@ def start_beside(work: Callable[[], None]) -> None:
     """Do work in a thread of its own, which ends with the process."""
     try:
         threading.Thread(target=work, name="turn-request", daemon=True).start()
-    except RuntimeError as error:  # as where the interpreter ends: it can start no threads any more
+    except RuntimeError as error:  # an interpreter that ends can start no threads
         logger.warning("a request for a turn is not renewed: %s", error)
 
 
 class Courtesy:
-    """What one process does for others that ask for a turn."""
+    """The waiting of one process for others that ask for a turn."""
 
     def __init__(self) -> None:
         self._n_commits = 0
@@ -122,19 +128,19 @@ class Courtesy:
         self._n_pauses = _FEWEST_PAUSES
 
     def is_time_to_look(self) -> bool:
-        """Count a commit; returns whether to look, beside the request that follows it."""
+        """Count a commit. Returns whether to look for requests beside the writing of the hint."""
         self._n_commits += 1
         return self._n_commits % COMMITS_BETWEEN_LOOKS == 0
 
     def look(self, storage: Storage) -> None:
-        """See whether others ask."""
+        """Look for requests of others."""
         self._asking = _asking(storage)
 
     def give_way(self, storage: Storage, longest_s: float) -> bool:
-        """Wait for those who were seen to ask, until they have committed, but not for ever; returns whether it did.
+        """Wait until the writers that were seen to ask have committed, but not for ever. Returns whether it waited.
 
-        Who still asks then is waited for before the next commit, too, and twice as long: where many writers
-        wait, each in its own time, all of them must do so at once.
+        If such a writer still asks then, the next commit waits too, and twice as long. Where many writers wait, each in
+        its own time, all of them must do so at once.
         """
         if not self._asking:
             return False
@@ -154,7 +160,7 @@ class Courtesy:
 
 
 def _asking(storage: Storage) -> dict[str, int]:
-    """Return the requests that count, with how many milliseconds an attempt takes; those that do not are deleted."""
+    """Return the requests that count, with how many milliseconds an attempt takes. Lapsed requests are deleted."""
     asking, lapsed = {}, []
     try:
         for info in storage.list(TURN_PREFIX):

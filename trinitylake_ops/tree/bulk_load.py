@@ -1,4 +1,4 @@
-"""Building a tree from its sorted entries, bottom-up: every node is written once, and none is read."""
+"""Builds a tree from its sorted entries, bottom-up: every node is written once, and none is read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trinitylake_ops.format.nodes.node_file import NodeFile
 from trinitylake_ops.format.nodes.system_rows import CREATED_AT_MILLIS
 from trinitylake_ops.tree.nodes.node import TreeLimits
 
-#: The part of a node's keys that a load fills: full nodes would split at the first entry that follows.
+#: The part of a node's keys that a load fills. Full nodes would split at the next entry.
 FILL = 7 / 8
 
 _NODES_PER_WRITE = 256
@@ -26,12 +26,12 @@ def bulk_load(
     write: Callable[[Mapping[str, bytes]], None],
     new_path: Callable[[], str] = new_node_path,
 ) -> NodeFile:
-    """Return the root, without system rows, of a tree of these (key, location), which ascend strictly by key.
+    """Return the root, without system rows, of a tree of (key, location) entries, whose keys ascend strictly.
 
-    Takes the entries as a stream: a few nodes of each level are held at a time. ``write`` gets the
-    files of all other nodes by path, in batches, those of a subtree before its parent's. Nodes are
-    filled to ``FILL`` but for the last two of a level, and all keep the limits on their number of
-    keys. ``new_path`` names them. Raises ValueError for keys that do not ascend, and what ``write`` raises.
+    Takes the entries as a stream: a few nodes of each level are held at a time. ``write`` gets the files of all other
+    nodes by path, in batches. The files of a subtree come before its parent's. Nodes are filled to ``FILL``, except the
+    last two of a level. All keep the limits on their number of keys. ``new_path`` names the nodes. Raises ValueError
+    for keys that do not ascend, and what ``write`` raises.
     """
     nodes = _NodeWriter(limits, created_at_ms, write, new_path)
     level = _Level(nodes, 0)
@@ -88,7 +88,7 @@ class _NodeWriter:
 
 @dataclass
 class _Level:
-    """The nodes of one level from left to right: those that are full are written, the rest waits in lists.
+    """The nodes of one level from left to right: full ones are written, and the rest waits in lists.
 
     In a level of inner nodes ``children`` has an entry for each key and, once the level below has
     ended, one more.
@@ -103,7 +103,7 @@ class _Level:
 
     @property
     def is_root(self) -> bool:
-        """Whether what waits is the whole level, and fits one node."""
+        """Whether the waiting entries are the whole level, and fit one node."""
         return self.parent is None and len(self.keys) <= self.nodes.limits.max_keys
 
     def extend(self, keys: Sequence[str], values: Sequence[str], children: Sequence[str] = ()) -> None:
@@ -112,12 +112,12 @@ class _Level:
         self.values += values
         self.children += children
         n_filled = n_filled_keys(self.nodes.limits)
-        # What stays must be enough for two nodes, whatever follows.
+        # Enough entries must stay for two nodes, as no more may follow.
         while len(self.keys) > n_filled + 1 + self.nodes.limits.max_keys:
             self._write_first(n_filled)
 
     def finished(self) -> _Level:
-        """Write what waits as two nodes of nearly the same size; returns the level above."""
+        """Write the waiting entries as two nodes of nearly the same size. Returns the level above."""
         self._write_first((len(self.keys) - 1) // 2)
         last = self.nodes.add(NodeFile(self.keys, self.values, self.children))
         assert self.parent is not None

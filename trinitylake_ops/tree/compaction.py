@@ -1,4 +1,4 @@
-"""Putting a tree in order: empty buffers, and as few nodes as its keys need."""
+"""Puts a tree in order: empty buffers, and as few nodes as its keys need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trinitylake_ops.tree.nodes.node import DirtyNode, TreeLimits
 from trinitylake_ops.tree.nodes.node_store import NodeStore
 from trinitylake_ops.tree.nodes.split import concatenate, split_evenly
 
-#: Neighbouring nodes are written anew when that saves this part of them; less is not worth the bytes.
+#: Neighbouring nodes are written anew when that saves this part of them. A smaller saving is not worth the bytes.
 LEAST_SAVING = 0.1
 
 
@@ -25,7 +25,7 @@ def compacted_tree(
     created_at_ms: int,
     root_system: Mapping[str, str],
 ) -> EditedTree | None:
-    """Return the same keys as a tree without messages in buffers and without thin nodes; None for one that is so.
+    """Return a tree of the same keys without buffered messages and without thin nodes, None if it is one already.
 
     Subtrees that are in order keep their files. Reads every node. Raises CorruptFileError or
     StorageError from reading them.
@@ -33,7 +33,7 @@ def compacted_tree(
     compaction = _Compaction(store, replace(limits, buffer_target_bytes=0), dict(root_system))
     new_root = DirtyNode.copy_of(root)
     has_changed = (root.is_leaf and bool(root.buffer)) or len(root.keys) > limits.max_keys
-    if has_changed:  # what others left there
+    if has_changed:  # messages that other programs left in a leaf
         new_root = compaction.restored_root(new_root)
     while compaction.compacts(new_root):  # packing a level may leave the one above thin
         new_root = compaction.restored_root(new_root)
@@ -50,19 +50,19 @@ class _Compaction(TreeEditor):
         self._visited = MetNodes()
 
     def compacts(self, root: DirtyNode) -> bool:
-        """Empty all buffers of a tree and pack its nodes; says whether anything changed."""
+        """Empty all buffers of a tree and pack its nodes. Returns whether anything changed."""
         self._visited = MetNodes()
         return self.compact(root)
 
     def compact(self, node: DirtyNode) -> bool:
-        """Empty all buffers of a subtree and pack its nodes; says whether anything changed."""
+        """Empty all buffers of a subtree and pack its nodes. Returns whether anything changed."""
         if node.is_leaf:
             return False
         changed = bool(node.buffer)
         self.relieve(node, {}, None)
         self._children(node)  # read together, then one by one from the cache
         for position in reversed(range(len(node.children))):
-            if position < len(node.children):  # it may have been merged with its left neighbour
+            if position < len(node.children):  # the child may have been merged with its left neighbour
                 changed |= self._compact_child(node, position)
         return self._pack(node) or changed
 
@@ -83,7 +83,7 @@ class _Compaction(TreeEditor):
         return True
 
     def _pack(self, node: DirtyNode) -> bool:
-        """Spread the keys of a node's children over the fewest nodes, where that saves enough of them."""
+        """Spread the keys of a node's children over the fewest nodes, if that saves enough of them."""
         n_keys = len(node.keys) + sum(len(child.keys) for child in self._children(node))
         capacity = n_filled_keys(self.limits) + 1
         n_parts = -(-(n_keys + 1) // capacity)

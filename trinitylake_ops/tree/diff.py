@@ -1,4 +1,4 @@
-"""Comparing two trees without reading what they share."""
+"""Compares two trees without reading the subtrees that they share."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class KeyChange:
 def diff_trees(store: NodeStore, before: NodeFile, after: NodeFile) -> list[KeyChange]:
     """Return the keys that two trees map to different locations, ascending.
 
-    Subtrees that both trees point to are never read, unless a message in only one tree's buffers
-    concerns a key below them. Raises CorruptFileError where pointers lead in a circle, and what reading raises.
+    Subtrees that both trees point to are not read. The exception is a message in only one tree's buffers for a key
+    below them. Raises CorruptFileError where pointers lead in a circle, and what reading raises.
     """
     old, new = _Side(store, before), _Side(store, after)
     shared = _expand_differences(old, new)
@@ -43,9 +43,9 @@ def diff_trees(store: NodeStore, before: NodeFile, after: NodeFile) -> list[KeyC
 
 
 def diff_in_parts(store: NodeStore, before: NodeFile, after: NodeFile) -> Iterator[list[KeyChange]]:
-    """Yield what :func:`diff_trees` returns in parts, ascending: each has what differs below one child of a root.
+    """Yield the result of :func:`diff_trees` in parts, ascending: each has the differences below one child of a root.
 
-    So many nodes are held at a time and no more. A node that is in two parts is read for each. Raises what
+    Only the nodes of one part are held at a time. A node that is in two parts is read for each. Raises what
     ``diff_trees`` raises.
     """
     wide, narrow = (after, before) if len(after.children) >= len(before.children) else (before, after)
@@ -101,9 +101,9 @@ class _Side:
 
 
 def _expand_differences(old: _Side, new: _Side) -> set[str]:
-    """Read both trees down to the subtrees they share, the narrower edge first; returns those subtrees.
+    """Read both trees down to the subtrees that they share, the narrower edge first. Returns those subtrees.
 
-    The narrower edge first, because a tree that grew by a level has its old nodes one level lower.
+    The narrower edge is read first: a tree that grew by a level has its old nodes one level lower.
     """
     shared: set[str] = set()
     while True:

@@ -1,10 +1,9 @@
 """Changing a tree: messages enter at the root and are flushed down in batches.
 
-A change appends its messages to the root's buffer. When a buffer outgrows its target, the group of
-messages bound for one child, the group with the most bytes, moves down into that child, whose own
-buffer may then do the same, once. So most changes rewrite the root alone, and one of a single
-message rewrites one path, but for the neighbours of nodes that split or merge. A change of as many
-messages as the tree has keys builds it anew instead.
+A change appends its messages to the root's buffer. When a buffer outgrows its target, a group of its messages moves
+down: those for one child, the group with the most bytes. The child's own buffer may then do the same, once. So most
+changes rewrite the root alone, and a change of a single message rewrites one path. Nodes that split or merge rewrite
+neighbours, too. A change of as many messages as the tree has keys builds it anew instead.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from trinitylake_ops.tree.nodes.node_store import NodeStore
 from trinitylake_ops.tree.nodes.split import concatenate, split_evenly
 from trinitylake_ops.tree.search import scan_columns, with_messages
 
-# What any node's system rows may take: a time of 20 digits.
+# The bytes that any node's system rows may take: a time of 20 digits.
 _NODE_SYSTEM = {CREATED_AT_MILLIS: "9" * 20}
 
 
-# From so many messages on, a tree of no more keys is built anew: nearly all its leaves would change.
+# From so many messages on, a tree of no more keys is built anew, as nearly all its leaves would change.
 _BULK_MESSAGES = 1_000
 _ENTRIES_AT_ONCE = 10_000
 
@@ -81,8 +80,8 @@ def _estimated_keys(store: NodeStore, root: NodeFile) -> int:
 
 
 def _entries_after(store: NodeStore, root: NodeFile, messages: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
-    """Yield all (key, location) of a tree after messages, ascending, with Python strings for a few at a time."""
-    if root.is_leaf:  # so that messages are nearly all there is, and most come in order
+    """Yield all (key, location) of a tree after messages, ascending. Python strings are made for a few at a time."""
+    if root.is_leaf:  # so that nearly all entries are messages, and most come in order
         entries = {**dict(zip(root.keys, root.values, strict=True)), **root.buffer, **messages}
         yield from ((key, location) for key in sorted(entries) if (location := entries[key]) is not None)
         return
@@ -97,9 +96,9 @@ def carried_tree(
 ) -> EditedTree:
     """Return a tree as it is, with pointers and buffer, for a new root of the same content.
 
-    Only where others left what we do not write - too many keys, messages in a leaf - or where the
-    buffer and the new root's system rows are too much for one file is the tree put in order. Raises
-    what :func:`apply_messages` raises.
+    Usually its nodes stay. The tree is put in order if another program left too many keys, or messages in a leaf. The
+    same happens if the buffer and the new root's system rows are too large for one file. Raises what
+    :func:`apply_messages` raises.
     """
     is_ours = len(root.keys) <= limits.max_keys and not (root.is_leaf and root.buffer)
     size_bytes = DirtyNode.copy_of(root).size_bytes(limits.order, dict(root_system))
@@ -126,12 +125,12 @@ def frozen_root(node: DirtyNode, limits: TreeLimits, created_at_ms: int, node_fi
 class TreeEditor:
     """One change of one tree.
 
-    A node flushes at most ``max_flushes`` groups, None for any number, each time that it gets messages:
-    what its target would still ask for waits for the change that comes by next. So a change of one
-    message writes one path, however many buffers are full. The limit on a file's size always counts.
+    A node that gets messages flushes at most ``max_flushes`` groups, None for any number. If its target still asks for
+    more, the next change that comes by flushes again. So a change of one message writes one path, however many buffers
+    are full. The limit on a file's size always counts.
 
-    Whoever changes a child calls :meth:`restore_child` on its parent afterwards, so that a node's
-    children keep the limits on their number of keys; the root is restored last.
+    A method that changes a child calls :meth:`restore_child` on its parent afterwards. So a node's children keep the
+    limits on their number of keys. The root is restored last.
     """
 
     def __init__(
@@ -195,7 +194,7 @@ class TreeEditor:
             self._flush(node, _heaviest_child(node.keys, node.buffer))
 
     def _flush(self, node: DirtyNode, child: int) -> None:
-        """Move the messages bound for one child down; then delete the own key after it, if that is asked for."""
+        """Move the messages bound for one child down. Then delete the own key after it, if that is asked for."""
         group = [key for key in node.buffer if bisect_left(node.keys, key) == child]
         own_key = node.keys[child] if child < len(node.keys) and node.keys[child] in node.buffer else None
         messages = {key: node.buffer[key] for key in group if key != own_key}
@@ -207,10 +206,10 @@ class TreeEditor:
             self._settle_own_message(node, own_key)
 
     def _absorbed(self, below: DirtyNode, messages: dict[str, str | None]) -> Iterable[str]:
-        """Hand messages to a child and let it flush; returns those it took, at least one.
+        """Hand messages to a child and let it flush. Returns the messages that it took, at least one.
 
-        A buffer that must not flush any number of groups takes no more than twice its target: what is bound
-        for the grandchild that then gets most, and as many others as that makes room for.
+        If the number of flushes is limited, a buffer takes no more than twice its target. It takes the messages for the
+        grandchild that then gets most, and as many others as that makes room for.
         """
         waiting = below.buffer | messages
         if below.is_leaf or self._max_flushes is None or messages_bytes(waiting) <= self._most_waiting_bytes:
@@ -285,12 +284,12 @@ class TreeEditor:
             self._merge_child(parent, position)
 
     def _merge_child(self, parent: DirtyNode, position: int) -> None:
-        """Merge a child with a neighbour and the key between them; an overfull result is split again."""
+        """Merge a child with a neighbour and the key between them. An overfull result is split again."""
         left_position = self._merge_partner(parent, position)
         left, right = self.dirty_child(parent, left_position), self.dirty_child(parent, left_position + 1)
         merged = concatenate(left, right, (parent.keys.pop(left_position), parent.values.pop(left_position)))
         parent.children[left_position : left_position + 2] = [merged]
-        # A node that had no keys left may bring along a child that is too small and now has neighbours.
+        # A node that had no keys left may bring along a child that is too small. That child now has neighbours.
         for below in reversed(range(len(merged.children))):
             if below < len(merged.children):
                 self.restore_child(merged, below)
@@ -299,7 +298,7 @@ class TreeEditor:
 
     @staticmethod
     def _merge_partner(parent: DirtyNode, position: int) -> int:
-        """Return the left position of the pair to merge, preferring a neighbour that is rewritten anyway."""
+        """Return the left position of the pair to merge. A neighbour that is rewritten anyway is preferred."""
         if position == 0:
             return 0
         if position == len(parent.children) - 1:

@@ -1,4 +1,4 @@
-"""What sizes and order of a lakehouse mean for its tree, before there is one."""
+"""Forecasts a lakehouse's tree from its sizes and order, before there is one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from trinitylake_ops.format.nodes.keys import TABLE_KEY_PREFIX
 from trinitylake_ops.format.nodes.node_file import size_of_rows_bytes, text_bytes
 from trinitylake_ops.tree.nodes.node import DEFAULT_BUFFER_TARGET_BYTES
 
-#: Part of the places for keys that random insertions leave taken in a B-tree: ln 2.
+#: The part of the places for keys that random insertions fill in a B-tree: ln 2.
 RANDOM_FILL = math.log(2)
 
-_ROOT_SYSTEM = {"system rows": "x" * 700}  # what they take with a short message, about
+_ROOT_SYSTEM = {"system rows": "x" * 700}  # bytes of a root's system rows with a short message, about
 _NODE_SYSTEM = {"created_at_millis": "1" * 13, "n_keys": "100"}
 _NAME_CHARS = 10  # of names in file paths; keys are padded to their full size
 _SIMULATED_MESSAGES = 4_000
@@ -26,12 +26,12 @@ _SIMULATED_MESSAGES = 4_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeForecast:
-    """The tree of ``objects`` tables that grew in random order and whose tables change one by one at random.
+    """The forecast tree of ``objects`` tables. It grew in random order, and its tables change one by one at random.
 
-    ``height`` counts levels below the root, ``buffer_messages`` what the root's buffer holds before
-    it is flushed, ``nodes_per_commit`` and ``bytes_per_commit`` what a commit of one table writes on
-    average: the root, the nodes that flushes change, and nothing else. ``bytes_per_commit`` over
-    ``message_bytes`` is the write amplification.
+    ``height`` counts levels below the root. ``buffer_messages`` is the number of messages in the root's buffer before a
+    flush. ``nodes_per_commit`` and ``bytes_per_commit`` are averages of a commit of one table. They count the root and
+    the nodes that flushes change, and nothing else. ``bytes_per_commit`` over ``message_bytes`` is the write
+    amplification.
     """
 
     objects: int
@@ -57,16 +57,15 @@ def forecast_tree(
     fill: float = RANDOM_FILL,
     buffer_target_bytes: int = DEFAULT_BUFFER_TARGET_BYTES,
 ) -> TreeForecast:
-    """Return what the settings of a lakehouse mean at a number of tables.
+    """Return the forecast for the settings of a lakehouse and a number of tables.
 
-    Nodes have ``fill`` of their places for keys taken, so ``fill * (order - 1)`` keys; levels follow
-    until one node holds the rest. In a steady state every message passes every level once. A flush
-    moves the largest group of a full buffer, of :func:`mean_flush_messages` messages, and writes one
-    node of the level below. So a commit writes the root and, for each level below it, one node per
-    so many messages. A node flushes once for each group that it gets: where its own groups are
-    smaller than those, its buffer outgrows the target, up to twice, and then it takes no larger ones.
-    Between two flushes a buffer fills up again, so half a group of it is missing on average. Keys
-    take their full padded size, locations that of short names.
+    A node has ``fill`` of its places for keys taken, so ``fill * (order - 1)`` keys. Levels follow until one node holds
+    the rest. In a steady state every message passes every level once. A flush moves the largest group of a full buffer,
+    of :func:`mean_flush_messages` messages. It writes one node of the level below. So a commit writes the root. For
+    each level below it, it writes one node per so many messages. A node flushes once for each group that it gets. If
+    its own groups are smaller than that, its buffer outgrows the target, up to twice. Then it takes no larger groups.
+    Between two flushes a buffer fills up again, so half a group of it is missing on average. Keys take their full
+    padded size, and locations the size of short names.
     """
     names_bytes = definition.namespace_name_max_size_bytes + definition.table_name_max_size_bytes
     key_bytes = len(TABLE_KEY_PREFIX) + names_bytes
@@ -125,7 +124,7 @@ def _nodes_by_level(objects: int, keys_per_node: int, order: int) -> list[int]:
 
 @dataclass(slots=True)
 class _Buffer:
-    """How many messages the nodes of a level hold when they flush, and how many a flush moves."""
+    """The number of messages in the nodes of a level when they flush, and the number that a flush moves."""
 
     n_children: int
     messages: int
@@ -133,14 +132,17 @@ class _Buffer:
 
 
 def _steady_buffers(buffer_messages: int, fan_outs: Sequence[int]) -> list[_Buffer]:
-    """Return the buffers of each level that has children, the root's first, from a target and numbers of children."""
+    """Return the buffers of each level that has children, the root's first.
+
+    They follow from a target and numbers of children.
+    """
     buffers: list[_Buffer] = []
-    incoming = coming = 0.0  # messages: that a flush brings, and that wait above for one node
+    incoming = coming = 0.0  # messages that a flush brings, and messages that wait above for one node
     for depth, n_children in enumerate(fan_outs):
         messages, most = buffer_messages, 2 * buffer_messages if depth else buffer_messages
         while mean_flush_messages(messages, n_children) < incoming and messages < most:
             messages = min(most, messages + max(1, messages // 16))
-        # A full node takes those first that are bound for the child it will flush to.
+        # A full node first takes the messages for the child that it will flush to.
         incoming = mean_flush_messages(messages + round(coming if messages == most else 0), n_children)
         coming = messages / n_children
         buffers.append(_Buffer(n_children, messages, incoming))
@@ -151,10 +153,10 @@ def _steady_buffers(buffer_messages: int, fan_outs: Sequence[int]) -> list[_Buff
 
 @functools.cache
 def mean_flush_messages(buffer_messages: int, n_children: int) -> float:
-    """Return how many messages a flush of the largest group moves on average, by playing it through.
+    """Return how many messages a flush of the largest group moves on average, by a simulation.
 
-    Messages go to children at random; whenever there are more than ``buffer_messages``, the largest
-    group leaves. At least 1.
+    Messages go to children at random. Whenever there are more than ``buffer_messages``, the largest group leaves. The
+    result is at least 1.
     """
     generator = random.Random(0)
     groups = [0] * n_children

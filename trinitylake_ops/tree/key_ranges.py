@@ -1,4 +1,4 @@
-"""Parts of a tree by their keys: what tasks share among them, and what a filter leaves to read."""
+"""Parts of a tree by their keys: tasks share a tree by them, and a filter reads only some of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trinitylake_ops.tree.nodes.node_store import NodeStore
 from trinitylake_ops.tree.search import prefix_end
 
 _MOST_RANGES = 4_096
-_TYPICAL_FILL = 0.8  # between that of nodes that are split and that of a tree built at once
+_TYPICAL_FILL = 0.8  # between the fill of nodes that were split and the fill of a tree built at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class KeyRange:
 
 
 class NodesInRange(NodeStore):
-    """The nodes of another store as if their trees held the keys of one range only: nothing else is ever read."""
+    """The nodes of another store, as if their trees held the keys of one range only. No other keys are ever read."""
 
     def __init__(self, nodes: NodeStore, keys: KeyRange):
         self._nodes = nodes
@@ -69,8 +69,8 @@ class NodesInRange(NodeStore):
 def split(nodes: NodeStore, root: NodeFile, order: int, within: KeyRange, objects_per_range: int) -> list[KeyRange]:
     """Return ranges that make up ``within``, each of about so many objects; ``order`` is that of the tree.
 
-    Bounds are keys of the upper levels, of which only those are read that are needed; leaves never are,
-    but for one that tells how deep the tree is.
+    Bounds are keys of the upper levels, and only the nodes are read that are needed for them. Leaves are not read,
+    except for one that tells how deep the tree is.
     """
     if within.is_single:
         return [within]
@@ -95,7 +95,7 @@ def split(nodes: NodeStore, root: NodeFile, order: int, within: KeyRange, object
 
 
 def _height(nodes: NodeStore, node: NodeFile) -> int:
-    """Return how many levels stand below a node."""
+    """Return how many levels are below a node."""
     height = 0
     while node.children:
         height += 1

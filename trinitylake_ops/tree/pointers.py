@@ -1,4 +1,4 @@
-"""Pointers that lead nowhere: to a lost file, or to one that never was, since the pointer itself is damaged."""
+"""Pointers that lead nowhere: to a lost file, or by damage to a file that never was."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trinitylake_ops.tree.nodes.node_store import NodeStore
 
 
 def is_damaged_pointer(error: object) -> bool:
-    """Whether a file is missing since the pointer to it is damaged: its prefix is not that of its name."""
+    """Whether a file is missing because the pointer to it is damaged: its prefix is not that of its name."""
     return isinstance(error, FileMissingError) and error.path is not None and is_misnamed(error.path)
 
 

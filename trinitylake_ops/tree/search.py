@@ -14,7 +14,7 @@ from trinitylake_ops.format.nodes.text_column import joined_texts, text_array
 from trinitylake_ops.tree.nodes.descent import MetNodes, check_depth
 from trinitylake_ops.tree.nodes.node_store import NodeStore
 
-_FEW_ROWS = 64  # that are merged one by one sooner than by Arrow's functions
+_FEW_ROWS = 64  # fewer messages are merged faster one by one than by Arrow's functions
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Below:
 
 
 def look(node: NodeFile, key: str) -> Found | Below:
-    """Return what one node tells about a key. A message nearer the root is newer than everything below it."""
+    """Return the place of a key as one node knows it. A message nearer the root is newer than everything below it."""
     if key in node.buffer:
         return Found(node.buffer[key])
     row = bisect_left(node.keys, key)
@@ -42,7 +42,7 @@ def look(node: NodeFile, key: str) -> Found | Below:
 
 
 def get(store: NodeStore, root: NodeFile, key: str) -> str | None:
-    """Return the location of a key's value, or None; reads at most one node per level below the root.
+    """Return the location of a key's value, or None. Reads at most one node per level below the root.
 
     Raises CorruptFileError where pointers lead in a circle, as all readers here do, and what reading raises.
     """
@@ -56,7 +56,7 @@ def get(store: NodeStore, root: NodeFile, key: str) -> str | None:
 
 
 def get_many(store: NodeStore, places: Mapping[str, Below]) -> dict[str, str | None]:
-    """Return the locations of keys' values, or None, each from the subtree that tells about it.
+    """Return the locations of keys' values, or None. Each comes from the subtree that holds its key.
 
     Reads one level of nodes after the other, each level in parallel and each node once.
     """
@@ -85,13 +85,13 @@ def scan(store: NodeStore, root: NodeFile, lower: str | None = None, upper: str 
 def scan_columns(
     store: NodeStore, root: NodeFile, lower: str | None = None, upper: str | None = None
 ) -> tuple[pa.StringArray, pa.StringArray]:
-    """Return what :func:`scan` does as two columns of text, keys and locations, without a Python string for each."""
+    """Return the result of :func:`scan` as two columns of text, keys and locations, without Python strings."""
     parts, messages = _parts(store, root, lower, upper)
     keys, locations = joined_texts([part[0] for part in parts]), joined_texts([part[1] for part in parts])
     return with_messages(keys, locations, messages)
 
 
-_Part = tuple[pa.StringArray, pa.StringArray]  # keys that stand beside each other in a node, and their locations
+_Part = tuple[pa.StringArray, pa.StringArray]  # keys that are neighbours in a node, and their locations
 
 
 def _parts(
@@ -115,10 +115,10 @@ def _parts(
 def _expanded(
     node: NodeFile, lower: str | None, upper: str | None, messages: dict[str, str | None]
 ) -> list[_Part | str]:
-    """Return the keys of a node within bounds and, among them, the children that hold others; collect its messages."""
+    """Return the keys of a node within bounds and, among them, the children that hold others. Collect its messages."""
     for key, location in node.buffer.items():
         if (lower is None or lower <= key) and (upper is None or key < upper):
-            messages.setdefault(key, location)  # those nearer the root, which came first, are newer
+            messages.setdefault(key, location)  # messages nearer the root, which came first, are newer
     first = 0 if lower is None else _n_keys_below(node, lower)
     end = len(node.keys) if upper is None else max(first, _n_keys_below(node, upper))
     keys, locations = text_array(node.keys), text_array(node.values)
@@ -134,7 +134,10 @@ def _expanded(
 
 
 def _n_keys_below(node: NodeFile, bound: str) -> int:
-    """Return how many keys are less; for nodes wholly on one side of a bound, as nearly all are, at one look or two."""
+    """Return how many keys are less than a bound.
+
+    Nodes wholly on one side of it, nearly all, take one comparison or two.
+    """
     if not node.keys or bound <= node.keys[0]:
         return 0
     return len(node.keys) if node.keys[-1] < bound else bisect_left(node.keys, bound)
@@ -165,7 +168,7 @@ def _with_few_messages(
             rows.pop(key, None)
         else:
             rows[key] = location
-    order = sorted(rows)  # by code points, which is by bytes of UTF-8
+    order = sorted(rows)  # sorted by code points, the same order as bytes of UTF-8
     return pa.array(order, keys.type), pa.array([rows[key] for key in order], locations.type)
 
 
@@ -179,7 +182,8 @@ def prefix_keys(store: NodeStore, root: NodeFile, prefix: str) -> pa.StringArray
         texts = pa.array(list(messages), keys.type)
         is_known = pc.is_in(texts, keys)
         is_live = pa.array([location is not None for location in messages.values()])
-        if pc.equal(is_known, is_live).false_count:  # some were created or dropped, others set anew at most
+        # messages created or dropped some keys; the others were at most set anew
+        if pc.equal(is_known, is_live).false_count:
             keys, _ = with_messages(keys, pa.nulls(len(keys), pa.utf8()), messages)
     return keys
 

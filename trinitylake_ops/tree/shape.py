@@ -14,8 +14,8 @@ from trinitylake_ops.tree.walk import walk
 class LevelShape:
     """One level of a tree; the root is at depth 0. ``fill`` is the part of its places for keys that are taken.
 
-    ``fewest_keys`` and ``most_keys`` are those of one node, ``messages`` what waits in buffers and
-    ``message_bytes`` their text, ``file_bytes`` the size of its files.
+    ``fewest_keys`` and ``most_keys`` are the extremes of one node. ``messages`` wait in buffers, and ``message_bytes``
+    is their text. ``file_bytes`` is the size of the level's files.
     """
 
     depth: int
@@ -30,7 +30,7 @@ class LevelShape:
 
     @property
     def buffer_fill(self) -> float:
-        """What waits in the level's buffers, as part of what we let gather before it is flushed."""
+        """The bytes in the level's buffers, as a part of what we let buffers gather before a flush."""
         return self.message_bytes / (self.nodes * DEFAULT_BUFFER_TARGET_BYTES)
 
 
@@ -72,7 +72,7 @@ class TreeShape:
 
 
 def measure_tree(store: NodeStore, root: NodeFile, root_location: str, limits: TreeLimits) -> TreeShape:
-    """Return the shape of a tree; reads all its nodes, a batch at a time. Raises what reading raises."""
+    """Return the shape of a tree. Reads all its nodes, a batch at a time. Raises what reading raises."""
     levels: list[_LevelSums] = []
     for visited in walk(store, root, root_location):
         if visited.depth == len(levels):

@@ -18,7 +18,10 @@ _Place: TypeAlias = tuple[str, int, str | None, str | None]
 
 @dataclass(frozen=True, slots=True)
 class VisitedNode:
-    """A node with its place: keys strictly between ``lower`` and ``upper`` belong below it; the root has depth 0."""
+    """A node with its place in the tree.
+
+    Keys strictly between ``lower`` and ``upper`` belong below it; the root has depth 0.
+    """
 
     location: str
     node: NodeFile

@@ -1,4 +1,4 @@
-"""What changed between two versions, by namespace and table."""
+"""The changes between two versions, by namespace and table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What happened to a namespace (``table`` is None) or table between two versions."""
+    """The change of a namespace (``table`` is None) or of a table between two versions."""
 
     kind: Literal["added", "changed", "removed"]
     namespace: str
@@ -20,7 +20,7 @@ class Change:
 
 
 def diff_snapshots(before: Snapshot, after: Snapshot) -> list[Change]:
-    """Return what changed between two versions of one lakehouse; objects of unknown type are left out."""
+    """Return the changes between two versions of one lakehouse. Objects of unknown type are left out."""
     with before.reading(), after.reading():
         changes = [change_of(after.keys, change) for change in diff_trees(before.files.nodes, before.root, after.root)]
     return [change for change in changes if change is not None]

@@ -1,4 +1,4 @@
-"""What a commit says about itself in the log: who, what, and at which cost (docs/protocol.md, C)."""
+"""The entries of a commit in the log: who, what, and at which cost (docs/protocol.md, C)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ _approver: ContextVar[str | None] = ContextVar("approver", default=None)
 
 @contextmanager
 def acting_for_run(run_id: str, approved_by: str | None = None) -> Iterator[None]:
-    """Record a run of an orchestrator in all commits of this block, in this thread, that name none themselves.
+    """Record a run of an orchestrator in all commits of this block.
 
-    So is who approved what it does, where somebody did, cut to LONGEST_USER_CHARS.
+    It counts for this thread, and for commits without a run of their own. The person who approved its work is recorded
+    too, if there is one, cut to LONGEST_USER_CHARS.
     """
     run_token = _acting_run.set(run_id)
     approver_token = _approver.set(None if approved_by is None else approved_by[:LONGEST_USER_CHARS])
@@ -45,9 +46,9 @@ def acting_run() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class CommitCost:
-    """What a commit wrote: ``requests`` that create its files, lost attempts and the hint included.
+    """The cost of a commit. ``requests`` create its files, lost attempts and the hint included.
 
-    ``bytes`` are those of its new definitions and nodes; the root's own size comes on top.
+    ``bytes`` counts its new definitions and nodes; the root's own size comes on top.
     """
 
     attempts: int
@@ -60,11 +61,11 @@ _LARGEST_COST = CommitCost(10**6, 10**9, 10**15)
 
 @dataclass(frozen=True, slots=True)
 class CommitInfo:
-    """Who commits what, for people: stored in the root as ``commit_info``.
+    """The author and the content of a commit, for people: stored in the root as ``commit_info``.
 
-    ``counts`` are numbers an operation wants in the log; ``members`` the ids of the transactions
-    that the root commits. Where those are several, ``transactions`` says of each, in their order, what
-    else would stand here for one. What was made known by ``acting_for_run`` is taken over.
+    ``counts`` are numbers that an operation wants in the log. ``members`` are the ids of the transactions that the root
+    commits. If there are several, ``transactions`` has an entry for each, in their order, with the fields that one
+    alone would have here. Values from ``acting_for_run`` are taken over.
     """
 
     operation: str
@@ -77,7 +78,9 @@ class CommitInfo:
     transactions: tuple[CommitInfo, ...] = ()
 
     def largest(self) -> str:
-        """Return the longest JSON text that it can become: a root keeps room for the cost, known once its nodes are.
+        """Return the longest JSON text that this can become.
+
+        A root keeps room for the cost, which is known once its nodes are.
 
         Raises InvalidInputError above 4 KiB.
         """
@@ -120,10 +123,10 @@ def _user() -> str:
 
 @functools.lru_cache(maxsize=8)
 def _user_of(user_id: int, *environment: str | None) -> str:
-    """Return the user's name; looked up once, as that may read a file or ask a server."""
+    """Return the user's name. It is looked up once, as that may read a file or ask a server."""
     del environment
     try:
-        # From the environment, where anything may stand.
+        # From the environment, which may contain anything.
         return getpass.getuser().encode("utf-8", "replace").decode("utf-8")[:LONGEST_USER_CHARS]
     except (KeyError, OSError):  # a user id without a name, as in containers
         return str(user_id)

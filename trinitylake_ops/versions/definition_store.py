@@ -25,8 +25,8 @@ T = TypeVar("T", LakehouseDef, NamespaceDef, TableDef)
 class DefinitionStore:
     """Decoded definitions of one lakehouse, cached up to about ``cache_bytes`` of memory.
 
-    They are immutable files, so cached ones never go stale. Bytes that do not decode are dropped from
-    the storage's cache and read once more. Those that an export left in another lakehouse are read from
+    Definitions are immutable files, so cached ones never go stale. Bytes that do not decode are dropped from the
+    storage's cache and read once more. Definitions that an export left in another lakehouse are read from
     ``elsewhere``.
     """
 
@@ -93,6 +93,6 @@ def _lakehouse_def(data: bytes, path: str) -> LakehouseDef:
 
 
 def _distant_table(data: bytes, uri: str) -> TableDef:
-    """Return a definition that stands in another lakehouse as this one has to read it."""
+    """Return a definition of another lakehouse in the form in which this one has to read it."""
     definition, root = TableDef.from_bytes(data, uri), root_of(uri)
     return definition if root is None else definition.rebased(root)

@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class HintWriter:
-    """Writes the hint, best effort: it only saves requests, so a failure is logged and counted, no more."""
+    """Writes the hint, best effort. The hint only saves requests, so a failure is logged and counted, no more."""
 
     def __init__(self, storage: Storage):
         self._storage = storage
@@ -25,7 +25,7 @@ class HintWriter:
         return len(self._failed)
 
     def write(self, version: int) -> None:
-        """Let the hint name a version that was just committed, unless a newer one of ours was, too."""
+        """Let the hint name a version that was just committed, unless we have committed a newer one, too."""
         if version < self._newest:
             return
         self._newest = version

@@ -1,4 +1,4 @@
-"""What is recorded about each version."""
+"""The record of each version."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class VersionInfo:
-    """One version as ``history`` lists it; fields that its writer did not record are None or empty.
+    """One version as ``history`` lists it. Fields that its writer did not record are None or empty.
 
-    ``members`` are the ids of the transactions in it, and ``transactions`` says more of each where they
-    are several. ``cost`` is what the commit took: ``attempts``, ``requests`` that created its files,
-    ``bytes`` of its definitions and nodes; ``root_bytes`` is the size of its root.
+    ``members`` are the ids of the transactions in it. Where they are several, ``transactions`` says more of each.
+    ``cost`` has the ``attempts`` of the commit, the ``requests`` that created its files, and the ``bytes`` of its
+    definitions and nodes. ``root_bytes`` is the size of its root.
     """
 
     version: int
@@ -90,9 +90,9 @@ def history(files: LakehouseFiles, limit: int | None = None, latest: Snapshot | 
 def version_infos(
     files: LakehouseFiles, versions: Sequence[int], latest: Snapshot, before: Snapshot | None = None
 ) -> Iterator[VersionInfo]:
-    """Yield what is recorded about some versions up to ``latest``, in their order, as :func:`history` does.
+    """Yield the records of some versions up to ``latest``, in their order, as :func:`history` does.
 
-    Whose stamp is that of its neighbour among them, or of ``before``, has none of its own.
+    A version whose stamp is also that of its neighbour, or of ``before``, counts as one without a stamp.
     """
     earlier = None if before is None else _Root(before.version, before.root.system, 0)
     held: _Root | None = None
@@ -105,7 +105,7 @@ def version_infos(
 
 @dataclass(frozen=True, slots=True)
 class _Root:
-    """What the root of a version says, nothing where it is gone, and its size."""
+    """The content of a version's root, nothing where it is gone, and its size."""
 
     version: int
     system: dict[str, str]
@@ -113,13 +113,13 @@ class _Root:
 
     @classmethod
     def of(cls, files: LakehouseFiles, version: int, data: bytes | None) -> _Root:
-        """Return what was read."""
+        """Return the content that was read."""
         if data is None:
             return cls(version, {}, 0)
         return cls(version, decode_system_rows(data, files.roots.path(version)), len(data))
 
     def beside(self, *neighbours: _Root | None) -> _Root:
-        """Return the root without a stamp that one of its neighbours, of the version before, has."""
+        """Return the root without its stamp, if a neighbour, the root of the version before, has the same."""
         before = next((one for one in neighbours if one is not None and one.version == self.version - 1), None)
         return self if before is None else replace(self, system=without_carried_stamp(self.system, before.system))
 
@@ -157,7 +157,7 @@ def version_at(location: str | None) -> int | None:
 def rollback_from(version: int, system: Mapping[str, str]) -> int | None:
     """Return the version that a rollback went back from, None for any other version.
 
-    That is the one before: another program may have copied the row from an earlier root.
+    Only the version before counts: another program may have copied the row from an earlier root.
     """
     named = version_at(system.get(ROLLBACK_FROM_ROOT))
     return named if named is not None and named == version - 1 else None
@@ -190,7 +190,7 @@ def _version_info(root: _Root, definition: LakehouseDef) -> VersionInfo:
 
 
 def _transactions(info: Mapping[str, Any]) -> tuple[TransactionInfo, ...]:
-    """Return what ``commit_info`` says of each of its transactions; nothing where it does not fit ``members``."""
+    """Return the entries of ``commit_info`` for each of its transactions, nothing where they do not fit ``members``."""
     members, infos = _of_type(list, info.get("members")), _of_type(list, info.get("transactions"))
     if len(members) != len(infos):
         return ()

@@ -1,4 +1,4 @@
-"""Finding and reading the latest version (docs/protocol.md, "Reading")."""
+"""Finding and reading the latest version (docs/protocol.md, F)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_LOOKS = 5
 
 
 def latest_snapshot(files: LakehouseFiles, probed: ProbedRoots | None = None) -> Snapshot:
-    """Return the latest version, reading what ``probed`` wants on the way.
+    """Return the latest version, and read the versions that ``probed`` wants on the way.
 
     Raises LakehouseNotFoundError, CorruptFileError, StorageError.
     """
@@ -22,7 +22,7 @@ def latest_snapshot(files: LakehouseFiles, probed: ProbedRoots | None = None) ->
     for _ in range(_MOST_LOOKS):
         if not snapshot.root.is_sealed:
             return snapshot
-        # Who sleeps long enough finds the latest version, and reads it when it was purged.
+        # A reader that sleeps long enough finds the latest version, and reads it when it was purged.
         snapshot = _found_latest(files)
     raise CorruptFileError(
         f"the root of version {snapshot.version}, the latest, is sealed: another program copied one of a purged"
@@ -34,12 +34,12 @@ def latest_snapshot(files: LakehouseFiles, probed: ProbedRoots | None = None) ->
 
 def _found_latest(files: LakehouseFiles, probed: ProbedRoots | None = None) -> Snapshot:
     hinted = read_hint(files.storage)
-    read_at_ms = files.storage.now_ms()  # before any root is read; a storage may know it from the hint's answer
+    read_at_ms = files.storage.now_ms()  # asked before any root is read; a storage may know it from the hint's answer
     return _snapshot(files, *find_latest_from(files.roots, hinted, probed), read_at_ms)
 
 
 def latest_after(files: LakehouseFiles, known: int) -> Snapshot:
-    """Return the latest version where one is known to stand, mostly in a single round."""
+    """Return the latest version from one that is known to exist, mostly in a single round."""
     read_at_ms = files.storage.now_ms()
     snapshot = _snapshot(files, *find_latest_after(files.roots, known), read_at_ms)
     return latest_snapshot(files) if snapshot.root.is_sealed else snapshot
@@ -52,10 +52,10 @@ def _snapshot(files: LakehouseFiles, version: int, root_file: bytes, read_at_ms:
 
 @contextlib.contextmanager
 def reading_bases(*bases: Snapshot) -> Iterator[None]:
-    """Read files of versions in the block: where one vanished because its version was purged, say that.
+    """Read files of versions in the block. An error tells when a file vanished because its version was purged.
 
-    Raises TransactionExpiredError instead of FileMissingError or VersionExpiredError then. So it can be where the
-    transaction is young enough by now, but was too old for the time to live of the purge.
+    Raises TransactionExpiredError instead of FileMissingError or VersionExpiredError in that case. This can happen to a
+    transaction that is young enough now, but was too old for the time to live at the purge.
     """
     try:
         yield

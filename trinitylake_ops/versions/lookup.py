@@ -1,4 +1,4 @@
-"""Finding one version of a lakehouse: by its number, by a time, by the name of an export."""
+"""Finds one version of a lakehouse by its number, by a time, or by the name of an export."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from trinitylake_ops.versions.time_travel import find_version_at
 
 _MAX_VERSION_DIGITS = 100  # far more than any version has, and few enough to convert and show
 
-#: Returns a version of the lakehouse at another root; its storage options, where the caller gave any.
+#: Returns a version of the lakehouse at another root. It gets that root's storage options, if the caller gave any.
 VersionElsewhere = Callable[[str, int, Mapping[str, str] | None], Snapshot]
 
 
 class VersionLookup:
-    """Finds the versions of one lakehouse; ``elsewhere`` opens exports that went to another root."""
+    """Finds the versions of one lakehouse. ``elsewhere`` opens exports at another root."""
 
     def __init__(self, files: LakehouseFiles, elsewhere: VersionElsewhere):
         self._files = files
@@ -39,7 +39,9 @@ class VersionLookup:
     def snapshot(
         self, version: int | str | None, timestamp: datetime | int | None, latest: Snapshot | None
     ) -> Snapshot:
-        """Return a version, the latest one where neither is given; ``latest`` where the caller has just found it.
+        """Return a version, or the latest one where neither argument is given.
+
+        ``latest`` is the latest version, if the caller has just found it.
 
         Raises VersionNotFoundError, VersionExpiredError, ExportNotFoundError, InvalidInputError when both are given.
         """
@@ -57,9 +59,9 @@ class VersionLookup:
         return latest if version is None else self.exported(version, latest)
 
     def _of_number(self, version: int, latest: Snapshot | None) -> Snapshot:
-        """Return a version, whose root is read together with the latest one's, in four requests and two rounds.
+        """Return a version, whose root is read together with the latest one's. This takes four requests in two rounds.
 
-        Where the settings of the lakehouse were changed since, or files expired, the latest ones are read, too.
+        If the settings of the lakehouse were changed since, or files expired, the latest definition is read, too.
         """
         if latest is not None:
             return self._of(version, latest)
@@ -90,9 +92,10 @@ class VersionLookup:
         return Snapshot(self._files, version, path, root)
 
     def exported(self, name: str, latest: Snapshot, storage_options: Mapping[str, str] | None = None) -> Snapshot:
-        """Return what an export holds, by the definition of the latest version.
+        """Return the version that an export holds, by the definition of the latest version.
 
-        Raises ExportNotFoundError, VersionNotFoundError for what looks like a number, CorruptFileError, StorageError.
+        Raises ExportNotFoundError, VersionNotFoundError for a name that looks like a number, CorruptFileError,
+        StorageError.
         """
         location = latest.definition.exported_snapshots.get(name)
         if location is None:
@@ -120,7 +123,7 @@ class VersionLookup:
         return Snapshot(self._files, _exported_version(name, path, root, latest.definition), path, root)
 
     def _exported_elsewhere(self, name: str, uri: str, storage_options: Mapping[str, str] | None) -> Snapshot:
-        """Return the version of another lakehouse that an export to another root made."""
+        """Return the version of another lakehouse, the one that an export made there."""
         folder, _, file_name = uri.rpartition("/")
         version, root = parse_root_path(file_name), normalize_root_uri(f"{folder}/")
         if version is None:
@@ -138,7 +141,7 @@ def check_not_expired(version: int, definition: LakehouseDef) -> None:
 
 
 def _number(version: int | str) -> int:
-    """Return the number that a version is given by. Raises VersionNotFoundError for one too long to be shown."""
+    """Return the number of a version from its text. Raises VersionNotFoundError for a number too long to be shown."""
     if isinstance(version, str):
         version = version.lstrip("0") or "0"
         is_too_long = len(version) > _MAX_VERSION_DIGITS
@@ -165,7 +168,7 @@ def _millis(timestamp: datetime | int) -> int:
 
 
 def _exported_version(name: str, path: str, root: NodeFile, definition: LakehouseDef) -> int:
-    """Return the version that an export holds: recorded by us, else by the root's own name or predecessor."""
+    """Return the version that an export holds: as we recorded it, otherwise by the root's own name or predecessor."""
     for record in definition.exports:
         if record.name == name:
             return record.version

@@ -1,4 +1,4 @@
-"""Finding the object that a dotted name means; names of namespaces and tables may hold dots themselves."""
+"""Finds the object of a dotted name. Names of namespaces and tables may hold dots themselves."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from trinitylake_ops.versions.snapshot import CatalogReader
 
 
 def resolve_table(text: str, *readers: CatalogReader) -> tuple[str, str]:
-    """Return namespace and table of ``namespace.table`` as any of the readers has it.
+    """Return the namespace and the table of ``namespace.table``, as any of the readers has them.
 
-    Each dot is tried as the one between the two. Raises TableNotFoundError for no table of that
-    name, InvalidInputError for a name without a dot or one that means several tables.
+    Each dot is tried as the one between namespace and table. Raises TableNotFoundError if there is no such table.
+    Raises InvalidInputError for a name without a dot, or one that means several tables.
     """
     splits = [(text[:dot], text[dot + 1 :]) for dot, char in enumerate(text) if char == "."]
     if not splits:

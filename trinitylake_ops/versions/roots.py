@@ -1,4 +1,4 @@
-"""Finding versions: how their roots are named, and which is the latest (docs/protocol.md, F)."""
+"""Finds versions: how their roots are named, and which is the latest (docs/protocol.md, F)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ HINT_READ_BYTES = 64  # more than any number takes, with white space; a file of 
 
 
 class Roots:
-    """The root nodes of one lakehouse: where they stand, and by which names.
+    """The root nodes of one lakehouse: their storage and their names.
 
-    A lakehouse keeps the naming it has, so that it is found out once: when it is opened, else when
-    it is first needed.
+    A lakehouse keeps its naming, so that it is found out once: on opening, otherwise when it is first needed.
     """
 
     def __init__(self, storage: Storage, known_naming: RootNaming | None = None):
@@ -45,24 +44,27 @@ class Roots:
         return self.known_naming
 
     def path(self, version: int) -> str:
-        """Return the path of a version's root, present or not. Raises VersionNotFoundError, and as ``naming``."""
+        """Return the path of a version's root, present or not.
+
+        Raises VersionNotFoundError, and what ``naming`` raises.
+        """
         return self.naming.path(version)
 
 
 def find_latest(roots: Roots) -> tuple[int, bytes]:
     """Return the latest version and the bytes of its root.
 
-    The hint only says where to start: a missing, garbage, stale or leading one costs requests and
-    never fails. Two sequential rounds when it is right; a naming that is not known yet and not ours
-    costs one more. Raises LakehouseNotFoundError, CorruptFileError, StorageError.
+    The hint only says where to start: a missing, garbage, stale or leading one costs requests and never fails. A right
+    hint takes two sequential rounds. A naming that is neither known yet nor ours costs one more. Raises
+    LakehouseNotFoundError, CorruptFileError, StorageError.
     """
     return find_latest_from(roots, read_hint(roots.storage))
 
 
 def find_latest_from(roots: Roots, hinted: int | None, probed: ProbedRoots | None = None) -> tuple[int, bytes]:
-    """Return the latest version and the bytes of its root as :func:`find_latest`, which reads the hint first.
+    """Return the latest version and the bytes of its root, as :func:`find_latest` does after it has read the hint.
 
-    What ``probed`` wants is read in the same round as the root that the hint names.
+    The roots that ``probed`` wants are read in the same round as the root that the hint names.
     """
     start = hinted or 0
     naming = roots.known_naming or ROOT_NAMING
@@ -72,26 +74,26 @@ def find_latest_from(roots: Roots, hinted: int | None, probed: ProbedRoots | Non
 
 
 def find_latest_after(roots: Roots, known: int) -> tuple[int, bytes]:
-    """Return what :func:`find_latest` does where version ``known`` stands: one round when it is the latest.
+    """Return the same as :func:`find_latest`, from a version ``known`` to exist: in one round when it is the latest.
 
-    Else one more, as the hint is read in the first one, too.
+    Otherwise it takes one more round, as the hint is read in the first one, too.
     """
     probed = ProbedRoots(roots.storage)
     naming = roots.naming
     hinted = _with_hint(roots.storage, probed.read_one, _pair(naming, known))
     is_latest = known == MAX_VERSION or probed.contents[naming.path(known + 1)] is None
     start = max(known if is_latest else known + 1, hinted or 0)
-    probed.read(_pair(naming, start))  # nothing anew where the hint does not say that there is more
+    probed.read(_pair(naming, start))  # no root is read twice, unless the hint names a later version
     if probed.contents[naming.path(start)] is None:
         start = known
     return _latest_from(roots, naming, start, probed)
 
 
 def open_roots(roots: Roots) -> tuple[int, bytes]:
-    """Return what :func:`find_latest` does, in as many rounds, for a lakehouse that was not looked at before.
+    """Return the same as :func:`find_latest`, in as many rounds, for a lakehouse that was not looked at before.
 
-    All names that version 0 and the hint's version can have are probed: roots of several namings
-    raise CorruptFileError.
+    All names that version 0 and the hint's version can have are probed. Roots of several namings raise
+    CorruptFileError.
     """
     probed = ProbedRoots(roots.storage)
     start = _probe_oldest(probed) or 0
@@ -102,9 +104,9 @@ def open_roots(roots: Roots) -> tuple[int, bytes]:
 
 
 class ProbedRoots:
-    """Roots that were looked for: those that stand, and the content of those that were read (None: absent).
+    """Roots that were looked for: which of them exist, and the content of those that were read (None: absent).
 
-    ``wanted`` are versions that somebody will ask for besides the latest.
+    ``wanted`` are versions that the caller will ask for besides the latest.
     """
 
     def __init__(self, storage: Storage, wanted: Iterable[int] = ()):
@@ -114,7 +116,7 @@ class ProbedRoots:
         self.contents: dict[str, bytes | None] = {}
 
     def read(self, paths: Iterable[str]) -> None:
-        """Read roots in one round. Raises the first failure of one that is there."""
+        """Read roots in one round. Raises the first failure to read a root that exists."""
         unread = [path for path in dict.fromkeys(paths) if path not in self.contents]
         run_parallel(in_one_round(self.read_one), unread, self.storage.concurrency)
 
@@ -128,11 +130,11 @@ class ProbedRoots:
 
 
 def _probe_oldest(probed: ProbedRoots) -> int | None:
-    """Return the hint; in the same round, see which names of version 0 stand."""
+    """Return the hint. In the same round, find which names of version 0 exist."""
 
     def probe(path: str) -> None:
         try:
-            probed.storage.read(path, length=1)  # where a stat is refused, some storages do not say why
+            probed.storage.read(path, length=1)  # some storages do not say why they refuse a stat
         except FileMissingError:
             return
         probed.standing.add(path)
@@ -141,7 +143,7 @@ def _probe_oldest(probed: ProbedRoots) -> int | None:
 
 
 def _with_hint(storage: Storage, probe: Callable[[str], None], paths: Sequence[str]) -> int | None:
-    """Return the hint; in the same round, probe paths."""
+    """Return the hint. In the same round, probe paths."""
     hinted: list[int | None] = []
 
     def read_or_probe(path: str) -> None:
@@ -159,7 +161,7 @@ def _pair(naming: RootNaming, version: int) -> list[str]:
 
 
 def _latest_from(roots: Roots, naming: RootNaming, start: int, probed: ProbedRoots) -> tuple[int, bytes]:
-    """Go on from what was read: ``start`` and its successor, in the naming that is most likely."""
+    """Go on from the roots that were read: ``start`` and its successor, in the naming that is most likely."""
     if probed.contents[naming.path(start)] is None:
         candidates = ROOT_NAMINGS if roots.known_naming is None else (naming,)
         probed.read(path for named in candidates for version in (0, start) for path in _pair(named, version))
@@ -176,7 +178,10 @@ def _latest_from(roots: Roots, naming: RootNaming, start: int, probed: ProbedRoo
 
 
 def one_naming(root_uri: str, paths: Iterable[str]) -> RootNaming | None:
-    """Return the naming of the root nodes among paths, None without any. Raises CorruptFileError for several."""
+    """Return the naming of the root nodes among paths, None if there are none.
+
+    Raises CorruptFileError for several namings.
+    """
     found: dict[RootNaming, str] = {}
     for path in sorted(paths):
         naming = root_naming(path)
@@ -193,9 +198,9 @@ def one_naming(root_uri: str, paths: Iterable[str]) -> RootNaming | None:
 
 
 def read_roots(roots: Roots, versions: Sequence[int], batch: int) -> Iterator[tuple[int, bytes | None]]:
-    """Yield versions, in their order, with the bytes of their roots: None where one is gone.
+    """Yield versions, in their order, with the bytes of their roots, None where one is gone.
 
-    So many are read in parallel. Raises StorageError.
+    ``batch`` roots are read at a time. Raises StorageError.
     """
     for first in range(0, len(versions), batch):
         paths = [roots.path(version) for version in versions[first : first + batch]]
@@ -221,7 +226,10 @@ def read_hint(storage: Storage) -> int | None:
 
 
 def _gallop(roots: Roots, known: int) -> int:
-    """Return the latest version from one that exists: names are contiguous, since none is ever freed."""
+    """Return the latest version, searching from one that exists.
+
+    Version numbers have no gaps, since no name is ever freed.
+    """
     step = 1
     while known + step <= MAX_VERSION and _stands(roots, known + step):
         known += step
@@ -241,7 +249,7 @@ def _stands(roots: Roots, version: int) -> bool:
 
 
 def _latest_listed(roots: Roots) -> tuple[int, bytes]:
-    """Return the largest version under the root, where version 0 is gone (a clean-up by others), and its bytes."""
+    """Return the largest version under the root and its bytes, where version 0 is gone (a clean-up by others)."""
     paths = _listed_roots(roots.storage)
     naming = one_naming(roots.storage.root, paths)
     if naming is None:
@@ -254,7 +262,7 @@ def _latest_listed(roots: Roots) -> tuple[int, bytes]:
 def listed_versions(storage: Storage) -> set[int]:
     """Return the versions of all root files that a listing shows.
 
-    Raises CorruptFileError for several namings, VersionNotFoundError for a version beyond the largest.
+    Raises CorruptFileError for several namings, VersionNotFoundError for a number beyond the largest version.
     """
     paths = _listed_roots(storage)
     one_naming(storage.root, paths)
@@ -276,9 +284,9 @@ def versions_beyond_gap(roots: Roots, latest: int, listed: Iterable[int]) -> lis
 
 
 def check_no_gap(roots: Roots, latest: int) -> None:
-    """Raise CorruptFileError when a root stands beyond the latest version: one between them was deleted.
+    """Raise CorruptFileError when there is a root beyond the latest version: one between them was deleted.
 
-    A commit would fill the gap and be lost among the versions after it. Roots of several namings raise it too.
+    A commit would fill the gap and be lost among the versions after it. Roots of several namings raise the same error.
     """
     if beyond := versions_beyond_gap(roots, latest, listed_versions(roots.storage)):
         raise CorruptFileError(

@@ -71,7 +71,7 @@ def _reopened_files(
     return LakehouseFiles(storage, nodes, definitions, HintWriter(root_storage), Roots(root_storage, naming))
 
 
-#: What a key maps to: the location of a definition, or one that a transaction has not written yet.
+#: The entry of a key: the location of a definition, or a definition that a transaction has not written yet.
 Entry = str | NamespaceDef | TableDef
 
 
@@ -123,7 +123,7 @@ class CatalogReader(ABC):
     def tables(self, namespace: str) -> list[str]:
         """Return the names of a namespace's tables, ascending. Raises NamespaceNotFoundError, InvalidNameError."""
         keys = self.prefix_keys(self.keys.tables_prefix(namespace))
-        if not len(keys) and not self.has_namespace(namespace):  # where there are tables there is their namespace
+        if not len(keys) and not self.has_namespace(namespace):  # a namespace with tables exists
             raise NamespaceNotFoundError(f"there is no namespace {namespace!r}")
         return self.keys.table_names(keys)
 
@@ -140,7 +140,7 @@ class CatalogReader(ABC):
         return entry if isinstance(entry, TableDef) else self.table_at(_location(entry))
 
     def object_name(self, key: str) -> ObjectName:
-        """Return what a key names. Raises CorruptFileError for one that is not of a namespace or table."""
+        """Return the kind and names of a key. Raises CorruptFileError for a key of neither a namespace nor a table."""
         name = self.keys.decode(key)
         if name is None:
             raise CorruptFileError(f"key {key!r} is not the key of a namespace or table")
@@ -156,9 +156,9 @@ def _location(entry: Entry) -> str:
 class Snapshot(CatalogReader):
     """One version of a lakehouse, read-only.
 
-    Nodes and definitions are read when they are first asked for. ``location`` is where its root
-    stands: a version's own name, or the root of an export. ``read_at_ms`` is the storage's time just
-    before the latest version was read, from which the time to live of what is based on it counts.
+    Nodes and definitions are read when a caller first asks for them. ``location`` is the place of its root: a version's
+    own name, or the root of an export. ``read_at_ms`` is the storage's time just before the latest version was read.
+    The time to live of a change based on this version counts from then.
     """
 
     def __init__(self, files: LakehouseFiles, version: int, location: str, root: NodeFile, read_at_ms: int = 0):
@@ -233,9 +233,9 @@ class Snapshot(CatalogReader):
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Read files of this version in the block: where one vanished because the version was purged, say that.
+        """Read files of this version in the block. An error tells when a file vanished because the version was purged.
 
-        Raises VersionExpiredError instead of FileMissingError then (docs/protocol.md, time travel).
+        Raises VersionExpiredError instead of FileMissingError in that case (docs/protocol.md, "Time travel").
         """
         try:
             yield
@@ -249,18 +249,21 @@ class Snapshot(CatalogReader):
             raise
 
     def is_sealed_now(self) -> bool:
-        """Whether the version was purged since it was opened; as far as its root can be read."""
+        """Whether the version was purged since it was opened, as far as its root can be read."""
         return is_sealed_root(self.files.storage, self.location)
 
 
 def is_sealed_root(storage: Storage, path: str) -> bool:
-    """Whether the root at a path is sealed now; False where it cannot be read."""
+    """Whether the root at a path is sealed now. False if it cannot be read."""
     try:
         return SEALED_AT_MILLIS in decode_system_rows(storage.read(path), path)
     except StorageError:
-        return False  # whoever asks has other news
+        return False  # the caller has an error of its own to report
 
 
 def utc_of(time_ms: int) -> datetime:
-    """Return milliseconds since the epoch as a time in UTC; one that no calendar holds as the nearest that one does."""
+    """Return milliseconds since the epoch as a time in UTC.
+
+    A time that no calendar holds becomes the nearest that one does.
+    """
     return utc_datetime(min(max(time_ms, 0), MAX_TIME_MS))

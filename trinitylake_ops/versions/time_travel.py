@@ -1,4 +1,4 @@
-"""Finding the version of a time (docs/protocol.md, time travel)."""
+"""Finds the version of a time (docs/protocol.md, "Time travel")."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _BATCH = 64
 def find_version_at(roots: Roots, timestamp_ms: int, latest: int, probed: ProbedRoots) -> int:
     """Return the newest version up to which all were created at or before a time.
 
-    Each version that we write is younger than its predecessor, so bisection finds it: one read for
-    each halving. One that another program wrote, told by the missing ``commit_id``, may be older than
-    versions before it: then all are read that can be the answer, in order. ``probed`` keeps the roots
-    that bisection reads. Raises VersionNotFoundError for a time before the oldest version.
+    Each version that we write is younger than its predecessor. So bisection finds the answer, with one read for each
+    halving. A missing ``commit_id`` shows a version of another program, which may be older than versions before it.
+    Then all versions that can be the answer are read, in order. ``probed`` keeps the roots that bisection reads. Raises
+    VersionNotFoundError for a time before the oldest version.
     """
-    low, high = -1, latest + 1  # the answer is below ``high``, and ``low`` or above it
+    low, high = -1, latest + 1  # the answer is below ``high``, and not below ``low``
     high_ms, version, is_there = 0, latest, False
     while high - low > 1:
         path = roots.path(version)
         probed.read([path])
         data = probed.contents[path]
-        if data is None:  # deleted by another program, and those before it, too
+        if data is None:  # another program deleted this root, and all before it
             low = version
         else:
             system = decode_system_rows(data, path)
@@ -45,7 +45,10 @@ def find_version_at(roots: Roots, timestamp_ms: int, latest: int, probed: Probed
 
 
 def _along_chain(roots: Roots, timestamp_ms: int, low: int, high: int) -> int:
-    """Return the last version before the first one above ``low`` that is younger than the time; ``low`` without any."""
+    """Return the last version before the first one above ``low`` that is younger than the time.
+
+    It is ``low`` if there is none.
+    """
     for version, data in read_roots(roots, range(low + 1, high), _BATCH):
         if data is None:
             continue

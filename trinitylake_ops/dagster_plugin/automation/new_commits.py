@@ -1,4 +1,4 @@
-"""What was committed since a cursor: bounded work, at least once, and gaps are told (docs/dagster.md, "Sensors")."""
+"""Commits since a cursor: bounded work, at least once, and gaps are reported (docs/dagster.md, "Sensors")."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _FORMAT = 1
 class Cursor:
     """How far commits of a lakehouse were reported: all up to ``version``.
 
-    Of a list of changes too long for one tick, those between ``version`` and ``until``, the first ``reported`` were,
-    too. ``requested`` is the version that was the latest when a run was last requested.
+    A list of changes may be too long for one tick. Of those between ``version`` and ``until``, the first ``reported``
+    were reported. ``requested`` is the version that was the latest when a run was last requested.
     """
 
     lakehouse_id: str
@@ -38,7 +38,7 @@ class Cursor:
 
     @classmethod
     def decode(cls, text: str) -> Cursor:
-        """Read a cursor. Raises InvalidInputError for what is none."""
+        """Read a cursor. Raises InvalidInputError for a text that is no cursor."""
         try:
             fields = json.loads(text)
             if not isinstance(fields, dict) or fields.pop("format", None) != _FORMAT:
@@ -57,7 +57,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much one look may do: versions, changed objects, and seconds until it begins nothing more."""
+    """The limits of one look: versions, changed objects, and seconds until it begins nothing more."""
 
     versions: int
     changes: int
@@ -66,9 +66,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Versions ``first`` to ``last`` that others committed, and what the last changed from before the first.
+    """Versions ``first`` to ``last`` that others committed, and the changes of all of them together.
 
-    ``commits`` say more of each of them whose root is there.
+    ``commits`` describe each of them whose root is there.
     """
 
     first: int
@@ -84,11 +84,11 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """What one look found, up to ``cursor``, which is what the next one goes on from.
+    """The result of one look, up to ``cursor``, from which the next one goes on.
 
-    ``notes`` say what could not be told. ``own`` counts the versions of our own runs. ``lag_versions`` and ``lag_ms``
-    are how far the cursor was behind before: versions, and the age of the first of them. ``is_run_due`` says that the
-    latest version has what no run was requested for.
+    ``notes`` say what could not be found out. ``own`` counts the versions of our own runs. ``lag_versions`` and
+    ``lag_ms`` tell how far the cursor was behind before: versions, and the age of the first of them. ``is_run_due``
+    says that the latest version has changes for which no run was requested.
     """
 
     head: Snapshot
@@ -107,11 +107,12 @@ class News:
 
 
 def find_news(lake: Lakehouse, cursor_text: str | None, is_own_run: Callable[[str], bool], limits: Limits) -> News:
-    """Return what others committed since a cursor, as far as the limits allow; at least one version where there is any.
+    """Return the commits of others since a cursor, as far as the limits allow.
 
-    Without a cursor there are no news: it begins at the latest version. One that cannot be read, of another lakehouse
-    or beyond the latest version is replaced by the latest version, which a note says. Raises LakehouseNotFoundError,
-    VersionExpiredError for a version that is purged meanwhile, CorruptFileError, StorageError.
+    At least one version is returned if there is any. Without a cursor there is no news: the cursor begins at the latest
+    version. The latest version, with a note, replaces a cursor that cannot be read, is of another lakehouse or beyond
+    the latest version. Raises LakehouseNotFoundError, VersionExpiredError for a version that is purged meanwhile,
+    CorruptFileError, StorageError.
     """
     head = lake.snapshot()
     if not cursor_text:
@@ -180,7 +181,7 @@ class _Look:
         )
 
     def _readable_from(self, version: int) -> Snapshot:
-        """Return a version, or the first one after it that can be opened; the latest where that is hard to say."""
+        """Return a version, or the first one after it that can be opened. It is the latest if that is hard to find."""
         behind = VersionRanges(((version, self.head.version),)) - expired_versions(self.head.definition)
         try:
             return self.lake.snapshot(next(iter(behind)), latest=self.head)
@@ -188,7 +189,7 @@ class _Look:
             return self.head
 
     def _infos(self, base: Snapshot) -> dict[int, VersionInfo | None]:
-        """Return what is known of the versions after ``base``, as many as one look may do; None: its root is gone."""
+        """Return the records of the versions after ``base``, as many as one look may read, None if a root is gone."""
         first = base.version + 1
         last = min(self.head.version, base.version + self.limits.versions)
         found: dict[int, VersionInfo | None] = {}
@@ -206,7 +207,7 @@ class _Look:
         return max(0, self.lake.storage.now_ms() - min(created_ms))
 
     def _is_own(self, info: VersionInfo | None) -> bool:
-        """Whether our own runs made a version: all of its transactions, where they are several."""
+        """Whether our own runs made a version. If it has several transactions, all of them count."""
         if info is None:
             return False
         runs = [own.run_id for own in info.transactions] or [info.run_id]
@@ -218,11 +219,11 @@ class _Look:
         return self._known_runs[run_id]
 
     def _report(self, base: Snapshot, infos: Mapping[int, VersionInfo | None], cursor: Cursor) -> Cursor:
-        """Go on from ``base`` stretch by stretch, each of own or of others' versions; returns how far it came."""
+        """Go on from ``base`` stretch by stretch, each of own or of others' versions. Returns how far it came."""
         owners = {version: self._is_own(info) for version, info in infos.items()}
         reached = Cursor(lakehouse_id=cursor.lakehouse_id, version=base.version)
         until, skipped = (cursor.until, cursor.reported) if base.version == cursor.version else (None, 0)
-        last = max((*infos, until or 0), default=base.version)  # versions that expired lead beyond those looked at
+        last = max((*infos, until or 0), default=base.version)  # expired versions lead beyond those looked at
         room = self.limits.changes
         while base.version < last and room > 0 and (reached.version == cursor.version or not self._is_late()):
             first = base.version + 1

@@ -18,7 +18,7 @@ from trinitylake_ops.dagster_plugin.resources import is_root_uri
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance import Budget
 
-#: When each operation runs unless told otherwise, by its name.
+#: When each operation runs by default, by its name.
 CRONS: Mapping[str, str] = {
     "hint": "7 * * * *",
     "verify": "0 1 * * *",
@@ -39,10 +39,11 @@ _DAY = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlackoutWindow:
-    """A time of the day in which nothing is begun, from ``start`` until before ``end``, in the schedules' time zone.
+    """A daily window without starts, from ``start`` until before ``end``, in the schedules' time zone.
 
-    One that ends before it starts lasts until the next day, one that ends when it starts a whole day. ``days`` are
-    the days on which it begins. Raises InvalidInputError for what is no weekday, for none, and for times with a zone.
+    A window that ends before it starts lasts until the next day. One that ends when it starts lasts a whole day.
+    ``days`` are the days on which it begins. Raises InvalidInputError for a day that is no weekday, for no days, and
+    for times with a zone.
     """
 
     start: time
@@ -87,13 +88,13 @@ def build_maintenance_schedules(
 ) -> list[dg.ScheduleDefinition]:
     """Return schedules that keep a lakehouse in order: for ``dg.Definitions``, beside the jobs of ``build_jobs``.
 
-    They are named ``<operation>_schedule`` for the operations in CRONS, after the lakehouse where it has a name;
-    ``crons`` gives other times, None leaves one out. Trim, expire, purge and orphans run as jobs
-    ``<operation>_scheduled``, made here: without approval within ``limits``, in the lakehouse's pool; purge and orphans
-    stop where ``budget`` says. The others run the jobs of the same lakehouse: exports are full, named by prefix and
-    date, and retained for a time; ``checks_job`` is the name of the job that ``build_checks_job`` made, None where
-    there is none. Ticks within one of ``blackouts`` are skipped. Raises InvalidInputError for unknown operations and
-    time zones, and for exports that could not be made.
+    They are named ``<operation>_schedule`` for the operations in CRONS, after the name of the lakehouse, if it has one.
+    ``crons`` gives other times; None leaves one out. Trim, expire, purge and orphans run as jobs
+    ``<operation>_scheduled``, made here. They run without approval within ``limits``, in the lakehouse's pool. Purge
+    and orphans stop at ``budget``. The others run the jobs of the same lakehouse. Exports are full, named by prefix and
+    date, and retained for a time. ``checks_job`` is the name of the job that ``build_checks_job`` made, None if there
+    is none. Ticks within one of ``blackouts`` are skipped. Raises InvalidInputError for unknown operations and time
+    zones, and for impossible exports.
     """
     if unknown := sorted(set(crons or {}) - set(CRONS)):
         raise InvalidInputError(f"there is no operation {unknown[0]!r} to schedule; there are {', '.join(CRONS)}")
@@ -134,7 +135,7 @@ def _zone(name: str) -> ZoneInfo:
         ZoneInfoNotFoundError,
         ValueError,
         OSError,
-    ) as error:  # of a path, of a folder
+    ) as error:  # errors for a path, and for a folder
         raise InvalidInputError(f"there is no time zone {name!r}; write it as Europe/Berlin or UTC") from error
 
 

@@ -27,11 +27,11 @@ _GRPC_TIMEOUT_SECONDS = 60
 _GRPC_MARGIN_SECONDS = 20
 _LEAST_SECONDS = 5.0
 _ALERT_ATTEMPTS = 3
-_LONGEST_RUN_ID_CHARS = 255  # of the column in Dagster's databases
+_LONGEST_RUN_ID_CHARS = 255  # characters of the column in Dagster's databases
 
 
 def tick_budget_seconds() -> float:
-    """Return for how long a tick may work: what Dagster's daemon waits for a sensor, less a margin."""
+    """Return how long a tick may work: the time that Dagster's daemon waits for a sensor, less a margin."""
     given = next((os.environ[name] for name in _GRPC_TIMEOUT_VARIABLES if os.environ.get(name)), None)
     timeout = int(given) if given is not None else _GRPC_TIMEOUT_SECONDS
     return max(_LEAST_SECONDS, timeout - _GRPC_MARGIN_SECONDS)
@@ -51,14 +51,14 @@ def build_commit_sensor(
     max_seconds_per_tick: float | None = None,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.SensorDefinition:
-    """Return a sensor that reports what was committed to a lakehouse by others than runs of this Dagster instance.
+    """Return a sensor that reports commits to a lakehouse by others than runs of this Dagster instance.
 
     Each table that such commits added or changed becomes a materialization of ``table_key(namespace, table)``, by
-    default ``names.table_key``, a removed one an observation, and each tick with news a materialization of the
-    lakehouse. One run of the job, if any (one of assets is given by ``job_name``), is requested for the newest version;
+    default ``names.table_key``. A removed table becomes an observation. Each tick with news is a materialization of the
+    lakehouse. One run of the job, if any, is requested for the newest version (``job_name`` gives a job of assets).
     ``run_config`` makes its configuration from that version's number. The first tick only remembers the latest version.
-    A tick does no more than the limits say, the next one goes on; its time is by default what the daemon waits, less 20
-    seconds. Events are delivered at least once, a run is requested once.
+    A tick does no more than the limits say, and the next one goes on. By default its time is what the daemon waits,
+    less 20 seconds. Events are delivered at least once, and a run is requested once.
     """
     limits = Limits(
         versions=max_versions_per_tick,
@@ -99,14 +99,17 @@ def build_commit_sensor(
 
 
 def _is_run(instance: dg.DagsterInstance, run_id: str) -> bool:
-    """Whether an instance knows a run. Commits of other programs may name anything, which not all databases take."""
+    """Whether an instance knows a run.
+
+    Commits of other programs may name any text, and some databases refuse some texts.
+    """
     is_askable = run_id.isascii() and run_id.isprintable() and len(run_id) <= _LONGEST_RUN_ID_CHARS
     return is_askable and instance.get_run_by_id(run_id) is not None
 
 
 def _run_request(news: News, run_config: Callable[[int], Mapping[str, Any]] | None) -> dg.RunRequest:
     version = news.head.version
-    # The commit's own id: a lakehouse put in the place of another has the same numbers.
+    # This is the commit's own id: a lakehouse that replaces another has the same numbers.
     commit = news.head.root.system.get(COMMIT_ID, str(news.head.created_at_ms))
     return dg.RunRequest(
         run_key=f"{news.cursor.lakehouse_id}-{version}-{commit}",
@@ -116,7 +119,7 @@ def _run_request(news: News, run_config: Callable[[int], Mapping[str, Any]] | No
 
 
 def _said(news: News) -> str:
-    """Return what a tick without a run says."""
+    """Return the message of a tick without a run."""
     if news.stretches or news.notes:
         what = "; ".join([*news.notes, *(f"reported versions {stretch.versions}" for stretch in news.stretches)])
         return f"{what}; no run is due, {news.versions_left} versions are left"
@@ -130,7 +133,7 @@ def _note_events(news: News, lakehouse_key: dg.AssetKey) -> Iterator[dg.AssetObs
             lakehouse_key,
             description=note,
             metadata={GAP: note, VERSION: news.cursor.version},
-            tags={DATA_VERSION_TAG: str(news.head.version)},  # or Dagster would take it for unknown from here on
+            tags={DATA_VERSION_TAG: str(news.head.version)},  # otherwise Dagster would take it for unknown from here on
         )
 
 
@@ -164,13 +167,13 @@ def _table_event(
         "versions": stretch.versions,
     }
     key = table_key(change.namespace, table)
-    # Only a materialization lets what depends on an asset run; there is nothing to run on when it is gone.
+    # Only a materialization lets dependent assets run, and a removed table gives them nothing to run on.
     kind = dg.AssetObservation if change.kind == "removed" else dg.AssetMaterialization
     return kind(key, metadata=metadata)
 
 
 def _figures(news: News) -> dict[str, float]:
-    """Return how far the sensor was behind when the tick began, and what it did."""
+    """Return how far the sensor was behind when the tick began, and the tick's work."""
     changes = [change for stretch in news.stretches for change in stretch.changes]
     return {
         "lag_versions": news.lag_versions,
@@ -204,7 +207,7 @@ def _details(stretches: Sequence[Stretch]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedRun:
-    """A run that failed, for an alert: why, and the failed steps with the reason of each."""
+    """A failed run, for an alert: the reason, and the failed steps with the reason of each."""
 
     run_id: str
     job: str
@@ -224,8 +227,8 @@ def build_failed_run_sensor(
 ) -> dg.SensorDefinition:
     """Return a sensor that calls a function for each failed run of some jobs, of ops or assets.
 
-    Without ``jobs`` they are all of this code location. A call that raises is made again twice, a few seconds later;
-    then the tick fails with its error.
+    Without ``jobs`` it covers all jobs of this code location. A call that raises is repeated twice, a few seconds
+    later. Then the tick fails with its error.
     """
 
     @dg.run_failure_sensor(

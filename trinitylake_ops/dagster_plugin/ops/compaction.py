@@ -1,4 +1,4 @@
-"""Small data files of tables: which there are, and their merge by Spark."""
+"""Small data files of tables: a list of them, and their merge by Spark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trinitylake_ops.spark_jobs.tables.group_writer import write_groups_on
 
 
 class CompactTablesOptions(Options):
-    """Which tables, and what counts as small."""
+    """The tables, and the size of small files."""
 
     tables: TableTexts = Field(
         default=[], description="Only these tables, each as namespace.table; empty: all managed tables."
@@ -72,7 +72,7 @@ def _compact(run: Running[CompactTablesOptions]) -> None:
     if plan.is_empty:
         run.report(str(plan.table().title), _shown(plan))
         return
-    # Only now, as a session takes seconds to start.
+    # The session is started only now, as that takes seconds.
     with dg.build_resources({"spark": run.spark}) as resources:
         report = plan.execute(write_groups_on(resources.spark.session()), run_id=run.context.run.run_id)
     rows = [

@@ -1,4 +1,4 @@
-"""Going back, exports, and upkeep of what readers meet, as operations."""
+"""Rollback, exports, and upkeep of the hint and the tree, as operations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 class PartOptions(Options):
-    """Which namespaces and tables an operation is limited to."""
+    """The namespaces and tables that an operation is limited to."""
 
     namespaces: NamespaceTexts = Field(
         default=[], description="Only these namespaces with their tables; empty, and no tables either: everything."
@@ -40,7 +40,7 @@ class PartOptions(Options):
 
 
 class RollbackOptions(PartOptions):
-    """What to go back to, and how much of it."""
+    """The target of a rollback, and how much of it."""
 
     to: PlaceText = Field(
         default="", description="Required: the version to go back to, by its number, or the name of an export."
@@ -52,7 +52,7 @@ class RollbackOptions(PartOptions):
 
 
 class ExportOptions(Options):
-    """What to export, where to, and how long to keep it."""
+    """The version to export, its target, and how long to keep it."""
 
     name: NewExportText = Field(
         default="",
@@ -83,25 +83,25 @@ class ExportOptions(Options):
 
 
 class ExportPartOptions(ExportOptions):
-    """The same, of all or of some namespaces."""
+    """An export of all or of some namespaces."""
 
     namespaces: NamespaceTexts = Field(default=[], description="Only these namespaces; empty: all.")
 
 
 class ExportPartialOptions(ExportPartOptions):
-    """The same, with or without definitions."""
+    """An export with or without definitions."""
 
     definitions: bool = Field(default=False, description="Whether to copy definitions of namespaces and tables, too.")
 
 
 class ExportNameOptions(Options):
-    """Which export."""
+    """The name of an export."""
 
     name: ExportText = Field(default="", description="Required: name of the export.")
 
 
 class RestoreOptions(ExportNameOptions, PartOptions):
-    """Which export to bring back, and how much of it."""
+    """The export to bring back, and how much of it."""
 
 
 def _rollback(run: Running[RollbackOptions]) -> None:

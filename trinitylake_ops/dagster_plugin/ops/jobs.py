@@ -32,6 +32,6 @@ _ALL: tuple[Operation[Any], ...] = (
 def build_jobs(names: LakehouseNames = ONLY, spark: SparkResource | None = None) -> list[dg.JobDefinition]:
     """Return the operations on a lakehouse as jobs, each of one op.
 
-    ``spark`` gives the sessions of those that use Spark, by default of this machine.
+    ``spark`` gives the sessions of the jobs that use Spark. By default they are of this machine.
     """
     return [build_job(operation, names, spark) for operation in _ALL]

@@ -1,6 +1,6 @@
-"""An operation on a lakehouse as a Dagster job of one op: how it is declared, how it runs, what it reports.
+"""An operation on a lakehouse as a Dagster job of one op: its declaration, its run, and its report.
 
-They are ops, not assets: nothing materializes them by accident.
+Operations are ops, not assets, so that nothing materializes them by accident.
 """
 
 import time
@@ -33,9 +33,9 @@ OptionsT = TypeVar("OptionsT", bound=Options | None)
 class Running(Generic[OptionsT]):
     """An operation while it runs, on an open lakehouse.
 
-    ``spark`` is a resource that nobody has set up yet: few operations need a session. ``executor`` returns what carries
-    out the bulk of it. ``spending`` is what its plan and what carries it out may ask of the storage together.
-    ``details`` are metadata of all that it reports.
+    ``spark`` is a resource that is not set up yet, as few operations need a session. ``executor`` returns the executor
+    for the bulk of it. ``spending`` bounds the requests of its plan and of its execution together. ``details`` are
+    metadata of all that it reports.
     """
 
     context: dg.OpExecutionContext
@@ -48,7 +48,7 @@ class Running(Generic[OptionsT]):
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def progress(self) -> Callable[[str, int, int], None]:
-        """Return a callback that says in the log, every few seconds, how far an operation is."""
+        """Return a callback that logs, every few seconds, how far an operation is."""
         said_s: dict[str, float] = {}
 
         def log(what: str, done: int, total: int) -> None:
@@ -60,9 +60,9 @@ class Running(Generic[OptionsT]):
         return log
 
     def report(self, said: str, metadata: Mapping[str, Any], *, committed: str | None = None) -> None:
-        """Say in the log what was done, and show its figures.
+        """Log what was done, and show its figures.
 
-        ``committed`` names the operation where it made a version: then the lakehouse is reported as materialized.
+        ``committed`` names the operation if it made a version. Then the lakehouse is reported as materialized.
         """
         shown = figures({**self.details, **metadata})
         self.context.log.info("%s", said)
@@ -78,10 +78,10 @@ class Running(Generic[OptionsT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation(Generic[OptionsT]):
-    """What a job does, on whichever lakehouse.
+    """The work of a job, on any lakehouse.
 
-    ``step`` does it. One that lets go of something is in the lakehouse's pool; one that may add or end exports lets the
-    partitions of exports follow. ``approved_by`` is recorded with what it does, unless its options say who approved.
+    ``step`` does the work. An operation that frees something is in the lakehouse's pool. If it may add or end exports,
+    the partitions of exports follow. ``approved_by`` is recorded with its commits, unless its options say who approved.
     """
 
     job: str
@@ -94,10 +94,10 @@ class Operation(Generic[OptionsT]):
 
 
 def build_job(operation: Operation[Any], names: LakehouseNames, spark: SparkResource | None = None) -> dg.JobDefinition:
-    """Return an operation as a job of its own. Its run configuration are the options, and nothing beside them.
+    """Return an operation as a job of its own. Its run configuration has the options, and nothing beside them.
 
-    So no run is pointed at another lakehouse. They are checked when a run is launched: one with wrong options is
-    refused before it exists. ``spark`` gives sessions to those that use Spark.
+    So no run is pointed at another lakehouse. The options are checked when a run is launched. A run with wrong options
+    is refused before it exists. ``spark`` gives sessions to operations that use Spark.
     """
     op, job, options = _build_op(operation, names, spark or SparkResource()), names.of(operation.job), operation.options
 
@@ -154,7 +154,10 @@ def _build_op(operation: Operation[Any], names: LakehouseNames, spark: SparkReso
 
 
 def _check_pool(context: dg.OpExecutionContext, pool: str) -> None:
-    """Warn when the Dagster instance does not limit a pool to one op: only the lakehouse's lease is in the way then."""
+    """Warn when the Dagster instance does not limit a pool to one op.
+
+    Only the lakehouse's lease then keeps ops apart.
+    """
     storage = context.instance.event_log_storage
     if not storage.supports_global_concurrency_limits:  # an instance in memory, of one process
         return

@@ -1,4 +1,4 @@
-"""Operations that are planned first: a job that shows the plan and its digest, one that carries it out."""
+"""Operations that are planned first. One job shows the plan and its digest, and another one executes it."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _LAKEHOUSES_OWN = -1
 
 
 class ExecutablePlan(Protocol):
-    """What plans of these operations have."""
+    """The interface of these operations' plans."""
 
     @property
     def base_version(self) -> int:
-        """The version that it was made on."""
+        """The version on which the plan was made."""
 
     @property
     def digest(self) -> str:
-        """What it would do, as a digest."""
+        """The digest of the plan's effects."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether it would do nothing."""
+        """Whether the plan would do nothing."""
 
     def table(self) -> Table:
-        """Return it for people."""
+        """Return the plan in a form for people."""
 
 
 PlanOptionsT = TypeVar("PlanOptionsT", bound=Options)
@@ -47,7 +47,7 @@ PlanT = TypeVar("PlanT", bound=ExecutablePlan)
 
 
 class Approval(Options):
-    """Which plan somebody approved. The options beside it are those of the plan."""
+    """The plan that somebody approved. The other options are those of the plan."""
 
     approved_digest: DigestText = Field(
         default="",
@@ -91,7 +91,7 @@ class RulesOptions(Options):
         return days
 
     def policy(self, lake: Lakehouse) -> RetentionPolicy | None:
-        """Return the lakehouse's settings with these rules in their place, None where all are its own."""
+        """Return the lakehouse's settings with these rules in their place, None if all are its own."""
         numbers = {
             "minimum_versions": self.min_versions,
             "keep_last": self.keep_last,
@@ -107,7 +107,7 @@ class RulesOptions(Options):
 
 
 class BudgetOptions(Options):
-    """How much a run that deletes may ask of the storage."""
+    """The bounds on the requests of a run that deletes."""
 
     max_requests: int = Field(
         default=0,
@@ -128,11 +128,11 @@ class BudgetOptions(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned(Generic[PlanOptionsT, PlanT]):
-    """An operation as a plan and what carries it out.
+    """An operation as a plan and its execution.
 
-    ``plan`` makes the plan by ``options``, None where there are none, ``shown`` is its metadata. ``apply`` carries it
-    out, once it is approved by a digest, or within limits by none, and reports. ``approval`` are the options of the job
-    that applies, those of the plan among them.
+    ``plan`` makes the plan from ``options``, None if there are none. ``shown`` is the plan's metadata. ``apply``
+    executes it, approved by a digest, or within limits without one, and reports. ``approval`` has the options of the
+    job that applies, including those of the plan.
     """
 
     name: str
@@ -185,7 +185,10 @@ class Planned(Generic[PlanOptionsT, PlanT]):
 
 
 def end_deletion(run: Running[Any], operation: str, report: PurgeReport | OrphanReport) -> None:
-    """Report what was deleted: raises Failure for files that the storage refused, warns when a limit was reached."""
+    """Report what was deleted.
+
+    Raises Failure for files that the storage refused to delete, and warns when a limit was reached.
+    """
     failures = sorted(report.failures.items())
     metadata = {
         **report_figures(report.to_dict()),
@@ -199,7 +202,7 @@ def end_deletion(run: Running[Any], operation: str, report: PurgeReport | Orphan
             f"{len(failures)} files were not deleted; {again} once the reason is mended, the first is {path}: {reason}",
             metadata,
         )
-    # One that ended early has committed its begin.
+    # A purge that ended early has committed its begin.
     has_committed = report.version is not None or report.stopped is not None
     run.report(str(report.table().title), metadata, committed=operation if has_committed else None)
     if report.stopped is not None:

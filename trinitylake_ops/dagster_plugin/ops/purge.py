@@ -1,4 +1,4 @@
-"""Deleting files, and settling what blocks it: purge, orphans, reconcile."""
+"""Deletes files, and removes obstacles to that: purge, orphans, reconcile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trinitylake_ops.maintenance import OrphanPlan, PurgePlan
 
 
 class PurgeOptions(Options):
-    """What is due."""
+    """The age of the versions to purge."""
 
     grace_days: float = age_field("Only what expired")
 
@@ -26,7 +26,7 @@ class PurgeApproval(PurgeOptions, BudgetOptions, Approval):
 
 
 class OrphansOptions(Options):
-    """What counts as left behind."""
+    """The files that count as left behind."""
 
     older_than_days: float = age_field("Only files last written")
     inventory: InventoryText = Field(
@@ -120,7 +120,7 @@ ORPHANS = Planned(
 
 
 class ReconcileOptions(Options):
-    """What an operator has looked into."""
+    """The versions that an operator has looked into."""
 
     acknowledge: str = Field(
         default="",

@@ -1,4 +1,4 @@
-"""Letting versions go: trim, expire, undelete. And telling tables where their lakehouse is: relocate."""
+"""Expires versions: trim, expire, undelete. Also tells tables where their lakehouse is: relocate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ExpireApproval(RulesOptions, Approval):
 
 
 class TrimOptions(RulesOptions):
-    """Which tables are trimmed, and the versions whose snapshots they keep."""
+    """The tables to trim, and the rules for versions whose snapshots they keep."""
 
     tables: TableTexts = Field(
         default=[], description="Only these tables, each as namespace.table; empty: all managed tables."
@@ -32,7 +32,7 @@ class TrimApproval(TrimOptions, Approval):
 
 
 class UndeleteOptions(Options):
-    """Which versions come back."""
+    """The versions to bring back."""
 
     versions: VersionsText = Field(
         default="", description="Required: the expired versions to bring back, such as 3-90,95."
@@ -46,7 +46,7 @@ def _plan_expiration(run: Running[RulesOptions]) -> ExpirationPlan:
 
 
 def _expire_shown(plan: ExpirationPlan) -> dict[str, Any]:
-    verdicts = sorted(plan.verdicts, key=lambda verdict: not verdict.expires)  # the others are cut off first
+    verdicts = sorted(plan.verdicts, key=lambda verdict: not verdict.expires)  # the others are cut first
     rows = [(v.version, "expires" if v.expires else "kept", v.reason) for v in verdicts]
     return {
         "versions": plan.versions,
@@ -96,7 +96,8 @@ def _trim_shown(plan: TrimPlan) -> dict[str, Any]:
 
 
 def _trim(run: Running[Any], plan: TrimPlan, digest: str | None) -> None:
-    report = plan.execute(digest)  # plans again after each commit of others, and never drops more than this plan
+    # this plans again after each commit of others, and never drops more than the approved plan
+    report = plan.execute(digest)
     if plan.unreadable:
         names = ", ".join(plan.unreadable)
         run.context.log.warning("left as they are, since their metadata cannot be read: %s; verify says why", names)

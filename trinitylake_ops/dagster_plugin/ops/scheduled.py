@@ -1,4 +1,7 @@
-"""Trim, expire, purge and orphans without approval: planned and applied in one op, within limits set in code."""
+"""Trim, expire, purge and orphans without approval.
+
+They are planned and applied in one op, within limits set in code.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyLimits:
-    """Up to where a schedule may let go of something without anybody's approval.
+    """The limits within which a schedule may free something without anybody's approval.
 
-    A plan with more files or bytes fails its run, and nothing is done. What is younger than ``min_age`` is no part of a
-    plan: versions superseded, or for a purge expired, and orphans written since; where the lakehouse's own settings ask
-    for more, those count. Raises InvalidInputError for negative ones.
+    A plan with more files or bytes fails its run, and nothing is done. Only things older than ``min_age`` are in a
+    plan. That is the time since versions were superseded or, for a purge, expired, and since orphans were written. If
+    the lakehouse's own settings ask for more, those count. Raises InvalidInputError for negative limits.
     """
 
     max_files: int
@@ -44,13 +47,13 @@ class ApplyLimits:
         return f"at most {self.max_files} files and {self.max_bytes} bytes, not younger than {self.min_age}"
 
     def policy(self, lake: Lakehouse) -> RetentionPolicy:
-        """Return the lakehouse's settings, which let nothing go that is too young."""
+        """Return the lakehouse's settings, changed so that nothing too young is freed."""
         own = RetentionPolicy.of(lake.snapshot().definition)
         return replace(own, protected_ms=max(own.protected_ms, self.min_age // _MILLISECOND))
 
 
 def scheduled_operations(limits: ApplyLimits, budget: Budget) -> dict[str, Operation[None]]:
-    """Return trim, expire, purge and orphans by these names; the last two stop where ``budget`` says."""
+    """Return trim, expire, purge and orphans by these names. The last two stop at ``budget``."""
     within = _Scheduled(limits, budget)
     return {
         "trim": within.operation(
@@ -96,7 +99,7 @@ def scheduled_operations(limits: ApplyLimits, budget: Budget) -> dict[str, Opera
 
 @dataclass(frozen=True, slots=True)
 class _Scheduled:
-    """What the operations of schedules have in common."""
+    """The common parts of scheduled operations."""
 
     limits: ApplyLimits
     budget: Budget
@@ -108,7 +111,7 @@ class _Scheduled:
         does: str,
         description: str,
     ) -> Operation[None]:
-        """Return an operation that is approved within the limits; ``does`` is a verb for what is done to files."""
+        """Return an operation that is approved within the limits. ``does`` is a verb for its effect on files."""
 
         def step(run: Running[None]) -> None:
             within = replace(run, spending=Spending(self.budget))
@@ -125,9 +128,9 @@ class _Scheduled:
         )
 
     def _approved(self, run: Running[None], planned: Planned[Any, PlanT], plan: PlanT, does: str) -> Running[None]:
-        """Return the run with what its reports say of a plan within the limits. Raises Failure for one beyond.
+        """Return the run of a plan within the limits, with the words of its report.
 
-        Plans that count no files are within limits of files and bytes.
+        Raises Failure for a plan beyond the limits. Plans that count no files are within limits of files and bytes.
         """
         shown = planned.shown(plan)
         files, size_bytes = int(shown.get("files", 0)), int(shown.get("bytes", 0))

@@ -1,4 +1,4 @@
-"""Checking a lakehouse, and putting right what is found."""
+"""Checks a lakehouse, and repairs findings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COLUMNS = ("severity", "code", "path", "version", "what you can do")
 
 
 class VerifyOptions(Options):
-    """How much is read, and when it ends."""
+    """How much is read, and when the run ends."""
 
     deep: bool = Field(
         default=False,
@@ -82,7 +82,7 @@ VERIFY = Operation(
 
 
 def findings_table(report: VerifyReport) -> dg.MarkdownMetadataValue:
-    """Return what verify found, a row each."""
+    """Return the findings of verify, a row each."""
     rows = [
         (f.severity, f.code, f.message, "" if f.version is None else f.version, f.path or "", f.mend or "")
         for f in report.findings
@@ -95,7 +95,7 @@ def _plan_repair(run: Running[RepairOptions]) -> RepairPlan:
 
 
 def _repair_shown(repair: RepairPlan | RepairReport) -> dict[str, Any]:
-    """Return the steps and what is left, as tables."""
+    """Return the steps and the remaining findings, as tables."""
     steps = [(step.action, step.what, "" if step.version is None else step.version) for step in repair.steps]
     left = [
         (f.severity, f.code, f.path or "", "" if f.version is None else f.version, f.advice) for f in repair.not_mended

@@ -1,7 +1,8 @@
-"""What a run read and took over: recorded with the run when it happens, and gathered when the run publishes.
+"""The reads of a run, and the tables that it took over.
 
-Steps run in processes of their own and are tried again; what they read stands among the events of the run, whatever
-becomes of the step. An event of the engine has no effect on assets, as an observation of them would have.
+They are recorded with the run, and gathered when the run publishes. Steps run in processes of their own and are
+retried. So their reads are among the events of the run, whatever happens to the step. An event of the engine has no
+effect on assets, as an observation of them would have.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import dagster as dg
-from dagster._core.events import EngineEventData  # in none of Dagster's public modules
+from dagster._core.events import EngineEventData  # this is in none of Dagster's public modules
 
 from trinitylake_ops.dagster_plugin.runs.records import newest_materialization, staged_of
 from trinitylake_ops.tables.writing.reads import TableRead
@@ -20,7 +21,7 @@ _READ = "trinitylake/read"
 _ASSET = "trinitylake/read_asset"
 _TAKEN_FROM = "trinitylake/taken_from_run"
 _PAGE = 1000
-#: Says of a run that it goes on after a failure, with all that the run before it had done.
+#: The tag of a run that goes on after a failure, with all results of the run before it.
 RESUMED_TAG = "dagster/is_resume_retry"
 
 
@@ -32,18 +33,21 @@ def record_read(instance: dg.DagsterInstance, run: dg.DagsterRun, asset_key: dg.
 
 
 def record_taken(instance: dg.DagsterInstance, run: dg.DagsterRun, asset_key: dg.AssetKey, earlier_id: str) -> None:
-    """Record that a run goes on with what an earlier one staged, and so with what that one had read."""
+    """Record that a run goes on with tables that an earlier one staged, and so with that run's reads."""
     message = f"{asset_key.to_user_string()} is taken as run {earlier_id} staged it"
     instance.report_engine_event(message, run, EngineEventData({_TAKEN_FROM: dg.MetadataValue.text(earlier_id)}))
 
 
 class RunReads:
-    """The reads that count for what a run publishes: its own, and those of runs whose results it takes over."""
+    """The reads that count for a publication: the run's own, and those of runs whose results it takes over."""
 
     def __init__(
         self, instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], published: Sequence[dg.AssetKey] = ()
     ):
-        """``runs`` are the run and those that it was re-executed from, ``published`` the assets that it publishes."""
+        """``runs`` are the run and those that it was re-executed from.
+
+        ``published`` are the assets that it publishes.
+        """
         self._instance = instance
         self._runs = runs
         self._by_asset: dict[dg.AssetKey, list[TableRead]] = {}
@@ -69,12 +73,12 @@ class RunReads:
         return [read for reads in self._by_asset.values() for read in reads]
 
     def staged(self) -> list[StagedTable]:
-        """Return what the runs staged themselves of the tables that they read."""
+        """Return the tables among those read that the runs staged themselves."""
         found = (staged_of(newest_materialization(self._instance, self._runs, key)) for key in self._by_asset)
         return [staged for staged in found if staged is not None]
 
     def _gather(self, run_id: str) -> Iterator[str]:
-        """Take the reads of a run; yields the runs whose results it took over."""
+        """Take the reads of a run. Yields the runs whose results it took over."""
         cursor: str | None = None
         while True:
             page = self._instance.get_records_for_run(run_id, cursor, dg.DagsterEventType.ENGINE_EVENT, _PAGE)

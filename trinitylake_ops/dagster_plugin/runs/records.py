@@ -1,4 +1,4 @@
-"""What Dagster recorded about a run and the runs that it goes on from, by its public API."""
+"""Dagster's records of a run and the runs that it goes on from, by its public API."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import dagster as dg
 
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 
-#: What the IO manager notes at the event of an asset: the description of the table that was staged.
+#: The IO manager notes this at the event of an asset: the description of the staged table.
 STAGED = "trinitylake/staged"
 _PAGE = 100
-#: How far the clocks of run workers, Dagster's database and the lakehouse's storage may be apart.
+#: The most by which the clocks of run workers, Dagster's database and the lakehouse's storage may differ.
 CLOCK_SKEW = timedelta(hours=1)
 
 
@@ -37,7 +37,7 @@ def created_at(instance: dg.DagsterInstance, run: dg.DagsterRun) -> datetime | N
 def newest_materialization(
     instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], asset_key: dg.AssetKey
 ) -> dg.EventLogRecord | None:
-    """Return the newest materialization of an asset by the first of some runs that has one, None where none has."""
+    """Return the newest materialization of an asset by the first of some runs that has one, None if none has."""
     found: dict[str, dg.EventLogRecord] = {}
     for record in _materializations(instance, runs, asset_key):
         found.setdefault(record.run_id, record)
@@ -47,7 +47,7 @@ def newest_materialization(
 
 
 def staged_of(record: dg.EventLogRecord | None) -> StagedTable | None:
-    """Return the table that was staged, as the materialization of its asset says; None without.
+    """Return the staged table, as the materialization of its asset describes it. None without one.
 
     Raises InvalidInputError.
     """

@@ -1,9 +1,9 @@
-"""What an Arrow IPC file would take in memory by its own word, before anything of it is decoded.
+"""The memory that an Arrow IPC file claims to need, before anything of it is decoded.
 
-A small file can claim, and with ZSTD truly hold, gigabytes of the same byte, and it can name the same bytes
-thousands of times, as the bodies of many batches or as the buffers of many columns. pyarrow allocates what is
-claimed, so this is read first, from the metadata (FlatBuffers, as in Arrow's Footer, Message and
-RecordBatch) and from the length that stands before each compressed buffer.
+A small file can claim, and with ZSTD truly hold, gigabytes of the same byte. It can also name the same bytes thousands
+of times, as the bodies of many batches or the buffers of many columns. Since pyarrow allocates as much as is claimed,
+the claims are read first. They are in the metadata (FlatBuffers, as in Arrow's Footer, Message and RecordBatch) and in
+the length before each compressed buffer.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ _BUFFER = struct.Struct("<qq")  # offset in the body, bytes
 _TAIL_BYTES = 10  # the length of the footer, and the magic
 _CONTINUATION = 0xFFFFFFFF
 _DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
-# Until Arrow 1.0 the codec stood in the free-form metadata of messages, whose version number was this.
+# Until Arrow 1.0 the codec was in the free-form metadata of messages, whose version number was this.
 _V4 = 3
 _OLD_COMPRESSION = b"ARROW:experimental_compression"
 
 # The positions of fields in their FlatBuffers tables.
-_FOOTER_BLOCKS = (2, 3)  # of dictionaries, of record batches
+_FOOTER_BLOCKS = (2, 3)  # the footer's dictionaries and record batches
 _MESSAGE_VERSION, _MESSAGE_HEADER_TYPE, _MESSAGE_HEADER, _MESSAGE_BODY_BYTES = 0, 1, 2, 3
 _DICTIONARY_DATA = 1
 _BATCH_BUFFERS, _BATCH_COMPRESSION = 2, 3
 
 
-#: More is not decompressed, whatever a file claims; larger nodes are written as they are.
+#: More bytes are not decompressed, whatever a file claims. Larger nodes are written as they are.
 MAX_DECOMPRESSED_BYTES = 256 * 1024 * 1024
 
 
 def check_body(data: bytes) -> None:
     """Raise ValueError for an IPC file that claims to decompress to more than ``MAX_DECOMPRESSED_BYTES``.
 
-    Raises it for metadata that leads out of the file, and for batches or buffers that share bytes, too.
+    Also raises ValueError for metadata that leads out of the file, and for batches or buffers that share bytes.
     """
     claimed_bytes = decompressed_bytes(data)
     if claimed_bytes > MAX_DECOMPRESSED_BYTES:
@@ -43,9 +43,10 @@ def check_body(data: bytes) -> None:
 
 
 def check_stream(data: bytes, limit_bytes: int) -> None:
-    """Raise ValueError for an IPC stream whose messages claim to decompress to more than a limit, together.
+    """Raise ValueError for an IPC stream whose messages together claim to decompress to more than a limit.
 
-    Raises it for one that alone claims more than ``MAX_DECOMPRESSED_BYTES``, and for messages that lead out of it, too.
+    Also raises ValueError for one message that claims more than ``MAX_DECOMPRESSED_BYTES``, and for messages that lead
+    out of the stream.
     """
     claimed_bytes = at = 0
     try:
@@ -70,10 +71,10 @@ def check_stream(data: bytes, limit_bytes: int) -> None:
 
 
 def decompressed_bytes(data: bytes) -> int:
-    """Return what the compressed buffers of an IPC file claim to hold, in bytes; 0 where none is compressed.
+    """Return the bytes that the compressed buffers of an IPC file claim to hold, 0 where none is compressed.
 
-    Raises ValueError for metadata that leads out of the file or overlaps: it is read in time
-    proportional to the file, whatever it says.
+    Raises ValueError for metadata that leads out of the file or overlaps. The time is proportional to the file,
+    whatever the metadata says.
     """
     try:
         footer_bytes = _read(_I32, data, len(data) - _TAIL_BYTES)
@@ -103,11 +104,12 @@ def _check_blocks(blocks: Iterable[tuple[int, int, int]], end: int) -> None:
 def _claimed_bytes(data: bytes, start: int, metadata_bytes: int, body_bytes: int) -> int:
     """Return the claim of one record batch or dictionary, whose message starts at ``start``.
 
-    Raises ValueError for buffers that together take more than the body: some of them overlap.
+    Raises ValueError for buffers that together take more than the body, as some of them then overlap.
     """
     prefix_bytes = 8 if _read(_U32, data, start) == _CONTINUATION else 4
     message = _root(data, start + prefix_bytes)
-    if _number(_I64, data, message, _MESSAGE_BODY_BYTES) != body_bytes:  # Arrow allocates it before it compares
+    # Arrow allocates a body before it compares the sizes
+    if _number(_I64, data, message, _MESSAGE_BODY_BYTES) != body_bytes:
         raise ValueError("a message and the footer differ in the size of its body")
     body = start + metadata_bytes
     batch = _linked(data, _field(data, message, _MESSAGE_HEADER))
@@ -127,13 +129,14 @@ def _claimed_bytes(data: bytes, start: int, metadata_bytes: int, body_bytes: int
     total_bytes = 0
     for offset, stored_bytes in buffers:
         if stored_bytes >= _I64.size:
-            total_bytes += max(0, _read(_I64, data, body + offset))  # -1 stands before a buffer stored as it is
+            total_bytes += max(0, _read(_I64, data, body + offset))  # -1 precedes a buffer that is not compressed
     return total_bytes
 
 
 def _read(code: struct.Struct, data: bytes, place: int) -> int:
     if not 0 <= place <= len(data):
-        raise ValueError(f"its metadata leads to byte {place}")  # struct would count from the end, or overflow
+        # otherwise struct would count from the end, or overflow
+        raise ValueError(f"its metadata leads to byte {place}")
     number: int = code.unpack_from(data, place)[0]
     return number
 
@@ -144,7 +147,7 @@ def _root(data: bytes, place: int) -> int:
 
 
 def _field(data: bytes, table: int, number: int) -> int:
-    """Return where a field of a table lies; 0 for one that is absent."""
+    """Return where a field of a table lies, 0 if it is absent."""
     vtable = table - _read(_I32, data, table)
     entry = 4 + 2 * number
     offset = _read(_U16, data, vtable + entry) if entry < _read(_U16, data, vtable) else 0
@@ -152,18 +155,18 @@ def _field(data: bytes, table: int, number: int) -> int:
 
 
 def _number(code: struct.Struct, data: bytes, table: int, number: int) -> int:
-    """Return the number that a field of a table holds; 0 for one that is absent."""
+    """Return the number that a field of a table holds, 0 if it is absent."""
     place = _field(data, table, number)
     return _read(code, data, place) if place else 0
 
 
 def _linked(data: bytes, place: int) -> int:
-    """Return where the table lies that a field refers to; 0 for an absent field."""
+    """Return where the table lies that a field refers to, 0 if it is absent."""
     return place + _read(_U32, data, place) if place else 0
 
 
 def _items(data: bytes, place: int, item_bytes: int, room_bytes: int) -> Iterator[int]:
-    """Yield where the structs of a vector lie that a field refers to and that fits so many bytes."""
+    """Yield where the structs of a vector lie. A field refers to the vector, which fits so many bytes."""
     if place:
         vector = _linked(data, place)
         n_items = _read(_U32, data, vector)

@@ -25,22 +25,22 @@ _NO_DIGITS = b"0" * _DIGITS
 
 
 def write_file(batch: pa.RecordBatch, compression: str, path: str) -> bytes:
-    """Return the file of one batch, sealed for the name of ``path``; without a seal where that is empty."""
+    """Return the file of one batch, sealed for the name of ``path``, or without a seal if that is empty."""
     name = _name_of(path)
     data = _file_of(batch, compression, len(name))
     return _own_form(len(name)).sealed(data, name) if name else bytes(data)
 
 
 def surrounding_bytes(path: str) -> int:
-    """Return what an uncompressed file of one batch takes beyond the batch."""
+    """Return the bytes that an uncompressed file of one batch takes beyond the batch."""
     return _surrounding_bytes(len(_name_of(path)))
 
 
 def read_own_batch(data: bytes, path: str) -> pa.RecordBatch | None:
-    """Return the rows of a file that certainly has our schema and one uncompressed batch, as nearly all do.
+    """Return the rows of a file of exactly our form, with one uncompressed batch, as nearly all have.
 
-    This costs little, as neither schema nor footer is parsed; None for other files. Seals are checked, where there are
-    any: raises CorruptFileError for a file that is damaged or not that of ``path``.
+    This costs little, as neither schema nor footer is parsed. Other files give None. Seals are checked, if there are
+    any. Raises CorruptFileError for a file that is damaged or not that of ``path``.
     """
     name = _name_of(path)
     form = _own_form(len(name))
@@ -56,7 +56,7 @@ def read_own_batch(data: bytes, path: str) -> pa.RecordBatch | None:
 
 
 def check_file_seals(data: bytes, schema: pa.Schema, path: str) -> bool:
-    """Check an IPC file of any form against its seals, ``schema`` being that of its footer; whether it has any.
+    """Check an IPC file of any form against its seals. ``schema`` is that of its footer. Returns whether it has any.
 
     Raises CorruptFileError.
     """
@@ -64,8 +64,8 @@ def check_file_seals(data: bytes, schema: pa.Schema, path: str) -> bool:
 
 
 def check_is_no_copy(data: bytes, path: str) -> None:
-    """Check that a file which was found whole is no copy of an older root either. Raises CorruptFileError."""
-    # The own form leaves out bytes, some of the footer.
+    """Check a file that is whole: it must not be a copy of an older root. Raises CorruptFileError."""
+    # The form leaves out some bytes of the footer.
     seal = _seal_in(footer_schema(data, path, ": its footer is damaged"))
     check_seals(data, (seal, seal), path)
 
@@ -84,9 +84,9 @@ def _check(data: bytes, first: str | None, second: str | None, path: str) -> boo
 
 
 def _may_be_copied_to(path: str, name: str) -> bool:
-    """Whether a program that knows the published format alone may copy the root of a name to a path, byte by byte.
+    """Whether a program that knows only the published format may copy a root to a path, byte by byte.
 
-    To roll back it makes an old root a later one; exports are roots at paths of their own.
+    To roll back, it makes an old root a later one. Exports are roots at paths of their own.
     """
     copied, version = version_named(name), version_named(path)
     if copied is None:
@@ -95,10 +95,10 @@ def _may_be_copied_to(path: str, name: str) -> bool:
 
 
 def _first_schema(data: bytes) -> pa.Schema | None:
-    """Return the schema that a file begins with; None where there is none that can be read, as in very old files."""
+    """Return the schema at the beginning of a file, None if none can be read there, as in very old files."""
     try:
         message = pa.ipc.read_message(pa.py_buffer(data)[_MAGIC_BYTES:])
-        # Arrow takes any message for a schema, and ends the process on another one.
+        # Arrow takes any message for a schema. If it is another one, Arrow ends the process.
         return pa.ipc.read_schema(message) if message.type == "schema" else None
     except (pa.ArrowException, OSError, ValueError, EOFError):
         return None
@@ -118,7 +118,7 @@ def _name_of(path: str) -> bytes:
 
 
 def _file_of(batch: pa.RecordBatch, compression: str, name_bytes: int = 0, character: str = "0") -> memoryview:
-    """Return a file with seals of a name that is made up of a character; without any where it takes no bytes."""
+    """Return a file with seals whose name repeats one character, or without seals for a name of no bytes."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, _schema(name_bytes, character), options=_write_options(compression)) as writer:
         writer.write_batch(batch)
@@ -127,7 +127,7 @@ def _file_of(batch: pa.RecordBatch, compression: str, name_bytes: int = 0, chara
 
 @functools.lru_cache(maxsize=256)
 def _schema(name_bytes: int, character: str) -> pa.Schema:
-    """Return our schema with a seal of so many bytes of name; pyarrow takes far longer to write one it has not seen."""
+    """Return our schema with a seal of so many bytes of name. pyarrow takes far longer to write a new one."""
     return SCHEMA.with_metadata({_KEY: f"{character * _DIGITS} {character * name_bytes}"}) if name_bytes else SCHEMA
 
 
@@ -144,11 +144,14 @@ def _surrounding_bytes(name_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _OwnForm:
-    """What our uncompressed files begin and end with: all metadata but the numbers of rows and bytes, and the seals.
+    """The beginning and the end of our uncompressed files.
 
-    ``batch_start`` is where the message of the batch begins.
-    Head and tail are each one large number, of which a mask leaves out those that differ by file. ``head_seal`` is
-    where the first seal begins, ``tail_seal`` where the second does, counted from the end; both 0 without seals.
+    They hold all metadata except the seals and the numbers of rows and bytes.
+
+
+    ``batch_start`` is where the message of the batch begins. Head and tail are each one large number. A mask leaves out
+    the bits that differ by file. ``head_seal`` is where the first seal begins. ``tail_seal`` is where the second
+    begins, counted from the end. Both are 0 without seals.
     """
 
     batch_start: int
@@ -180,7 +183,7 @@ class _OwnForm:
         return int(google_crc32c.extend(crc, _NO_DIGITS + data[self.tail_seal + _DIGITS :]))
 
     def sealed(self, data: memoryview, name: bytes) -> bytes:
-        """Return a file of this form, compressed or not, with both seals of another name of the same size."""
+        """Return a file of this form, compressed or not, with both seals renamed to a name of the same size."""
         head, tail = bytes(data[: self.head_seal]), bytes(data[self.tail_seal + self.seal_bytes :])
         body = bytes(data[self.head_seal + self.seal_bytes : self.tail_seal])
         blank = _NO_DIGITS + b" " + name
@@ -196,7 +199,10 @@ class _OwnForm:
 
 @functools.lru_cache(maxsize=256)
 def _own_form(name_bytes: int) -> _OwnForm:
-    """Return the form of files whose names take so many bytes, 0: without seals, from two that differ in all else."""
+    """Return the form of files whose names take so many bytes, 0 for files without seals.
+
+    It is made of two files that differ in all else.
+    """
     texts = {"0": ["", None], "1": [str(number) for number in range(20_000)] + [None] * 1_000}
     one, other = (
         bytes(_file_of(pa.record_batch([built_texts(rows)] * 3, schema=SCHEMA), "", name_bytes, character))

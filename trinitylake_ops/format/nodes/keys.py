@@ -17,7 +17,7 @@ TABLE_SCHEMA_ID = 2
 _BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _SCHEMA_ID_CHARS = 4
 _PAD = " "
-_FEW_KEYS = 32  # that are decoded one by one sooner than together
+_FEW_KEYS = 32  # fewer keys are decoded faster one by one than together
 
 
 def encode_schema_id(schema_id: int) -> str:
@@ -65,7 +65,7 @@ def validate_name(name: str, max_size_bytes: int, kind: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ObjectName:
-    """What an object key names: a namespace (``table`` is None) or a table in it."""
+    """The name in an object key: a namespace (``table`` is None) or a table in it."""
 
     namespace: str
     table: str | None = None
@@ -99,7 +99,7 @@ class KeyCodec:
         return _padded(namespace, self.namespace_name_max_size_bytes)
 
     def decode(self, key: str, path: str | None = None) -> ObjectName | None:
-        """Return what a key names, or None for an object type of unknown schema id, which is carried untouched.
+        """Return the name in a key, or None for an object type of unknown schema id, which is carried untouched.
 
         Raises CorruptFileError, naming ``path``, for a namespace or table key that no name encodes to.
         """
@@ -108,10 +108,10 @@ class KeyCodec:
         return self._decode_ascii(key) or self._decode_any(key, path)
 
     def table_names(self, keys: pa.StringArray) -> list[str]:
-        """Return the names of tables by their keys, a column of text; all are of tables of one namespace.
+        """Return the names of tables from their keys, a column of text. All are tables of one namespace.
 
-        Many names of ASCII, as nearly all are, are decoded together, far faster than each for itself. Raises
-        CorruptFileError for a key that no name encodes to.
+        Nearly all names are ASCII. These are decoded together, far faster than each for itself. Raises CorruptFileError
+        for a key that no name encodes to.
         """
         first_byte = _SCHEMA_ID_CHARS + self.namespace_name_max_size_bytes
         end_byte = first_byte + self.table_name_max_size_bytes
@@ -125,7 +125,7 @@ class KeyCodec:
         return [name.table for name in decoded if name is not None and name.table is not None]
 
     def _decode_ascii(self, key: str) -> ObjectName | None:
-        """Return what a sound key of ASCII names, as nearly all are; None for others, sound or not."""
+        """Return the name in a sound key of ASCII, as nearly all are, or None for other keys, sound or not."""
         table_start = _SCHEMA_ID_CHARS + self.namespace_name_max_size_bytes
         is_table = key.startswith(TABLE_KEY_PREFIX)
         if not key.isascii() or len(key) != table_start + is_table * self.table_name_max_size_bytes:

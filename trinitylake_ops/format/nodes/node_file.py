@@ -31,7 +31,7 @@ from trinitylake_ops.format.nodes.system_rows import (
 )
 from trinitylake_ops.format.nodes.text_column import built_texts, text_array
 
-#: What ``node_compression`` of a lakehouse may be: none, and the codecs that Arrow has for IPC files.
+#: The values of ``node_compression``: none, and the codecs that Arrow has for IPC files.
 NODE_COMPRESSIONS = ("", "lz4", "zstd")
 
 
@@ -39,16 +39,15 @@ NODE_COMPRESSIONS = ("", "lz4", "zstd")
 class NodeFile:
     """The content of one node file.
 
-    ``keys`` ascend strictly by UTF-8 bytes; ``values[i]`` belongs to ``keys[i]``. ``children`` has
-    ``len(keys) + 1`` entries, ``children[i]`` holding the keys below ``keys[i]`` and above
-    ``keys[i - 1]``; in a leaf it is empty. ``buffer`` maps a key to its newest message, a location
-    or None for a deletion, in order of arrival. ``system`` holds the system rows except ``n_keys``.
+    ``keys`` ascend strictly by UTF-8 bytes. ``values[i]`` belongs to ``keys[i]``. ``children`` has ``len(keys) + 1``
+    entries: ``children[i]`` holds the keys between ``keys[i - 1]`` and ``keys[i]``. In a leaf it is empty. ``buffer``
+    maps a key to its newest message, a location or None for a deletion, in order of arrival. ``system`` holds the
+    system rows except ``n_keys``.
 
-    ``is_flat`` says that the file it was read from had no row without a key: a leaf of the older
-    layout, which may hold more keys than the order allows. It is no part of the content. Keys,
-    values and children that were read from a file are views of its bytes, decompressed where need
-    be (:class:`TextColumn`); ``file_size_bytes`` is the size of the file and ``memory_bytes`` what
-    the views hold of memory, both 0 for a node that was not read.
+    ``is_flat`` says that the node's file had no row without a key. It was a leaf of the older layout, which may hold
+    more keys than the order allows. This flag is no part of the content. Keys, values and children that were read from
+    a file are views of its bytes (:class:`TextColumn`), decompressed where need be. ``file_size_bytes`` is the size of
+    the file, and ``memory_bytes`` the memory that the views hold. Both are 0 for a node that was not read.
     """
 
     keys: Sequence[str] = field(default_factory=list)
@@ -61,7 +60,7 @@ class NodeFile:
     memory_bytes: int = field(default=0, compare=False)
 
     def rebased(self, place: Callable[[str], str]) -> NodeFile:
-        """Return the node with other locations: what ``place`` makes of each."""
+        """Return the node with other locations: those that ``place`` makes of each."""
         return NodeFile(
             list(self.keys),
             [place(value) for value in self.values],
@@ -89,10 +88,10 @@ def encode_node(
 ) -> bytes:
     """Return the bytes of a node file with exactly ``order`` pointer rows, sealed for the name of ``path``.
 
-    It has no seal without a path, and where it would take more than ``max_bytes`` with one.
+    It has no seal without a path, or if it would take more than ``max_bytes`` with one.
 
-    With a ``compression`` the body is compressed where that makes the file smaller, so it never takes
-    more than :func:`encoded_size_bytes`. Raises InvalidDefinitionError for one that is not in
+    With a ``compression`` the body is compressed if that makes the file smaller. So it never takes more than
+    :func:`encoded_size_bytes`. Raises InvalidDefinitionError for a ``compression`` that is not in
     ``NODE_COMPRESSIONS``.
     """
     check_node_compression(compression)
@@ -137,10 +136,10 @@ def encoded_size_bytes(
     buffer: Mapping[str, str | None],
     system: Mapping[str, str],
 ) -> int:
-    """Return the size of the file that :func:`encode_node` makes of these rows, to the byte, without making it.
+    """Return the exact size of the file that :func:`encode_node` makes of these rows, without making it.
 
-    That is the uncompressed file without its seals, for which :func:`seal_room_bytes` are left: Arrow pads each of
-    a column's three buffers (validity, offsets, text) to 8 bytes; all else is constant.
+    The size is that of the uncompressed file without its seals, for which :func:`seal_room_bytes` are left. Arrow pads
+    each of a column's three buffers (validity, offsets, text) to 8 bytes; all else is constant.
     """
     return size_of_rows_bytes(
         len(system) + 1 + order + len(buffer),
@@ -173,7 +172,7 @@ def _pad8(size_bytes: int) -> int:
 
 @functools.cache
 def seal_room_bytes() -> int:
-    """Return what the seals of a node file take at most: those of a root whose name has 64 digits."""
+    """Return the most bytes that the seals of a node file take, those of a root whose name has 64 digits."""
     return surrounding_bytes(RootNaming(64).path(0)) - surrounding_bytes("")
 
 
@@ -185,10 +184,10 @@ def _framing_bytes() -> int:
 
 
 def encode_sealed_root(system: Mapping[str, str], sealed_at_ms: int, path: str = "") -> bytes:
-    """Return the sealed root that takes the place, at ``path``, of one with these system rows (FORMAT.md).
+    """Return the sealed root that replaces, at ``path``, a root with these system rows (FORMAT.md).
 
-    Of the commit remain its id, its place in the chain, and what it was and whose: the name stays taken. What an export
-    says about its source remains, too: the next one needs it.
+    The commit's id, its place in the chain, its operation and its members remain. So the name stays taken. An export's
+    properties about its source remain, too, as the next export needs them.
     """
     kept = {name: system[name] for name in (CREATED_AT_MILLIS, PREVIOUS_ROOT, COMMIT_ID) if name in system}
     info = decode_commit_info(system)
@@ -208,10 +207,10 @@ def encode_sealed_root(system: Mapping[str, str], sealed_at_ms: int, path: str =
 def decode_node(data: bytes, path: str) -> NodeFile:
     """Return the content of a node file.
 
-    The forms of older writers are read too (FORMAT.md, "What is read beyond what is written"). Of a root
-    whose stamp was written for another version than ``path`` names, ``system`` lacks the stamp. Raises
-    CorruptFileError, naming ``path``, for bytes that are no Arrow IPC file, for other columns, and
-    for rows that break the order of sections.
+    The forms of older writers are read too (FORMAT.md, "What is read beyond what is written"). If a root's stamp was
+    written for another version than ``path`` names, ``system`` lacks the stamp. Raises CorruptFileError, naming
+    ``path``, for bytes that are no Arrow IPC file, and for other columns. Raises it also for rows that break the order
+    of sections.
     """
     rows = Rows.read(data, path)
     system = {name: value for name, value in rows.system.items() if name != N_KEYS}

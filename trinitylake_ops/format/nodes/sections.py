@@ -24,12 +24,12 @@ from trinitylake_ops.format.nodes.system_rows import (
 )
 from trinitylake_ops.format.nodes.text_column import TextColumn
 
-_READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)  # handing nine small buffers to threads takes longer
+_READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)  # threads for nine small buffers take longer
 _MAX_ROWS = 2**31 - 1
 _MAX_DIGITS = 20
-_FEW_ROWS = 16  # more than our system rows
-_VALUE_COLUMNS = ("pvalue", "value")  # the second is the name in the older layout
-_TRANSACTION_COLUMN = "txn"  # of the older layout; nothing in it is needed
+_FEW_ROWS = 16  # more rows than our system rows
+_VALUE_COLUMNS = ("pvalue", "value")  # the second name is that of the older layout
+_TRANSACTION_COLUMN = "txn"  # a column of the older layout; nothing in it is needed
 _OBJECT_KEY_PREFIXES = (NAMESPACE_KEY_PREFIX, TABLE_KEY_PREFIX)
 
 
@@ -37,12 +37,12 @@ class MalformedError(Exception):
     """A rule of the sections does not hold; the message says which."""
 
     def of(self, path: str) -> CorruptFileError:
-        """Return the error of a file for which it does not."""
+        """Return the error of a file that breaks the rule."""
         return CorruptFileError(f"node file {path!r} is malformed: {self}", path=path)
 
 
 def _columns(data: bytes, path: str) -> tuple[pa.StringArray, pa.StringArray, pa.StringArray]:
-    """Return key, pvalue and pnode; a file without pnode is one in which they are all null."""
+    """Return key, pvalue and pnode. In a file without pnode all of these are null."""
     try:
         batch = read_own_batch(data, path)
         if batch is not None:
@@ -56,7 +56,7 @@ def _columns(data: bytes, path: str) -> tuple[pa.StringArray, pa.StringArray, pa
 
 
 def _columns_of_other_form(data: bytes, path: str) -> tuple[pa.StringArray, pa.StringArray, pa.StringArray]:
-    """Return the columns of a file that is not ours to the letter: compressed, several batches, the older layout."""
+    """Return the columns of a file not of our exact form: compressed, several batches, or the older layout."""
     schema = pa.ipc.open_file(data, options=_READ_OPTIONS).schema
     check_file_seals(data, schema, path)
     check_body(data)
@@ -80,10 +80,10 @@ def _columns_of_other_form(data: bytes, path: str) -> tuple[pa.StringArray, pa.S
 
 @dataclass(slots=True)
 class Rows:
-    """The rows of a file, and where the sections after the system rows begin and end.
+    """The rows of a file, with the begin and end of the sections after the system rows.
 
-    ``pointers`` is the row without a key that begins section 2; None in a file without such a row:
-    a sealed root, or a leaf of the older layout. ``first`` and ``end`` enclose the rows of keys.
+    ``pointers`` is the row without a key that begins section 2. It is None in a file without such a row: a sealed root,
+    or a leaf of the older layout. ``first`` and ``end`` enclose the rows of keys.
     """
 
     key: pa.StringArray
@@ -102,13 +102,14 @@ class Rows:
             rows = cls(key, pvalue, pnode)
         except MalformedError as error:
             raise error.of(path) from error
-        if SEALED_AT_MILLIS in rows.system:  # a rollback leads to no purged version: a copy would hide a live one
+        # a rollback never leads to a purged version, and a copied one would hide a live version
+        if SEALED_AT_MILLIS in rows.system:
             check_is_no_copy(data, path)
         return rows
 
     @property
     def is_flat(self) -> bool:
-        """Whether the file is a leaf of the older layout, in which no row is without a key."""
+        """Whether the file is a leaf of the older layout, where each row has a key."""
         return self.pointers is None and SEALED_AT_MILLIS not in self.system
 
     def __post_init__(self) -> None:
@@ -127,7 +128,10 @@ class Rows:
             self._check_flat()
 
     def _n_system_rows(self) -> int:
-        """Return the number of system rows: up to the row without a key; where there is none, all that we know."""
+        """Return the number of system rows.
+
+        They end at the row without a key, otherwise after the rows that we know.
+        """
         if self.key.null_count:
             head = self.key.slice(0, _FEW_ROWS).to_pylist()
             self.pointers = (head if None in head else self.key.to_pylist()).index(None)
@@ -148,7 +152,7 @@ class Rows:
             self.system[LAKEHOUSE_DEF if name == OLD_LAKEHOUSE_DEF else name] = value
 
     def _check_flat(self) -> None:
-        """Without a row without a key only their form tells keys of objects from unknown system rows."""
+        """In such a file only the form of keys tells objects from unknown system rows."""
         for row, key in enumerate(self.key.slice(self.first).to_pylist(), self.first):
             if not has_schema_id(key):
                 raise MalformedError(
@@ -170,7 +174,7 @@ class Rows:
             lower, upper = next(pair for pair in pairwise(keys.to_pylist()) if pair[0] >= pair[1])
             raise MalformedError(f"key {upper!r} does not ascend after {lower!r}")
         texts = TextColumn(keys)
-        # They ascend: where the first is above all that start with a space, so are the others.
+        # Keys ascend: if the first is above all keys that start with a space, so are the others.
         if n_keys and texts[0] < "!" and any(key.startswith(" ") for key in texts):
             raise MalformedError("a row of the pointers has a key that starts with a space")
         return texts, TextColumn(values)
@@ -194,7 +198,7 @@ class Rows:
 
     @staticmethod
     def _plain_buffer(keys: pa.StringArray, values: pa.StringArray, children: pa.StringArray) -> dict[str, str | None]:
-        """Return the messages where all rows are as we write them, else none."""
+        """Return the messages if all rows are as we write them, else none."""
         n_blank = keys.null_count
         if keys.slice(n_blank).null_count or values.slice(0, n_blank).null_count < n_blank:
             return {}

@@ -1,4 +1,4 @@
-"""System rows of node files: what a root says of itself and its commit (FORMAT.md, "Node files")."""
+"""System rows of node files: a root's entries about itself and its commit (FORMAT.md, "Node files")."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ MAX_TIME_MS = 253_402_300_799_999  # the end of the year 9999, in milliseconds s
 #: The name of ``LAKEHOUSE_DEF`` in the older layout.
 OLD_LAKEHOUSE_DEF = "lakehouse"
 
-#: The keys of system rows that this version knows; others are kept and ignored, where they can be told from objects.
+#: The keys of system rows that this version knows. Other system rows are kept and ignored, if they can be told from
+#: objects.
 SYSTEM_KEYS = frozenset(
     {
         CREATED_AT_MILLIS,
@@ -47,13 +48,13 @@ SYSTEM_KEYS = frozenset(
 def own_rows(system: dict[str, str], path: str) -> dict[str, str]:
     """Return the system rows of a file without a stamp that was written for another version.
 
-    Programs that know the published format alone may carry the stamp of the version before on, or of one that they
-    go back to. Stamps from before they named their version are believed, as far as one file can tell.
+    Programs that know only the published format may carry on the stamp of an earlier version. Early stamps do not name
+    their version. They are believed, as far as one file can tell.
     """
     if COMMIT_ID not in system and COMMIT_INFO not in system:
         return system
     version = version_named(path)
-    if version is None:  # the root of an export, which may be a copy of another program's: after which does it come?
+    if version is None:  # the root of an export, perhaps a copy of another program's: after which does it come?
         before = version_named(system.get(PREVIOUS_ROOT, ""))
         version = 0 if before is None else before + 1
     stamped = decode_commit_info(system).get(STAMPED_VERSION, version)
@@ -61,9 +62,9 @@ def own_rows(system: dict[str, str], path: str) -> dict[str, str]:
 
 
 def without_carried_stamp(system: dict[str, str], before: Mapping[str, str]) -> dict[str, str]:
-    """Return the system rows of a root without a stamp that the root ``before`` it has, too.
+    """Return the system rows of a root, without a stamp that the root ``before`` it has, too.
 
-    So those are told that were carried on from a root which does not name its version in its stamp.
+    This finds stamps that were carried on from a root whose stamp does not name its version.
     """
     commit_id = system.get(COMMIT_ID)
     return _unstamped(system) if commit_id is not None and commit_id == before.get(COMMIT_ID) else system
@@ -89,7 +90,10 @@ def encode_commit_info(info: dict[str, Any]) -> str:
 
 
 def decode_commit_info(system: Mapping[str, str]) -> dict[str, Any]:
-    """Return the ``commit_info`` of a root's system rows; empty when absent or written by others as no JSON object."""
+    """Return the ``commit_info`` of a root's system rows.
+
+    It is empty if absent, or if another program wrote no JSON object.
+    """
     text = system.get(COMMIT_INFO, "{}")
     try:
         info = json.loads(text, parse_constant=_refused_constant)

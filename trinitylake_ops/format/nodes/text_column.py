@@ -1,4 +1,4 @@
-"""Text of a node file that is read where it lies, without making Python strings of all of it."""
+"""Text of a node file that is read in place, without making Python strings of all of it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import overload
 import pyarrow as pa
 from pyarrow.lib import StringBuilder
 
-_FEW_TEXTS = 64  # of more, the builder takes longer than pa.array
+_FEW_TEXTS = 64  # for more strings, the builder takes longer than pa.array
 _MAX_UTF8_BYTES = 2**31 - 1  # offsets of utf8 are 32-bit numbers
 
 
 class TextColumn(Sequence[str]):
     """An unchanging list of strings: an Arrow array of ``utf8`` without nulls.
 
-    Taking one string makes that one, slices and iterations make theirs anew each time: what is kept
-    is the bytes of the file alone. Equal to a list or column of the same strings.
+    Taking one string makes only that string, and slices and iterations make theirs anew each time. Only the bytes of
+    the file are kept. Equal to a list or column of the same strings.
     """
 
     __slots__ = ("array",)
@@ -57,14 +57,14 @@ def text_array(texts: Sequence[str | None]) -> pa.StringArray:
 
 
 def built_texts(texts: Iterable[str | None]) -> pa.StringArray:
-    """Return strings as an Arrow array of ``utf8``: ``pa.array`` loads pandas for any list, where that is installed."""
+    """Return strings as an Arrow array of ``utf8``. ``pa.array`` would load pandas for any list, if installed."""
     builder = StringBuilder()
     builder.append_values(texts)
     return builder.finish()
 
 
 def joined_texts(arrays: Sequence[pa.StringArray]) -> pa.StringArray:
-    """Return arrays one after the other; as ``large_utf8`` where they hold more text than ``utf8`` can count."""
+    """Return arrays one after the other, as ``large_utf8`` if they hold more text than ``utf8`` can count."""
     is_large = sum(array.nbytes for array in arrays) > _MAX_UTF8_BYTES or any(is_large_text(array) for array in arrays)
     return pa.concat_arrays([array.cast(pa.large_utf8()) for array in arrays] if is_large else list(arrays))
 

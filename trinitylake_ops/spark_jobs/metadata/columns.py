@@ -1,4 +1,4 @@
-"""The metadata tables of the source: their columns, and what each of them does for it."""
+"""The metadata tables of the source: their columns, and the work of each table for the source."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Operator: TypeAlias = Literal["in", "<", "<=", ">", ">=", "is null", "is not nul
 _NUMBER, _TEXT = LongType(), StringType()
 _TRANSACTIONS = ArrayType(StructType([StructField(name, _TEXT) for name in ("id", "operation", "message", "run_id")]))
 
-#: Table -> column -> Spark's type. New columns may be added at the end; none is renamed, retyped or dropped.
+#: Table -> column -> Spark's type. New columns may be added at the end. None is renamed, retyped or dropped.
 METADATA_TABLES: Mapping[str, Mapping[str, DataType]] = {
     "versions": {
         "version": _NUMBER,
@@ -90,7 +90,7 @@ METADATA_TABLES: Mapping[str, Mapping[str, DataType]] = {
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What a column fulfils in all rows that are wanted; ``values`` is one for ``<`` and its like, none for NULL."""
+    """A condition of a column in all wanted rows. ``values`` has one value for ``<`` and its like, none for NULL."""
 
     column: str
     operator: Operator
@@ -98,14 +98,14 @@ class Condition:
 
 
 class MetadataTable(Protocol):
-    """A metadata table at one time: planned by a helper of the driver, read by tasks; pickled in between."""
+    """A metadata table at one time. A helper of the driver plans it, tasks read it, and it is pickled in between."""
 
     def limited(self, conditions: Sequence[Condition]) -> MetadataTable:
-        """Return the table without what need not be read for rows that fulfil all conditions."""
+        """Return the table without parts that are not needed for rows that fulfil all conditions."""
         ...
 
     def partitions(self) -> Sequence[object]:
-        """Return what tasks are given, one each."""
+        """Return the inputs of tasks, one each."""
         ...
 
     def rows(self, partition: Any) -> Iterator[Row]:

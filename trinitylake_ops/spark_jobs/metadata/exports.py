@@ -1,4 +1,4 @@
-"""The metadata table ``exports``: what the lakehouse records of its exports, in one task."""
+"""The metadata table ``exports``: the lakehouse's records of its exports, read in one task."""
 
 from __future__ import annotations
 

@@ -29,10 +29,10 @@ _BATCH = 128
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The files of a version as ``docs/protocol.md`` says what it reaches; of tables of other types, too.
+    """The files that a version reaches (``docs/protocol.md``), also those of tables of other types.
 
-    Definitions that newer messages of the tree shadow are among them. A file that two tables share stands
-    there once for each.
+    Definitions that newer messages of the tree shadow are among them. A file that two tables share occurs there once
+    for each.
     """
 
     snapshot: PinnedSnapshot
@@ -44,7 +44,7 @@ class Files:
 
     def partitions(self) -> list[tuple[KeyRange, ...]]:
         snapshot = self.snapshot.open()
-        # A node is of no namespace. The range without bounds has all of them.
+        # A node belongs to no namespace. The range without bounds has all of them.
         ranges = [KeyRange()] if self._wants_nodes else self.names.key_ranges(snapshot.keys)
         return shared_ranges(snapshot, ranges)
 
@@ -58,7 +58,7 @@ class Files:
         names = snapshot.files.nodes.elsewhere.names
         io = StorageFileIO.on(snapshot.files.storage, self.snapshot.storage_options, read_only=True, names=names)
         for keys in partition:
-            # All definitions of an object together, as those that are shadowed share files with the others.
+            # All definitions of an object are read together, as shadowed ones share files with the others.
             locations: dict[ObjectName, list[str]] = {}
             nodes = NodesInRange(snapshot.files.nodes, keys)
             with snapshot.reading():
@@ -70,7 +70,7 @@ class Files:
                 yield from self._object_rows(list(locations.items()), io)
 
     def _definitions_in(self, snapshot: Snapshot, visited: VisitedNode) -> Iterator[tuple[ObjectName, str]]:
-        """Yield what a node maps keys to."""
+        """Yield the entries to which a node maps keys."""
         node = visited.node
         for key, location in (*zip(node.keys, node.values, strict=True), *node.buffer.items()):
             name = snapshot.keys.decode(key, visited.location)
@@ -98,7 +98,7 @@ class Files:
 
 
 def _is_of(visited: VisitedNode, keys: KeyRange) -> bool:
-    """Whether a node is told by this range: the one with the least key that can stand below it."""
+    """Whether a node belongs to this range: the one with the least key that can stand below it."""
     return visited.lower is not None or keys.lower is None
 
 
@@ -111,7 +111,7 @@ def _node_rows(snapshot: Snapshot, visited: VisitedNode, io: StorageFileIO) -> I
 
 
 def _table_definition(data: bytes, location: str) -> TableDef:
-    """Return a definition as the lakehouse that points to it has to read it."""
+    """Return a definition in the form in which the lakehouse that points to it has to read it."""
     definition = TableDef.from_bytes(data, location)
     root = root_of(location) if is_uri(location) else None
     return definition if root is None else definition.rebased(root)
@@ -120,7 +120,7 @@ def _table_definition(data: bytes, location: str) -> TableDef:
 def _table_files(definition: TableDef, io: StorageFileIO) -> Iterator[tuple[str, tuple[str, int | None]]]:
     """Yield the path of each file of a table with its kind and size.
 
-    Of somebody else's table what is gone is left out, its metadata file has no size then.
+    Missing files of somebody else's table are left out. Its metadata file has no size then.
     """
     metadata = definition.format_properties.get(METADATA_LOCATION)
     if not (definition.is_iceberg and metadata):

@@ -1,4 +1,4 @@
-"""Filters of metadata tables: which versions, namespaces and tables need not be looked at for them."""
+"""Filters of metadata tables: they tell which versions, namespaces and tables need not be read."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _OPERATORS: dict[type[BooleanExpression], Operator] = {
 
 @dataclass(frozen=True, slots=True)
 class MetadataFilter:
-    """A filter on the rows of a metadata table; ``expression`` is bound to ``schema``, the columns that compare."""
+    """A filter on the rows of a metadata table. ``expression`` is bound to ``schema``, the columns that compare."""
 
     expression: BooleanExpression
     schema: Schema
@@ -71,15 +71,15 @@ class MetadataFilter:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that it looks at."""
+        """The columns that the filter uses."""
         return sorted(self.schema.find_field(field_id).name for field_id in extract_field_ids(self.expression))
 
     def conditions(self) -> list[Condition]:
-        """Return what all rows fulfil; there may be more to the filter."""
+        """Return conditions that all rows fulfil. There may be more to the filter."""
         return _conditions(self.expression)
 
     def rows_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows that it leaves of a batch that has its columns."""
+        """Return the rows of a batch that fulfil the filter. The batch has the filter's columns."""
         from pyiceberg.io.pyarrow import expression_to_pyarrow
 
         return batch.filter(expression_to_pyarrow(self.expression, self.schema))

@@ -24,7 +24,7 @@ _WITHOUT_DEFINITIONS = frozenset({"kind", "namespace", "table", "definition_loca
 
 
 def shared_ranges(snapshot: Snapshot, ranges: Sequence[KeyRange]) -> list[tuple[KeyRange, ...]]:
-    """Return ranges of keys in shares of tasks: the large ones split up, the small ones together."""
+    """Return ranges of keys in shares of tasks. Large ranges are split, and small ones put together."""
     shares: list[tuple[KeyRange, ...]] = []
     small: list[KeyRange] = []
     for keys in ranges:
@@ -40,7 +40,7 @@ def shared_ranges(snapshot: Snapshot, ranges: Sequence[KeyRange]) -> list[tuple[
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """The namespaces and tables of a version; their definitions are read where one of ``columns`` comes from them."""
+    """The namespaces and tables of a version. Their definitions are read if one of ``columns`` comes from them."""
 
     snapshot: PinnedSnapshot
     columns: Collection[str]

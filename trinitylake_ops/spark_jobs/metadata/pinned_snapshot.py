@@ -1,4 +1,4 @@
-"""One version of a lakehouse, for other processes: small to pickle, and the same wherever it is opened."""
+"""One version of a lakehouse, for other processes. It is small to pickle, and the same wherever it is opened."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class PinnedSnapshot:
-    """A version, or an export, with the storage that it is read from; credentials are in it and never shown.
+    """A version, or an export, with the storage that it is read from. It contains credentials and never shows them.
 
     ``export_elsewhere`` is the name of an export that stands in another lakehouse.
     """
@@ -29,7 +29,7 @@ class PinnedSnapshot:
 
     @classmethod
     def of(cls, lake: Lakehouse, snapshot: Snapshot, export: str | None = None) -> PinnedSnapshot:
-        """Pin what ``lake`` gave; ``export`` is the name by which it was asked for, if it was."""
+        """Pin a snapshot of ``lake``. ``export`` is the name by which it was asked for, if it was."""
         is_elsewhere = snapshot.files.storage.root != lake.root
         return cls(
             lake.storage,

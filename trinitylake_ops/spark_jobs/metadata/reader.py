@@ -1,4 +1,4 @@
-"""Metadata tables as a query reads them: the columns and rows that it asks for, by tasks."""
+"""Metadata tables for a query: tasks read the columns and rows that it asks for."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class OpenedMetadata:
 
 
 class MetadataReader(DataSourceReader):
-    """Reads a metadata table: made and planned by a helper of the driver, pickled to the tasks."""
+    """Reads a metadata table. A helper of the driver makes and plans the reader, which is pickled to the tasks."""
 
     def __init__(self, opened: OpenedMetadata, schema: StructType):
         self._opened = opened
@@ -55,15 +55,15 @@ class MetadataReader(DataSourceReader):
         return [InputPartition(pickle.dumps(part)) for part in self._opened.table.partitions()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if partition.value is None:  # what Spark asks for where there is none
+        if partition.value is None:  # the partition that Spark asks for if there is none
             return iter(())
         return metadata_batches(self._opened, self._opened.table.rows(pickle.loads(partition.value)), self._schema)
 
 
 def metadata_batches(opened: OpenedMetadata, rows: Iterator[Row], schema: StructType) -> Iterator[pa.RecordBatch]:
-    """Yield what is asked for of rows with all columns."""
+    """Yield the requested rows and columns from rows with all columns."""
     import pyarrow as pa
-    from pyspark.sql.pandas.types import to_arrow_schema  # what Spark checks batches against; needs no pandas
+    from pyspark.sql.pandas.types import to_arrow_schema  # Spark checks batches against this schema; it needs no pandas
 
     row_filter = opened.row_filter
     types = METADATA_TABLES[opened.name]

@@ -27,7 +27,7 @@ def _shares(versions: Sequence[int], parallelism: int) -> list[Sequence[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """The log: a row for each of some versions, their states as ``latest`` says."""
+    """The log: a row for each of some versions. Their states are as ``latest`` says."""
 
     latest: PinnedSnapshot
     versions: Sequence[int]
@@ -73,9 +73,9 @@ def _version_row(info: VersionInfo) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What each live version changed since the live version before it: a row for each object.
+    """The changes of each live version since the live version before it: a row for each object.
 
-    Where versions between the two expired, what they changed is counted at the later one.
+    If versions between the two expired, their changes are counted at the later one.
     """
 
     latest: PinnedSnapshot

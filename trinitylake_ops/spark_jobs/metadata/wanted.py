@@ -1,6 +1,6 @@
-"""What of a lakehouse the conditions of a filter leave to read: names of objects, versions.
+"""The parts of a lakehouse that the conditions of a filter leave to read: names of objects, versions.
 
-They only decide what is read: the whole filter is evaluated on the rows that come.
+Conditions only decide what is read: the whole filter is evaluated on the rows that come.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _MOST_TABLE_KEYS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The values of a column that conditions leave: some, or any where ``values`` is None; and whether NULL is."""
+    """The values of a column that conditions allow: some, or any if ``values`` is None, and whether NULL is allowed."""
 
     values: frozenset[object] | None = None
     has_null: bool = True
 
     @classmethod
     def of(cls, conditions: Iterable[Condition], column: str) -> Wanted:
-        """Return what all conditions together leave of a column."""
+        """Return the values of a column that all conditions together allow."""
         wanted = cls()
         for one in conditions:
             if one.column == column:
@@ -50,14 +50,14 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class WantedNames:
-    """The objects that conditions on ``namespace`` and ``table`` leave; of a namespace the table is NULL."""
+    """The objects that conditions on ``namespace`` and ``table`` allow. For a namespace the table is NULL."""
 
     namespaces: Wanted = field(default_factory=Wanted)
     tables: Wanted = field(default_factory=Wanted)
 
     @classmethod
     def of(cls, conditions: Sequence[Condition]) -> WantedNames:
-        """Return what conditions leave."""
+        """Return the objects that conditions allow."""
         return cls(Wanted.of(conditions, "namespace"), Wanted.of(conditions, "table"))
 
     def has(self, namespace: str, table: str | None) -> bool:
@@ -70,7 +70,7 @@ class WantedNames:
         if self.namespaces.values is None:
             namespaces, tables = KeyRange.prefixed(NAMESPACE_KEY_PREFIX), KeyRange.prefixed(TABLE_KEY_PREFIX)
             if self.tables.has_null and self.tables.has_values:
-                return [KeyRange(namespaces.lower, tables.upper)]  # nothing of ours stands between them
+                return [KeyRange(namespaces.lower, tables.upper)]  # no key of ours lies between them
             return [namespaces] if self.tables.has_null else [tables] if self.tables.has_values else []
         for namespace in filter(None, map(str, self.namespaces.values)):
             found += self._of_namespace(namespace, keys)
@@ -79,7 +79,7 @@ class WantedNames:
     def _of_namespace(self, namespace: str, keys: KeyCodec) -> list[KeyRange]:
         try:
             key, prefix = keys.namespace_key(namespace), keys.tables_prefix(namespace)
-        except InvalidNameError:  # no object can have it
+        except InvalidNameError:  # no object can have this name
             return []
         found = [KeyRange.only(key)] if self.tables.has_null else []
         tables = self.tables.values
@@ -91,12 +91,12 @@ class WantedNames:
 def _of_table(namespace: str, table: str, keys: KeyCodec) -> list[KeyRange]:
     try:
         return [KeyRange.only(keys.table_key(namespace, table))]
-    except InvalidNameError:  # no table can have it
+    except InvalidNameError:  # no table can have this name
         return []
 
 
 def wanted_versions(conditions: Sequence[Condition], first: int, last: int) -> Sequence[int]:
-    """Return the versions from ``first`` to ``last``, inclusive, that conditions on ``version`` leave."""
+    """Return the versions from ``first`` to ``last``, inclusive, that conditions on ``version`` allow."""
     for one in conditions:
         if one.column == "version" and one.operator in (">", ">="):
             first = max([first, *(value + (one.operator == ">") for value in one.values if isinstance(value, int))])

@@ -1,4 +1,4 @@
-"""Sessions of Spark Connect: this process is a client without a JVM, Spark runs in a server that stays.
+"""Sessions of Spark Connect. This process is a client without a JVM, and Spark runs in a lasting server.
 
 The client is an extra of this package and is imported when a remote is asked for. The server's machines have this
 package, for the same version of Python.
@@ -23,9 +23,9 @@ from trinitylake_ops.spark_jobs.runtime.connect_keeper import dismiss, start_kee
 if TYPE_CHECKING:
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
-#: So long a server may take to answer before it counts as not there.
+#: The longest time that a server may take to answer before it counts as not there.
 ANSWER_SECONDS = 10.0
-#: A call is sent again for about 17 s; the client's own 15 times would take ten minutes.
+#: A call is repeated for about 17 s. The client's own 15 repetitions would take ten minutes.
 _MAX_RETRIES = 5
 
 _PARALLELISM_SQL = "SELECT max(number) + 1 FROM (SELECT spark_partition_id() AS number FROM range(65536))"
@@ -35,7 +35,7 @@ _TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 #: Lets functions of ``pyspark.sql.functions`` make columns for a session of this kind.
 _MODE_VARIABLE = "SPARK_CONNECT_MODE_ENABLED"
 
-#: Of sessions that this process opened: each has a process that ends it where this one is killed.
+#: Sessions that this process opened. Each has a process that ends it if this one is killed.
 _keepers: dict[int, subprocess.Popen[bytes]] = {}
 
 
@@ -47,7 +47,8 @@ def is_remote(spark: SparkSession) -> bool:
 def check_remote(url: str) -> str:
     """Return ``host:port`` of ``sc://host:port/;option=value``.
 
-    Raises InvalidInputError for another form, and for a token, which would be seen: it comes from the environment.
+    Raises InvalidInputError for another form, and for a token. A token there would be seen; it comes from the
+    environment.
     """
     parts = urlsplit(url)
     try:
@@ -65,9 +66,9 @@ def check_remote(url: str) -> str:
 def open_remote(url: str, app_name: str, settings: Mapping[str, str], asked: Mapping[str, str]) -> SparkSession:
     """Return a new session at a server, to be closed by :func:`close_remote`.
 
-    ``settings`` are taken as far as the server lets sessions choose them, ``asked`` all. Raises InvalidInputError for
-    a wrong address, a missing client, a setting that only the server can have, and in a process that has a Spark of
-    its own; JobFailedError where no server answers.
+    ``settings`` are applied as far as the server lets sessions choose them, ``asked`` all. Raises InvalidInputError for
+    a wrong address, a missing client, and a setting that only the server can have. Raises it also in a process that has
+    a Spark of its own. Raises JobFailedError if no server answers.
     """
     address = check_remote(url)
     if SparkContext._active_spark_context is not None:
@@ -107,7 +108,7 @@ def _connected(url: str, address: str, app_name: str) -> ConnectSession:
             "the client of Spark Connect is not installed, pip install 'trinitylake-ops[connect]'"
             f" ({_first_line(error)})"
         ) from error
-    # Ready first: a session would go on trying a server that is not there.
+    # The channel must be ready first, as a session would go on trying a missing server.
     with DefaultChannelBuilder(url).toChannel() as channel:
         try:
             grpc.channel_ready_future(channel).result(timeout=ANSWER_SECONDS)
@@ -124,7 +125,7 @@ def _connected(url: str, address: str, app_name: str) -> ConnectSession:
 
 
 def close_remote(session: SparkSession) -> None:
-    """Release a session with all that still runs in it; the server stays."""
+    """Release a session with all that still runs in it. The server stays."""
     try:
         session.stop()
         if (keeper := _keepers.pop(id(session), None)) is not None:
@@ -144,7 +145,7 @@ def running_remote() -> SparkSession | None:
 
 
 def default_parallelism(spark: SparkSession) -> int:
-    """Return how many tasks Spark makes where nothing else says it: as many as run at a time."""
+    """Return how many tasks Spark makes by default: as many as run at a time."""
     if not is_remote(spark):
         return max(1, int(spark.sparkContext.defaultParallelism))
     found = spark.sql(_PARALLELISM_SQL).toArrow()
@@ -152,7 +153,7 @@ def default_parallelism(spark: SparkSession) -> int:
 
 
 class Slots:
-    """How many tasks run at a time, by :func:`default_parallelism`; a server is asked again after a minute."""
+    """The number of tasks at a time, by :func:`default_parallelism`. A server is asked again after a minute."""
 
     _KEPT_SECONDS = 60.0
 
@@ -162,7 +163,7 @@ class Slots:
         self._count = 1
 
     def count(self) -> int:
-        """Return the number. Raises what Spark raises where it is gone."""
+        """Return the number. Raises Spark's errors if the server is gone."""
         now_s = time.monotonic()
         if not is_remote(self._spark) or now_s - self._asked_s >= self._KEPT_SECONDS:
             self._count, self._asked_s = default_parallelism(self._spark), now_s

@@ -1,8 +1,8 @@
 """Ends a session of Spark Connect whose client was killed.
 
-A server goes on with what its client asked for, as the client might come back: minutes, or until it is done. So a
-client of ours has a small process beside it that waits for the client's end of a pipe to close, and then releases the
-session, which interrupts all that runs in it. It imports nothing until then.
+A server goes on with its client's work, as the client might come back. This takes minutes, or until the work is done.
+So a client of ours has a small process beside it that waits for the client's end of a pipe to close. It then releases
+the session, which interrupts all that runs in it. The process imports nothing until then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LEAVE_SECONDS = 10
 
 
 def start_keeper(url: str, session_id: str, user_id: str | None) -> subprocess.Popen[bytes]:
-    """Start the process for a session. Signals from a terminal are not for it."""
+    """Start the process for a session. Signals from a terminal do not reach it."""
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _PROGRAM, url, session_id, user_id or ""],
         stdin=subprocess.PIPE,
@@ -35,7 +35,7 @@ def dismiss(keeper: subprocess.Popen[bytes]) -> None:
     """Let the process go, as the session is released."""
     try:
         keeper.communicate(_DONE, timeout=_LEAVE_SECONDS)
-    except subprocess.TimeoutExpired:  # a machine too busy to let it go; it has nothing to do any more
+    except subprocess.TimeoutExpired:  # the machine is too busy to end the process; it has nothing to do any more
         keeper.kill()
         keeper.wait()
 

@@ -1,9 +1,8 @@
-"""Values for the Python processes that Spark starts on the driver's machine, past Spark's plan.
+"""Values for the Python processes that Spark starts on the driver's machine, outside Spark's plan.
 
-The options of a data source stand in Spark's plan: ``explain``, the UI and event logs show them.
-So the only option of ours is the path of a private folder; what must not be seen there, such as
-credentials, is read from that folder by the driver's helper process and goes on to the tasks
-inside pickled objects.
+The options of a data source are part of Spark's plan, so Spark's plan: ``explain``, the UI and event logs show them. So
+our only option is the path of a private folder. Values that must not be seen there, such as credentials, are in that
+folder. The driver's helper process reads them and sends them to the tasks inside pickled objects.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _OWNER_ONLY = 0o600
 
 @contextmanager
 def handed_over(value: Any) -> Iterator[str]:
-    """Give the path of a folder, readable for this user only, in which ``value`` waits until the block ends."""
+    """Provide the path of a folder, readable for this user only, in which ``value`` waits until the block ends."""
     folder = Path(tempfile.mkdtemp(prefix="trinitylake-handover-"))
     try:
         _put(folder / _GIVEN, value)
@@ -38,7 +37,7 @@ def handed_over(value: Any) -> Iterator[str]:
 
 
 def take_given(folder: str) -> Any:
-    """Return the value that was handed over; called in another process of the same user."""
+    """Return the value that was handed over. Called in another process of the same user."""
     return pickle.loads((Path(folder) / _GIVEN).read_bytes())
 
 

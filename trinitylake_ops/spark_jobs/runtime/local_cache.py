@@ -1,4 +1,4 @@
-"""Files that this machine may keep between runs and lose at any time: one folder per user."""
+"""Files that this machine may keep between runs, and may lose at any time: one folder per user."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _APPLICATION = "trinitylake-ops"
 
 
 def cache_folder() -> Path:
-    """Return the user's cache folder, created; a private temporary one where none can be written.
+    """Return the user's cache folder, created, or a private temporary one if none can be written.
 
-    The temporary one (users without a home) lives as long as this process.
+    The temporary folder (for users without a home) lives as long as this process.
     """
     folder = platformdirs.user_cache_path(_APPLICATION)
     try:
@@ -32,14 +32,14 @@ def cache_folder() -> Path:
 
 @functools.cache
 def temporary_folder(purpose: str) -> Path:
-    """Return a private folder for ``purpose`` that is removed when this process ends; one per purpose."""
+    """Return a private folder for ``purpose`` that is removed when this process ends. There is one per purpose."""
     folder = Path(tempfile.mkdtemp(prefix=f"{purpose}-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 def place_file(path: Path, write: Callable[[BinaryIO], object], *, mode: int = 0o644) -> None:
-    """Create or replace ``path`` atomically: whoever opens it sees all that ``write`` wrote, or the old file."""
+    """Create or replace ``path`` atomically. A reader sees all that ``write`` wrote, or the old file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:

@@ -16,17 +16,17 @@ from trinitylake_ops.errors import CommitOutcomeUnknownError, CorruptFileError, 
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"^(?P<module>[A-Za-z_][\w.]*\.)?(?P<name>[A-Za-z_]\w*)(?:: (?P<message>.*))?$")
 _SQL_STATE = re.compile(r"\s*SQLSTATE: \w{5}.*$")
-#: How the message of a commit without an answer says which one it was.
+#: The form in which the message of a commit without an answer names the commit.
 _RESOLVE = re.compile(r"trinitylake resolve-commit (?P<version>\d+) (?P<commit_id>\S+)")
 _OWN_PACKAGE = "trinitylake_ops."
 
 
 @contextmanager
 def spark_failures(what: str) -> Iterator[None]:
-    """Raise what made a Spark job fail as a typed error.
+    """Raise the cause of a failed Spark job as a typed error.
 
-    An error of this package that a task raised keeps its class; a file that Spark cannot read is a
-    CorruptFileError with its path; anything else a JobFailedError that says ``what`` failed and why.
+    An error of this package that a task raised keeps its class. A file that Spark cannot read is a CorruptFileError
+    with its path. Anything else is a JobFailedError that says ``what`` failed and why.
     """
     try:
         yield
@@ -91,6 +91,6 @@ def _messages(error: PySparkException | Py4JJavaError) -> list[str]:
 
 
 def _one_line(message: str) -> str:
-    """Return the first line that says something, without Spark's own decoration."""
+    """Return the first meaningful line, without Spark's own decoration."""
     first = next((line.strip() for line in message.splitlines() if line.strip()), "no reason given")
     return _SQL_STATE.sub("", first).partition(" Parse Mode:")[0]

@@ -1,7 +1,8 @@
 """Frames whose rows tasks make, for sessions of Spark Connect.
 
-Elsewhere the data source takes what this process has open through a folder of the driver (``handover``). A server
-has another disk: what reads goes inside a function, with the storage's credentials, and what each task reads as rows.
+In other sessions the data source takes the objects of this process through a folder of the driver (``handover``). A
+server has another disk. So the reader goes inside a function, with the storage's credentials, and the input of each
+task goes as rows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _PART = "part"
 def frame_by_tasks(
     spark: SparkSession, schema: StructType, read: Callable[[bytes], Iterator[pa.RecordBatch]], parts: Sequence[bytes]
 ) -> DataFrame:
-    """Return the rows that ``read`` gives for each part, read anew by each query."""
+    """Return the rows that ``read`` yields for each part. Each query reads them anew."""
     if not parts:
         return spark.createDataFrame([], schema)
 

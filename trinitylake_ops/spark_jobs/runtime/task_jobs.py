@@ -1,10 +1,10 @@
-"""Jobs whose tasks take and give bytes, in the Spark of this process or in a server of Spark Connect.
+"""Jobs whose tasks take and return bytes, in the Spark of this process or in a server of Spark Connect.
 
-A Spark of this process has RDDs. A server has frames: there the elements are rows, and the function one over Arrow
-batches (``mapInArrow``), which needs pandas where it is called, as all of Spark Connect's client does. In both what
-must not be seen - storages with their credentials - goes inside the function: Spark shows it neither in plans nor in
-its UI nor in event logs. There is no shuffle, each task runs once, and one that Spark repeats has an
-``attemptNumber`` above 0 (decision 19).
+A Spark of this process has RDDs. A server has frames. There the elements are rows, and the function is one over Arrow
+batches (``mapInArrow``). It needs pandas where it is called, as all of Spark Connect's client does. In both, secrets -
+storages with their credentials - go inside the function. Spark shows them neither in plans nor in its UI nor in event
+logs. There is no shuffle, and each task runs once. A task that Spark repeats has an ``attemptNumber`` above 0 (decision
+19).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from trinitylake_ops.spark_jobs.runtime.spark_errors import spark_failures
 
 logger = logging.getLogger(__name__)
 
-#: What a task does: bytes for each of its elements, in order.
+#: The function of a task: bytes for each of its elements, in order.
 Task = Callable[[Iterator[bytes]], Iterator[bytes]]
 
-#: In a server a result goes in rows of so many bytes at most: messages and batches of Arrow have limits.
+#: In a server a result goes in rows of at most so many bytes, as messages and batches of Arrow have limits.
 PIECE_BYTES = 1 << 20
 
 _GIVEN = pa.schema([("number", pa.int64()), ("elements", pa.list_(pa.binary()))])
@@ -37,10 +37,10 @@ _RETURNED_DDL = "number long, piece binary"
 
 
 def run_in_tasks(spark: SparkSession, what: str, task: Task, elements: Sequence[bytes], n_tasks: int) -> list[bytes]:
-    """Run one job over elements, in so many tasks or fewer; returns what became of each, in order.
+    """Run one job over elements, in at most so many tasks. Returns the result of each, in order.
 
-    The job ends where this is left by an exception, such as an interrupt. Raises what tasks raise where it is an error
-    of this package, JobFailedError for what else failed.
+    The job ends if this call is left by an exception, such as an interrupt. Raises errors of this package that tasks
+    raise, JobFailedError for other failures.
     """
     if not elements:
         return []
@@ -60,7 +60,7 @@ def _own_job(spark: SparkSession, what: str, task: Task, elements: Sequence[byte
     before = {name: context.getLocalProperty(name) for name in names}
     context.setJobGroup(group, f"TrinityLake: {what}", interruptOnCancel=True)
     try:
-        # A function of our own to Spark, so that what the task holds goes inside it.
+        # To Spark this is a function of our own, so that the task's data go inside it.
         rows: list[bytes] = (
             context.parallelize(elements, n_tasks).mapPartitions(lambda part: task(iter(part))).collect()
         )
@@ -74,7 +74,7 @@ def _own_job(spark: SparkSession, what: str, task: Task, elements: Sequence[byte
 
 
 def _remote_job(spark: SparkSession, what: str, task: Task, elements: Sequence[bytes], n_tasks: int) -> list[bytes]:
-    """Run a job in a server of Spark Connect, which makes as many tasks as run at a time, or fewer."""
+    """Run a job in a server of Spark Connect. It makes as many tasks as run at a time, or fewer."""
 
     def over_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return _over_batches(task, batches)
@@ -113,7 +113,7 @@ def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Any]]:
 
 @contextmanager
 def _interrupted_by_errors(spark: SparkSession, what: str) -> Iterator[None]:
-    """Tag what a session of Spark Connect does in a block, and cancel them where it is left by an exception."""
+    """Tag the work of a session of Spark Connect in a block, and cancel it if an exception leaves the block."""
     tag = f"trinitylake: {what}: {uuid.uuid4()}"
     spark.addTag(tag)
     try:
@@ -121,7 +121,7 @@ def _interrupted_by_errors(spark: SparkSession, what: str) -> Iterator[None]:
     except BaseException:
         try:
             spark.interruptTag(tag)
-        except PySparkException as error:  # what went wrong first is what is told
+        except PySparkException as error:  # the first error is the one that is raised
             logger.warning("cannot interrupt Spark, which was to %s: %s", what, str(error).partition("\n")[0])
         raise
     finally:

@@ -39,7 +39,7 @@ _TRIMMED = -1  # no snapshot has this id
 class FollowedTable:
     """A table whose appended rows a stream reads.
 
-    ``table_uuid`` is Iceberg's and ``table_schema`` the columns, both as they were when the stream was loaded;
+    ``table_uuid`` is Iceberg's, and ``table_schema`` has the columns, both as they were when the stream was loaded.
     ``schema`` has the columns that are read.
     """
 
@@ -53,7 +53,7 @@ class FollowedTable:
 
     @property
     def kind(self) -> str:
-        return "table"  # which one, table_id says: it may be renamed
+        return "table"  # table_id identifies the table: it may be renamed
 
     def is_offset(self, offset: Offset) -> bool:
         table_id, snapshot_id = offset.get("table_id"), offset.get("snapshot_id")
@@ -89,14 +89,14 @@ class FollowedTable:
                 " again, or where that does not help, begin a new stream",
                 latest_version=end["version"],
             )
-        # The filter means the columns that had these names at load, whatever has them by now.
+        # The filter means the columns that had these names at load, even if others have them now.
         loaded = {"schemas": [self.table_schema], "current_schema_id": self.table_schema.schema_id}
         metadata = without_history(batch.metadata).model_copy(update=loaded)
         job = pickle.dumps(ReadJob(batch.io, metadata, self.schema, self.row_filter))
         return [AppendedPart(job, group) for group in group_files(tasks, self.parallelism)]
 
     def _misfit(self, metadata: TableMetadata) -> str | None:
-        """Return why the columns of the stream cannot hold what the table has by now, None where they can."""
+        """Return why the columns of the stream cannot hold the table's present ones, None if they can."""
         if metadata.table_uuid != self.table_uuid:
             return "another table has its name"
         now = index_by_id(metadata.schema())
@@ -124,7 +124,7 @@ class AppendedPart:
 
 
 class _Batch:
-    """What a table gained between two offsets."""
+    """The rows that a table gained between two offsets."""
 
     def __init__(self, followed: FollowedTable, lake: Lakehouse, start: Offset, end: Offset, options: StreamOptions):
         self._name = (followed.namespace, followed.table)
@@ -165,7 +165,7 @@ class _Batch:
             chain.append(step)
             parent = self._parent(step)
             if parent is None and base is not None and not step.sequence_number and self._snapshot(base) is None:
-                parent = _TRIMMED  # whether it is the table's first one nobody knows, but base came before it
+                parent = _TRIMMED  # it may be the table's first snapshot or not, but base came before it
             if parent == base:
                 return chain
             if parent is None:
@@ -176,11 +176,11 @@ class _Batch:
         return chain
 
     def _parent(self, snapshot: TableSnapshot) -> int | None:
-        """Return the snapshot before one, None for a table's first, _TRIMMED where no version tells any more."""
+        """Return the snapshot before one. None for a table's first, and _TRIMMED if no version knows any more."""
         parent, number = snapshot.parent_snapshot_id, snapshot.sequence_number or 0
         if parent is not None or number == 1:
             return parent
-        # A trim lets the oldest snapshot that stays forget the one before it.
+        # After a trim, the oldest remaining snapshot does not name the one before it.
         for metadata in self._all_histories():
             known = metadata.snapshot_by_id(snapshot.snapshot_id)
             if known is not None and known.parent_snapshot_id is not None:
@@ -188,7 +188,8 @@ class _Batch:
         return _TRIMMED if number else None  # the snapshots of Iceberg's format version 1 have no numbers
 
     def _since_fork(self, chain: Sequence[TableSnapshot], base: int | None) -> list[TableSnapshot]:
-        """Return the newest of a chain that does not lead to ``base``: the table was taken back to before it."""
+        """Return the newest snapshots of a chain that forked before ``base``: the table was rolled back to before it.
+        """
         self._refuse_overwrite("it was taken back to an earlier state")
         ancestors: set[int] = set()
         step = None if base is None else self._snapshot(base)
@@ -214,12 +215,12 @@ class _Batch:
                     yield entry.data_file
 
     def _snapshot(self, snapshot_id: int) -> TableSnapshot | None:
-        """Return a snapshot of the table, from the metadata of whichever version still lists it; newest first."""
+        """Return a snapshot of the table, from the newest metadata of a version that still lists it."""
         found = (metadata.snapshot_by_id(snapshot_id) for metadata in self._all_histories())
         return next((snapshot for snapshot in found if snapshot is not None), None)
 
     def _all_histories(self) -> Iterator[TableMetadata]:
-        """Yield the table's metadata of each version that has another one, newest first; they are read once."""
+        """Yield the table's metadata of each version where it differs, newest first. Each is read once."""
         yield from self._histories
         for metadata in self._versions:
             self._histories.append(metadata)
@@ -229,7 +230,7 @@ class _Batch:
         return next(one for one in self._histories if one.snapshot_by_id(snapshot.snapshot_id) is not None)
 
     def _readable_versions(self) -> Iterator[TableMetadata]:
-        """Yield the table's metadata at the end, and then where another version has another one."""
+        """Yield the table's metadata at the end, and then each different one of other versions."""
         latest = self._lake.snapshot()
         first, last = max(self._start["version"], 0), self._end["version"]
         expired = set(expired_between(latest, first - 1, last))

@@ -1,9 +1,9 @@
 """``format("trinitylake")`` of Spark: metadata tables of a lakehouse, the data of its tables, streams and writes.
 
-Spark makes the source in a helper process of the driver, which looks at the lakehouse once: the version and
-the schema are those of that moment for as long as the DataFrame lives. Another helper plans what tasks read when
-the first query needs it. What they need goes to them inside pickled objects; the options, which Spark shows,
-hold no credentials. The readers take no filters of Spark's (``row_filters``, as to why).
+Spark makes the source in a helper process of the driver, which looks at the lakehouse once. The DataFrame keeps the
+version and the schema of that moment for as long as it lives. Another helper plans the reads of tasks when the first
+query needs it. The tasks get their input inside pickled objects. The options, which Spark shows, hold no credentials.
+The readers take no filters of Spark's (``row_filters`` says why).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FORMAT = "trinitylake"
 def register_data_source(spark: SparkSession) -> None:
     """Make ``spark.read.format("trinitylake")`` known to a session that ``build_session`` did not make.
 
-    And make the session that of this thread: Spark finds the source for ``write`` only where a thread has one.
+    Also make the session that of this thread: Spark finds the source for ``write`` only if the thread has one.
     """
     activate(spark)
     spark.dataSource.register(TrinityLakeSource)
@@ -62,8 +62,8 @@ def read_metadata(
 ) -> DataFrame:
     """Return a metadata table of an open lakehouse, with its storage options, at a version or export.
 
-    ``row_filter`` is as the option of that name: versions, namespaces and tables that it leaves out are not
-    looked at. ``first_version`` and ``last_version`` are of ``changes``, inclusive. Raises InvalidInputError,
+    ``row_filter`` is the option of that name. Versions, namespaces and tables that it excludes are not read.
+    ``first_version`` and ``last_version`` are of ``changes``, inclusive. Raises InvalidInputError,
     VersionNotFoundError, VersionExpiredError, ExportNotFoundError, StorageError.
     """
     from trinitylake_ops.spark_jobs.source.opened_table import open_metadata
@@ -91,7 +91,7 @@ def frame_of(spark: SparkSession, opened: OpenedTable) -> DataFrame:
         return frame_by_tasks(spark, opened.schema, partial(_read_part, reader), parts)
     register_data_source(spark)
     with handed_over(opened) as folder:
-        # Spark makes the data source now and keeps it with the DataFrame; the folder has served its purpose then.
+        # Spark makes the data source now and keeps it with the DataFrame, so the folder is not needed any more.
         return spark.read.format(FORMAT).option(HANDOVER, folder).load()
 
 

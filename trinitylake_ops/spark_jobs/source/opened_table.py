@@ -1,4 +1,4 @@
-"""Tables of a lakehouse as the source opens them: at one version, with their schema, ready to be planned."""
+"""Tables of a lakehouse that the source has opened: at one version, with their schema, ready to be planned."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class OpenedTable(Protocol):
-    """What the source keeps of a table, pickled, until a query reads it."""
+    """The source's data on a table, pickled, until a query reads it."""
 
     @property
     def schema(self) -> StructType:
@@ -47,7 +47,7 @@ class OpenedData:
 
 
 def open_table(options: SourceOptions) -> OpenedTable:
-    """Open what options ask for. Raises InvalidInputError, NotFoundError, StorageError."""
+    """Open the table that options name. Raises InvalidInputError, NotFoundError, StorageError."""
     request = options.request
     _check_request(request)
     lake = Lakehouse.open(options.root, options.storage_options)
@@ -106,7 +106,7 @@ def _metadata_table(lake: Lakehouse, request: TableRequest, columns: tuple[str, 
 def _history_table(lake: Lakehouse, request: TableRequest, snapshot: Snapshot) -> MetadataTable:
     from trinitylake_ops.spark_jobs.metadata.versions import Changes, Versions
 
-    # Which versions expired only the latest one knows.
+    # Only the latest version knows which versions expired.
     latest = PinnedSnapshot.of(lake, snapshot if request.time is None else lake.snapshot())
     if request.table == "versions":
         return Versions(latest, range(snapshot.version + 1), request.parallelism)
@@ -118,7 +118,7 @@ def _history_table(lake: Lakehouse, request: TableRequest, snapshot: Snapshot) -
 
 
 def snapshot_of(lake: Lakehouse, request: TableRequest) -> Snapshot:
-    """Return the version that is asked for. Raises NotFoundError, StorageError, InvalidInputError."""
+    """Return the version that the options name. Raises NotFoundError, StorageError, InvalidInputError."""
     if request.export is not None:
         return lake.exported(request.export)
     return lake.snapshot(request.version, request.timestamp)
@@ -135,6 +135,6 @@ def open_data(lake: Lakehouse, request: TableRequest) -> OpenedData:
     name = resolved_name(request.table, snapshot)
     found = found_table(lake, snapshot, *name)
     schema = projected(found.metadata.schema(), request.columns)
-    bound(request.row_filter, found.metadata.schema())  # so that one that does not fit is refused now
+    bound(request.row_filter, found.metadata.schema())  # bound now, so that a filter that does not fit is refused
     plan = DataPlan(name, found, schema, parsed(request.row_filter), request.parallelism)
     return OpenedData(to_spark_schema(schema), pickle.dumps(plan))

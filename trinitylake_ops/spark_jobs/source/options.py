@@ -1,6 +1,6 @@
 """The options of ``spark.read.format("trinitylake")``: which lakehouse, what of it, and at which time.
 
-Options stand in Spark's plan, so credentials are none of them: those come from the environment of the
+Options are part of Spark's plan, so credentials are not among them. Credentials come from the environment of the
 driver, as Spark was started with it.
 """
 
@@ -17,11 +17,11 @@ from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE, SECRET_OPTIONS, StorageOptions
 
 ROOT = "root"
-#: What ``load(...)`` is given.
+#: The argument of ``load(...)``.
 TABLE = "path"
 STORAGE_PREFIX = "storage."
 
-#: Every option but ``storage.*``, with what it says.
+#: Every option except ``storage.*``, with its description.
 OPTIONS: Mapping[str, str] = {
     ROOT: "the lakehouse's root URI",
     "version": "read at this version, a number",
@@ -46,10 +46,10 @@ Time: TypeAlias = datetime | int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRequest:
-    """What is read of a lakehouse: a metadata table, or ``NAMESPACE.TABLE``, at most at one of the three times.
+    """The target of a read: a metadata table, or ``NAMESPACE.TABLE``, at most at one of the three times.
 
-    ``timestamp`` is an aware datetime or milliseconds since the epoch. ``first_version`` and ``last_version``
-    are inclusive; only changes have them. ``row_filter`` and ``columns`` None mean all.
+    ``timestamp`` is an aware datetime or milliseconds since the epoch. ``first_version`` and ``last_version`` are
+    inclusive. Only changes have them. ``row_filter`` and ``columns`` None mean all.
     """
 
     table: str
@@ -72,7 +72,7 @@ class TableRequest:
 
     @property
     def time(self) -> str | None:
-        """The option that says at which time is read, None for the latest version."""
+        """The option that gives the time of the read, None for the latest version."""
         times = {"version": self.version, "timestamp": self.timestamp, "export": self.export}
         return next((name for name, value in times.items() if value is not None), None)
 
@@ -87,7 +87,7 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], also: Collection[str] = ()) -> SourceOptions:
-        """Return what options say; those in ``also`` are for somebody else.
+        """Return the settings in options; those in ``also`` are for other code.
 
         Raises InvalidInputError, which repeats no value of a storage option.
         """

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from trinitylake_ops.errors import InvalidInputError
 
 OnProblem: TypeAlias = Literal["fail", "skip"]
-#: What streams may begin with when they begin for the first time: everything, or what comes from now on.
+#: The first content of a new stream: everything, or only later changes.
 LATEST = "latest"
 
 STREAM_OPTIONS: Mapping[str, str] = {
@@ -33,7 +33,7 @@ _LONGEST_ID_CHARS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """How a stream reads. ``starting_version`` None means all there is; ``max_versions`` None no limit."""
+    """How a stream reads. With ``starting_version`` None a stream reads everything. ``max_versions`` None no limit."""
 
     starting_version: int | Literal["latest"] | None = None
     max_versions: int | None = None
@@ -42,7 +42,7 @@ class StreamOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> StreamOptions:
-        """Return what options say; others are ignored. Raises InvalidInputError."""
+        """Return the settings in options; others are ignored. Raises InvalidInputError."""
         start = given.get("starting_version")
         return cls(
             starting_version="latest" if start == LATEST else _number(given, "starting_version", 0),
@@ -65,7 +65,7 @@ class WriteOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> WriteOptions:
-        """Return what options say; others are ignored. Raises InvalidInputError."""
+        """Return the settings in options; others are ignored. Raises InvalidInputError."""
         replace = given.get("replace", "table")
         if replace not in ("table", "partitions"):
             raise InvalidInputError(f"the option 'replace' takes 'table' or 'partitions', not {replace!r}")

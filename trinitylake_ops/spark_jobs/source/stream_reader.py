@@ -1,9 +1,9 @@
 """``spark.readStream.format("trinitylake")``: commits, as ``changes`` and ``versions``, and appended rows of a table.
 
-A helper process of the driver lives as long as the query: it says up to which version a batch goes and plans what
-tasks read. An offset holds a version of the lakehouse, and of a table the Iceberg snapshot that it has there, so that
-a query that is started again goes on exactly where its checkpoint says. It also says which lakehouse that is and what
-is read of it: a checkpoint of another stream is refused.
+A helper process of the driver lives as long as the query. It says up to which version a batch goes, and plans the reads
+of tasks. An offset holds a version of the lakehouse, and of a table the Iceberg snapshot that it has there. So a query
+that is started again goes on exactly where its checkpoint says. It also names the lakehouse and the target of the read:
+a checkpoint of another stream is refused.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ _LONGEST_SHOWN_CHARS = 300
 
 
 class Followed(Protocol):
-    """What a stream follows; pickled with the source, opened by the helper that plans."""
+    """The target of a stream. It is pickled with the source, and opened by the helper that plans."""
 
     @property
     def kind(self) -> str:
-        """What an offset says that it is of."""
+        """The entries of an offset that identify its stream."""
         ...
 
     def is_offset(self, offset: Offset) -> bool:
-        """Whether an offset, which has a version, has all else that this one's have."""
+        """Whether an offset has the same entries as this stream's offsets, besides its version."""
         ...
 
     def before(self, lake: Lakehouse, version: int) -> Offset:
-        """Return the offset before a version, at which a new stream begins; version 0 for all there is."""
+        """Return the offset before a version, at which a new stream begins. Version 0 stands for everything."""
         ...
 
     def at(self, lake: Lakehouse, version: int) -> Offset:
-        """Return the offset that a version stands for."""
+        """Return the offset of a version."""
         ...
 
     def parts(self, lake: Lakehouse, start: Offset, end: Offset, options: StreamOptions) -> Sequence[object]:
-        """Return what tasks read of a batch: after ``start``, up to ``end``, inclusive. Each has ``batches``."""
+        """Return the inputs of a batch's tasks: after ``start``, up to ``end``, inclusive. Each has ``batches``."""
         ...
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Made by a helper of the driver that plans, and by others that only send ``read`` to the tasks."""
+    """A helper of the driver makes the reader and plans. Other helpers only send ``read`` to the tasks."""
 
     def __init__(self, lakehouse: OpensLakehouse, followed: Followed, options: StreamOptions, schema: StructType):
         self._lakehouse = lakehouse
@@ -71,7 +71,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Tasks need what a partition holds and nothing else.
+        # Tasks need only the content of a partition.
         return {"_schema": self._schema}
 
     @cached_attribute
@@ -93,7 +93,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 " it is another lakehouse, or an older one; begin a new stream"
             )
         end = latest
-        if isinstance(limit, ReadMaxRows):  # of versions: Spark has no limit of another kind for them
+        if isinstance(limit, ReadMaxRows):  # a limit of versions: Spark has no other kind of limit for them
             end = _next_live(self._lake, min(latest, max(start["version"], 0) + limit.max_rows), latest)
         return start if end == start["version"] else self._marked(self._followed.at(self._lake, end))
 
@@ -120,7 +120,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @cached_attribute
     def _marks(self) -> Offset:
-        """What every offset of this stream holds; those in checkpoints of earlier releases do not."""
+        """The entries of every offset of this stream. Checkpoints of earlier releases lack them."""
         return {_LAKEHOUSE: self._lake.snapshot().definition.id, _OF: self._followed.kind}
 
     def _marked(self, offset: Offset) -> Offset:
@@ -143,15 +143,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class OpensLakehouse(Protocol):
-    """Where the lakehouse is; options with credentials are looked up where it is opened."""
+    """The place of the lakehouse. Options with credentials are looked up where it is opened."""
 
     def open(self) -> Lakehouse:
-        """Return it."""
+        """Return the lakehouse."""
         ...
 
 
 def _next_live(lake: Lakehouse, version: int, latest: int) -> int:
-    """Return the first version from ``version`` on that did not expire; the latest one never does."""
+    """Return the first version from ``version`` on that did not expire. The latest one never does."""
     expired = lake.snapshot().definition.expirations
     while version < latest and any(batch.contains(version) for batch in expired):
         version += 1
@@ -165,7 +165,7 @@ def expired_between(latest: Snapshot, start: int, end: int) -> list[int]:
 
 
 def gap_error(what: str, first: int, last: int) -> VersionExpiredError:
-    """Return the error for what a stream cannot read any more."""
+    """Return the error for versions that a stream cannot read any more."""
     return VersionExpiredError(
         f"versions {first} to {last} hold {what} and expired before the stream came to them; undelete them while that"
         " is possible, or let the stream go on without them by the option on_gap 'skip'",
@@ -190,7 +190,7 @@ class FollowedHistory:
     def before(self, lake: Lakehouse, version: int) -> Offset:
         if version > 0:
             return {"version": version - 1}
-        # Version 0 changes nothing. What expired before a stream began is no gap in it.
+        # Version 0 changes nothing. A version that expired before a stream began is no gap in it.
         latest = lake.snapshot()
         expired = expired_between(latest, -1, latest.version)
         is_log = self.opened.name == "versions"

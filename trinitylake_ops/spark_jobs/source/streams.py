@@ -1,4 +1,4 @@
-"""What a stream follows, as its options and the table that was opened say."""
+"""The target of a stream, from its options and the opened table."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class LakehouseAt:
     options: SourceOptions
 
     def open(self) -> Lakehouse:
-        """Return it. Raises LakehouseNotFoundError, StorageError."""
+        """Return the lakehouse. Raises LakehouseNotFoundError, StorageError."""
         return Lakehouse.open(self.options.root, self.options.storage_options)
 
 
 def stream_reader(options: Mapping[str, str], opened: OpenedTable, schema: StructType) -> StreamReader:
-    """Return the reader of a stream. Raises InvalidInputError for what cannot be one."""
+    """Return the reader of a stream. Raises InvalidInputError for a table that cannot be a stream."""
     source = SourceOptions.parse(options, STREAM_OPTIONS)
     request = source.request
     if request.time is not None:

@@ -1,7 +1,7 @@
 """``write`` and ``writeStream`` of the source: tasks write data files, and one commit of the lakehouse publishes them.
 
-Spark may tell a writer to abort while its tasks still write, and does so after a commit that raised an error, too,
-whatever became of it. So nothing is deleted then: what no version names is left to orphan removal.
+Spark may tell a writer to abort while its tasks still write. It also does so after a commit that raised an error,
+whatever its outcome. So nothing is deleted then: a removal of orphans deletes files that no version names.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAX_ATTEMPTS = 5
 
 _LONGEST_MESSAGE_CHARS = 500
 
-#: Spark hands a stream's own options to its sink.
+#: Spark passes a stream's own options to its sink.
 _OF_SPARK = ("checkpointlocation", "queryname")
 _QUERY_ID_PROPERTY = "sql.streaming.queryId"
 _WRITE, _STREAM = "write", "stream"
@@ -49,7 +49,7 @@ _WRITE, _STREAM = "write", "stream"
 
 @dataclass(frozen=True)
 class WriteTarget:
-    """Which table is written, and how."""
+    """The table to write, and how."""
 
     source: SourceOptions
     options: WriteOptions
@@ -57,7 +57,7 @@ class WriteTarget:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteTarget:
-        """Return what options say. Raises InvalidInputError."""
+        """Return the settings in options. Raises InvalidInputError."""
         given = {name.lower(): value for name, value in options.items() if name.lower() not in _OF_SPARK}
         if wrong := next((name for name in OPTIONS if name in given and name != ROOT), None):
             raise InvalidInputError(f"the option {wrong!r} is of reads; writes have {', '.join(WRITE_OPTIONS)}")
@@ -78,9 +78,9 @@ class WriteTarget:
 
 @dataclass
 class WrittenFiles(WriterCommitMessage):
-    """What a task wrote: pickled data files, and of a stream the pickled plan that they were written for.
+    """The files of a task: pickled data files, and for a stream the pickled plan that they were written for.
 
-    ``query_id`` is Spark's, which stands in the stream's checkpoint.
+    ``query_id`` is Spark's, which is in the stream's checkpoint.
     """
 
     pickled_files: bytes
@@ -112,7 +112,10 @@ def batch_writer(target: WriteTarget, schema: StructType, *, overwrite: bool) ->
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Made by a helper of the driver, pickled to the tasks, and to another helper for commit or abort."""
+    """A helper of the driver makes the writer.
+
+    It is pickled to the tasks, and to another helper for commit or abort.
+    """
 
     def __init__(
         self,
@@ -129,7 +132,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._since = since
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        # A write that was committed when it was done before is not done again.
+        # A write that was committed by an earlier attempt is not repeated.
         return WrittenFiles(pickle.dumps([] if self._plan is None else self._plan.write(iterator)))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -149,7 +152,7 @@ class BatchWriter(DataSourceArrowWriter):
         )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Leave all as it is: the module says why."""
+        """Do nothing: the module says why."""
 
 
 def stream_writer(target: WriteTarget, schema: StructType, *, overwrite: bool) -> StreamWriter:
@@ -166,7 +169,7 @@ def stream_writer(target: WriteTarget, schema: StructType, *, overwrite: bool) -
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Made by a helper of the driver for each epoch, which sends it to the tasks, and by another one that commits."""
+    """A helper of the driver makes the writer for each epoch and sends it to the tasks. Another helper commits."""
 
     def __init__(self, target: WriteTarget, stream_id: str, schema: StructType, *, overwrite: bool):
         self._target = target
@@ -175,7 +178,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._is_complete = overwrite
 
     def __getstate__(self) -> dict[str, Any]:
-        # What goes to the tasks is planned now; the helper that commits is sent no writer, and plans nothing.
+        # The input of the tasks is planned now. The helper that commits is sent no writer, and plans nothing.
         return {"_pickled_plan": self._pickled_plan}
 
     @cached_attribute
@@ -191,7 +194,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         written = [message for message in messages if isinstance(message, WrittenFiles)]
         files = _files_of(messages)
         if not written or not (files or self._is_complete):
-            return  # an epoch without rows is no version; repeated, it is empty again
+            return  # an epoch without rows is no version; a repetition is empty, too
         lake = self._target.open()
         query_id = written[0].query_id
         found = find_epoch(lake, self._stream_id, batchId, query_id)
@@ -212,15 +215,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 **({} if query_id is None else {QUERY_ID: query_id}),
             },
         )
-        if not is_ours:  # whose it is was not known when it was looked for
+        if not is_ours:  # the search for it did not know its query
             find_epoch(lake, self._stream_id, batchId, query_id)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Leave all as it is: the module says why."""
+        """Do nothing: the module says why."""
 
 
 def _query_id() -> str | None:
-    """Return the id of the query that this task is of, the same for as long as its checkpoint lives."""
+    """Return the id of this task's query, the same for as long as its checkpoint lives."""
     context = TaskContext.get()
     return None if context is None else context.getLocalProperty(_QUERY_ID_PROPERTY)
 
@@ -249,9 +252,9 @@ def _publish(
     message: str,
     properties: Mapping[str, str] | None = None,
 ) -> bool:
-    """Stage and publish, again where others changed the table between the two; whether this call was the one to.
+    """Stage and publish, and repeat this if others changed the table in between. Returns whether this call published.
 
-    Raises what both raise.
+    Raises the errors of both.
     """
     for attempt in range(1, MAX_ATTEMPTS + 1):
         try:

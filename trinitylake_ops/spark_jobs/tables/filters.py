@@ -1,8 +1,8 @@
-"""Filters that a caller gives to a read, in Iceberg's words: which rows there are, and what need not be read for them.
+"""Filters that a caller gives to a read, in Iceberg's words. They select rows, and files that need not be read.
 
-Spark's own ``where`` does not come here. Spark 4.3 can hand its filters to a source, but keeps the plan that the source
-then makes with the DataFrame, for other queries of it and for other uses of it in one query, with other filters or
-none: rows go missing silently. So the filters of a DataFrame are those that it was made with.
+Spark's own ``where`` does not reach this code. Spark 4.3 can pass its filters to a source. But it keeps the source's
+plan with the DataFrame, for other queries, and for other uses of it in one query. These may have other filters or none,
+so rows are silently missing. So the filters of a DataFrame are those that it was made with.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def parsed(row_filter: str | BooleanExpression | None) -> BooleanExpression:
-    """Return a filter as an expression; None leaves all rows. Raises InvalidInputError where it cannot be read."""
+    """Return a filter as an expression. None leaves all rows. Raises InvalidInputError where it cannot be read."""
     if row_filter is None:
         return AlwaysTrue()
     if isinstance(row_filter, BooleanExpression):
@@ -60,9 +60,9 @@ def bound(row_filter: str | BooleanExpression | None, schema: Schema) -> Boolean
 
 
 def _check_whole_numbers(expression: BooleanExpression, schema: Schema) -> None:
-    """Raise ValueError for a fraction that a column of integers is compared with: pyiceberg would round it.
+    """Raise ValueError for a fraction that is compared with a column of integers, as pyiceberg would round it.
 
-    ``id > 1.5`` would leave out 2 then.
+    Then ``id > 1.5`` would leave out 2.
     """
     waiting = [expression]
     while waiting:

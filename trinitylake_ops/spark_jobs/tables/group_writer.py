@@ -1,4 +1,4 @@
-"""Writing groups of small data files anew by Spark's tasks, a task each: ``CompactTablesPlan.execute`` takes it.
+"""Writes groups of small data files anew by Spark's tasks, a task each. ``CompactTablesPlan.execute`` takes it.
 
 ::
 
@@ -21,10 +21,11 @@ from trinitylake_ops.tables.writing.rewriting import FileGroup, GroupWriter, Rew
 
 
 def write_groups_on(spark: SparkSession) -> GroupWriter:
-    """Return what writes groups by Spark's tasks.
+    """Return a writer of groups by Spark's tasks.
 
     It raises InvalidInputError for a lakehouse in memory, errors of this package as tasks raised them, and
-    JobFailedError for what else failed. Files of the other tasks are left to orphan removal then: nothing names them.
+    JobFailedError for other failures. Then a removal of orphans deletes the files of the other tasks, as nothing names
+    them.
     """
 
     def write(groups: Sequence[tuple[Rewriting, FileGroup]]) -> list[list[DataFile]]:

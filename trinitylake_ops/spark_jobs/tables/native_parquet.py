@@ -1,10 +1,10 @@
-"""Tables that Spark's own reader of Parquet can read, which is far faster than any Python between it and the files.
+"""Finds tables for Spark's own reader of Parquet. It is far faster than any Python between it and the files.
 
-It finds columns by name, knows no delete files, and reads local files only, as Spark comes without clients of
-object storages. So it is used where each data file, by its footer, has exactly the table's columns: their
-names, field ids and types. A column that was renamed, added, dropped or promoted since, a partition column that
-files leave out, a file of another writer with other types, or one that the table names twice: all that needs the
-reader that knows Iceberg.
+This reader finds columns by name and knows no delete files. It reads local files only, as Spark comes without clients
+of object storages. So it is used if each data file, by its footer, has exactly the table's columns: their names, field
+ids and types. Other tables need the reader that knows Iceberg. They have a column that was renamed, added, dropped or
+promoted since, or a partition column that files leave out. Or they have another writer's file with other types, or name
+a file twice.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from trinitylake_ops.tables.io.file_io import StorageFileIO
 _LOCAL = "file://"
 _FIELD_ID = b"PARQUET:field_id"
 _HIDDEN_FROM_SPARK = ("_", ".")
-#: What Hadoop's paths cannot hold, or take for something else.
+#: Characters that Hadoop's paths cannot hold, or take for something else.
 _NOT_IN_A_PATH = re.compile(r"[:\\]")
 _PATTERNS = re.compile(r"[\[\]{}*?]")
 _FOOTERS_AT_ONCE = 16
 
-#: Whatever the session says: all files are read, and as they were written.
+#: This overrides the session: all files are read, and as they were written.
 _OPTIONS = {
     "datetimeRebaseMode": "CORRECTED",
     "ignoreCorruptFiles": "false",
@@ -61,7 +61,7 @@ _PRIMITIVES: dict[type[iceberg.IcebergType], tuple[pa.DataType, ...]] = {
 
 
 def frame_of(spark: SparkSession, schema: Schema, tasks: Sequence[FileScanTask], io: StorageFileIO) -> DataFrame | None:
-    """Return the rows of a table's files by Spark's own reader, None where it would not read them rightly.
+    """Return the rows of a table's files by Spark's own reader, None if it would read them wrongly.
 
     ``io`` says where each file is read. Raises LocationNotAllowedError.
     """
@@ -83,7 +83,7 @@ def selected(frame: DataFrame, schema: Schema) -> DataFrame:
 
 
 def _local_path(task: FileScanTask, io: StorageFileIO) -> str | None:
-    """Return the path of a file that is on the local disk, whole, and seen by Spark; else None."""
+    """Return the path of a file that is completely on the local disk and seen by Spark, else None."""
     uri = io.real_uri(task.file.file_path)
     if task.delete_files or task.file.file_format != FileFormat.PARQUET or not uri.startswith(_LOCAL):
         return None
@@ -104,8 +104,9 @@ class _Footers:
         self._fields = schema.fields
 
     def fit(self, path: str) -> bool:
-        """Whether a file has these columns and no others. A file that cannot be read does not: the other reader
-        says what is wrong with it.
+        """Whether a file has these columns and no others.
+
+        A file that cannot be read has not: the other reader then reports the error.
         """
         try:
             with open(path, "rb", buffering=0) as file:
@@ -118,7 +119,7 @@ class _Footers:
 
 
 def _has_plain_columns(fields: Iterable[iceberg.NestedField]) -> bool:
-    """Whether Spark tells all columns apart, which it does by names without regard to case."""
+    """Whether Spark can distinguish all columns. It uses names without regard to case."""
     names = [field.name.lower() for field in fields]
     return len(set(names)) == len(names)
 

@@ -1,4 +1,6 @@
-"""A pipeline run in plain Spark: read at a pinned version, write many tables, publish them in one commit, once.
+"""A pipeline run in plain Spark.
+
+It reads at a pinned version, writes many tables, and publishes them in one commit, once.
 
 ::
 
@@ -9,8 +11,8 @@
         run.write(orders.where("paid"), "facts", "paid", mode="append", partition_by=("day",))
     print(run.publish(message="January").version)
 
-A run that is started again, after it died anywhere, reads the same version as before. It reports the version that it
-had committed, or commits its own: never both.
+A run that died anywhere and is started again reads the same version as before. It reports the version that it had
+committed, or commits its own: never both.
 """
 
 from __future__ import annotations
@@ -39,13 +41,13 @@ _PIPELINE = "pipeline"
 
 
 class PipelineRun:
-    """One run of a pipeline, known by its ``run_id``, which is chosen by the caller and the same when it is repeated.
+    """One run of a pipeline, identified by its ``run_id``. The caller chooses it, and keeps it for repetitions.
 
-    ``version`` is pinned by whoever first starts the run: the latest one then, or the ``version`` that is given. The
-    pin keeps it from nothing: what is expired meanwhile cannot be read. The pin stays for the lakehouse's
-    ``txn_ttl_millis`` at least, until orphans are removed; a run that is repeated later than that looks for its commit
-    in the versions above ``since``, -1 for all. Raises InvalidInputError for an empty id, VersionNotFoundError, also
-    where nobody can tell whether the run committed, StorageError.
+    ``version`` is pinned by the first start of the run. It is the latest one then, or the given ``version``. The pin
+    does not keep the version: an expired one cannot be read. The pin stays for the lakehouse's ``txn_ttl_millis`` at
+    least, until orphans are removed. A later repetition looks for its commit in the versions above ``since``, -1 for
+    all. Raises InvalidInputError for an empty id, StorageError, and VersionNotFoundError, also if it is unknown whether
+    the run committed.
     """
 
     def __init__(
@@ -76,13 +78,13 @@ class PipelineRun:
 
     @property
     def staged(self) -> tuple[StagedTable, ...]:
-        """What this run would publish."""
+        """The tables that this run would publish."""
         return tuple(self._staged.values())
 
     def read(
         self, table: str, *, row_filter: str | BooleanExpression | None = None, columns: Sequence[str] | None = None
     ) -> DataFrame:
-        """Return a table as it is at the pinned version; the rest as in :func:`table_reader.read_table`."""
+        """Return a table at the pinned version. Other arguments are as in :func:`table_reader.read_table`."""
         self._read.add(resolve_table(table, self._lake.snapshot(self.version)))
         return read_table(self._spark, self._lake, table, self.version, row_filter=row_filter, columns=columns)
 
@@ -100,10 +102,10 @@ class PipelineRun:
         evolve: Evolution | None = None,
         target_file_size_bytes: int = TARGET_FILE_SIZE_BYTES,
     ) -> StagedTable:
-        """Stage a table of this run, as :func:`table_writer.stage_dataframe` does; once for each table.
+        """Stage a table of this run, as :func:`table_writer.stage_dataframe` does. Each table is staged once.
 
-        Raises what that raises, InvalidInputError for a table that was staged before, CommitConflictError where others
-        changed the table since the pinned version.
+        Raises the errors of that function, and InvalidInputError for a table that was staged before. Raises
+        CommitConflictError if others changed the table since the pinned version.
         """
         name = (namespace, table)
         if name in self._staged:
@@ -129,7 +131,7 @@ class PipelineRun:
         return self.add(staged)
 
     def add(self, staged: StagedTable) -> StagedTable:
-        """Take a table that was staged otherwise, such as by pyiceberg in a ``StagingCatalog``, into the commit."""
+        """Add a table to the commit that was staged otherwise, such as by pyiceberg in a ``StagingCatalog``."""
         self._staged[staged.namespace, staged.table] = staged
         return staged
 
@@ -140,11 +142,11 @@ class PipelineRun:
         properties: Mapping[str, str] | None = None,
         isolation: str | None = None,
     ) -> Publication:
-        """Commit all staged tables as one version, unless this run had; return that version.
+        """Commit all staged tables as one version, unless this run had. Returns that version.
 
-        A table that is written must be as it was at the pinned version, and with the isolation ``serializable``,
-        by default the lakehouse's own, each table that was read, too. Raises CommitConflictError where one is not:
-        begin a new run then, with an id of its own. Raises what :func:`publication.publish_once` raises.
+        A written table must be as it was at the pinned version. With the isolation ``serializable``, each table that
+        was read must be, too. By default the isolation is the lakehouse's own. Raises CommitConflictError if a table is
+        not. Begin a new run then, with an id of its own. Raises what :func:`publication.publish_once` raises.
         """
         if self._published is None:
             is_serializable = (
@@ -165,7 +167,7 @@ class PipelineRun:
         return self._published
 
     def _check_unpublished(self) -> None:
-        """Raise CommitConflictError where another process with this run's id has committed it, if that is why."""
+        """Raise CommitConflictError if another process with this run's id has committed it, if that is why."""
         found = published_version(self._lake, self._id, self.version)
         if found is not None and self._published is None:
             raise CommitConflictError(

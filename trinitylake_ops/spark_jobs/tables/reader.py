@@ -1,8 +1,8 @@
-"""Reading managed tables as DataFrames: Spark's tasks read the data files themselves, through Storage.
+"""Reads managed tables as DataFrames. Spark's tasks read the data files themselves, through Storage.
 
-The driver plans the scan (Iceberg prunes files by partition and statistics), Spark gets small groups
-of files as input partitions, and each task reads its group into Arrow batches. Nothing is written
-and no other reader's settings apply: what is counted or retried for the lakehouse is so here.
+The driver plans the scan (Iceberg prunes files by partition and statistics). Spark gets small groups of files as input
+partitions, and each task reads its group into Arrow batches. Nothing is written, and no other reader's settings apply.
+Requests are counted and retried as elsewhere in the lakehouse.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 from trinitylake_ops.versions.names import resolve_table
 from trinitylake_ops.versions.snapshot import Snapshot
 
-#: An input partition takes up to so many bytes of data files; a bigger file is one of its own.
+#: An input partition takes up to so many bytes of data files. A bigger file has its own partition.
 GROUP_BYTES = 64 << 20
 
 _ALL_ROWS = AlwaysTrue()
@@ -53,12 +53,11 @@ def read_table(
 ) -> DataFrame:
     """Return a table ``"namespace.table"`` at a version of the lakehouse (a number, or an export's name).
 
-    Without ``version`` the latest one is read, as it is now. ``row_filter`` and ``columns`` as in
-    :func:`read_files`. Without a ``row_filter`` Spark's own reader of Parquet reads the files where they are
-    plain local ones that need no more than that (:mod:`~trinitylake_ops.spark_jobs.tables.native_parquet`): all
-    columns can be null then, as far as Spark knows. Raises TableNotFoundError, NamespaceNotFoundError,
-    VersionNotFoundError, InvalidInputError for another form of name or a table that is not Iceberg's, and
-    what read_files raises.
+    Without ``version`` the latest one is read, as it is now. ``row_filter`` and ``columns`` as in :func:`read_files`.
+    Without a ``row_filter`` Spark's own reader of Parquet reads plain local files if they need no more
+    (:mod:`~trinitylake_ops.spark_jobs.tables.native_parquet`). Then all columns can be null, as far as Spark knows.
+    Raises TableNotFoundError, NamespaceNotFoundError, VersionNotFoundError. Raises InvalidInputError for another form
+    of name or a table that is not Iceberg's, and the errors of read_files.
     """
     snapshot = lake.snapshot(version)
     found = found_table(lake, snapshot, *resolved_name(table, snapshot))
@@ -90,15 +89,15 @@ def read_files(
 ) -> DataFrame:
     """Return the current rows of an Iceberg table, given as such or by the location of its metadata file.
 
-    ``row_filter`` is Iceberg's (``"year = 2013 and month = 2"``): it skips files before anything
-    is read and then filters rows. Spark's own filters and projections do not reach the files, so
-    give what is known here. ``columns`` are top-level names, in the order wanted. The files are
-    those of this moment, however late and often the DataFrame is used.
+    ``row_filter`` is Iceberg's (``"year = 2013 and month = 2"``). It skips files before anything is read, and then
+    filters rows. Spark's own filters and projections do not reach the files, so pass known ones here. ``columns`` are
+    top-level names, in the order wanted. The files are those of this moment, however late and often the DataFrame is
+    used.
 
-    Positional delete files are applied. Raises InvalidDefinitionError for equality delete files,
-    InvalidInputError for a filter that cannot be parsed or bound, an unknown column or a lakehouse
-    in memory, UnsupportedTypeError, StorageError; when the frame is used, a missing or broken file
-    comes as Spark's PythonException.
+    Positional delete files are applied. Raises InvalidDefinitionError for equality delete files. Raises
+    InvalidInputError for a filter that cannot be parsed or bound, an unknown column or a lakehouse in memory. Raises
+    UnsupportedTypeError, StorageError. When the frame is used, a missing or broken file comes as Spark's
+    PythonException.
     """
     check_reachable(lake)
     io = reading_io(lake)
@@ -109,7 +108,10 @@ def read_files(
 
 @dataclass(frozen=True, slots=True)
 class FoundTable:
-    """The metadata of a table, and what reads its files; ``version`` is None for one that is of none, or elsewhere."""
+    """The metadata of a table, and the FileIO for its files.
+
+    ``version`` is None for a table of no version, or elsewhere.
+    """
 
     io: StorageFileIO
     metadata: TableMetadata
@@ -124,7 +126,7 @@ class FoundTable:
     def native_frame(
         self, spark: SparkSession, tasks: Sequence[FileScanTask], columns: Sequence[str] | None = None
     ) -> DataFrame | None:
-        """Return the rows of files as Spark's own reader of Parquet gives them, None where it cannot be relied on."""
+        """Return the rows of files by Spark's own reader of Parquet, None if it cannot be used."""
         schema = projected(self.metadata.schema(), columns)
         frame = native_parquet.frame_of(spark, self.metadata.schema(), tasks, self.io)
         return None if frame is None else native_parquet.selected(frame, schema)
@@ -145,7 +147,7 @@ class FoundTable:
             return frame_by_tasks(spark, rows, partial(read_group, job, rows), groups)
         spark.dataSource.register(TableScan)
         with handed_over(Scan(to_spark_schema(schema), job, tuple(groups))) as folder:
-            # Spark makes the data source now and keeps it with the DataFrame; the folder has served its purpose then.
+            # Spark makes the data source now and keeps it with the DataFrame, so the folder is not needed any more.
             return spark.read.format(TableScan.name()).option(HANDOVER, folder).load()
 
 
@@ -180,7 +182,7 @@ def found_table(lake: Lakehouse, snapshot: Snapshot, namespace: str, table: str)
 
 
 def _io_of(lake: Lakehouse, snapshot: Snapshot) -> StorageFileIO:
-    """Return what reads the tables of a version; an export may stand in another lakehouse, below its own root."""
+    """Return a FileIO for the tables of a version. An export may be in another lakehouse, below its own root."""
     storage = snapshot.files.storage
     if storage.root == lake.root:
         return reading_io(lake)
@@ -205,7 +207,7 @@ def group_files(tasks: Iterable[FileScanTask], parallelism: int) -> list[tuple[F
 
 
 def projected(schema: Schema, columns: Sequence[str] | None) -> Schema:
-    """Return a schema with some of its top-level columns. Raises InvalidInputError for an unknown one."""
+    """Return a schema with some of its top-level columns. Raises InvalidInputError for an unknown column."""
     if columns is None:
         return schema
     names = {field.name: field for field in schema.fields}
@@ -225,7 +227,7 @@ def planned(scan: DataScan) -> list[FileScanTask]:
         return list(scan.plan_files())
     except (TrinityLakeError, MemoryError):
         raise
-    except Exception as error:  # of broken bytes the Avro decoder raises anything at all
+    except Exception as error:  # for broken bytes the Avro decoder raises any exception
         if isinstance(error, ValueError) and "equality delete" in str(error):
             raise InvalidDefinitionError(
                 "the table has equality delete files, which cannot be read here;"

@@ -68,9 +68,9 @@ def to_iceberg_schema(
 ) -> Schema:
     """Return a Spark schema as an Iceberg schema with preliminary field ids from 1 on.
 
-    Columns of ``required`` and ``primary_key`` are required whatever Spark infers of them. Raises
-    UnsupportedTypeError, naming the column and what to do, for a type that Iceberg lacks, and
-    InvalidDefinitionError for a column that occurs twice or a key that is no column.
+    Columns of ``required`` and ``primary_key`` are required, whatever Spark infers about them. Raises
+    UnsupportedTypeError for a type that Iceberg lacks, naming the column and what to do. Raises InvalidDefinitionError
+    for a column that occurs twice or a key that is no column.
     """
     names = schema.fieldNames()
     if twice := next((name for name in names if names.count(name) > 1), None):

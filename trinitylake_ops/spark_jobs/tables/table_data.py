@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DataPlan:
-    """What is read of a table: ``schema`` has the columns, and so many tasks at least share what is large enough."""
+    """The read of a table. ``schema`` has the columns, and at least so many tasks share it if it is large enough."""
 
     name: tuple[str, str]
     found: FoundTable
@@ -31,7 +31,7 @@ class DataPlan:
 
 
 class TableDataReader(DataSourceReader):
-    """Plans the files of a frame in a helper of the driver; to the tasks it goes as a TableScanReader."""
+    """Plans the files of a frame in a helper of the driver. The tasks get it as a TableScanReader."""
 
     def __init__(self, plan: DataPlan, schema: StructType):
         self._plan = plan

@@ -1,8 +1,7 @@
-"""What runs in the Python processes that Spark starts: helpers of the driver, and tasks.
+"""The code in the Python processes that Spark starts: helpers of the driver, and tasks.
 
-Spark starts a helper for each of planning, committing and reading back; those only carry pickled
-bytes, and this module imports nothing heavy, so that they start fast. The tasks unpickle the bytes
-and do the work.
+Spark starts a helper for each of planning, committing and reading back. They only carry pickled bytes. This module
+imports nothing heavy, so that they start fast. The tasks unpickle the bytes and do the work.
 """
 
 from __future__ import annotations
@@ -36,20 +35,20 @@ if TYPE_CHECKING:
     from trinitylake_ops.tables.writing.write_plan import TableWrite
 
 
-#: The column of what :func:`write_rows` gives.
+#: The column of the rows of :func:`write_rows`.
 WRITTEN_FILE = "data_file"
 
 
 @dataclass(frozen=True)
 class WriteJob:
-    """What each task of a write needs."""
+    """The input of each task of a write."""
 
     plan: TableWrite
     target_file_size_bytes: int
 
 
 class TableSink(DataSource):
-    """Data files of a managed table, for writing. Hands over a pickled WriteJob, returns a list of DataFiles."""
+    """Data files of a managed table, for writing. Carries a pickled WriteJob, and returns a list of DataFiles."""
 
     @classmethod
     def name(cls) -> str:
@@ -66,7 +65,10 @@ class _WrittenFiles(WriterCommitMessage):
 
 
 class TableSinkWriter(DataSourceArrowWriter):
-    """Made by a helper of the driver, pickled to the tasks, and to another helper for commit or abort."""
+    """A helper of the driver makes the writer.
+
+    It is pickled to the tasks, and to another helper for commit or abort.
+    """
 
     def __init__(self, folder: str, pickled_job: bytes):
         self._folder = folder
@@ -81,8 +83,8 @@ class TableSinkWriter(DataSourceArrowWriter):
         put_returned(self._folder, [message.pickled_data_files for message in _written(messages)])
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        # Of tasks that ended well. One that failed has deleted its own; one that still runs, or
-        # that Spark kills, leaves files that nothing names.
+        # These are the files of tasks that ended well. A failed task has deleted its own. One that still runs, or that
+        # Spark kills, leaves files that nothing names.
         from trinitylake_ops.tables.writing.data_files import delete_data_files
 
         job: WriteJob = pickle.loads(self._pickled_job)
@@ -101,7 +103,7 @@ def unpickled_data_files(returned: list[bytes]) -> list[DataFile]:
 
 @dataclass(frozen=True)
 class ReadJob:
-    """What each task of a scan needs."""
+    """The input of each task of a scan."""
 
     io: StorageFileIO
     metadata: TableMetadata
@@ -112,7 +114,7 @@ class ReadJob:
 
 @dataclass(frozen=True)
 class Scan:
-    """A planned scan: its rows, a pickled ReadJob, and a pickled tuple of FileScanTasks for each input partition."""
+    """A planned scan: its schema, a pickled ReadJob, and for each input partition pickled FileScanTasks."""
 
     schema: StructType
     pickled_job: bytes
@@ -120,7 +122,7 @@ class Scan:
 
 
 class TableScan(DataSource):
-    """Data files of a table, for reading. Hands over a Scan, which lives as long as the DataFrame."""
+    """Data files of a table, for reading. Carries a Scan, which lives as long as the DataFrame."""
 
     def __init__(self, options: dict[str, str]):
         super().__init__(options)
@@ -140,7 +142,7 @@ class TableScan(DataSource):
 
 
 class TableScanReader(DataSourceReader):
-    """Made by a helper of the driver, pickled to the tasks."""
+    """A helper of the driver makes it, and it is pickled to the tasks."""
 
     def __init__(self, scan: Scan, schema: StructType):
         self._schema = schema
@@ -166,7 +168,7 @@ def read_group(pickled_job: bytes, schema: StructType, pickled_tasks: bytes) -> 
 
 
 def write_rows(pickled_job: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write the rows of a task as data files; yields a row for each, pickled."""
+    """Write the rows of a task as data files. Yields a row for each, pickled."""
     import pyarrow as pa
 
     job: WriteJob = pickle.loads(pickled_job)
@@ -177,7 +179,7 @@ def write_rows(pickled_job: bytes, batches: Iterator[pa.RecordBatch]) -> Iterato
 def read_tasks(job: ReadJob, tasks: Sequence[FileScanTask], schema: StructType) -> Iterator[pa.RecordBatch]:
     """Yield the rows of files as Spark wants them."""
     from pyiceberg.io.pyarrow import ArrowScan
-    from pyspark.sql.pandas.types import to_arrow_schema  # what Spark checks batches against; needs no pandas
+    from pyspark.sql.pandas.types import to_arrow_schema  # Spark checks batches against this schema; it needs no pandas
 
     from trinitylake_ops.tables.files.data_reading import file_batches, reading_at
 

@@ -1,10 +1,9 @@
-"""Staging a DataFrame as a managed table: Spark's tasks write the data files themselves, through Storage.
+"""Stages a DataFrame as a managed table. Spark's tasks write the data files themselves, through Storage.
 
-The driver plans the write, each task writes its rows as Parquet files under the table's own prefix
-and hands back what it wrote, and the driver makes one Iceberg snapshot of all of it. No row passes
-the driver and no disk is shared. A task that fails deletes its files, and so does the driver for
-tasks that ended well. What a process leaves that dies, or that Spark stops because another task
-failed, is an orphan: nothing names it.
+The driver plans the write. Each task writes its rows as Parquet files under the table's own prefix and returns their
+descriptions. The driver makes one Iceberg snapshot of all of them. No row passes the driver and no disk is shared. A
+task that fails deletes its files, and so does the driver for tasks that ended well. Files of a process that dies, or
+that Spark stops because another task failed, are orphans: nothing names them.
 """
 
 from __future__ import annotations
@@ -52,26 +51,24 @@ def stage_dataframe(
 ) -> StagedTable:
     """Write a DataFrame's rows as data files of a managed table and return it staged, unpublished.
 
-    A missing table is created, with identity partitions by ``partition_by``, ``primary_key`` as its
-    identifier fields and ``properties``. An existing one keeps its field ids, required columns,
-    partitions and key; columns that it lacks are added as optional ones, its columns that the frame
-    lacks are null. ``partition_by`` None means as the table is. ``evolve`` changes an existing one before, in the
-    same commit, by a transaction of pyiceberg: ``update_schema`` renames, drops, widens columns, ``update_spec``
-    partitions anew what is written from now on.
+    A missing table is created, with identity partitions by ``partition_by``, ``primary_key`` as its identifier fields
+    and ``properties``. An existing table keeps its field ids, required columns, partitions and key. Columns that it
+    lacks are added as optional ones. Its columns that the frame lacks are null. ``partition_by`` None means the table's
+    own partitions. ``evolve`` first changes an existing table, in the same commit, by a transaction of pyiceberg.
+    ``update_schema`` renames, drops and widens columns, and ``update_spec`` sets the partitions for later writes.
 
-    ``mode`` says which files the new ones take the place of, by metadata alone: ``replace_table``
-    all of them, ``append`` none, ``replace_partitions`` those of ``partitions``, each a value for
-    every partition column. Rows of another partition are refused then, and a partition without
-    rows becomes empty. Without ``partitions`` those are replaced that rows arrive for.
+    ``mode`` says which files the new ones replace, by metadata alone. ``replace_table`` replaces all of them,
+    ``append`` none. ``replace_partitions`` replaces those of ``partitions``, each a value for every partition column.
+    Rows of another partition are refused then, and a partition without rows becomes empty. Without ``partitions`` it
+    replaces the partitions that rows arrive for.
 
-    Rows are clustered by partition, so a partition gets one file or, when Spark splits a big one,
-    a few; an unpartitioned table gets a file per non-empty partition of the frame. Files end at
-    about ``target_file_size_bytes``.
+    Rows are clustered by partition, so a partition gets one file. It gets a few when Spark splits a big one. An
+    unpartitioned table gets a file per non-empty partition of the frame. Files end at about ``target_file_size_bytes``.
 
-    Raises UnsupportedTypeError, InvalidDefinitionError and InvalidInputError before any task runs
-    when the request is wrong; InvalidInputError for rows that do not fit; CommitConflictError when
-    the table changed meanwhile; StorageError; CorruptFileError for a source that Spark cannot
-    read; JobFailedError for what else failed. Nothing is staged then.
+    Raises UnsupportedTypeError, InvalidDefinitionError and InvalidInputError before any task runs if the request is
+    wrong. Raises InvalidInputError for rows that do not fit, CommitConflictError when the table changed meanwhile,
+    StorageError. Raises CorruptFileError for a source that Spark cannot read, JobFailedError for other failures.
+    Nothing is staged then.
     """
     name = f"{namespace}.{table}"
     check_mode(mode)
@@ -94,14 +91,14 @@ def plan_rows(
     properties: Mapping[str, str] | None = None,
     evolve: Evolution | None = None,
 ) -> TableWrite:
-    """Plan to write rows of such columns, with every check that needs no rows done; see :func:`stage_dataframe`."""
+    """Plan to write rows of such columns, with all checks that need no rows. See :func:`stage_dataframe`."""
     name = f"{namespace}.{table}"
     snapshot = lake.snapshot()
     exists = snapshot.has_namespace(namespace) and snapshot.has_table(namespace, table)
     if exists and not snapshot.table(namespace, table).is_iceberg:
         table_format = snapshot.table(namespace, table).table_format
         raise InvalidInputError(f"table {name} has the format {table_format!r}; only {ICEBERG} can be written")
-    # Spark infers nullability anew for each query; what the table requires stays required.
+    # Spark infers nullability anew for each query. Required columns of the table stay required.
     known: dict[str, bool] = {}
     if exists and evolve is not None:
         evolved = plan_write(lake, namespace, table, evolve=evolve).metadata.schema()
@@ -143,7 +140,7 @@ def _clustered(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
     if not columns:
         return frame
     attributes = [F.col("`" + column.replace("`", "``") + "`") for column in columns]
-    # Sorted, so that a task writes one file after the other.
+    # Rows are sorted, so that a task writes one file after the other.
     return frame.hint("rebalance", *attributes).sortWithinPartitions(*attributes)
 
 

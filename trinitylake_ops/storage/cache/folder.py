@@ -1,13 +1,13 @@
 """A folder on the local disk that keeps immutable files for all processes and later runs.
 
-It may be lost, damaged or full at any time: nothing that happens to it is an error for the reader,
-who then asks the storage. A file is named by a hash of what it is a copy of, and holds::
+The folder may be lost, damaged or full at any time. No such failure is an error for the reader, who then asks the
+storage. A file's name is a hash of the storage and the path that it copies. The file holds::
 
     8 bytes    magic
     32 bytes   SHA-256 of its own name and of the body
     the body
 
-so a body that was cut, changed, or copied from another file is told from a right one.
+so that a body that was cut, changed, or copied from another file can be told from a right one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OWN_NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{32}\.tmp)?")
 
 _BLOCK_BYTES = 4096
 _LARGEST_SHARE = 16
-#: The folder is looked through once for each such part of its limit that is written.
+#: After each written part of the limit of this size, the folder is looked through once.
 _LOOK_SHARE = 32
 _TOUCH_AFTER_S = 60
 _ABANDONED_AFTER_S = 3600
@@ -44,11 +44,10 @@ _PAUSE_AFTER_FAILURE_S = 300
 class CacheFolder:
     """Verified copies of immutable files, at most ``limit_bytes`` of them, shared by processes.
 
-    All of it is in a folder of its own below ``folder``, which must belong to the user of the process
-    and be closed to others (mode 0700; files 0600). Files count in blocks of 4 KiB; one of more than a
-    sixteenth of the limit is not kept. When the folder nears its limit, the least recently used files
-    go; a use is noted at most once a minute. The first failure is logged; after one of a write, nothing
-    is written for five minutes.
+    The copies are in a folder of their own below ``folder``. It must belong to the user of the process and be closed to
+    others (mode 0700; files 0600). Files count in blocks of 4 KiB. A file of more than a sixteenth of the limit is not
+    kept. When the folder nears its limit, the least recently used files are deleted. A use is noted at most once a
+    minute. The first failure is logged. After a failed write, nothing is written for five minutes.
     """
 
     def __init__(self, folder: str, limit_bytes: int):
@@ -59,18 +58,18 @@ class CacheFolder:
         self._has_failed = False
         self._writes_paused_until_s = 0.0
         self._undeletable: set[str] = set()
-        # A short-lived process writes less than a look is due for: its first look is then a matter of chance.
+        # A short-lived process writes less than that part of the limit, so whether it looks is a matter of chance.
         self._until_look_bytes = random.uniform(0, limit_bytes / _LOOK_SHARE)
 
     def get(self, identity: str, path: str) -> bytes | None:
-        """Return the body kept for a path, or None; what is not a right copy of it is deleted."""
+        """Return the body kept for a path, or None. A file that is not a right copy is deleted."""
         name = _name(identity, path)
         place = os.path.join(self._own_folder, name)
         try:
             self._make_ready()
             data = read_range(os.fsencode(place), 0, None)
         except FileNotFoundError:
-            return None  # not kept, or evicted by another process
+            return None  # the file was not kept, or another process evicted it
         except OSError as error:
             self._failed("read", error)
             return None
@@ -98,13 +97,13 @@ class CacheFolder:
                 self._until_look_bytes = self.limit_bytes / _LOOK_SHARE
                 self._evict()
         except FileNotFoundError:
-            self._is_ready = False  # somebody removed the folder: the next call makes it again
+            self._is_ready = False  # the folder was removed: the next call makes it again
         except OSError as error:
             self._writes_paused_until_s = time.monotonic() + _PAUSE_AFTER_FAILURE_S
             self._failed("write to", error)
 
     def drop(self, identity: str, path: str) -> bool:
-        """Delete the copy of a path, or where that fails never hand it out again; whether there was one."""
+        """Delete the copy of a path, or if that fails never hand it out again. Returns whether there was one."""
         return self._delete(_name(identity, path))
 
     def _delete(self, name: str) -> bool:
@@ -120,7 +119,7 @@ class CacheFolder:
         return True
 
     def _make_ready(self) -> None:
-        """Make the folder. Raises OSError when that fails, and for one that others could write to."""
+        """Make the folder. Raises OSError when that fails, and for a folder that others could write to."""
         if self._is_ready:
             return
         try:
@@ -148,7 +147,7 @@ class CacheFolder:
             logger.warning("cannot %s the cache folder %s: %s; going on without it", verb, self.folder, error)
 
     def _evict(self) -> None:
-        """Delete the least recently used files, down to 3/4 of the limit, once they take more than 7/8 of it."""
+        """Once the files take more than 7/8 of the limit, delete the least recently used ones, down to 3/4 of it."""
         files = sorted(self._files())
         total_bytes = sum(file.size_bytes for file in files)
         if total_bytes * 8 <= self.limit_bytes * 7:
@@ -160,7 +159,7 @@ class CacheFolder:
             total_bytes -= file.size_bytes
 
     def _files(self) -> Iterator[_CachedFile]:
-        """All files of the cache; temporary ones of writers that were killed are deleted on the way."""
+        """Return all files of the cache. Temporary files of writers that were killed are deleted on the way."""
         now_s = time.time()
         with os.scandir(self._own_folder) as entries:
             for entry in entries:
@@ -201,7 +200,7 @@ def _disk_bytes(size_bytes: int) -> int:
 
 
 def _write(place: str, data: bytes) -> None:
-    """Write a file whole or not at all. It is not synced: the checksum shows what a crash left of it."""
+    """Write a file whole or not at all. The file is not synced: the checksum shows what a crash left of it."""
     temporary = f"{place}.{uuid.uuid4().hex}.tmp"
     try:
         write_new_file(os.fsencode(temporary), data, fsync=False, mode=0o600)

@@ -13,17 +13,17 @@ from trinitylake_ops.storage.fork import at_fork
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-#: What an entry costs beside its content: the key, and the tables that it stands in.
+#: The bytes of an entry beside its content: the key, and its places in the tables.
 ENTRY_OVERHEAD_BYTES = 512
-#: An entry may take up to this part of a cache; a larger one would push out too many others.
+#: An entry may take up to this part of a cache. A larger one would push out too many others.
 _LARGEST_SHARE = 8
 
 
 class ByteLru(Generic[K, V]):
     """Values by key, up to ``capacity_bytes`` in total; a capacity of 0 keeps nothing.
 
-    An entry counts with the size it was put with and ``ENTRY_OVERHEAD_BYTES``. One that takes more
-    than an eighth of the capacity is not kept. A forked child starts with it empty.
+    An entry counts with the size it was put with and ``ENTRY_OVERHEAD_BYTES``. A value that takes more than an eighth
+    of the capacity is not kept. A forked child starts with an empty cache.
     """
 
     def __init__(self, capacity_bytes: int):
@@ -34,12 +34,12 @@ class ByteLru(Generic[K, V]):
 
     @property
     def capacity_bytes(self) -> int:
-        """The most that is kept."""
+        """The most bytes that are kept."""
         return self._capacity_bytes
 
     @property
     def size_bytes(self) -> int:
-        """What is kept now, overhead included."""
+        """The bytes that are kept now, overhead included."""
         return int(self._entries.currsize)
 
     def get(self, key: K) -> V | None:
@@ -57,12 +57,12 @@ class ByteLru(Generic[K, V]):
             self._entries[key] = (value, full_size_bytes)
 
     def drop(self, key: K) -> bool:
-        """Forget a key; whether it was there."""
+        """Forget a key. Returns whether it was there."""
         with self._lock:
             return self._entries.pop(key, None) is not None
 
     def grow(self, capacity_bytes: int) -> None:
-        """Make the capacity at least that large; what is kept stays."""
+        """Make the capacity at least that large. All kept values stay."""
         with self._lock:
             if capacity_bytes > self._capacity_bytes:
                 self._capacity_bytes = capacity_bytes
@@ -72,7 +72,7 @@ class ByteLru(Generic[K, V]):
                     self._entries[key] = entry
 
     def forget(self) -> None:
-        """Start anew: a forked child may have a lock that a thread of its parent held, and half a change."""
+        """Start anew. A forked child may have a lock that a thread of its parent held, and half a change."""
         self._lock = threading.Lock()
         self._entries = self._empty()
 

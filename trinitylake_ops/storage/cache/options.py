@@ -21,7 +21,7 @@ CACHE_OPTIONS = frozenset({CACHE_BYTES, CACHE_FOLDER, CACHE_FOLDER_BYTES})
 DEFAULT_CACHE_BYTES = 256 * 1024 * 1024
 DEFAULT_CACHE_FOLDER_BYTES = 1024 * 1024 * 1024
 
-#: Variables that decide which server, and as whom, a root on S3 is reached, where options do not say it.
+#: Variables that decide which server a root on S3 is on, and which user asks, if the options do not.
 S3_ENVIRONMENT = (
     "AWS_ACCESS_KEY_ID", "AWS_CONFIG_FILE", "AWS_DEFAULT_PROFILE", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL",
     "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AWS_REGION", "AWS_ROLE_ARN", "AWS_SHARED_CREDENTIALS_FILE",
@@ -32,7 +32,7 @@ _LONGEST_NUMBER_CHARS = 18
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
-    """How much is kept in memory, and in which folder on disk (None: in none); 0 bytes turn either off."""
+    """How much is kept in memory, and in which folder on disk (None: in none). A size of 0 bytes turns either off."""
 
     cache_bytes: int = DEFAULT_CACHE_BYTES
     folder: str | None = None
@@ -40,10 +40,10 @@ class CacheOptions:
 
     @classmethod
     def of(cls, root: str, options: Mapping[str, str]) -> CacheOptions:
-        """Return what the options of a root say; other options are ignored.
+        """Return the cache options of a root; other options are ignored.
 
-        Raises InvalidInputError for a size that is no whole number of bytes, and for a folder that is
-        empty, holds a NUL, or lies within the root.
+        Raises InvalidInputError for a size that is no whole number of bytes. Raises it also for a folder that is empty,
+        holds a NUL, or lies within the root.
         """
         return cls(
             _size_bytes(options, CACHE_BYTES, DEFAULT_CACHE_BYTES),
@@ -53,10 +53,10 @@ class CacheOptions:
 
 
 def storage_identity(root: str, options: Mapping[str, str]) -> str:
-    """Return a hash of a root and of what says how to reach it: options, credentials included, and ``S3_ENVIRONMENT``.
+    """Return a hash of a root and of the way to reach it: options, credentials included, and ``S3_ENVIRONMENT``.
 
-    What was read with some credentials is thus not handed out for others, as far as these tell them
-    apart: not when a file of AWS or the role of the machine changed meanwhile.
+    A file that was read with some credentials is thus not handed out for others, as far as these values differ. A
+    change of AWS's files or of the machine's role is not seen.
     """
     reaching = sorted(
         (name, value) for name, value in options.items() if name not in CACHE_OPTIONS and name != ALLOWED_ROOTS

@@ -1,8 +1,8 @@
 """A cache over files that never change: in memory for the process, and in a folder for all of them.
 
-Which files never change is said from above; all others pass by. There is one memory cache in a
-process, bounded in total. Storages that are reached in the same way (same root, same options) share
-what it holds; a private one shares with nobody.
+The caller says which files never change. All other files pass by. There is one memory cache in a process, bounded in
+total. Storages that are reached in the same way (same root, same options) share its files. A private storage shares
+with nobody.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _Key: TypeAlias = tuple[str, str]
 
 
 class FileCache:
-    """Whole files in memory, the least recently used ones evicted, and one read for all who miss one at a time."""
+    """Whole files in memory.
+
+    The least recently used ones are evicted, and threads that miss a file together share one read.
+    """
 
     def __init__(self, capacity_bytes: int):
         self._files: ByteLru[_Key, bytes] = ByteLru(capacity_bytes)
@@ -38,17 +41,17 @@ class FileCache:
 
     @property
     def size_bytes(self) -> int:
-        """What is kept now."""
+        """The bytes that are kept now."""
         return self._files.size_bytes
 
     @property
     def capacity_bytes(self) -> int:
-        """The most that is kept."""
+        """The most bytes that are kept."""
         return self._files.capacity_bytes
 
     @property
     def n_dropped(self) -> int:
-        """How often a file was dropped: whoever holds bytes from before a drop must not put them."""
+        """How often a file was dropped. A thread with bytes from before a drop must not put them."""
         return self._n_dropped
 
     def grow(self, capacity_bytes: int) -> None:
@@ -60,22 +63,22 @@ class FileCache:
         return self._files.get((identity, path))
 
     def put(self, identity: str, path: str, data: bytes, n_dropped: int) -> None:
-        """Keep a file, unless one, perhaps this, was dropped since ``n_dropped`` was looked up."""
+        """Keep a file, unless a file, perhaps this one, was dropped since ``n_dropped`` was looked up."""
         with self._lock:
             if n_dropped == self._n_dropped:
                 self._files.put((identity, path), data, len(data) + len(path))
 
     def drop(self, identity: str, path: str) -> bool:
-        """Forget a file, and what reads on their way will bring of it; whether it was kept."""
+        """Forget a file, and the results of reads on their way. Returns whether it was kept."""
         with self._lock:
             self._n_dropped += 1
             self._reads.pop((identity, path), None)
             return self._files.drop((identity, path))
 
     def get_or_read(self, identity: str, path: str, read: Callable[[], bytes]) -> bytes:
-        """Return a file, by ``read`` if it is not kept; threads that miss it together wait for one read.
+        """Return a file, by ``read`` if it is not kept. Threads that miss it together wait for one read.
 
-        When that read fails, each of those who waited reads by itself. Raises what ``read`` raises.
+        When that read fails, each thread that waited reads by itself. Raises what ``read`` raises.
         """
         data = self.get(identity, path)
         if data is not None:
@@ -88,7 +91,7 @@ class FileCache:
             running.has_ended.wait()
             return read() if running.data is None else running.data
         try:
-            own.data = self.get(identity, path)  # it may have come between the two looks
+            own.data = self.get(identity, path)  # another thread may have put it between the two looks
             if own.data is None:
                 own.data = read()
                 self.put(identity, path, own.data, n_dropped)
@@ -108,7 +111,7 @@ class FileCache:
 
 
 class _Read:
-    """A read on its way, and what it brought: None while it runs, and when it failed."""
+    """A read on its way, and its result: None while it runs, and when it failed."""
 
     def __init__(self) -> None:
         self.has_ended = threading.Event()
@@ -118,10 +121,10 @@ class _Read:
 class CacheStorage(StorageWrapper):
     """Serves whole files for which ``is_immutable(path)`` holds from a cache, and keeps those it reads or creates.
 
-    ``identity`` tells the storage from others in the same cache. Everything else passes: other files,
-    ``stat``, ``exists`` and lists, which speak of the storage itself. Overwriting or deleting a file
-    here drops it. What other processes delete stays readable here: a copy of an immutable file is
-    never wrong, but no proof that the file is there.
+    ``identity`` distinguishes the storage from others in the same cache. Everything else passes: other files, ``stat``,
+    ``exists`` and lists, which show the storage itself. Overwriting or deleting a file here drops its copy. A file that
+    another process deletes stays readable here. A copy of an immutable file is never wrong, but it does not prove that
+    the file is there.
     """
 
     def __init__(
@@ -153,7 +156,7 @@ class CacheStorage(StorageWrapper):
         return kept[offset : None if length is None else offset + length]
 
     def create(self, path: str, data: bytes) -> None:
-        """Create a file; once it certainly is there it is kept too, for the next reader of what was committed."""
+        """Create a file. Once it certainly exists it is kept too, for the next reader."""
         if not self._is_immutable(path):
             self.inner.create(path, data)
             return
@@ -209,9 +212,9 @@ class CacheStorage(StorageWrapper):
 
 
 def decoded(storage: Storage, path: str, data: bytes, decode: Callable[[bytes, str], T]) -> T:
-    """Decode the bytes of an immutable file; bytes that a cache gave and that do not decode are read once more.
+    """Decode the bytes of an immutable file. Bytes from a cache that do not decode are read once more.
 
-    What was damaged on its way here may be whole in the storage. Raises CorruptFileError, StorageError.
+    Bytes that were damaged on their way here may be whole in the storage. Raises CorruptFileError, StorageError.
     """
     try:
         return decode(data, path)
@@ -228,7 +231,7 @@ def decoded(storage: Storage, path: str, data: bytes, decode: Callable[[bytes, s
 def shared_cache_view(
     storage: Storage, is_immutable: Callable[[str], bool], options: Mapping[str, str] | None = None
 ) -> Storage:
-    """Return a storage with the cache that all who open the same root with the same options share.
+    """Return a storage with the cache of all that open the same root with the same options.
 
     Raises InvalidInputError for options of the cache that make no sense.
     """
@@ -249,10 +252,10 @@ def private_cache_view(
 
 
 def clear_process_caches() -> None:
-    """Free the files that the process keeps in memory, and forget how many those may be; folders stay.
+    """Free the files that the process keeps in memory, and forget the cache's size. Folders stay.
 
-    For a process that goes on after it is done with its lakehouses. One that is still in use works
-    on, with a cache that those opened later neither share nor count.
+    This is for a process that goes on after it is done with its lakehouses. A lakehouse that is still in use works on.
+    Its cache is no longer shared or counted with those opened later.
     """
     global _process_cache  # noqa: PLW0603 - the one cache of the process
     _process_cache.forget()
@@ -276,9 +279,9 @@ def _cache_storage(
     identity: str,
     folder: tuple[str, int] | None,
 ) -> CacheStorage:
-    """Build a view on the caches of this process, also from what another one pickled.
+    """Build a view on the caches of this process, also for a storage that another one pickled.
 
-    The memory cache has the largest capacity that any of its views asked for; 0 is a cache apart.
+    The memory cache has the largest capacity that any of its views asked for. A capacity of 0 is a cache apart.
     """
     cache = _process_cache if capacity_bytes > 0 else FileCache(0)
     cache.grow(capacity_bytes)

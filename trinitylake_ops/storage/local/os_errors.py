@@ -1,4 +1,4 @@
-"""What an error of the operating system means to the caller of a storage (S7)."""
+"""The meaning of an error of the operating system for the caller of a storage (S7)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WITHOUT_ANSWER = {errno.EIO, errno.ETIMEDOUT, errno.ESTALE, errno.EREMOTEIO, er
 
 @contextmanager
 def translated(root: str, path: str, verb: str) -> Iterator[None]:
-    """Raise the typed error for an OSError of the block; ``verb`` is what the caller wanted to do."""
+    """Raise the typed error for an OSError of the block. ``verb`` names the caller's operation."""
     try:
         yield
     except OSError as error:
@@ -71,7 +71,7 @@ def folder_vanished(root: str, path: str, verb: str) -> TransientError:
 
 
 def no_folder_possible(root: str, path: str, verb: str) -> StorageError:
-    """A part of the path is a file, so that no folder can stand there."""
+    """A part of the path is a file, so that no folder can be there."""
     return StorageError(
         f"cannot {verb} {path!r} under {root}: a file stands where a folder is needed; choose another path", path=path
     )

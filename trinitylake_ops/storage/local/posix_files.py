@@ -15,7 +15,7 @@ _RENAME_NOREPLACE = 1
 
 
 def write_new_file(name: bytes, data: bytes, *, fsync: bool, mode: int = 0o666) -> None:
-    """Write a file that must not exist yet; with ``fsync`` its bytes are on the device on return."""
+    """Write a file that must not exist yet. With ``fsync`` its bytes are on the device on return."""
     descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         rest = memoryview(data)
@@ -28,9 +28,9 @@ def write_new_file(name: bytes, data: bytes, *, fsync: bool, mode: int = 0o666) 
 
 
 def read_range(name: bytes, offset: int, length: int | None, check_size: Callable[[int], None] | None = None) -> bytes:
-    """Read one version of a regular file; anything else than a regular file counts as missing.
+    """Read one version of a regular file. Anything else than a regular file counts as missing.
 
-    ``check_size`` is told how many bytes there are to read, before they are.
+    ``check_size`` gets the number of bytes before they are read.
     """
     descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a named pipe would block
     try:
@@ -59,7 +59,10 @@ def sync_folder(name: bytes) -> None:
 
 
 def make_one_folder(name: bytes) -> bool:
-    """Make a folder in a folder that is there; whether it was missing. NotADirectoryError over a file."""
+    """Make a folder in an existing folder.
+
+    Returns whether it was missing. Raises NotADirectoryError where a file is in the way.
+    """
     try:
         os.mkdir(name)
     except FileExistsError:
@@ -72,13 +75,13 @@ def make_one_folder(name: bytes) -> bool:
 def link_to_free_name(temporary: bytes, target: bytes) -> None:
     """Give a finished file its name, atomically, unless the name is taken (FileExistsError).
 
-    A hard link is tried first; a file system without them is asked for a rename without
-    replacement; one that lacks both cannot hold a lakehouse (OSError with EOPNOTSUPP).
+    A hard link is tried first. A file system without links is asked for a rename without replacement. One that lacks
+    both cannot hold a lakehouse (OSError with EOPNOTSUPP).
     """
     try:
         os.link(temporary, target)
     except FileExistsError:
-        # A network file system may repeat a link whose answer it lost: then the file there is ours.
+        # A network file system may repeat a link whose answer was lost. Then the file there is ours.
         status = os.lstat(target)
         if os.path.samestat(status, os.lstat(temporary)):
             return

@@ -36,10 +36,10 @@ _MAX_KNOWN_FOLDERS = 10_000
 class LocalStorage(Storage):
     """Files under ``file:///folder/``; the folder is made by the first write.
 
-    A file is written under a fresh name in ``_ops/tmp/`` and then linked (create) or renamed
-    (write) to its own, so it is visible whole or not at all. With ``fsync`` the file, its folder
-    and the parents of new folders are on the device before a call returns: what was acknowledged
-    survives a crash of the machine. Deletes are not synced; a crash may bring a file back.
+    A file is written under a fresh name in ``_ops/tmp/``. It is then linked (create) or renamed (write) to its own
+    name, so it is visible whole or not at all. With ``fsync`` the file, its folder and the parents of new folders are
+    on the device before a call returns. So an acknowledged write survives a crash of the machine. Deletes are not
+    synced; a crash may bring a file back.
 
     A killed process may leave a file in ``_ops/tmp/``, where nothing reads it. The clock of the
     machine is the clock of its local file systems, hence of this storage (S8). Names are UTF-8;
@@ -48,7 +48,7 @@ class LocalStorage(Storage):
     """
 
     concurrency = 8  # enough to share the waits for fsync; more threads only contend
-    delete_batch_size = 1000  # an unlink takes less than handing it to a thread
+    delete_batch_size = 1000  # an unlink is faster than handing it to a thread
 
     def __init__(self, root: str, *, fsync: bool = True, whole_file_limit_bytes: int = WHOLE_FILE_LIMIT_BYTES):
         host, path = split_root(root, "file")
@@ -146,9 +146,9 @@ class LocalStorage(Storage):
                 raise ambiguous_write(error, self.root, path, verb) from error
 
     def _make_folder(self, folder: bytes) -> None:
-        """Make a folder and its parents, and sync the entry of each folder at or below the root.
+        """Make a folder and its parents. Sync the entry of each folder at or below the root.
 
-        A folder that was there is synced too, once: its maker may not have come to that yet.
+        An existing folder is synced too, once, as its maker may not have done so yet.
         """
         if folder in self._known_folders or folder == b"/":
             return
@@ -163,7 +163,7 @@ class LocalStorage(Storage):
         self._known_folders.add(folder)
 
     def _walk(self, prefix: str) -> Iterator[FileInfo]:
-        """Read one folder after the other; only the names of folders still to read are kept."""
+        """Read one folder after the other. Only the names of folders still to read are kept."""
         top, _, name_start = prefix.rpartition("/")
         try:
             folders = [f"{top}/" if top else ""] if self._is_folder_without_links(top) else []
@@ -193,7 +193,7 @@ class LocalStorage(Storage):
 
 
 def _entries(folder: bytes, name_start: str) -> Iterator[tuple[str, os.DirEntry[bytes]]]:
-    """Entries whose UTF-8 name begins with ``name_start``; none where the folder is gone."""
+    """Return entries whose UTF-8 name begins with ``name_start``, none where the folder is gone."""
     try:
         scan = os.scandir(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -203,7 +203,7 @@ def _entries(folder: bytes, name_start: str) -> Iterator[tuple[str, os.DirEntry[
             try:
                 name = entry.name.decode()
             except UnicodeDecodeError:
-                continue  # no path can spell it, so it is nobody's file here
+                continue  # no path can spell the name, so it is no file of the lakehouse
             if name.startswith(name_start):
                 yield name, entry
 

@@ -1,8 +1,8 @@
-"""What an answer of an S3 server, or the lack of one, means to the caller of a storage (S7).
+"""The meaning of an S3 server's answer, or the lack of one, for the caller of a storage (S7).
 
-Pure, and shared by every S3 client: servers give the same failure different bodies, and client
-libraries give it different exceptions, so a client reduces what it got to status, error code and
-message, or to the kind of a :class:`TransportFailure`, and asks here for the typed error.
+This module is pure, and every S3 client uses it. Servers give the same failure different bodies, and client libraries
+give it different exceptions. So a client reduces a failure to status, error code and message, or to the kind of a
+:class:`TransportFailure`. It asks here for the typed error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trinitylake_ops.storage.options import StorageOptions
 
 
 class Request(Enum):
-    """What the request was to do; the value is the verb that messages use."""
+    """The purpose of a request. The value is the verb that messages use."""
 
     READ = "read"
     STAT = "look up"
@@ -54,7 +54,7 @@ class TransportFailure(Enum):
 
 @dataclass(frozen=True, slots=True)
 class S3Request:
-    """One request: ``path`` is relative to ``root`` (a prefix for LIST); ``options`` know what to hide."""
+    """One request. ``path`` is relative to ``root``, a prefix for LIST. ``options`` know what to hide."""
 
     operation: Request
     path: str
@@ -68,7 +68,7 @@ class S3Request:
 
     @property
     def failure(self) -> str:
-        """First half of every message: what could not be done, and where."""
+        """The first half of every message: what could not be done, and where."""
         if self.operation is Request.CLOCK:
             return f"cannot {self.operation.value} {self.root}"
         return f"cannot {self.operation.value} {self.path!r} under {self.root}"
@@ -109,18 +109,18 @@ _MAX_SHOWN_CHARACTERS = 160
 
 
 def is_range_beyond_end(status: int | None, code: str | None) -> bool:
-    """Whether the answer says that the file is there and that the range starts at or past its end."""
+    """Whether the answer says that the file exists and the range starts at or past its end."""
     return status == 416 or code == "InvalidRange"
 
 
 def error_from_answer(
     request: S3Request, status: int | None, code: str | None, message: str | None
 ) -> TrinityLakeError:
-    """The typed error that an answer of the server stands for: one line that says what to do.
+    """Return the typed error for an answer of the server: one line that says what to do.
 
-    ``code`` is S3's own word (``NoSuchKey``); None or the bare status where the answer has no body
-    (HEAD), as some client libraries put it. ``message`` is the server's text, shown shortened,
-    on one line and redacted. ``status`` may be None for a file's own result in a batch.
+    ``code`` is S3's own word (``NoSuchKey``). Where the answer has no body (HEAD), it is None or, with some client
+    libraries, the bare status. ``message`` is the server's text, shown shortened, on one line and redacted. ``status``
+    may be None for a file's own result in a batch.
     """
     code = None if not code or code.isdigit() else code
     what = f"{request.failure}: the server says {_shown(request, status, code, message)}"
@@ -134,7 +134,7 @@ def error_from_answer(
 
 
 def error_from_transport(request: S3Request, failure: TransportFailure, endpoint: str, reason: str) -> TrinityLakeError:
-    """The typed error for a request that got no answer; ``endpoint`` and ``reason`` are shown redacted."""
+    """Return the typed error for a request that got no answer. ``endpoint`` and ``reason`` are shown redacted."""
     where = f"{request.failure} at {_safe(request, endpoint)}"
     why = _safe(request, reason)
     if failure is TransportFailure.NOT_TRUSTED:
@@ -151,7 +151,7 @@ def error_from_transport(request: S3Request, failure: TransportFailure, endpoint
 
 
 def error_without_credentials(request: S3Request, reason: str) -> StoragePermissionError:
-    """The error for a request that could not be signed; nothing was sent."""
+    """Return the error for a request that could not be signed; nothing was sent."""
     return StoragePermissionError(
         f"{request.failure}: {_safe(request, reason)}; give the options 'access_key_id' and 'secret_access_key', "
         "or set up AWS credentials",
@@ -160,7 +160,7 @@ def error_without_credentials(request: S3Request, reason: str) -> StoragePermiss
 
 
 def _about_credentials(request: S3Request, status: int | None, code: str | None) -> TrinityLakeError | None:
-    # The server's own words are left out: they may quote the request, its key id or its signature.
+    # The server's own words are left out, as they may quote the request, its key id or its signature.
     if code == "RequestTimeTooSkewed":
         advice = "the clocks of this machine and of the server differ too much; set them right"
     elif code in _EXPIRED_CREDENTIALS:
@@ -218,7 +218,7 @@ def _about_the_moment(request: S3Request, what: str, status: int | None, code: s
     if code in _LOST or status == 408:
         return _lost(request, what)
     if code is None and status in (409, 429) and request.operation.changes_files:
-        # S3 names its reason. Something in between that does not may still hold the request.
+        # S3 names its reason. A proxy that names none may still hold the request.
         return _lost(request, what)
     if status == 429 or code in _SLOWER:
         return ThrottledError(f"{what}; retry at a slower pace", path=request.path)
@@ -247,7 +247,7 @@ def _shown(request: S3Request, status: int | None, code: str | None, message: st
 
 
 def _safe(request: S3Request, text: str) -> str:
-    """One short line without credentials and without markup."""
+    """Return one short line without credentials and without markup."""
     text = _LOOKS_SECRET.sub("***", request.options.redact(text))
     text = re.sub(r"<[^>]*>?", " ", text)
     text = " ".join(part for part in re.split(r"[\s\x00-\x1f\x7f]+", text) if part).rstrip(".;: ")

@@ -1,4 +1,4 @@
-"""The obstore clients of one root: where the bucket is, who asks, and how long each request may take."""
+"""The obstore clients of one root: where the bucket is, who asks, and how long a request may take."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from trinitylake_ops.storage.s3.settings import S3Settings
 if TYPE_CHECKING:
     from obstore.store import S3Credential
 
-#: Bodies up to this size share one client; each doubling has one of its own, with more time.
+#: Bodies up to this size share one client. Each doubling has a client of its own, with more time.
 _SMALL_BODY_BYTES = 4 * 1024 * 1024
 _ONE_DAY = timedelta(days=1)
 _NO_REGION = "us-east-1"
 
 
 class ObstoreClients:
-    """Clients for the requests of one bucket; nothing is read or sent before the first use. Thread-safe.
+    """Clients for the requests of one bucket. Nothing is read or sent before the first use. Thread-safe.
 
-    obstore sets time-outs per client, not per request, and its time-out for reading runs while a body
-    is sent, too. So uploads take a client whose time-outs allow for the size of the body. Credentials,
-    region and place that are not given as options are resolved by botocore, as for s3fs.
+    A time-out of obstore belongs to a client, not to a request. Its time-out for reading runs while a body is sent,
+    too. So uploads take a client whose time-outs allow for the size of the body. Botocore resolves credentials, region
+    and place that are not given as options, as for s3fs.
     """
 
     def __init__(self, bucket: str, settings: S3Settings, options: StorageOptions):
@@ -50,7 +50,7 @@ class ObstoreClients:
         return self._settings.connect_timeout_seconds + 2 * self._settings.read_timeout_seconds
 
     def for_body(self, n_bytes: int = 0) -> S3Store:
-        """Return the client for a request whose body has this size, or whose answer is short.
+        """Return the client for a request with a body of this size, or with a short answer.
 
         Raises botocore's exceptions when there are no credentials or the configuration cannot be used.
         """
@@ -60,7 +60,7 @@ class ObstoreClients:
         return self._store(allowance_bytes)
 
     def for_reading(self) -> S3Store:
-        """Return the client for answers of unknown size: the caller bounds the time of the transfer.
+        """Return the client for answers of unknown size. The caller bounds the time of the transfer.
 
         Raises as ``for_body`` does.
         """
@@ -89,8 +89,8 @@ class ObstoreClients:
                 read_timeout += transfer
         return S3Store(
             self._bucket,
-            # Said even where it is the default, since obstore takes what is not said from the environment:
-            # AWS_ENDPOINT_URL_S3, AWS_CONDITIONAL_PUT, AWS_SKIP_SIGNATURE would replace what was asked for.
+            # Defaults are given too, since obstore takes other values from the environment: AWS_ENDPOINT_URL_S3,
+            # AWS_CONDITIONAL_PUT, AWS_SKIP_SIGNATURE would replace our own.
             config={
                 "aws_endpoint_url_s3": endpoint,
                 "endpoint": endpoint,
@@ -106,7 +106,8 @@ class ObstoreClients:
                 "read_timeout": read_timeout,
                 "timeout": timeout,
             },
-            # A client that repeats a create after a lost answer meets its own file; RetryStorage repeats what may be.
+            # A client that repeats a create after a lost answer meets its own file. RetryStorage repeats only safe
+            # requests.
             retry_config={"max_retries": 0, "retry_timeout": timeout},
             credential_provider=self._provider,
         )
@@ -119,7 +120,7 @@ class ObstoreClients:
                 options["access_key_id"], options["secret_access_key"], options.get("session_token")
             )
         self._provider = _credential_provider(session)
-        # Signs and sends nothing; it knows all the places where AWS's endpoints and regions are set up.
+        # This client signs and sends nothing. It knows all places where AWS's endpoints and regions are set up.
         client = session.create_client(
             "s3",
             region_name=self._settings.region,
@@ -138,9 +139,9 @@ class ObstoreClients:
 
 
 def _credential_provider(session: botocore.session.Session) -> Callable[[], S3Credential]:
-    """Return what obstore asks for credentials: botocore's chain, which renews those that expire.
+    """Return a provider of credentials for obstore: botocore's chain, which renews those that expire.
 
-    Raises NoCredentialsError when nothing gives any, and what a source of credentials fails with.
+    Raises NoCredentialsError when there are none, and the errors of a source of credentials.
     """
     credentials = session.get_credentials()
     if credentials is None:
@@ -153,7 +154,7 @@ def _credential_provider(session: botocore.session.Session) -> Callable[[], S3Cr
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
             "token": frozen.token,
-            # Due at once: botocore itself knows when to renew, and is asked before each request.
+            # The renewal is due at once: botocore itself knows when to renew, and is asked before each request.
             "expires_at": datetime.now(UTC) if passing else None,
         }
 

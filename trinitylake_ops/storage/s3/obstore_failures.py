@@ -1,11 +1,10 @@
 """From the exceptions of obstore to typed errors (S7).
 
-obstore has few classes, and they do not tell enough: a 409 and a 412 are both AlreadyExistsError, a
-missing bucket is a FileNotFoundError, the answers to a list are all GenericError. Its exceptions carry
-no status and no body as data, but each ends with a dump of the Rust error that holds both. That dump
-is what this module reads. Since it also holds the address, the key and the raw answer with whatever
-that quotes (key ids, signatures), no part of it is shown but status, code, the server's redacted
-message, and words of this module.
+There are few classes of obstore's exceptions, and they do not tell enough. A 409 and a 412 are both AlreadyExistsError,
+a missing bucket is a FileNotFoundError, and the answers to a list are all GenericError. The exceptions carry no status
+and no body as data, but each ends with a dump of the Rust error. That holds both. This module reads the dump. The dump
+also holds the address, the key and the raw answer with its quotes (key ids, signatures). So messages show only status,
+code, the server's redacted message, and words of this module.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from trinitylake_ops.storage.s3.answers import (
 #: Every exception that a request may end with.
 OBSTORE_ERRORS = (BaseError, OSError, ValueError, NotImplementedError)
 
-# Whole lines of the dump. What a server or a caller chose stands there quoted on one line with its line
-# ends escaped; it stands raw only before the dump, so the last match is the dump's own.
+# These patterns match whole lines of the dump. A text of a server or a caller is quoted on one line there, with its
+# line ends escaped. It is raw only before the dump, so the last match is the dump's own.
 _ANSWER = re.compile(r'^ *inner: Status \{\n +status: (\d{3}),\n +body: (?:None|Some\(\n +"(.*)",\n)', re.MULTILINE)
 _BARE_REDIRECT = re.compile(r"^ *inner: BareRedirect", re.MULTILINE)
 _NO_ANSWER = re.compile(r"^ *(?:inner: Http\($|source: HttpError \{$)", re.MULTILINE)
@@ -43,7 +42,7 @@ _MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 
 
 def status_and_code(error: BaseException) -> tuple[int | None, str | None]:
-    """HTTP status and S3 error code of the answer that an exception of obstore stands for, as far as there are any."""
+    """Return HTTP status and S3 error code of the answer behind an exception of obstore, if there are any."""
     text = str(error)
     answers = _ANSWER.findall(text)
     if answers:
@@ -55,7 +54,7 @@ def status_and_code(error: BaseException) -> tuple[int | None, str | None]:
 
 
 def typed_error(request: S3Request, error: BaseException, endpoint: str) -> TrinityLakeError:
-    """The typed error for what a request ended with, one of ``OBSTORE_ERRORS``."""
+    """Return the typed error for the end of a request, one of ``OBSTORE_ERRORS``."""
     text = str(error)
     status, code = status_and_code(error)
     if status is not None:
@@ -65,7 +64,7 @@ def typed_error(request: S3Request, error: BaseException, endpoint: str) -> Trin
     if _NO_ANSWER.search(text):
         return error_from_transport(request, _transport_failure(text), endpoint, _reason(text))
     if request.operation.changes_files:
-        # An answer that obstore cannot read: the server may have done its work.
+        # The server may have done its work, though obstore cannot read the answer.
         return error_from_transport(request, TransportFailure.NO_ANSWER, endpoint, "an answer that cannot be read")
     return StorageError(
         f"{request.failure}: obstore cannot read the server's answer; try the option 'client' = 's3fs', "

@@ -38,8 +38,8 @@ _NOT_IN_OBSTORE = re.compile(r"[\x00-\x1f\x7f]")
 class _Fork:
     """Whether this process was forked after obstore was loaded.
 
-    The runtime of obstore is one per process and has threads, which a forked child does not: every
-    request there would wait for ever, also through a new client.
+    The runtime of obstore is one per process and has threads, which a forked child does not have. Every request there
+    would wait for ever, also through a new client.
     """
 
     happened = False
@@ -53,13 +53,13 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 class ObstoreS3Storage(S3Storage):
-    """Like S3Storage, and faster: reads, looks up, creates, writes and lists through obstore.
+    """Like S3Storage, but faster. It reads, looks up, creates, writes and lists through obstore.
 
-    The rest is S3Storage's, since obstore cannot do it as the interface promises: deletes, because
-    obstore ends a DeleteObjects that failed for some files with one error for all; ``now_ms``, because it
-    shows no ``Date``; names with control characters; the rest of a list after a key that it refuses,
-    such as ``a//b``; and everything in a forked child. A key ``folder/`` costs one request per list, as does
-    every empty file, to tell them apart.
+    The rest is S3Storage's, since obstore does not do it as the interface promises. This is the case for deletes, as
+    obstore gives one error for a DeleteObjects that failed for some files. It is the case for ``now_ms``, as obstore
+    shows no ``Date``, and for names with control characters. In a list, it is the rest after a key that obstore
+    refuses, such as ``a//b``. In a forked child it is everything. A key ``folder/`` costs one request per list to tell
+    it from an empty file. Every empty file does, too.
     """
 
     concurrency = 32
@@ -125,7 +125,7 @@ class ObstoreS3Storage(S3Storage):
         self._sent(operation, path, put)
 
     def _body(self, path: str, answer: GetResult) -> bytes:
-        """Take in an answer; the time is bounded here, since only now its size is known."""
+        """Take in an answer. Its time is bounded here, since only now its size is known."""
         start, end = answer.range
         limit_seconds = self._stores.waiting_seconds + (end - start) / MIN_BYTES_PER_SECOND
         deadline = time.monotonic() + limit_seconds
@@ -151,7 +151,7 @@ class ObstoreS3Storage(S3Storage):
             empty_paths = {path for path in empty_paths if is_folder_ahead(self._location.key(path), last_key)}
 
     def _check_order(self, prefix: str, last_key: str, page: Sequence[ObjectMeta]) -> None:
-        """Raise StorageError for a list in no order, of which the part that is asked for would seem to end early."""
+        """Raise StorageError for a list in no order. The part that is asked for would seem to end early."""
         keys = [last_key, *(found["path"] for found in page if found["size"])]  # names of folders lost their last "/"
         if keys != sorted(keys):
             raise StorageError(
@@ -161,11 +161,11 @@ class ObstoreS3Storage(S3Storage):
             )
 
     def _obstore_pages(self, prefix: str, key_prefix: str) -> Iterator[Sequence[ObjectMeta] | None]:
-        """Yield the pages of a list in the order of the keys; None where obstore cannot go on.
+        """Yield the pages of a list in the order of the keys, None where obstore cannot go on.
 
-        obstore lists whole folders. So a list by a part of a name starts shortly before the first such
-        name and ends after the last: at most a page more than the files that it yields, and those of
-        the folder ``a/`` for a prefix ``a0``.
+        The lists of obstore have whole folders. So a list by a part of a name starts shortly before the first such name
+        and ends after the last. It has at most a page more than the files that it yields, and the files of the folder
+        ``a/`` for a prefix ``a0``.
         """
         stream: ListStream[Sequence[ObjectMeta]] | None = None
         start_after = _start_before(key_prefix)
@@ -182,7 +182,7 @@ class ObstoreS3Storage(S3Storage):
             except InvalidPathError:
                 return None
             except OBSTORE_ERRORS:
-                stream = None  # it has ended; another try starts after the last page
+                stream = None  # the generator has ended; another try starts after the last page
                 raise
 
         def sent_page() -> Sequence[ObjectMeta] | None:
@@ -201,7 +201,7 @@ class ObstoreS3Storage(S3Storage):
     def _shown(
         self, prefix: str, key_prefix: str, page: Sequence[ObjectMeta], empty_paths: set[str]
     ) -> Iterator[FileInfo]:
-        """Yield the files of a page; ``empty_paths`` are those of empty files that may be shown once more."""
+        """Yield the files of a page. ``empty_paths`` are those of empty files that may be shown once more."""
         empty = []
         for found in page:
             key = found["path"]
@@ -213,7 +213,7 @@ class ObstoreS3Storage(S3Storage):
             elif path not in empty_paths:
                 empty_paths.add(path)
                 empty.append(_file_info(path, found))
-        # obstore shows an object "folder/" as "folder", and these are empty objects; a file of that name may be, too.
+        # An object "folder/" is shown as "folder", and is empty. A file "folder" may be empty, too.
         are_files = run_parallel(self._is_empty_file, [file.path for file in empty], self.concurrency)
         yield from (file for file, is_file in zip(empty, are_files, strict=True) if is_file)
 
@@ -233,12 +233,12 @@ class ObstoreS3Storage(S3Storage):
             failure = typed_error(self._request(operation, path), error, self._endpoint)
         except BotoCoreError as error:
             failure = s3_failures.typed_error(self._request(operation, path), error, self._endpoint)
-        # Not within the handler: the text of the client's error holds the answer as it came, and the request.
+        # This is raised outside the handler: the text of the client's error holds the raw answer and the request.
         raise failure
 
 
 def is_folder_ahead(key: str, last_key: str) -> bool:
-    """Whether a list in the order of keys that has come to ``last_key`` may still bring an object ``key/``."""
+    """Whether a list in the order of keys may still bring an object ``key/`` after ``last_key``."""
     return f"{key}/" >= last_key
 
 

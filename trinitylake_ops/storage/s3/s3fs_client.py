@@ -21,7 +21,7 @@ from trinitylake_ops.storage.s3.settings import S3Settings
 
 T = TypeVar("T")
 
-#: The slowest transfer that is waited for, on top of the time-outs for connecting and for the answer.
+#: The slowest transfer that a request waits for, on top of the time-outs for connecting and for the answer.
 MIN_BYTES_PER_SECOND = 128 * 1024
 #: More than the threads of the pool that storages share, so that no request waits for a connection.
 MAX_CONNECTIONS = 128
@@ -42,10 +42,9 @@ class _OneSend:
 class _OneSendSession(AIOHTTPSession):  # type: ignore[misc] # aiobotocore ships no types
     """aiobotocore's transport without aiohttp's own second sends.
 
-    aiohttp repeats a PUT or DELETE whose connection broke before the answer, without a word. A
-    repeated create would meet the file of its first send and report it as somebody else's, so a
-    lost answer must come up here as one. aiohttp has no public switch for it; a test on the wire
-    watches that this one keeps working.
+    aiohttp repeats a PUT or DELETE whose connection broke before the answer, without a word. A repeated create would
+    meet the file of its first send and report it as another writer's. So a lost answer must be raised here. There is no
+    public switch for it in aiohttp. A test on the wire watches that this one keeps working.
     """
 
     async def _get_session(self, proxy_url: str | None) -> _OneSend:
@@ -54,8 +53,8 @@ class _OneSendSession(AIOHTTPSession):  # type: ignore[misc] # aiobotocore ships
         return _OneSend(session)
 
     async def send(self, request: Any) -> Any:
-        # botocore asks before it sends a body whether it may, which costs a round trip. aiohttp waits for
-        # the answer without a time-out, and some servers and proxies never give it.
+        # Before it sends a body, botocore asks whether it may, which costs a round trip. The answer has no time-out in
+        # aiohttp, and some servers and proxies never give it.
         request.headers.pop("Expect", None)
         return await super().send(request)
 
@@ -71,7 +70,7 @@ class S3Client:
         self._settings = settings
         self._options = options
         self._lock = threading.Lock()
-        self._opened: list[s3fs.S3FileSystem] = []  # the one of this process, once it is needed
+        self._opened: list[s3fs.S3FileSystem] = []  # the client of this process, once it is needed
         weakref.finalize(self, _close, self._opened)
         at_fork(self)
 
@@ -81,19 +80,20 @@ class S3Client:
         try:
             return answer.result()
         except BaseException:
-            answer.cancel()  # an interrupted caller leaves no request behind
+            answer.cancel()  # after an interrupt no request stays behind
             raise
 
     def time_limit(self, n_bytes: int = 0) -> asyncio.Timeout:
-        """Bound the transfer of a request or an answer with this many bytes of body; TimeoutError when it is over.
+        """Bound the transfer of a request or an answer with this many bytes of body.
 
-        The client's own time-outs see a server that is silent, but none that trickles or stops reading.
+        Raises TimeoutError after that time. The client's own time-outs see a silent server, but not one that trickles
+        or stops reading.
         """
         waiting_seconds = self._settings.connect_timeout_seconds + 2 * self._settings.read_timeout_seconds
         return asyncio.timeout(waiting_seconds + n_bytes / MIN_BYTES_PER_SECOND)
 
     def forget(self) -> None:
-        """Start anew in a forked child: the client is its parent's, and the thread that held the lock is gone."""
+        """Start anew in a forked child. The client is its parent's, and the thread that held the lock is gone."""
         self._lock = threading.Lock()
         _of_parent_process.extend(self._opened)
         self._opened.clear()
@@ -126,7 +126,7 @@ class S3Client:
                 "s3": {"addressing_style": settings.addressing_style},
                 "http_session_cls": _OneSendSession,
             },
-            asynchronous=True,  # else s3fs closes itself in a way that a forked child cannot
+            asynchronous=True,  # otherwise s3fs closes itself in a way that fails in a forked child
             use_listings_cache=False,
             skip_instance_cache=True,
         )
@@ -135,18 +135,19 @@ class S3Client:
 
 
 def _stay_in_region(params: dict[str, Any], **_: Any) -> None:
-    # botocore looks for the region of a bucket that is elsewhere by further requests, and without an
-    # end when those are redirected too. The caller is told to set the region instead.
+    # For a bucket elsewhere, botocore looks for its region by further requests. When those are redirected too, there is
+    # no end. The caller is told to set the region instead.
     params.get("context", {}).get("s3_redirect", {})["redirected"] = True
 
 
 @cache
 def _service_models() -> Any:
-    """What botocore read about S3: most of the time and memory that a client takes, and the same for each."""
+    """Botocore's data about S3: most of the time and memory that a client takes, and the same for each."""
     return AioSession().get_component("data_loader")
 
 
-#: Kept for ever: a child can neither use them nor close them, and aiohttp complains about the unclosed.
+#: Parents' clients are kept for ever. A child can neither use nor close them, and aiohttp complains about unclosed
+#: ones.
 _of_parent_process: list[s3fs.S3FileSystem] = []
 
 
@@ -159,7 +160,7 @@ def _close(opened: list[s3fs.S3FileSystem]) -> None:
         return
     closing = asyncio.run_coroutine_threadsafe(creator.__aexit__(None, None, None), loop)
     if threading.get_ident() == getattr(loop, "_thread_id", None):
-        return  # garbage collection on the loop's own thread: it closes when this returns
+        return  # garbage collection on the loop's own thread: the client closes when this returns
     try:
         closing.result(_CLOSE_TIMEOUT_SECONDS)
     except TimeoutError:

@@ -67,12 +67,12 @@ def answer_of(error: BaseException) -> Mapping[str, Any] | None:
 
 
 def status_and_code(answer: Mapping[str, Any]) -> tuple[int | None, str | None]:
-    """HTTP status and S3 error code of a parsed answer."""
+    """Return HTTP status and S3 error code of a parsed answer."""
     return answer.get("ResponseMetadata", {}).get("HTTPStatusCode"), answer.get("Error", {}).get("Code")
 
 
 def typed_error(request: S3Request, error: BaseException, endpoint: str) -> TrinityLakeError:
-    """The typed error for what a request ended with, one of ``CLIENT_ERRORS``."""
+    """Return the typed error for the end of a request, one of ``CLIENT_ERRORS``."""
     answer = answer_of(error)
     if answer is not None:
         status, code = status_and_code(answer)
@@ -97,7 +97,7 @@ def _transport_failure(error: BaseException) -> TransportFailure:
         return TransportFailure.NOT_TRUSTED
     if isinstance(error, (ConnectTimeoutError, ProxyConnectionError)):
         return TransportFailure.NOT_CONNECTED
-    # botocore calls it a failed connection as well when an established one breaks.
+    # An established connection that breaks is also called a failed connection by botocore.
     if isinstance(error, EndpointConnectionError) and isinstance(
         inner, (aiohttp.ClientConnectorError, socket.gaierror)
     ):
@@ -122,7 +122,7 @@ def _inner(error: BaseException) -> BaseException:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The exception and its causes: s3fs raises OSErrors of its own for answers, with the true one as cause."""
+    """Return the exception and its causes. For answers, s3fs raises OSErrors of its own, with the true one as cause."""
     current: BaseException | None = error
     while current is not None:
         yield current

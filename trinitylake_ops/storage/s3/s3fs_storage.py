@@ -24,25 +24,25 @@ T = TypeVar("T")
 Answer = Mapping[str, Any]
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
-#: An answer that does not say its length is taken in by so much at a time.
+#: An answer without a length is read in parts of this size.
 _PIECE_BYTES = 1 << 20
 # XML cannot carry them, or hands them back changed.
 _NOT_IN_XML = re.compile("[\x00-\x08\x0b-\x1f\ufffe\uffff]")
 
 
 class S3Storage(Storage):
-    """Files under ``s3://bucket/`` or ``s3://bucket/prefix/``; a path is the rest of the key, literally.
+    """Files under ``s3://bucket/`` or ``s3://bucket/prefix/``. A path is the rest of the key, literally.
 
-    Each operation is one request, sent once: ``create`` is one PUT with ``If-None-Match: *`` at any
-    size up to S3's 5 GiB, a read is one GET. Retries are left to RetryStorage, except for the later
-    pages of a list, which nobody else can repeat. Times have whole seconds, in ``list`` as in
-    ``stat``. Objects whose keys no path has, such as ``folder/``, do not show.
+    Each operation is one request, sent once. A ``create`` is one PUT with ``If-None-Match: *`` at any size up to S3's 5
+    GiB, and a read is one GET. RetryStorage makes the retries, except for the later pages of a list, which only this
+    class can repeat. Times have whole seconds, in ``list`` as in ``stat``. Objects whose keys no path has, such as
+    ``folder/``, do not show.
 
     Options: ``S3_OPTIONS`` (docs/storage.md). Opening sends nothing. Raises InvalidLocationError and
     InvalidInputError for a root or option that is not valid.
     """
 
-    # Enough to hide the latency of a bucket elsewhere; beside a server, the one event loop is the limit sooner.
+    # Enough to hide the latency of a distant bucket. Near a server, the one event loop is the limit sooner.
     concurrency = 16
     delete_batch_size = MAX_KEYS_PER_REQUEST
 
@@ -209,12 +209,13 @@ class S3Storage(Storage):
             return self._client.run(send)
         except CLIENT_ERRORS as error:
             failure = typed_error(self._request(operation, path), error, self._endpoint)
-        # Not within the handler: what client libraries say may hold parts of the request and its credentials.
+        # This is raised outside the handler: messages of client libraries may hold parts of the request and its
+        # credentials.
         raise failure
 
     async def _call(self, file_system: s3fs.S3FileSystem, method: str, **arguments: Any) -> Answer:
         """Send one request, and look at the server's clock."""
-        await file_system.set_session()  # at first use it loads for a while, which no server is to blame for
+        await file_system.set_session()  # the first use loads for a while, which is not the server's time
         sent_at_ms = monotonic_ms()
         answer: Answer | None = None
         try:
@@ -240,10 +241,10 @@ def _range_argument(offset: int, length: int | None) -> dict[str, str]:
 
 
 def _asked_for(answer: Answer, data: bytes, offset: int, length: int | None) -> bytes | None:
-    """Return the bytes of the range, or None when the answer holds others than its headers and the request say."""
+    """Return the bytes of the range, or None when the answer does not hold what its headers and the request say."""
     match = _CONTENT_RANGE.fullmatch(answer.get("ContentRange") or "")
-    if match is None:  # the whole file, also where a server knows no ranges
-        # aiohttp notices when a chunked body, which has no length, is cut.
+    if match is None:  # the whole file, also if a server ignores ranges
+        # If a chunked body, which has no length, is cut, aiohttp notices.
         chunked = "transfer-encoding" in answer["ResponseMetadata"]["HTTPHeaders"]
         end = None if length is None else offset + length
         return data[offset:end] if chunked or len(data) == answer.get("ContentLength") else None
@@ -253,5 +254,5 @@ def _asked_for(answer: Answer, data: bytes, offset: int, length: int | None) -> 
 
 
 def _whole_seconds_ms(moment: datetime) -> int:
-    """S3 gives milliseconds in lists and whole seconds in the answers about a file; both are cut to seconds."""
+    """S3 gives milliseconds in lists and whole seconds in the answers about a file. Both are cut to seconds."""
     return int(moment.timestamp()) * 1000

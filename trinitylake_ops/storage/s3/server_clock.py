@@ -14,38 +14,41 @@ from trinitylake_ops.storage.fork import at_fork
 
 #: An estimate older than this is not used without a new answer.
 MAX_AGE_SECONDS = 120.0
-#: How fast the two clocks may drift apart: ordinary ones do by less than 100 millionths.
+#: How fast the two clocks may drift apart. Ordinary clocks drift by less than 100 millionths.
 MAX_DRIFT = 200e-6
-#: S3 refuses requests whose clock differs by more than 15 minutes; a date much further off is no server's clock.
+#: S3 refuses requests whose clock differs by more than 15 minutes. A date much further off is no server's clock.
 MAX_DIFFERENCE_SECONDS = 3600.0
 
 _SECOND_MS = 1000.0
 
 
 def monotonic_ms() -> float:
-    """Milliseconds on the local clock that nobody sets; one that runs on while the machine sleeps, if there is such."""
+    """Return milliseconds on the local clock that nobody sets.
+
+    It runs on while the machine sleeps, if there is such a clock.
+    """
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) / 1_000_000
     return time.monotonic_ns() / 1_000_000
 
 
 def wall_ms() -> float:
-    """Milliseconds since the epoch on this machine's clock."""
+    """Return milliseconds since the epoch on this machine's clock."""
     return time.time_ns() / 1_000_000
 
 
 class _Reading(NamedTuple):
-    """What the server's clock shows at a local time, at least or at most."""
+    """The time that the server's clock shows at a local time, at least or at most."""
 
     server_ms: float
     local_ms: float
 
     def least_at(self, local_ms: float) -> float:
-        """Return what a clock that showed at least this shows at a later time at least."""
+        """Return the least time that a clock shows later, if it showed at least this."""
         return self.server_ms + (local_ms - self.local_ms) * (1 - MAX_DRIFT)
 
     def most_at(self, local_ms: float) -> float:
-        """Return what a clock that showed at most this shows at a later time at most."""
+        """Return the greatest time that a clock shows later, if it showed at most this."""
         return self.server_ms + (local_ms - self.local_ms) * (1 + MAX_DRIFT)
 
 
@@ -58,19 +61,18 @@ class _Known(NamedTuple):
 
 
 class ServerClock:
-    """Narrows down what the server's clock shows, by the local monotonic one.
+    """Narrows down the time of the server's clock, by the local monotonic one.
 
-    A ``Date`` has whole seconds and was taken somewhere between the send of the request and the
-    arrival of its answer: when the answer arrives, the server's clock shows that second at least,
-    and when the request was sent it showed less than the next one. From there the bounds drift
-    apart, by ``MAX_DRIFT`` each, and the tightest of all answers count. When they contradict each
-    other, a clock was set or several hosts answer, and the newest answer alone counts.
+    A ``Date`` has whole seconds. It was taken between the send of the request and the arrival of its answer. When the
+    answer arrives, the server's clock shows that second at least. When the request was sent, it showed less than the
+    next second. From there the bounds drift apart, by ``MAX_DRIFT`` each, and the tightest of all answers count. If
+    they contradict each other, a clock was set or several hosts answer. Then only the newest answer counts.
 
-    ``now_ms`` takes the lower bound. As long as one clock answers and drifts by less than
-    ``MAX_DRIFT``, it is never ahead of that clock and never goes back, and it lags by less than the
-    round trip of the newest answer and 1.05 s; where answers are frequent, by tens of milliseconds.
-    Otherwise it follows the newest answer, and may go back by the difference of the clocks and
-    that lag. Thread-safe, and what is known stays known in a forked child.
+    ``now_ms`` takes the lower bound. Assume that one clock answers and drifts by less than ``MAX_DRIFT``. Then the
+    result is never ahead of that clock and never goes back. It lags by less than the round trip of the newest answer
+    and 1.05 s. Where answers are frequent, it lags by tens of milliseconds. Otherwise the result follows the newest
+    answer, and may go back by the difference of the clocks and that lag. The class is thread-safe, and a forked child
+    keeps the bounds.
     """
 
     def __init__(self, *, local_ms: Callable[[], float] = monotonic_ms, wall_ms: Callable[[], float] = wall_ms):
@@ -81,11 +83,11 @@ class ServerClock:
         at_fork(self)
 
     def forget(self) -> None:
-        """Forget who holds the lock: a forked child does not have that thread."""
+        """Make a new lock: a forked child does not have the thread that held it."""
         self._lock = threading.Lock()
 
     def observe(self, date: str | None, sent_at_ms: float, received_at_ms: float) -> None:
-        """Take in the ``Date`` header of an answer; the times are local monotonic milliseconds.
+        """Take in the ``Date`` header of an answer. The times are local monotonic milliseconds.
 
         An answer without a readable date says nothing.
         """
@@ -99,11 +101,11 @@ class ServerClock:
             self._known = told if self._known is None else _both(self._known, told)
 
     def now_ms(self, ask: Callable[[], object]) -> int:
-        """Milliseconds since the epoch on the server's clock.
+        """Return milliseconds since the epoch on the server's clock.
 
-        ``ask`` sends a request whose answer goes to :meth:`observe`; it is called only when there
-        was no answer in the last ``MAX_AGE_SECONDS``. Raises StorageError when answers carry no date or
-        one that is hours off, and what ``ask`` raises.
+        ``ask`` sends a request whose answer goes to :meth:`observe`. It is called only if there was no answer in the
+        last ``MAX_AGE_SECONDS``. Raises StorageError when answers carry no date or one that is hours off, and what
+        ``ask`` raises.
         """
         if not self._is_fresh():
             ask()

@@ -12,10 +12,10 @@ from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
 
 #: S3 limits a key, the prefix of the root included, to this many bytes of UTF-8.
 MAX_KEY_BYTES = 1024
-#: S3 takes and returns at most this many keys in one DeleteObjects or one page of a list.
+#: S3 handles at most this many keys in one DeleteObjects or one page of a list.
 MAX_KEYS_PER_REQUEST = 1000
 
-#: Options of ``s3://`` roots; credentials and places that are not given come from AWS's environment.
+#: Options of ``s3://`` roots. Credentials and places that are not given come from AWS's environment.
 S3_OPTIONS = frozenset(
     {
         "access_key_id", "addressing_style", "client", "connect_timeout_seconds", "endpoint", "read_timeout_seconds",
@@ -42,9 +42,9 @@ class S3Location:
     def of(cls, root: str) -> S3Location:
         """Split a normalised root URI.
 
-        Raises InvalidLocationError when it is of another form, when what stands in the place of the
-        bucket is no name of one (credentials, a host with a port), or when it is too long; the
-        first two do not repeat it.
+        Raises InvalidLocationError for another form, for a root that is too long, and for a bucket that is no name of
+        one. Such a bucket may be credentials, or a host with a port. The message does not repeat a root of another form
+        or bucket.
         """
         authority = root.removeprefix("s3://").partition("/")[0]
         if not _BUCKET.fullmatch(authority):
@@ -58,7 +58,10 @@ class S3Location:
         return location
 
     def key(self, path: str) -> str:
-        """Return the key of a path. Raises InvalidLocationError for one that no storage accepts or that is too long."""
+        """Return the key of a path.
+
+        Raises InvalidLocationError for a path that no storage accepts or that is too long.
+        """
         check_path(path)
         key = self.key_prefix + path
         _check_length(key, path)
@@ -83,7 +86,7 @@ class S3Location:
 
 @dataclass(frozen=True, slots=True)
 class S3Settings:
-    """The options of a root, checked; None where AWS's environment and configuration files decide."""
+    """The checked options of a root. None means that AWS's environment and configuration files decide."""
 
     endpoint: str | None
     region: str | None
@@ -118,7 +121,7 @@ class S3Settings:
 
 
 def check_endpoint(value: str) -> None:
-    """Raise InvalidInputError, which does not repeat it, when the URL of a server has another form or credentials."""
+    """Raise InvalidInputError, without repeating the text, when the URL of a server has another form or credentials."""
     try:
         parts = urlsplit(value)
         well_formed = (

@@ -1,11 +1,11 @@
 """The base of all wrappers around a storage.
 
-A wrapper overrides the single operations (read, stat, create, write, delete, delete_batch, list,
-now_ms, is_linked, drop_cached) and leaves ``exists`` and the ``*_many`` methods alone: those are inherited from
-Storage and call the single operations of the outermost wrapper. So in ``Retry(Meter(Local))`` as in
-``Meter(Retry(Local))`` a ``create_many`` of five files is five creates, and each passes every
-wrapper once; in the first stack the meter counts each attempt, in the second each file. That they
-belong to one parallel round is carried beside the calls by ``parallel.current_round``.
+A wrapper overrides the single operations (read, stat, create, write, delete, delete_batch, list, now_ms, is_linked,
+drop_cached). It leaves ``exists`` and the ``*_many`` methods alone. These are inherited from Storage and call the
+single operations of the outermost wrapper. So in ``Retry(Meter(Local))`` as in ``Meter(Retry(Local))`` a
+``create_many`` of five files is five creates, and each passes every wrapper once. In the first stack the meter counts
+each attempt, in the second each file. Beside the calls, ``parallel.current_round`` tells that they belong to one
+parallel round.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trinitylake_ops.storage.interface import FileInfo, Storage
 
 
 class StorageWrapper(Storage):
-    """Hands every operation on to ``inner``; subclasses override what they change."""
+    """Hands every operation on to ``inner``. Subclasses override what they change."""
 
     def __init__(self, inner: Storage):
         self.inner = inner

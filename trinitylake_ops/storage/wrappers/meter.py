@@ -1,4 +1,4 @@
-"""Counts of what an operation asks of its storage."""
+"""Counts of the requests of an operation to its storage."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from trinitylake_ops.storage.wrappers.base import StorageWrapper
 
 @dataclass(frozen=True, slots=True)
 class RequestCounts:
-    """Requests of a span of time, as a MeteredStorage saw them.
+    """The requests in a span of time, as a MeteredStorage saw them.
 
-    ``requests`` by kind (``read``, ``stat``, ``create``, ``write``, ``delete``, ``list``), failed
-    ones included, kinds that did not occur left out. ``rounds``: sequential waits. ``bytes_read``:
-    handed out by reads; ``bytes_written``: bodies of creates and writes that succeeded.
+    ``requests`` are counted by kind (``read``, ``stat``, ``create``, ``write``, ``delete``, ``list``), failed ones
+    included. Kinds that did not occur are left out. ``rounds`` counts sequential waits. ``bytes_read`` were handed out
+    by reads; ``bytes_written`` are bodies of creates and writes that succeeded.
     """
 
     requests: Mapping[str, int] = field(default_factory=dict)
@@ -63,11 +63,11 @@ class Measurement:
 class MeteredStorage(StorageWrapper):
     """Counts the requests that pass, the bytes they carry, and the rounds they take.
 
-    A single request is one round; all requests of one ``*_many`` call are one round together,
-    whichever wrapper of the stack the call was made on. A listing is one request and one round per
-    call, however many pages it has. ``now_ms`` counts as nothing: a storage takes it from answers it
-    has anyway, unless there was none for minutes. Counts are those of this object: a pickled copy
-    starts at zero. Measure one thing at a time: requests of other threads on the same meter count too.
+    A single request is one round. All requests of one ``*_many`` call are one round together, on whichever wrapper of
+    the stack it was called. A listing is one request and one round per call, however many pages it has. ``now_ms`` is
+    not counted: a storage takes it from earlier answers, unless there was none for minutes. Counts are those of this
+    object: a pickled copy starts at zero. Measure one thing at a time: requests of other threads on the same meter
+    count too.
     """
 
     def __init__(self, inner: Storage):
@@ -77,7 +77,7 @@ class MeteredStorage(StorageWrapper):
         at_fork(self)
 
     def forget(self) -> None:
-        """Forget who holds the lock: a forked child does not have that thread. The counts go on."""
+        """Make a new lock: a forked child does not have the thread that held it. The counts go on."""
         self._lock = threading.Lock()
 
     def snapshot(self) -> RequestCounts:
@@ -86,7 +86,7 @@ class MeteredStorage(StorageWrapper):
             return RequestCounts(dict(self._requests), self._rounds, self._bytes_read, self._bytes_written)
 
     def add(self, counts: RequestCounts) -> None:
-        """Count requests, too, that a copy of this storage sent elsewhere; their rounds are waits of others."""
+        """Also count requests that a copy of this storage sent elsewhere. Their rounds are waits of others."""
         with self._lock:
             self._requests.update(counts.requests)
             self._bytes_read += counts.bytes_read

@@ -13,7 +13,7 @@ from trinitylake_ops.storage.wrappers.base import StorageWrapper
 
 
 class PacedStorage(StorageWrapper):
-    """Sends at most so many requests a second, evenly spread; who comes too early waits.
+    """Sends at most so many requests a second, evenly spread. A request that comes too early waits.
 
     A listing counts once, however many pages it has, and ``now_ms`` not at all. Under a RetryStorage each attempt
     counts. A pickled copy keeps a rate of its own. Raises InvalidInputError for a rate that is not above 0.
@@ -29,7 +29,7 @@ class PacedStorage(StorageWrapper):
         at_fork(self)
 
     def forget(self) -> None:
-        """Forget who holds the lock: a forked child does not have that thread."""
+        """Make a new lock: a forked child does not have the thread that held it."""
         self._lock = threading.Lock()
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:

@@ -25,7 +25,10 @@ _before_resend: ContextVar[Callable[[], None] | None] = ContextVar("before_resen
 
 @contextmanager
 def checked_resends(check: Callable[[], None]) -> Iterator[None]:
-    """Call ``check`` before each repetition of a create in this block, in this thread; what it raises ends it."""
+    """Call ``check`` before each repetition of a create in this block, in this thread.
+
+    An error from it ends the repetitions.
+    """
     token = _before_resend.set(check)
     try:
         yield
@@ -36,10 +39,10 @@ def checked_resends(check: Callable[[], None]) -> Iterator[None]:
 class RetryStorage(StorageWrapper):
     """Repeats a request that was throttled or failed in passing, then gives up with the last error.
 
-    Throttled and transient requests certainly had no effect, so every operation is repeated after
-    them, ``create`` too. After an AmbiguousWriteError only ``write`` and ``delete`` are repeated:
-    a repeated create could meet its own file and report it as somebody else's. A listing is
-    repeated until its first file arrived; a later failure is raised, because files were handed out.
+    Throttled and transient requests certainly had no effect. So every operation is repeated after them, ``create`` too.
+    After an AmbiguousWriteError only ``write`` and ``delete`` are repeated. A repeated create could meet its own file
+    and report it as another writer's. A listing is repeated until its first file arrived. A later failure is raised,
+    because files were handed out.
 
     ``attempts`` counts the first try; the wait before retry k is random in
     ``[0, min(max_delay_seconds, base_delay_seconds * 2**(k - 1))]``. Raises InvalidInputError for
@@ -94,7 +97,7 @@ class RetryStorage(StorageWrapper):
         self._retry_idempotent(self.inner.delete, path)
 
     def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
-        """Delete a batch; only the files of it that failed in passing are tried again."""
+        """Delete a batch. Only its files that failed in passing are tried again."""
         failures: dict[str, StorageError] = {}
 
         def delete_remaining() -> None:
@@ -162,7 +165,7 @@ def sent_once(storage: Storage) -> Storage:
 
 
 def _repeated(retrying: Retrying, call: Callable[[], T]) -> T:
-    """Call; only what failed in passing pays for the bookkeeping of attempts and waits, and counts as the first."""
+    """Make the first call. Only a call that failed in passing pays for the bookkeeping of attempts and waits."""
     failure: StorageError | None = None
     try:
         return call()

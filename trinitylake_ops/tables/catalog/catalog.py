@@ -12,12 +12,11 @@
     })
     catalog.load_table("flights.daily").scan().to_arrow()
 
-The ``properties`` of an open catalog hold no credentials, so they do not reopen a lakehouse that
-was given some.
+The ``properties`` of an open catalog hold no credentials. So they do not reopen a lakehouse that needs some.
 
-Its exceptions are pyiceberg's own (NoSuchTableError, CommitFailedException, ...), as engines
-expect; what pyiceberg has no exception for is raised as this package's typed error. Namespaces have
-one level. Names that hold a dot are given as tuples. There are no views.
+Its exceptions are pyiceberg's own (NoSuchTableError, CommitFailedException, ...), as engines expect. A failure that
+pyiceberg has no exception for is raised as this package's typed error. Namespaces have one level. Names that hold a dot
+are given as tuples. There are no views.
 """
 
 from __future__ import annotations
@@ -91,9 +90,9 @@ _FILE_IO = "trinitylake_ops.tables.io.file_io.StorageFileIO"
 class TrinityLakeCatalog(NamespaceCatalog):
     """The tables of a lakehouse: its latest version, an older one, or an open transaction.
 
-    Made by ``load_catalog`` (see the module) or by :meth:`on`. Raises InvalidInputError when
-    ``root`` is missing or both ``version`` and ``timestamp`` are given, and what
-    ``Lakehouse.open`` and ``Lakehouse.snapshot`` raise.
+    Callers make one with ``load_catalog`` (see the module) or with :meth:`on`. Raises InvalidInputError when ``root``
+    is missing, or when both ``version`` and ``timestamp`` are given. Raises what ``Lakehouse.open`` and
+    ``Lakehouse.snapshot`` raise.
     """
 
     def __init__(self, name: str, **properties: str):
@@ -156,8 +155,8 @@ class TrinityLakeCatalog(NamespaceCatalog):
     ) -> CreateTableTransaction:
         """Begin to create a managed table and to fill it, as one version.
 
-        Its owner file is written at once, as data files may be from now on. Raises
-        UnsupportedTypeError, InvalidDefinitionError, StorageError, InvalidInputError when read-only.
+        The table's owner file is written at once, as data files may follow from now on. Raises UnsupportedTypeError,
+        InvalidDefinitionError, StorageError, and InvalidInputError when read-only.
         """
         if self.target.read_only:
             raise errors.InvalidInputError("this catalog only reads; open one on the latest version to create a table")
@@ -172,7 +171,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
         return self._load(namespace, table, self._definition_of(namespace, table))
 
     def table_exists(self, identifier: str | Identifier) -> bool:
-        """Whether an Iceberg table of that name exists; its files are not read."""
+        """Whether an Iceberg table of that name exists. Its files are not read."""
         namespace, table = self.identifier_to_database_and_table(identifier, NoSuchTableError)
         try:
             self._definition_of(namespace, table)
@@ -181,11 +180,11 @@ class TrinityLakeCatalog(NamespaceCatalog):
         return True
 
     def register_table(self, identifier: str | Identifier, metadata_location: str, overwrite: bool = False) -> Table:
-        """Add a table whose metadata file exists, a URI; ``overwrite`` replaces a table of that name.
+        """Add a table by the URI of its metadata file. With ``overwrite`` it replaces a table of that name.
 
-        It is EXTERNAL, so its files are never deleted. Raises TableAlreadyExistsError, NoSuchNamespaceError,
-        UnsupportedTypeError, StorageError, InvalidInputError for one in a table's folder of this lakehouse, which
-        purges may be about to delete: ``maintenance.register_table`` waits for them.
+        The table is EXTERNAL, so its files are never deleted. Raises TableAlreadyExistsError, NoSuchNamespaceError,
+        UnsupportedTypeError, StorageError. Raises InvalidInputError for a file in a table's folder of this lakehouse,
+        which a purge may be about to delete. For such files, ``maintenance.register_table`` waits for purges.
         """
         namespace, table = self.identifier_to_database_and_table(identifier)
         uri = registered_uri(self.io.root, metadata_location)
@@ -202,18 +201,18 @@ class TrinityLakeCatalog(NamespaceCatalog):
         return self._table((namespace, table), metadata, uri, io_for(definition, self.io))
 
     def drop_table(self, identifier: str | Identifier) -> None:
-        """Drop a table; older versions still read it, so its files stay. Raises NoSuchTableError."""
+        """Drop a table. Older versions still read it, so its files stay. Raises NoSuchTableError."""
         namespace, table = self.identifier_to_database_and_table(identifier, NoSuchTableError)
         with changing(self.target, self.io, f"drop table {namespace}.{table}") as change:
             change.writer.drop_table(namespace, table)
 
     def purge_table(self, identifier: str | Identifier) -> None:
-        """Drop a table. Its files go when no kept version reads them: expire, then purge the lakehouse."""
+        """Drop a table. Its files are deleted when no kept version reads them: expire, then purge the lakehouse."""
         self.drop_table(identifier)
         logger.info("files of %s stay until the versions that read them are expired and purged", identifier)
 
     def rename_table(self, from_identifier: str | Identifier, to_identifier: str | Identifier) -> Table:
-        """Rename a table, also into another namespace; its id and files stay.
+        """Rename a table, also into another namespace. Its id and files stay.
 
         Raises NoSuchTableError, TableAlreadyExistsError, NoSuchNamespaceError.
         """
@@ -233,9 +232,9 @@ class TrinityLakeCatalog(NamespaceCatalog):
     ) -> CommitTableResponse:
         """Write a table's new metadata and point the lakehouse to it.
 
-        Raises CommitFailedException when the table has changed meanwhile (pyiceberg then retries),
-        CommitStateUnknownException when the outcome could not be read back,
-        InvalidDefinitionError when the update would move a managed table, let Iceberg delete files or name code.
+        Raises CommitFailedException when the table has changed meanwhile (pyiceberg then retries), and
+        CommitStateUnknownException when the outcome could not be read back. Raises InvalidDefinitionError when the
+        update would move a managed table, let Iceberg delete files or name code.
         """
         namespace, name = self.identifier_to_database_and_table(table.name(), NoSuchTableError)
         for update in updates:
@@ -258,7 +257,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
                 writer.alter_table(namespace, name, definition)
         return commit_response(staged)
 
-    # What MetastoreCatalog asks of its subclasses
+    # Methods that MetastoreCatalog asks of its subclasses
 
     @staticmethod
     def _convert_schema_if_needed(
@@ -307,7 +306,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
         return self._table((namespace, table), table_metadata(definition, self.io), uri, io_for(definition, self.io))
 
     def _current(self, table: Table, namespace: str, name: str, definition: TableDef) -> Table:
-        """Return the table as the lakehouse has it: the caller's own, unless that is stale."""
+        """Return the table as the lakehouse has it. It is the caller's own, unless that is stale."""
         check_format(definition, f"{namespace}.{name}")
         if table.metadata_location == metadata_uri(definition, self.io.root):
             return table
@@ -328,8 +327,8 @@ def catalog_for(
 ) -> TrinityLakeCatalog:
     """Return a catalog whose changes join an open transaction: many tables, one version.
 
-    ``storage_options`` are for files beyond the lakehouse's root. Commits of pyiceberg only stage
-    their changes there; the transaction's own commit publishes all of them or none.
+    ``storage_options`` are for files beyond the lakehouse's root. Commits of pyiceberg only stage their changes there.
+    The transaction's own commit publishes all of them or none.
     """
     return TrinityLakeCatalog.on(TransactionTarget(transaction, storage_options), name)
 
@@ -340,9 +339,10 @@ def catalog_at(
     timestamp: datetime | int | None = None,
     name: str = "trinitylake",
 ) -> TrinityLakeCatalog:
-    """Return a catalog of an open lakehouse: read-only at a version or time, else the latest, one commit a change.
+    """Return a catalog of an open lakehouse.
 
-    Raises what ``Lakehouse.snapshot`` raises.
+    At a version or time it is read-only; otherwise each change is a commit on the latest version. Raises what
+    ``Lakehouse.snapshot`` raises.
     """
     if version is None and timestamp is None:
         return TrinityLakeCatalog.on(LatestTarget(lake), name)

@@ -1,4 +1,4 @@
-"""One change of a catalog's target, with failures told in pyiceberg's terms."""
+"""One change of a catalog's target, with failures raised in pyiceberg's terms."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TableChange:
-    """A change in progress: the transaction it goes to and the files, as URIs, that were written for it."""
+    """A change in progress: its transaction, and the files, as URIs, that were written for it."""
 
     writer: Transaction
     io: StorageFileIO
@@ -62,7 +62,8 @@ class TableChange:
 
     def delete_written(self) -> None:
         """Delete these files again, best effort: the change certainly did not take effect."""
-        for uri in sorted(self.written, key=lambda uri: uri.endswith(f"/{OWNER_NAME}")):  # what tells whose it is, last
+        # the owner file is deleted last
+        for uri in sorted(self.written, key=lambda uri: uri.endswith(f"/{OWNER_NAME}")):
             try:
                 self.io.delete(uri)
             except errors.StorageError as error:
@@ -71,9 +72,10 @@ class TableChange:
 
 @contextmanager
 def changing(target: CatalogTarget, io: StorageFileIO, what: str) -> Iterator[TableChange]:
-    """Change a target in one step; ``what`` is the commit's message.
+    """Change a target in one step. ``what`` is the commit's message.
 
-    Raises pyiceberg's exceptions for what is missing, exists, or lost a race; others pass as they are.
+    Raises pyiceberg's exceptions for an object that is missing, exists, or lost a race. Other exceptions pass as they
+    are.
     """
     change: TableChange | None = None
     try:

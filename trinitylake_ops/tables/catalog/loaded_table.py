@@ -1,4 +1,4 @@
-"""A table as the catalog loads it, and what is asked of a change of it before it is committed."""
+"""A table as the catalog loads it, and the checks of a change before its commit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOADED_AT_MS = "trinitylake.loaded-at-ms"
 
 
 class LoadedTable(Table):
-    """A table that knows when it was first loaded: no file that a commit adds is older, but for files added by name."""
+    """A table that knows when it was first loaded. No file that a commit adds is older, except files added by name."""
 
     def refresh(self) -> Table:
         config = self.config
@@ -41,12 +41,12 @@ class LoadedTable(Table):
         return super().transaction()
 
     def location_provider(self) -> LocationProvider:
-        """Return what chooses the places of new files: never a class that the metadata names."""
+        """Return the object that chooses the places of new files: never a class that the metadata names."""
         return location_provider(self.metadata)
 
 
 def check_format(definition: TableDef, name: str) -> TableDef:
-    """Return the definition of an Iceberg table. Raises NoSuchIcebergTableError for one of another format."""
+    """Return the definition of an Iceberg table. Raises NoSuchIcebergTableError for a table of another format."""
     if not definition.is_iceberg:
         raise NoSuchIcebergTableError(
             f"Table {name} has the format {definition.table_format!r}; only {ICEBERG} tables can be read here"
@@ -62,10 +62,10 @@ def loaded_now(storage: Storage) -> dict[str, str]:
 def date_back(
     writer: Transaction, table: Table, metadata: TableMetadata, updates: tuple[TableUpdate, ...], io: StorageFileIO
 ) -> None:
-    """Let the transaction be as old as the oldest file that it adds: orphan removal spares none for longer.
+    """Let the transaction be as old as the oldest file that it adds. A removal of orphans spares no file for longer.
 
-    Files that are added were written after the table was loaded. Where that was too long ago to tell, the
-    storage says when they were. Raises TransactionExpiredError where one is gone.
+    Files that are added were written after the table was loaded. If that was too long ago, the storage says when they
+    were written. Raises TransactionExpiredError where a file is gone.
     """
     added = {update.snapshot.snapshot_id for update in updates if isinstance(update, AddSnapshotUpdate)}
     if not added:
@@ -77,7 +77,7 @@ def date_back(
 
 
 def check_update(metadata: TableMetadata, current: Table | None, base: TableDef | None) -> None:
-    """Raise InvalidDefinitionError where a managed table would move, or have properties that it may not."""
+    """Raise InvalidDefinitionError if a managed table would move, or would have forbidden properties."""
     if base is not None and not base.is_managed:
         return
     check_managed_properties(metadata.properties)
@@ -98,7 +98,7 @@ def commit_message(table: str, updates: tuple[TableUpdate, ...]) -> str:
 
 
 def commit_response(table: Table) -> CommitTableResponse:
-    """Return the answer to a commit after which the table is this one."""
+    """Return the answer to a commit that leaves this table."""
     return CommitTableResponse.model_validate(
         {"metadata": table.metadata, "metadata-location": table.metadata_location}
     )

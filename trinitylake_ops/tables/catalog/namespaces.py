@@ -1,4 +1,4 @@
-"""The part of the catalog that is about namespaces, and the views that a lakehouse has none of."""
+"""The part of the catalog for namespaces, and for views, which a lakehouse does not have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trinitylake_ops.tables.io.file_io import StorageFileIO
 
 
 class NamespaceCatalog(MetastoreCatalog):
-    """The namespaces of a catalog's target; who makes one says what that is."""
+    """The namespaces of a catalog's target. A subclass says what that is."""
 
     target: CatalogTarget
     io: StorageFileIO
@@ -51,7 +51,7 @@ class NamespaceCatalog(MetastoreCatalog):
             change.writer.drop_namespace(name)
 
     def list_namespaces(self, namespace: str | Identifier = ()) -> list[Identifier]:
-        """Return all namespaces; within one there are none. Raises NoSuchNamespaceError."""
+        """Return all namespaces. A namespace contains no others. Raises NoSuchNamespaceError."""
         if namespace:
             self.load_namespace_properties(namespace)
             return []

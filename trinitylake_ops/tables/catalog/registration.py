@@ -1,4 +1,4 @@
-"""Bringing existing Iceberg tables into a lakehouse by their metadata files."""
+"""Brings existing Iceberg tables into a lakehouse by their metadata files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def registered_uri(root: str, metadata_location: str) -> str:
 
 
 def registering_io(io: StorageFileIO, uris: Iterable[str]) -> StorageFileIO:
-    """Return what reads metadata files that a caller named, URIs, wherever they are. Raises InvalidLocationError."""
+    """Return a FileIO for metadata files that a caller named by URIs, wherever they are.
+
+    Raises InvalidLocationError.
+    """
     scheme = io.root.partition("://")[0]
     folders = {normalize_root_uri(uri[: uri.rindex("/") + 1]) for uri in uris if not uri.startswith(io.root)}
     opened = [
@@ -42,7 +45,7 @@ def registering_io(io: StorageFileIO, uris: Iterable[str]) -> StorageFileIO:
 
 
 def root_to_allow(definition: TableDef, io: StorageFileIO) -> str | None:
-    """Return the root that has to be allowed for a registered table to be read later, None where that is so now.
+    """Return the root that must be allowed so that a registered table can be read later. None if it can be read now.
 
     ``io`` may read its metadata file. Raises CorruptFileError, StorageError.
     """
@@ -58,10 +61,10 @@ def registered_table(
 ) -> tuple[TableMetadata, TableDef]:
     """Read a table's metadata file, a URI, and return it with the definition that it is registered by.
 
-    The definition is of ``table_type``, EXTERNAL or FEDERATED, so no file of the table is ever deleted, and
-    its id is empty. A managed table of this lakehouse, such as one that was dropped, is MANAGED again, under
-    the id in its location. Raises InvalidInputError for another type; CorruptFileError for what is no Iceberg
-    metadata, FileMissingError and other StorageErrors, UnsupportedTypeError.
+    The definition is of ``table_type``, EXTERNAL or FEDERATED, so no file of the table is ever deleted. Its id is
+    empty. A managed table of this lakehouse, for example a dropped one, is MANAGED again, under the id in its location.
+    Raises InvalidInputError for another type, CorruptFileError for a file that is no Iceberg metadata, FileMissingError
+    and other StorageErrors, UnsupportedTypeError.
     """
     if table_type not in (EXTERNAL, FEDERATED):
         raise InvalidInputError(f"a table is registered as {EXTERNAL} or {FEDERATED}, not as {table_type!r}")

@@ -1,4 +1,4 @@
-"""What a catalog reads and where its changes go.
+"""The target of a catalog: what it reads, and where its changes go.
 
 * LatestTarget: every change is a lakehouse commit of its own.
 * TransactionTarget: changes join an open transaction, which its owner commits.
@@ -25,7 +25,7 @@ VERSION = "version"
 TIMESTAMP = "timestamp"
 
 
-_LONGEST_MESSAGE_CHARS = 500  # of a commit; names may be far longer
+_LONGEST_MESSAGE_CHARS = 500  # characters of a commit's message; names may be far longer
 
 
 class CatalogTarget(Protocol):
@@ -112,7 +112,7 @@ class SnapshotTarget:
 
 
 def target_of(properties: Mapping[str, str]) -> CatalogTarget:
-    """Return what a catalog's properties name: ``root``, ``storage.*``, and ``version`` or ``timestamp``.
+    """Return the target that a catalog's properties name: ``root``, ``storage.*``, and ``version`` or ``timestamp``.
 
     Raises InvalidInputError, and what ``Lakehouse.open`` and ``Lakehouse.snapshot`` raise.
     """

@@ -1,8 +1,8 @@
-"""Decoding Avro within its bytes: what pyiceberg reads manifests by, in place of its own compiled decoder.
+"""Decodes Avro within its bytes. For manifests, pyiceberg uses this decoder in place of its own compiled one.
 
-That one follows lengths and counts out of its memory: a manifest of a kilobyte ends the process, or takes whatever
-lies behind it, credentials too, for a path. pyiceberg asks one of its modules for a decoder, so
-:func:`read_bounded_avro` changes it there, for all Avro that this process reads by pyiceberg (decision 38).
+The compiled decoder follows lengths and counts out of its memory. So a manifest of a kilobyte ends the process. Or it
+takes any bytes behind it, credentials too, for a path. A module of pyiceberg provides the decoder.
+:func:`read_bounded_avro` replaces it there, for all Avro that this process reads by pyiceberg (decision 38).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _POSITIVE = (1 << 63) - 1
 
 
 class BoundedDecoder(BinaryDecoder):
-    """Decodes values one after the other. Raises EOFError for what leads out of the bytes."""
+    """Decodes values one after the other. Raises EOFError for a length that leads out of the bytes."""
 
     __slots__ = ("_data", "_end", "_place")
 
@@ -40,7 +40,7 @@ class BoundedDecoder(BinaryDecoder):
 
     def read_int(self) -> int:
         place = self._place
-        if place < self._end and (byte := self._data[place]) < _MORE:  # as most numbers are
+        if place < self._end and (byte := self._data[place]) < _MORE:  # most numbers take one byte
             self._place = place + 1
             return (byte >> 1) ^ -(byte & 1)
         return self._read_long_int()

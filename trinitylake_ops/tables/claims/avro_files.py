@@ -1,8 +1,8 @@
-"""Avro files of tables, looked through and inflated before any decoder sees them.
+"""Avro files of tables, checked and inflated before any decoder sees them.
 
-pyiceberg and fastavro believe what a file claims: they inflate each block whole, and count on as far as a length
-or a count in it says. What is handed to them is the same file without compression, whose blocks are within it,
-whose sum is bounded, and whose records and items each take bytes.
+Decoders such as pyiceberg and fastavro believe what a file claims. They inflate each block whole, and count on as far
+as a length or a count in it says. They are given the same file without compression. Its blocks are within it, its sum
+is bounded, and each record and item takes bytes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from trinitylake_ops.tables.claims.names import MAX_NAME_CHARS, full_name_chars
 SNAPSHOT_ID = "snapshot-id"
 _CODEC, _SCHEMA = "avro.codec", "avro.schema"
 _SUFFIX = ".avro"
-#: Each record takes a decoder about a kilobyte, and a writer more bytes than these: it has a name of its own.
+#: Each record takes a decoder about a kilobyte. It takes a writer more bytes than these, as it has a name of its own.
 _FILE_BYTES_PER_RECORD = 8
 _ALWAYS_ALLOWED_RECORDS = 16_384
-#: What every file may inflate to: a number or an entry of a map takes two to four bytes there, and up to thirty times
-#: as much in a decoder. Metrics, most of what large manifests hold, are numbers that shrink to a half or a third.
+#: The bytes that every file may inflate to. A number or an entry of a map takes two to four bytes there, and up to
+#: thirty times as much in a decoder. Metrics, most of what large manifests hold, are numbers that shrink to a half or a
+#: third.
 ALWAYS_ALLOWED_BYTES = 8 << 20
 _SMALL_FILE_BYTES = 1 << 20
 #: How many bytes a file may inflate to for each byte that it has beyond a small one.
@@ -34,9 +35,9 @@ _MAX_RATIO = 16
 
 @dataclass(frozen=True, slots=True)
 class AvroContent:
-    """An Avro file without compression: its ``data``, the ``meta`` of its header, and what it was as a file.
+    """An Avro file without compression: its ``data``, the ``meta`` of its header, and facts about the compressed file.
 
-    That is the ``codec`` it had and its size in bytes.
+    These facts are its ``codec`` and its size in bytes.
     """
 
     data: bytes
@@ -63,7 +64,7 @@ def is_avro(location: str, head: bytes) -> bool:
 def check_no_avro(location: str, data: bytes) -> None:
     """Raise CorruptFileError for a file that does not begin as Avro, but would be taken for it.
 
-    pyiceberg's decoder passes over the first bytes and looks for the schema.
+    The decoder of pyiceberg passes over the first bytes and looks for the schema.
     """
     if _SCHEMA.encode() in data:
         raise CorruptFileError(f"{location!r} is no Avro file, but says so further on; restore it", path=location)
@@ -72,14 +73,14 @@ def check_no_avro(location: str, data: bytes) -> None:
 def uncompressed(data: bytes, location: str) -> AvroContent:
     """Return an Avro file without compression.
 
-    Raises CorruptFileError for what is no Avro file, holds more than a file of its size may, or claims more than
-    it has.
+    Raises CorruptFileError for a file that is not Avro, holds more than a file of its size may, or claims more than it
+    has.
     """
     try:
         return _uncompressed(data)
     except InflatedTooLargeError as error:
         raise too_large(location, len(data), avro_limit_bytes(len(data))) from error
-    except Exception as error:  # of broken bytes decompressors raise anything at all
+    except Exception as error:  # for broken bytes decompressors raise any exception
         reason = str(error).partition("\n")[0][:100]
         raise CorruptFileError(
             f"{location!r} is no readable Avro file: {type(error).__name__}: {reason}; restore it", path=location
@@ -119,9 +120,9 @@ def _blocks(reader: AvroReader, sync: bytes) -> Iterator[tuple[int, bytes]]:
 
 @lru_cache(maxsize=64)
 def _check_schema(text: bytes) -> None:
-    """Raise ValueError for a schema with items that take no bytes, of which a list could count any number.
+    """Raise ValueError for a schema with items that take no bytes, as a list could count any number of them.
 
-    And for one whose full names are too long together.
+    Raises it also for a schema whose full names are too long together.
     """
     schema = json.loads(text)
     if full_name_chars(schema) > MAX_NAME_CHARS:
@@ -134,7 +135,7 @@ def _least_bytes(schema: Any) -> int:
     if isinstance(schema, list):
         for branch in schema:
             _least_bytes(branch)
-        return 1  # that of the branch's number
+        return 1  # the byte of the branch's number
     kind = schema.get("type") if isinstance(schema, dict) else schema
     if kind == "array" and _least_bytes(schema["items"]) == 0:
         raise ValueError("its schema has a list of items that take no bytes")
@@ -149,7 +150,7 @@ def _least_bytes(schema: Any) -> int:
     if kind == "null":
         return 0
     if isinstance(schema, str) and kind not in _PRIMITIVES:
-        return 0  # a name, which may be that of a record without fields
+        return 0  # a name, perhaps that of a record without fields
     return 1
 
 

@@ -1,4 +1,4 @@
-"""The header of an Avro object container file, and the numbers and counted bytes that all of the file is made of."""
+"""The header of an Avro object container file, and the numbers and counted bytes of which the file consists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_VARINT_BYTES = 10
 
 @dataclass(frozen=True, slots=True)
 class AvroHeader:
-    """What a file begins with: its metadata, and the marker between blocks; the first is at ``size_bytes``."""
+    """The beginning of a file: its metadata, and the marker between blocks. The first block is at ``size_bytes``."""
 
     metadata: dict[str, bytes]
     sync: bytes
@@ -20,7 +20,7 @@ class AvroHeader:
 
     @classmethod
     def parse(cls, data: bytes, errors: str = "strict") -> AvroHeader:
-        """Return the header of a file; ``errors`` is for names that are no UTF-8, as ``bytes.decode`` takes it.
+        """Return the header of a file. ``errors`` is for names that are no UTF-8, as in ``bytes.decode``.
 
         Raises ValueError, EOFError.
         """
@@ -41,21 +41,21 @@ class AvroHeader:
 
     @classmethod
     def of(cls, data: bytes) -> AvroHeader | None:
-        """Return the header of a file, None where it has none that can be read; names may be no UTF-8."""
+        """Return the header of a file, None if it has none that can be read. Names need not be UTF-8."""
         try:
             return cls.parse(data, "surrogateescape")
         except (ValueError, EOFError):
             return None
 
     def with_metadata(self, more: Mapping[str, bytes]) -> bytes:
-        """Return the bytes of this header with more metadata, in front and in place of what has these names."""
+        """Return the bytes of this header with more metadata in front, which replaces entries of the same names."""
         kept = {name: value for name, value in self.metadata.items() if name not in more}
         return header_bytes({**more, **kept}, self.sync)
 
 
 @dataclass(slots=True)
 class AvroReader:
-    """Reads numbers and counted bytes of ``data``, one after the other; ``at`` is where the next one begins."""
+    """Reads numbers and counted bytes of ``data``, one after the other. The next one begins at ``at``."""
 
     data: bytes
     at: int

@@ -1,7 +1,7 @@
-"""What data and delete files of tables claim to hold, doubted before a decoder of columns sees them.
+"""The claims of data and delete files of tables, doubted before a decoder of columns sees them.
 
-PyArrow and pyiceberg allocate what a file says: a column of zeros, a stripe of runs or a bitmap of whole ranges takes
-a few bytes and decodes to gigabytes. The claims stand at the end of a file, which every reader fetches first.
+PyArrow and pyiceberg allocate as much as a file claims. A column of zeros, a stripe of runs or a bitmap of whole ranges
+takes a few bytes and decodes to gigabytes. The claims are at the end of a file, which every reader fetches first.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 PARQUET_MAGIC = b"PAR1"
-#: What files of columns are, by how their names end.
+#: The formats of columnar files, by how their names end.
 _FORMATS = {".parquet": "Parquet", ".orc": "ORC"}
 #: A Parquet file ends with the length of its footer and the magic.
 PARQUET_END_BYTES = 8
-#: More is no footer of a table's file: a decoder takes a hundred times as much.
+#: More bytes are no footer of a table's file: a decoder takes a hundred times as much.
 MAX_FOOTER_BYTES = 32 << 20
-#: Names in a smaller one cannot become much.
+#: Names in a smaller footer cannot become large.
 _SMALL_FOOTER_BYTES = 32 << 10
 _SCHEMA = 2  # a field of Thrift's FileMetaData
-#: Columns, row groups or anything else of which a footer has a list.
+#: The most entries of any list in a footer, such as columns or row groups.
 _MAX_LISTED = 200_000
-#: What a row group, or the pages of a column, may always decode to; more only up to a thousand times what is stored.
+#: The bytes that a row group, or the pages of a column, may always decode to. More are allowed up to a thousand times
+#: the stored size.
 ALWAYS_ALLOWED_BYTES = 256 << 20
 _ALWAYS_ALLOWED_ROWS = 32 << 20
 MAX_RATIO = 1000
@@ -40,7 +41,7 @@ MAX_RATIO = 1000
 def footer_bytes(end: bytes) -> int:
     """Return the size of a Parquet file's footer, its length and magic included, by its last eight bytes.
 
-    0 for a file that is none.
+    Returns 0 for a file that is no Parquet.
     """
     if len(end) < PARQUET_END_BYTES or not end.endswith(PARQUET_MAGIC):
         return 0
@@ -48,9 +49,9 @@ def footer_bytes(end: bytes) -> int:
 
 
 def claims_bytes(end: bytes, size_bytes: int, path: str) -> int:
-    """Return how many of a file's last bytes hold its claims, by some of them; 0 for a file of another format.
+    """Return how many of a file's last bytes hold its claims, judging by some of them. 0 for a file of another format.
 
-    Raises CorruptFileError for more than there are, or than a decoder should see.
+    Raises CorruptFileError for more bytes than the file has, or than a decoder should see.
     """
     needed_bytes = footer_bytes(end) or OrcTail.bytes_of(end)
     if needed_bytes > min(size_bytes, MAX_FOOTER_BYTES):
@@ -63,24 +64,24 @@ def claims_bytes(end: bytes, size_bytes: int, path: str) -> int:
 
 
 def end_with_claims(end: bytes, size_bytes: int, read_end: Callable[[int], bytes], path: str) -> bytes:
-    """Return the last bytes of a file that are given, or more of them where its claims do not stand in these.
+    """Return the last bytes of a file: the given ones, or more if they do not hold its claims.
 
-    ``read_end`` gives so many of its last bytes. Raises as :func:`claims_bytes`, and what ``read_end`` raises.
+    ``read_end`` returns a number of its last bytes. Raises as :func:`claims_bytes`, and what ``read_end`` raises.
     """
     needed_bytes = claims_bytes(end, size_bytes, path)
     return read_end(needed_bytes) if needed_bytes > len(end) else end
 
 
 def named_format(path: str) -> str | None:
-    """Return the format of columns that a file has by its name, None for one of another format, or of no known one."""
+    """Return the columnar format that a file has by its name, None for another or an unknown format."""
     return next((name for ending, name in _FORMATS.items() if path.endswith(ending)), None)
 
 
 def check_claims(end: bytes, size_bytes: int, path: str) -> None:
-    """Check what a Parquet or ORC file claims to decode to, by its last bytes, which hold its footer.
+    """Check the claims of a Parquet or ORC file by its last bytes, which hold its footer.
 
-    A file that ends in no footer passes where its name promises none: PyArrow's errors of the others name no file.
-    Raises CorruptFileError.
+    A file without a footer passes if its name promises none, as PyArrow's errors for such files name no file. Raises
+    CorruptFileError.
     """
     is_parquet, is_orc = bool(footer_bytes(end)), bool(OrcTail.bytes_of(end))
     promised = named_format(path)
@@ -94,7 +95,7 @@ def check_claims(end: bytes, size_bytes: int, path: str) -> None:
     elif is_orc:
         try:
             tail = OrcTail.parse(end)
-        except Exception as error:  # of broken bytes decompressors raise anything at all
+        except Exception as error:  # for broken bytes decompressors raise any exception
             raise CorruptFileError(f"{path!r} is no ORC file: {_reason(error)}; restore it", path=path) from error
         for number, stripe in enumerate(tail.stripes):
             _check_rows(stripe.rows, stripe.stored_bytes, f"stripe {number}", path)
@@ -119,7 +120,7 @@ def _check_names(end: bytes, path: str) -> None:
 
 def read_footer(end: bytes, path: str) -> pq.FileMetaData:
     """Return the footer of a Parquet file by its last bytes, at least all of the footer. Raises CorruptFileError."""
-    import pyarrow.parquet as pq  # not needed by whoever reads and writes metadata only
+    import pyarrow.parquet as pq  # readers and writers of metadata need not load it
 
     claims_bytes(end, len(end), path)
     _check_names(end, path)
@@ -131,9 +132,9 @@ def read_footer(end: bytes, path: str) -> pq.FileMetaData:
 
 
 def check_parquet_claims(metadata: pq.FileMetaData, size_bytes: int, path: str) -> None:
-    """Raise CorruptFileError for a footer whose row groups claim to hold absurdly much beside the file's size.
+    """Raise CorruptFileError for a footer whose row groups claim absurdly much for the file's size.
 
-    Columns are not asked one by one: on statistics that contradict themselves PyArrow ends the process then.
+    Columns are not read one by one, as PyArrow ends the process on statistics that contradict themselves.
     """
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
@@ -142,7 +143,7 @@ def check_parquet_claims(metadata: pq.FileMetaData, size_bytes: int, path: str) 
 
 
 def check_size(claimed_bytes: int, stored_bytes: int, what: str, path: str) -> None:
-    """Raise CorruptFileError where ``what`` of a file claims to decode to absurdly more than is stored of it."""
+    """Raise CorruptFileError if ``what`` of a file claims to decode to absurdly more than is stored of it."""
     if claimed_bytes > ALWAYS_ALLOWED_BYTES and claimed_bytes > MAX_RATIO * stored_bytes:
         raise _absurd(f"{claimed_bytes} bytes", stored_bytes, what, path)
 

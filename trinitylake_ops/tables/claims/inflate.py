@@ -1,6 +1,6 @@
-"""Decompressing what stands in table files, in bounded steps: a small file never becomes a large one in memory.
+"""Decompresses parts of table files in bounded steps, so that a small file never becomes a large one in memory.
 
-A file inflates to at most :func:`inflated_limit_bytes`; whoever decompresses stops there, whatever the file claims.
+A file inflates to at most :func:`inflated_limit_bytes`. Decompression stops there, whatever the file claims.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trinitylake_ops.errors import CorruptFileError
 
 #: The most that any file inflates to.
 MAX_INFLATED_BYTES = 256 << 20
-#: What every file may inflate to. It is held three times: in pieces, joined, and by the decoder.
+#: The bytes that every file may inflate to. They are held three times: in pieces, joined, and by the decoder.
 ALWAYS_ALLOWED_BYTES = 64 << 20
 #: How many times its size a larger file may inflate to.
 MAX_RATIO = 32
@@ -38,7 +38,7 @@ def inflated_limit_bytes(file_bytes: int) -> int:
 
 
 def too_large(location: str, file_bytes: int, limit_bytes: int | None = None) -> CorruptFileError:
-    """Return the error for a file that holds more than it may, ``limit_bytes`` or what any file may inflate to."""
+    """Return the error for a file that holds more than ``limit_bytes``, or than any file may inflate to."""
     limit_bytes = inflated_limit_bytes(file_bytes) if limit_bytes is None else limit_bytes
     return CorruptFileError(
         f"{location!r} has {file_bytes} bytes and inflates to more than {limit_bytes}: no table's file does;"
@@ -48,7 +48,7 @@ def too_large(location: str, file_bytes: int, limit_bytes: int | None = None) ->
 
 
 def inflate_gzip(data: bytes, limit_bytes: int) -> bytes:
-    """Return what all gzip members of a file hold. Raises InflatedTooLargeError, zlib.error, EOFError."""
+    """Return the content of all gzip members of a file. Raises InflatedTooLargeError, zlib.error, EOFError."""
     pieces: list[bytes] = []
     held_bytes = 0
     rest = data
@@ -62,8 +62,8 @@ def inflate_gzip(data: bytes, limit_bytes: int) -> bytes:
 
 
 def _inflate_zlib(stream: zlib._Decompress, data: bytes, limit_bytes: int) -> tuple[bytes, bytes]:
-    """Return what a stream holds, and what follows it."""
-    # One byte more than allowed tells whether there is more.
+    """Return the content of a stream, and the bytes after it."""
+    # One byte more than allowed shows whether there is more.
     found = stream.decompress(data, limit_bytes + 1)
     if len(found) > limit_bytes:
         raise InflatedTooLargeError("it holds more than its file may")
@@ -73,8 +73,8 @@ def _inflate_zlib(stream: zlib._Decompress, data: bytes, limit_bytes: int) -> tu
 
 
 def inflate_deflate(data: bytes, limit_bytes: int) -> bytes:
-    """Return what a stream of plain deflate holds. Raises InflatedTooLargeError, zlib.error, EOFError."""
-    # pyiceberg's writer leaves bytes of a checksum behind the stream.
+    """Return the content of a stream of plain deflate. Raises InflatedTooLargeError, zlib.error, EOFError."""
+    # The writer of pyiceberg leaves bytes of a checksum behind the stream.
     found, _ = _inflate_zlib(zlib.decompressobj(_RAW_WINDOW), data, limit_bytes)
     return found
 
@@ -110,7 +110,7 @@ def _inflate_zstandard(data: bytes, limit_bytes: int) -> bytes:
 
 
 def _inflate_snappy(data: bytes, limit_bytes: int) -> bytes:
-    """Return what a snappy block of an Avro file holds: its length stands before it, a CRC-32 after it."""
+    """Return the content of a snappy block of an Avro file. Its length precedes it, and a CRC-32 follows."""
     block, checksum = data[:-4], data[-4:]
     claimed_bytes = shift = 0
     for byte in block[:5]:

@@ -1,5 +1,6 @@
-"""Names within names: each reader of schemas writes out the full name of every column, so a long name around many
-columns becomes gigabytes.
+"""Bounds nested names.
+
+Each reader of schemas writes out the full name of every column. So a long name around many columns becomes gigabytes.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from typing import Any
 
 from trinitylake_ops.tables.claims.thrift import Value
 
-#: The characters of the full names of all columns, those of what a column stands in counted again for each.
+#: The characters of the full names of all columns. The names of outer columns are counted again for each column in
+#: them.
 MAX_NAME_CHARS = 32 << 20
 _CHARS_OF_A_PART = 8  # such as ".element"
 _NAME, _CHILDREN = 4, 5  # fields of Parquet's SchemaElement
 
 
 def full_name_chars(schema: Any) -> int:
-    """Return how many characters the full names in a schema have, one of Iceberg or Avro, in JSON."""
+    """Return how many characters the full names in a schema have. The schema is one of Iceberg or Avro, in JSON."""
     n_chars = 0
     rest: list[tuple[Any, int]] = [(schema, 0)]
     while rest:
@@ -32,9 +34,12 @@ def full_name_chars(schema: Any) -> int:
 
 
 def parquet_name_chars(elements: Sequence[dict[int, Value]]) -> int:
-    """Return how many bytes the full names in a Parquet schema have, of its elements, each before those in it."""
+    """Return how many bytes the full names in a Parquet schema have.
+
+    ``elements`` come before the elements within them.
+    """
     n_chars = 0
-    around: list[tuple[int, int]] = []  # the bytes of a name, and how many elements of its are to come
+    around: list[tuple[int, int]] = []  # the bytes of a name, and the number of its elements to come
     for element in elements:
         name, children = element.get(_NAME), element.get(_CHILDREN)
         inside = (around[-1][0] if around else 0) + (len(name) + 1 if isinstance(name, bytes) else 0)

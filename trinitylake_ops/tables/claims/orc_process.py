@@ -1,7 +1,8 @@
-"""Reads a column of an ORC file in a process of its own, which damaged or hostile streams can end, and not the caller.
+"""Reads a column of an ORC file in a process of its own.
 
-Apache ORC believes the streams of a stripe: lengths, runs and dictionaries in them lead it out of its memory.
-``python -m trinitylake_ops.tables.claims.orc_process PATH COLUMN`` is that process; it imports Arrow alone.
+Damaged or hostile streams can end that process, but not the caller. Apache ORC believes the streams of a stripe.
+Lengths, runs and dictionaries in them lead it out of its memory. ``python -m trinitylake_ops.tables.claims.orc_process
+PATH COLUMN`` is that process; it imports Arrow alone.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from typing import IO, BinaryIO, cast
 import pyarrow as pa
 from pyarrow import orc
 
-#: What the process may hold, the libraries in it included.
+#: The memory that the process may hold, the libraries in it included.
 MAX_BYTES = 1 << 30
 _PIECE_BYTES = 8 << 20
 _LONGEST_REASON_CHARS = 200
 
 
 def column_in_process(stream: IO[bytes], column: str) -> Iterator[pa.RecordBatch]:
-    """Yield batches of a column of an ORC file, one for each stripe, at most ``MAX_BYTES`` of them at once.
+    """Yield batches of a column of an ORC file, one for each stripe. Each has at most ``MAX_BYTES``.
 
     The file is copied to the local disk meanwhile. Raises ValueError for a file that cannot be read.
     """
@@ -56,7 +57,7 @@ def _batches_of(process: subprocess.Popen[bytes]) -> Iterator[pa.RecordBatch]:
         with pa.ipc.open_stream(cast(BinaryIO, process.stdout)) as reader:
             yield from reader
     except (pa.ArrowException, OSError):
-        if not process.wait():  # else its end says what was wrong
+        if not process.wait():  # otherwise its exit says what was wrong
             raise
 
 

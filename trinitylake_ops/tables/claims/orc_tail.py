@@ -1,4 +1,7 @@
-"""The end of an ORC file, with what its stripes claim: the little of protobuf and of ORC's compression that needs."""
+"""The end of an ORC file, with the claims of its stripes.
+
+It decodes only the needed parts of protobuf and of ORC's compression.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _STORED_FIELDS, _ROWS = (2, 3, 4), 5
 
 @dataclass(frozen=True, slots=True)
 class OrcStripe:
-    """What a stripe claims: its rows, and its bytes in the file."""
+    """The claims of a stripe: its rows, and its bytes in the file."""
 
     rows: int
     stored_bytes: int
@@ -31,13 +34,13 @@ class OrcStripe:
 
 @dataclass(frozen=True, slots=True)
 class OrcTail:
-    """What the end of an ORC file says."""
+    """The content of the end of an ORC file."""
 
     stripes: tuple[OrcStripe, ...]
 
     @staticmethod
     def bytes_of(end: bytes) -> int:
-        """Return how many of the last bytes of an ORC file its postscript and footer take; 0 for another file."""
+        """Return how many of the last bytes of an ORC file its postscript and footer take, 0 for another file."""
         script_bytes = end[-1] if end else 0
         if not script_bytes or end[-1 - len(_MAGIC) : -1] != _MAGIC:
             return 0
@@ -49,9 +52,9 @@ class OrcTail:
 
     @classmethod
     def parse(cls, end: bytes) -> Self:
-        """Return what the last bytes of a file say, at least so many as ``bytes_of`` says.
+        """Return the content of the last bytes of a file, which must be at least as many as ``bytes_of`` returns.
 
-        Raises ValueError and what decompressors raise, also for more than 64 MiB of footer.
+        Raises ValueError and the errors of decompressors, also for more than 64 MiB of footer.
         """
         script_bytes = end[-1]
         script = _numbers(end[-1 - script_bytes : -1])
@@ -71,7 +74,7 @@ def _stripe(message: bytes) -> OrcStripe:
 
 
 def _inflated(data: bytes, codec: int, block_bytes: int) -> bytes:
-    """Return a section of a file without its compression, which comes in chunks of at most a block each."""
+    """Return a section of a file without its compression. The section comes in chunks of at most a block each."""
     if not codec:
         return data
     pieces: list[bytes] = []
@@ -104,7 +107,7 @@ def _inflate_zstandard(data: bytes, limit_bytes: int) -> bytes:
 
 
 def _inflate_lz4(data: bytes, limit_bytes: int) -> bytes:
-    # Its length is not written: the rest of the room is zeros, where no field begins.
+    # Its length is not stored: the rest of the room is zeros, where no field begins.
     return bytes(pa.Codec("lz4_raw").decompress(data, limit_bytes, asbytes=True))
 
 

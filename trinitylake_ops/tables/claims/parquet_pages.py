@@ -1,7 +1,7 @@
-"""Checksums of the pages of a Parquet file, as whoever wrote it may have put them into their headers.
+"""Checksums of the pages of a Parquet file. The file's writer may have put them into the page headers.
 
-Pages are checked as they are stored: nothing is decompressed or decoded, so a file costs no more than its size. Where
-they are is read from the footer here: on statistics that contradict themselves PyArrow ends the process.
+Pages are checked as they are stored. Nothing is decompressed or decoded, so a check reads no more than the file's size.
+Their places are read from the footer here, as PyArrow ends the process on statistics that contradict themselves.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _PLAIN_BYTES, _COMPRESSED_BYTES, _CRC = 2, 3, 4
 _ROW_GROUPS, _COLUMNS, _COLUMN = 4, 1, 3
 _CHUNK_BYTES, _DATA_PAGES, _DICTIONARY_PAGE = 7, 9, 11
 _CHUNK_AT_ONCE_BYTES = 256 << 20
-#: Decoders take a page's size for a number of 32 bits, whatever stands there.
+#: Decoders take a page's size for a number of 32 bits, even if it is larger.
 _MAX_PAGE_BYTES = (1 << 31) - 1
 
 
 def check_pages(end: bytes, read: Callable[[int, int], bytes], path: str) -> None:
-    """Check each page that has a checksum, and what those of a column claim to decompress to, together.
+    """Check each page that has a checksum, and the sum that the pages of each column claim to decompress to.
 
-    ``end`` are the last bytes of the file, with all of its footer; ``read`` gives the bytes at an offset, of a length.
-    A column of a row group is held at a time; one of more than 256 MiB is passed over. Raises CorruptFileError, and
-    what ``read`` raises.
+    ``end`` are the last bytes of the file, with all of its footer. ``read`` returns the bytes at an offset, of a
+    length. One column of a row group is held at a time. A column of more than 256 MiB is passed over. Raises
+    CorruptFileError, and what ``read`` raises.
     """
     for what, start, size_bytes in _chunks(end, path):
         if size_bytes <= _CHUNK_AT_ONCE_BYTES:
@@ -37,10 +37,10 @@ def check_pages(end: bytes, read: Callable[[int, int], bytes], path: str) -> Non
 
 
 class CheckedPages(io.RawIOBase):
-    """A Parquet file whose pages are checked as a decoder reads them, a column of a row group at a time.
+    """A Parquet file whose pages are checked as a decoder reads them, one column of a row group at a time.
 
-    ``stream`` is the file, ``end`` its last bytes with all of its footer. What else is read of a column raises
-    ValueError, as a read of more than 256 MiB does; a column that is no file's raises CorruptFileError.
+    ``stream`` is the file, ``end`` its last bytes with all of its footer. Any other read within a column raises
+    ValueError, and so does a read of more than 256 MiB. A column that cannot be one of a file raises CorruptFileError.
     """
 
     def __init__(self, stream: Any, end: bytes, path: str):
@@ -63,7 +63,7 @@ class CheckedPages(io.RawIOBase):
         return int(self._stream.seek(offset, whence))
 
     def read(self, size: int | None = -1) -> bytes:
-        """Return the next ``size`` bytes, those of a column only as a whole."""
+        """Return the next ``size`` bytes. Bytes of a column can only be read as a whole."""
         start = self.tell()
         data = bytes(self._stream.read(size))
         what, size_bytes = self._chunks.get(start, ("", 0))
@@ -84,7 +84,7 @@ def _chunks(end: bytes, path: str) -> list[tuple[str, int, int]]:
 
 
 def _column_chunks(end: bytes) -> Iterator[tuple[str, int, int]]:
-    """Yield what a column of a row group is called in messages, where its pages begin, and their bytes."""
+    """Yield for each column of a row group its name in messages, where its pages begin, and their bytes."""
     footer = Thrift(footer_of(end)).struct()
     for number, group in enumerate(structs(footer.get(_ROW_GROUPS, []))):
         for at, chunk in enumerate(structs(group.get(_COLUMNS, []))):
@@ -115,7 +115,7 @@ def _check_chunk(data: bytes, what: str, path: str) -> None:
 
 
 def _page_header(reader: Thrift) -> tuple[int, int, int | None]:
-    """Return the size of the page that follows, without compression and as it is stored, and its checksum."""
+    """Return the size of the next page, without compression and as it is stored, and its checksum."""
     found = reader.struct()
     plain_bytes, size_bytes, crc = (found.get(field) for field in (_PLAIN_BYTES, _COMPRESSED_BYTES, _CRC))
     if not isinstance(plain_bytes, int) or not isinstance(size_bytes, int) or not isinstance(crc, int | None):

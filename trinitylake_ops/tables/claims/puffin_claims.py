@@ -1,7 +1,7 @@
-"""Puffin files with deletion vectors, looked through before pyiceberg makes lists of their positions.
+"""Puffin files with deletion vectors, checked before pyiceberg makes lists of their positions.
 
-It believes the sizes before compressed blobs, the keys of bitmaps, up to which it fills a list, and makes one object
-for each position: a run of 65,536 of them takes four bytes in the file.
+The library pyiceberg believes the sizes before compressed blobs, and the keys of bitmaps, up to which it fills a list.
+It makes one object for each position: a run of 65,536 of them takes four bytes in the file.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from trinitylake_ops.tables.claims.inflate import inflated_limit_bytes
 MAGIC = b"PFA1"
 _END_BYTES = 12  # the length of the footer, flags and the magic
 _MAX_FOOTER_BYTES = 8 << 20
-#: Positions that any file may delete: each takes 40 bytes in pyiceberg. More where the file has a bit for each.
+#: Positions that any file may delete. Each takes 40 bytes in pyiceberg. A file with a bit for each position may have
+#: more.
 _ALWAYS_ALLOWED_POSITIONS = 6 << 20
 _POSITIONS_PER_BYTE = 8
 #: Each key stands for four billion rows of one data file.
 _MAX_KEY = 1023
-_FRAME_BYTES = 8  # the length and the magic that stand before the bitmaps of a vector
+_FRAME_BYTES = 8  # the length and the magic before the bitmaps of a vector
 
 _WITH_RUNS, _WITHOUT_RUNS = 12347, 12346
 _LARGEST_ARRAY = 4096
 _BITSET_BYTES = 8192
-_FEW_CONTAINERS = 4  # of so many bitmaps with runs have no offsets
+_FEW_CONTAINERS = 4  # fewer bitmaps with runs have no offsets
 
 
 def check_puffin(data: bytes, path: str) -> None:
-    """Raise CorruptFileError for a Puffin file whose blobs pyiceberg could not read as deletion vectors in bounds."""
+    """Raise CorruptFileError for a Puffin file if pyiceberg could not read its blobs as deletion vectors in bounds."""
     try:
         positions = sum(_positions(blob) for blob in _blobs(data))
     except (ValueError, KeyError, TypeError, IndexError, struct.error, RecursionError, zstandard.ZstdError) as error:
@@ -48,7 +49,7 @@ def check_puffin(data: bytes, path: str) -> None:
 
 
 def _blobs(data: bytes) -> list[bytes]:
-    """Return the blobs of a file as pyiceberg sees them. Raises ValueError and what is raised for a wrong type."""
+    """Return the blobs of a file as pyiceberg sees them. Raises ValueError and the errors for a wrong type."""
     if len(data) < len(MAGIC) + _END_BYTES or not data.startswith(MAGIC) or not data.endswith(MAGIC):
         raise ValueError("it does not begin and end as one")
     footer_bytes = int.from_bytes(data[-_END_BYTES:-8], "little")

@@ -1,8 +1,9 @@
 """Checksums within the files of tables that are written here (FORMAT.md, "Checksums", "Files of tables").
 
-Each kind of file holds its two seals where its format leaves room: a metadata file as its first and last member, a
-gzipped one in the extra field of gzip's header, a manifest or manifest list among the metadata of Avro's header, a
-Parquet file among the key-value pairs of its footer. Readers that know nothing of seals pass them by.
+Each kind of file holds its two seals where its format leaves room. A metadata file has them as its first and last
+member, a gzipped one in the extra field of gzip's header. A manifest or manifest list has them among the metadata of
+Avro's header. A Parquet file has them among the key-value pairs of its footer. Readers that know nothing of seals pass
+them by.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from trinitylake_ops.tables.claims.avro_header import AvroHeader
 from trinitylake_ops.tables.claims.file_claims import end_with_claims, footer_bytes, read_footer
 
 _Seals = tuple[str | None, str | None]
-#: Of a file that is checked piece by piece so much of the end is kept: more than footers have.
+#: When a file is checked piece by piece, so much of its end is kept. It is more than any footer.
 _KEPT_END_BYTES = 16 << 20
 
 _JSON_FIRST = re.compile(rb'\{"trinitylake\.seal":"([^"\\]*)",')
@@ -59,15 +60,15 @@ _ENDINGS = {
 
 
 def seal_pairs(path: str) -> dict[str, str]:
-    """Return the key-value pairs for the footer of a Parquet file that will stand at ``path``: its open seals."""
+    """Return the key-value pairs for the footer of a Parquet file for ``path``: its open seals."""
     return dict.fromkeys(SEAL_KEYS, open_seal(path))
 
 
 def sealed_table_file(data: bytes, path: str) -> bytes:
-    """Return the bytes of a metadata file, manifest or manifest list with its seals, in place of any it had.
+    """Return the bytes of a metadata file, manifest or manifest list with its seals, which replace any that it had.
 
-    Bytes that are none of these, or whose name cannot stand in them, are returned as they are. A Parquet file,
-    whose writer puts its open seals into the footer, keeps its size.
+    Bytes of another kind, or with a name that the file cannot hold, are returned as they are. A Parquet file keeps its
+    size, as its writer puts open seals into the footer.
     """
     seal = open_seal(path)
     match SealedKind.of(path):
@@ -90,9 +91,9 @@ def sealed_table_file(data: bytes, path: str) -> bytes:
 
 
 def sealed_footer(data: bytes, path: str, crc: int) -> bytes | None:
-    """Return the end of a Parquet file, its footer, with the digits filled in; None where it has no open seals.
+    """Return the end of a Parquet file, its footer, with the digits filled in. None if it has no open seals.
 
-    ``data`` is that end, ``crc`` the CRC-32C of the whole file as it was written.
+    ``data`` is that end, and ``crc`` the CRC-32C of the whole file as it was written.
     """
     blank = open_seal(path).encode()
     if data.count(blank) != len(SEAL_KEYS):
@@ -101,9 +102,9 @@ def sealed_footer(data: bytes, path: str, crc: int) -> bytes | None:
 
 
 def check_table_file(data: bytes, path: str) -> bool:
-    """Check a file of a table against its seals; whether it has a checksum.
+    """Check a file of a table against its seals. Returns whether it has a checksum.
 
-    Raises CorruptFileError for a file that was damaged, and for one that stands in the place of another.
+    Raises CorruptFileError for a file that was damaged, or that took the place of another.
     """
     kind = SealedKind.of(path)
     if kind is None:
@@ -116,7 +117,7 @@ def check_table_file(data: bytes, path: str) -> bool:
 
 
 class PieceCheck:
-    """Checks a Parquet file whose bytes come piece by piece; files of other kinds have no checksum here."""
+    """Checks a Parquet file whose bytes come piece by piece. Files of other kinds have no checksum here."""
 
     def __init__(self, path: str):
         self._path = path
@@ -133,7 +134,7 @@ class PieceCheck:
             self._end = (self._end + piece)[-_KEPT_END_BYTES:]
 
     def finish(self, read_end: Callable[[int], bytes]) -> bool:
-        """Return whether the file has a checksum; ``read_end`` gives so many of its last bytes, for a large footer.
+        """Return whether the file has a checksum. ``read_end`` returns a number of its last bytes, for a large footer.
 
         Raises CorruptFileError as :func:`check_table_file` does, and what ``read_end`` raises.
         """
@@ -150,7 +151,7 @@ class PieceCheck:
 
 
 def _check_unsealed(data: bytes, path: str) -> None:
-    """Raise CorruptFileError where no seal is found at its place, but the one of this very file somewhere."""
+    """Raise CorruptFileError if no seal is at its place, but the file's own seal is somewhere in it."""
     name = path.rpartition("/")[2].encode(errors="surrogatepass")
     if re.search(rb"[0-9a-f]{8} " + re.escape(name), data):
         raise CorruptFileError(f"{path!r} is damaged: its checksums are not at their places", path=path)
@@ -161,14 +162,14 @@ def _is_plain(text: str) -> bool:
 
 
 def _without_seals(data: bytes) -> bytes:
-    """Return what stands between the braces of a JSON object, without the seals that its start and end hold."""
+    """Return the text between the braces of a JSON object, without the seals at its start and end."""
     first = _JSON_FIRST.match(data)
     last = _JSON_LAST.search(data, max(0, len(data) - _LONGEST_MEMBER_BYTES))
     return data[1 if first is None else first.end() : len(data) - 1 if last is None else last.start()]
 
 
 def _text(value: bytes | None) -> str | None:
-    # What is no UTF-8 differs from the other seal, as that of a damaged file does.
+    # A seal that is no UTF-8 differs from the other one, as in a damaged file.
     return None if value is None else value.decode(errors="surrogateescape")
 
 

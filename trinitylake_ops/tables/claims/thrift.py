@@ -1,4 +1,4 @@
-"""The little of Thrift's compact protocol that Parquet's footers and page headers need."""
+"""The part of Thrift's compact protocol that Parquet's footers and page headers need."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Value: TypeAlias = "int | bytes | list[Value] | dict[int, Value] | None"
 
 @dataclass
 class Thrift:
-    """Reads what page headers and footers need of it; raises ValueError for what is none."""
+    """Reads the types of Thrift that page headers and footers need. Raises ValueError for other bytes."""
 
     data: bytes
     at: int = 0
 
     def struct(self, depth: int = 0, last: int | None = None) -> dict[int, Value]:
-        """Return the fields of a struct by their numbers, up to a last one; numbers that are no integers are None."""
+        """Return the fields of a struct by their numbers, up to a last one. Values that are no integers are None."""
         if depth > _DEEPEST:
             raise ValueError("too deep")
         found: dict[int, Value] = {}
@@ -79,7 +79,7 @@ _LONG_LIST = 15
 
 
 def structs(values: object) -> list[dict[int, Value]]:
-    """Return values that have to be structs. Raises ValueError for others."""
+    """Return values that must be structs. Raises ValueError for others."""
     if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
         raise ValueError("another type than Parquet has there")
     return values

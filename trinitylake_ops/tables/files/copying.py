@@ -1,8 +1,8 @@
 """Copying managed Iceberg tables to other places (docs/protocol.md, "Export").
 
-Iceberg writes full URIs into its own files, so a copy of a table is more than copies of its files: the
-metadata file, manifest lists and manifests are written anew, with the places of the copies. Nothing else
-of them changes. The same file always gives the same bytes, so a copy that was cut off can go on.
+Iceberg writes full URIs into its own files, so a copy of a table is more than copies of its files. The metadata file,
+manifest lists and manifests are written anew, with the places of the copies. Nothing else in them changes. The same
+file always gives the same bytes, so a copy that was cut off can go on.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from trinitylake_ops.tables.files.reach import FileKind, files_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.properties import without_code
 
-#: Iceberg files that hold paths; manifest lists hold the lengths of manifests, so they come after those.
+#: Iceberg files that hold paths. Manifest lists hold the lengths of manifests, so they come after those.
 REWRITTEN = (FileKind.MANIFEST, FileKind.MANIFEST_LIST, FileKind.METADATA)
 
-#: What an Avro file begins with.
+#: The first bytes of an Avro file.
 _HEADER = fastavro.parse_schema(
     {
         "type": "record",
@@ -52,9 +52,10 @@ _LONGEST_OWN_NAME_BYTES = 255
 
 @dataclass(frozen=True, slots=True)
 class FileCopy:
-    """A file of a table to copy: ``source`` is a path under the root, or a URI, ``target`` a path under the target's.
+    """A file of a table to copy.
 
-    ``size_bytes`` is None where the table does not say.
+    ``source`` is a path under the root, or a URI, and ``target`` a path under the target's. ``size_bytes`` is None if
+    the table does not say.
     """
 
     kind: FileKind
@@ -65,10 +66,10 @@ class FileCopy:
 
 @dataclass(frozen=True, slots=True)
 class TablePlaces:
-    """Where the files of one table stand after the copy.
+    """Where the files of one table are after the copy.
 
-    Under another root each keeps its path, under the same root it gets ``folder`` for its own. What stands
-    elsewhere, under another ``table_root`` or anywhere, comes into the table's folder, too.
+    Under another root each file keeps its path. Under the same root it goes into ``folder``. A file elsewhere, for
+    example under another ``table_root``, comes into the table's folder, too.
     """
 
     table_id: str
@@ -86,21 +87,21 @@ class TablePlaces:
         if path.startswith(prefix):
             return f"{prefix}{self.folder}{path.removeprefix(prefix)}"
         own_name = location.rpartition("/")[2].encode()[-_LONGEST_OWN_NAME_BYTES:].decode(errors="ignore")
-        # A folder, not a part of the name: checksums within files are bound to the name.
+        # The uuid is in a folder, not in the name, as checksums within files are bound to the name.
         return f"{prefix}{self.folder}{_ELSEWHERE}{derived_uuid(uuid.NAMESPACE_URL, location)}/{own_name}"
 
     def uri(self, io: StorageFileIO, uri: str) -> str:
-        """Return what a URI in a file of Iceberg's becomes; ``io`` is that of the source."""
+        """Return the new form of a URI in a file of Iceberg's. ``io`` is that of the source."""
         return self.target_root + self.path(io.location(uri))
 
     @property
     def location_uri(self) -> str:
-        """What the location of the table itself becomes: its folder under the target's root."""
+        """The new location of the table itself: its folder under the target's root."""
         return f"{self.target_root}{table_prefix(self.table_id)}".rstrip("/")
 
 
 def copies_of(definition: TableDef, io: StorageFileIO, places: TablePlaces) -> list[FileCopy]:
-    """Return the copies to make of all that a managed Iceberg table needs; former metadata files stay behind.
+    """Return the copies of all files that a managed Iceberg table needs. Former metadata files stay behind.
 
     Raises InvalidInputError for a table with position deletes, which hold paths in their data, and StorageError.
     """
@@ -122,8 +123,8 @@ def rewritten(
 ) -> bytes:
     """Return the bytes of a copy of a file that holds paths.
 
-    ``sizes_bytes`` are those of copied manifests, by target. Raises CorruptFileError for a file that cannot be
-    decoded or written again as it was.
+    ``sizes_bytes`` are those of copied manifests, by target. Raises CorruptFileError for a file that cannot be decoded,
+    or not be written again as it was.
     """
 
     def new_uri(uri: str) -> str:
@@ -133,7 +134,7 @@ def rewritten(
         return sealed_table_file(_rewritten(copy, data, new_uri, places, sizes_bytes), copy.target)
     except TrinityLakeError:
         raise
-    except Exception as error:  # of broken bytes the decoders raise anything at all
+    except Exception as error:  # for broken bytes the decoders raise any exception
         raise CorruptFileError(
             f"{copy.source!r} cannot be copied as an Iceberg {copy.kind}: {type(error).__name__}", path=copy.source
         ) from error
@@ -160,7 +161,7 @@ def _metadata(location: str, data: bytes, new_uri: Callable[[str], str], places:
     metadata: dict[str, Any] = json.loads(metadata_json(data, location))
     metadata["properties"] = without_code(metadata.get("properties") or {})
     for key in SEAL_KEYS:
-        metadata.pop(key, None)  # of the file that it is a copy of
+        metadata.pop(key, None)  # the name of the copied file
     metadata["location"] = places.location_uri
     metadata["metadata-log"] = []  # former metadata files stay behind
     for snapshot in metadata.get("snapshots") or ():
@@ -187,9 +188,9 @@ def _place_data_file(record: dict[str, Any], new_uri: Callable[[str], str]) -> N
 
 
 def _avro(location: str, data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
-    """Return an Avro file with changed records, its schema, codec and properties as they were.
+    """Return an Avro file with changed records. Its schema, codec and properties stay as they were.
 
-    Values are read as they are stored: dates and times may lie beyond what Python can count.
+    Values are read as they are stored, as dates and times may lie beyond what Python can count.
     """
     content = uncompressed(data, location)
     schema, plain = _schema_of(content.data)
@@ -215,7 +216,7 @@ def _avro(location: str, data: bytes, change: Callable[[dict[str, Any]], None]) 
 
 
 def _schema_of(data: bytes) -> tuple[bytes, Any]:
-    """Return the schema of an Avro file, and what it is without logical types."""
+    """Return the schema of an Avro file, and the same schema without logical types."""
     header: Any = fastavro.schemaless_reader(io.BytesIO(data), _HEADER, None)
     schema = header["meta"]["avro.schema"]
     return schema, json.loads(schema, object_pairs_hook=_without_logical_type)
@@ -235,6 +236,6 @@ def _with_schema(data: bytes, schema: bytes) -> bytes:
 
 
 def copied_definition(definition: TableDef, metadata_location: str) -> TableDef:
-    """Return the definition of a copied table, whose metadata file stands at a location."""
+    """Return the definition of a copied table for a location of its metadata file."""
     properties = {**definition.format_properties, METADATA_LOCATION: metadata_location}
     return replace(definition, format_properties=properties)

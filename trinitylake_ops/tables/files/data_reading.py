@@ -1,4 +1,4 @@
-"""The rows of data files as pyiceberg reads them, with an error that names the file where one cannot be."""
+"""The rows of data files as pyiceberg reads them. An error names the file that cannot be read."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.versions.snapshot import Snapshot, is_sealed_root
 
 if TYPE_CHECKING:
-    from pyiceberg.io.pyarrow import ArrowScan  # loads pandas
+    from pyiceberg.io.pyarrow import ArrowScan  # importing it loads pandas
 
 
 @dataclass(frozen=True, slots=True)
 class ReadVersion:
-    """The version that a table is read at, by its root's path under the root of the lakehouse."""
+    """The version at which a table is read, by its root's path under the root of the lakehouse."""
 
     version: int
     path: str
 
     @classmethod
     def of(cls, snapshot: Snapshot, io: StorageFileIO) -> ReadVersion | None:
-        """Return that of a snapshot, None for one that stands in another lakehouse, which is never purged from here."""
+        """Return the version of a snapshot, None for one in another lakehouse, which is never purged from here."""
         return cls(snapshot.version, snapshot.location) if snapshot.files.storage.root == io.root else None
 
 
 @contextmanager
 def reading_at(version: ReadVersion | None, io: StorageFileIO) -> Iterator[None]:
-    """Raise VersionExpiredError for a file that is missing where the version was purged, by now."""
+    """Raise VersionExpiredError for a missing file if the version was purged by now."""
     try:
         yield
     except FileMissingError as error:
@@ -48,10 +48,10 @@ def reading_at(version: ReadVersion | None, io: StorageFileIO) -> Iterator[None]
 
 
 def file_batches(scan: ArrowScan, task: FileScanTask, io: StorageFileIO) -> Iterator[pa.RecordBatch]:
-    """Yield the rows that a scan leaves of a file.
+    """Yield the rows of a file that a scan selects.
 
-    Raises CorruptFileError where the file, or a delete file of it, cannot be decoded or has other columns than the
-    table, and, after the last batch, where all rows are read and are not as many as its manifest says; StorageError.
+    Raises CorruptFileError if the file, or a delete file of it, cannot be decoded or has other columns than the table.
+    Raises it after the last batch if all rows are read and their number is not the manifest's. Raises StorageError.
     """
     rows = 0
     batches = scan.to_record_batches([task])
@@ -60,7 +60,7 @@ def file_batches(scan: ArrowScan, task: FileScanTask, io: StorageFileIO) -> Iter
             batch = next(batches, None)
         except (TrinityLakeError, MemoryError):
             raise
-        except Exception as error:  # of broken bytes the decoders raise anything at all
+        except Exception as error:  # for broken bytes the decoders raise any exception
             location = io.location(task.file.file_path)
             reason = next(iter(str(error).splitlines()), "")
             beside = ", or a delete file of it," if task.delete_files else ""

@@ -1,7 +1,7 @@
-"""Loading the metadata of Iceberg tables: the one place where its JSON is read, and where it is doubted.
+"""Loads the metadata of Iceberg tables. Only here its JSON is read, and doubted.
 
-It is inflated and parsed within bounds, what names code or means nothing is left out, and by a definition it must be
-that of the table that is asked for.
+The JSON is inflated and parsed within bounds, and properties that name code or mean nothing are left out. By a
+definition, it must be the metadata of that definition's table.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from trinitylake_ops.tables.io.file_io import StorageFileIO, io_for
 from trinitylake_ops.tables.managed import metadata_uri, table_id_of
 from trinitylake_ops.tables.properties import PATH_PROPERTIES, leave_out_meaningless_counts, meaningless, naming_code
 
-#: How names of compressed metadata files end.
+#: The endings of names of compressed metadata files.
 COMPRESSED = (".gz.metadata.json", ".metadata.json.gz")
-#: Values in the JSON of one file: each takes a parser tens of bytes, also where the file has two.
+#: The most values in the JSON of one file. Each takes a parser tens of bytes, even if the file has two.
 MAX_VALUES = 4_000_000
 _FILE_BYTES_PER_VALUE = 4
 _ALWAYS_ALLOWED_VALUES = 250_000
-#: Snapshots, properties, or anything else of which metadata has a list or mapping: each becomes an object.
+#: The most entries of any list or mapping in metadata, such as snapshots or properties. Each becomes an object.
 MAX_ITEMS = 100_000
-#: Fields, and types that have parts, of all schemas together: they become the dearest objects.
+#: The most fields, and types that have parts, of all schemas together. They become the most expensive objects.
 MAX_SCHEMA_PARTS = 200_000
 _MOST = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedMetadata:
-    """Metadata as it may be used, and the names of its properties that name code, which it has no longer."""
+    """Metadata as it may be used, and the names of the removed properties that named code."""
 
     metadata: TableMetadata
     naming_code: tuple[str, ...]
 
 
 class InlineSnapshot(Snapshot):
-    """A snapshot of format version 1 that lists its manifests by itself, without a manifest list."""
+    """A snapshot of format version 1 that lists its manifests itself, without a manifest list."""
 
     _inline: tuple[str, ...] = PrivateAttr(default=())
 
@@ -64,7 +64,7 @@ class InlineSnapshot(Snapshot):
         return made
 
     def manifests(self, io: FileIO) -> list[ManifestFile]:
-        """Return its manifests, as far as the metadata knows them: of which spec they are, they say themselves."""
+        """Return the manifests, as far as the metadata knows them. Each manifest itself names its spec."""
         return [
             ManifestFile.from_args(
                 manifest_path=path,
@@ -73,14 +73,14 @@ class InlineSnapshot(Snapshot):
                 content=ManifestContent.DATA,
                 sequence_number=0,
                 min_sequence_number=0,
-                added_snapshot_id=None,  # each may be of a snapshot before
+                added_snapshot_id=None,  # each may belong to an earlier snapshot
             )
             for path in self._inline
         ]
 
 
 def metadata_json(data: bytes, location: str) -> bytes:
-    """Return the JSON text of a metadata file. Raises CorruptFileError for one that is broken or holds too much."""
+    """Return the JSON text of a metadata file. Raises CorruptFileError for a file that is broken or holds too much."""
     limit_bytes = inflated_limit_bytes(len(data))
     try:
         is_compressed = location.endswith(COMPRESSED)
@@ -89,7 +89,7 @@ def metadata_json(data: bytes, location: str) -> bytes:
         raise too_large(location, len(data)) from error
     except Exception as error:
         raise _no_metadata(location, type(error).__name__) from error
-    # A count of what separates values, of strings, too, costs next to nothing.
+    # A count of the separators of values, also of those in strings, costs next to nothing.
     n_values = sum(text.count(mark) for mark in (b",", b"[", b"{"))
     if n_values > min(MAX_VALUES, _ALWAYS_ALLOWED_VALUES + len(data) // _FILE_BYTES_PER_VALUE):
         raise too_large(location, len(data))
@@ -117,32 +117,32 @@ def load_metadata(io: StorageFileIO, uri: str) -> LoadedMetadata:
         _check_meaning(parsed)
     except TrinityLakeError:
         raise
-    except Exception as error:  # of broken JSON pyiceberg's validators raise anything at all
+    except Exception as error:  # for broken JSON pyiceberg's validators raise any exception
         raise _no_metadata(uri, _reason(error)) from error
     leave_out_meaningless_counts(parsed.snapshots)
     return _without_code(parsed)
 
 
 def read_table_metadata(io: StorageFileIO, uri: str) -> TableMetadata:
-    """Read a metadata file of whatever table, without what names code.
+    """Read a metadata file of any table, without properties that name code.
 
-    By a definition read it with :func:`table_metadata`. Raises CorruptFileError, FileMissingError and other
+    If there is a definition, use :func:`table_metadata`. Raises CorruptFileError, FileMissingError and other
     StorageErrors.
     """
     return load_metadata(io, uri).metadata
 
 
 def table_metadata(definition: TableDef, io: StorageFileIO) -> TableMetadata:
-    """Read the metadata of the table of a definition, and of no other; a MANAGED one is at its own place.
+    """Read the metadata of the table of a definition, and of no other. A MANAGED table is at its own place.
 
-    Raises InvalidDefinitionError when the definition names no file, LocationNotAllowedError, CorruptFileError also
-    for metadata of another table, FileMissingError and other StorageErrors.
+    Raises InvalidDefinitionError when the definition names no file, CorruptFileError also for metadata of another
+    table. Raises LocationNotAllowedError, FileMissingError and other StorageErrors.
     """
     return load_table_metadata(definition, io).metadata
 
 
 def load_table_metadata(definition: TableDef, io: StorageFileIO) -> LoadedMetadata:
-    """Return what :func:`table_metadata` does, and what names code in it."""
+    """Return the result of :func:`table_metadata`, and the properties in it that name code."""
     uri = metadata_uri(definition, io.root)
     loaded = load_metadata(io_for(definition, io), uri)
     metadata = loaded.metadata
@@ -156,10 +156,10 @@ def load_table_metadata(definition: TableDef, io: StorageFileIO) -> LoadedMetada
 
 
 def walked_metadata(definition: TableDef, io: StorageFileIO) -> TableMetadata:
-    """Read metadata to know which files a definition keeps, also of one that shares another table's metadata file.
+    """Read metadata to find the files that a definition keeps. It may share another table's metadata file.
 
-    In a table's own folder it is that of the table, or files were swapped: what it names is not all that the table
-    needs. Raises as :func:`table_metadata`.
+    In a table's own folder the metadata must be that of the table. Otherwise files were swapped, and it does not name
+    all files that the table needs. Raises as :func:`table_metadata`.
     """
     uri = metadata_uri(definition, io.root)
     if definition.is_managed and f"/{table_prefix(definition.id)}" in uri:
@@ -194,7 +194,7 @@ def _without_code(metadata: TableMetadata) -> LoadedMetadata:
 
 
 def _check_items(content: Any, location: str) -> None:
-    """Raise CorruptFileError for JSON that holds more than the metadata of any table, or a snapshot twice."""
+    """Raise CorruptFileError for JSON that holds more than any table's metadata, or a snapshot twice."""
     if not isinstance(content, dict):
         return
     _count_mappings(content, location)
@@ -212,7 +212,10 @@ def _check_items(content: Any, location: str) -> None:
 
 
 def _check_meaning(metadata: TableMetadata) -> None:
-    """Raise ValueError for what is no schema, partition or order of any table: readers fail by it much later."""
+    """Raise ValueError for JSON that is no schema, partition or order of any table.
+
+    Readers would fail by it much later.
+    """
     columns = {column.field_id: column for schema in metadata.schemas for column in index_by_id(schema).values()}
     for column in columns.values():
         if isinstance(column.field_type, FixedType) and not 0 < column.field_type.root <= _MOST:
@@ -232,7 +235,7 @@ def _schemas_in(content: dict[str, Any]) -> list[Any]:
 
 
 def _count_mappings(value: Any, location: str) -> int:
-    """Return how many mappings there are in a value. Raises CorruptFileError for any of it with too many items."""
+    """Return how many mappings are in a value. Raises CorruptFileError for any part with too many items."""
     n_mappings = 0
     rest = [value]
     while rest:
@@ -260,14 +263,14 @@ def _inline_manifests(content: Any) -> dict[int, tuple[str, ...]]:
 
 
 def _with_lists(content: Any) -> str:
-    """Return metadata whose snapshots all have the field that pyiceberg asks for, if empty."""
+    """Return metadata where each snapshot has the field that pyiceberg asks for, if empty."""
     for shot in content["snapshots"]:
         shot.setdefault("manifest-list", "")
     return json.dumps(content)
 
 
 def _reason(error: Exception) -> str:
-    """Say what is wrong, without what stands in the file: it may be any file, with secrets."""
+    """Say what is wrong, without quoting the file: it may be any file, with secrets."""
     cause = error.__cause__ if isinstance(error.__cause__, PydanticError) else error
     if isinstance(error, json.JSONDecodeError):
         return "Invalid JSON"

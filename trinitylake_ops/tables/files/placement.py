@@ -1,8 +1,8 @@
-"""Where a table is: a managed one stands below its own lakehouse's root, always.
+"""Finds the place of a table. A managed table is always below its own lakehouse's root.
 
-In an export of nodes or definitions, and in a lakehouse whose files were copied or moved, metadata says where the
-table stood before. Only whoever has that root may write there, so the location is replaced by the table's own place
-as it is loaded: new files go there, and those that are there already are read where they are.
+An export of nodes or definitions, and a lakehouse whose files were copied or moved, have metadata with the former
+place. Only the owner of that root may write there. So the table's own place replaces the location as the table is
+loaded. New files go there, and existing files are read where they are.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from trinitylake_ops.tables.managed import metadata_uri, table_id_of
 
 
 def in_own_place(metadata: TableMetadata, definition: TableDef, io: StorageFileIO) -> TableMetadata:
-    """Return metadata with the place of a MANAGED table as its location where it names that of another lakehouse."""
+    """Return metadata with the place of a MANAGED table as its location, if it names that of another lakehouse."""
     if not definition.is_managed or is_in_own_place(metadata.location, definition, io):
         return metadata
     if table_id_of(metadata.location) != definition.id:
         return metadata
-    if not is_uri(io.location(metadata_uri(definition, io.root))):  # else it is the source of this copy that moved
+    if not is_uri(io.location(metadata_uri(definition, io.root))):  # otherwise the source of this copy was moved
         io.note_place_of(metadata.location)
     return metadata.model_copy(update={"location": own_location(definition, io.root)})
 
 
 def is_in_own_place(location: str, definition: TableDef, io: StorageFileIO) -> bool:
-    """Whether a location, a URI, is a MANAGED table's place under the root or under a table root of its lakehouse."""
+    """Whether a location, a URI, is a MANAGED table's place: under the root, or under a table root of its lakehouse."""
     try:
         if location == own_location(definition, io.root):
             return True

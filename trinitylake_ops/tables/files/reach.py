@@ -1,4 +1,4 @@
-"""Every file that a version of a table reaches (docs/protocol.md, "What is kept, what is reachable")."""
+"""Every file that a version of a table reaches (docs/protocol.md, "What is kept, what may be deleted")."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ADDED = ManifestEntryStatus.ADDED
 
 
 class FileKind(StrEnum):
-    """What a file is to its table."""
+    """The role of a file in its table."""
 
     METADATA = "metadata"
     METADATA_LOG = "metadata log"
@@ -50,10 +50,9 @@ class FileKind(StrEnum):
 class TableFile:
     """A file of a table.
 
-    ``location`` is a path when it lies under the lakehouse's root, else a URI; ``size_bytes`` is
-    None where the metadata does not say. ``live`` is False for a file that no scan of any snapshot
-    opens and that may be gone: former metadata files, and data that every snapshot left here has
-    deleted.
+    ``location`` is a path when it lies under the lakehouse's root, else a URI. ``size_bytes`` is None if the metadata
+    does not say it. ``live`` is False for a file that no scan of any snapshot opens and that may be gone. Such files
+    are former metadata files, and data that every remaining snapshot has deleted.
     """
 
     kind: FileKind
@@ -67,15 +66,13 @@ def files_of(
 ) -> Iterator[TableFile]:
     """Yield every file that an Iceberg table reaches at one version, each once.
 
-    ``known`` are locations of manifest lists and manifests that are passed over with all that they
-    list, because an earlier walk saw them; those of this walk are added to it when it ends. With
-    ``skips_missing`` manifest lists and manifests that are gone are passed over, too, as nobody can read
-    what only they list.
+    ``known`` are locations of manifest lists and manifests that an earlier walk saw. They are passed over with all that
+    they list. This walk adds its own when it ends. With ``skips_missing``, missing manifest lists and manifests are
+    passed over, too, as nobody can read the files that only they list.
 
-    That is its metadata file, former metadata files, and for all its snapshots the manifest lists,
-    manifests, data and delete files and statistics. Reads the metadata, each manifest list and each
-    manifest, as many at once as the storage takes. Raises StorageError; a walk that fails has not
-    seen all.
+    A table reaches its metadata file and former metadata files. For all its snapshots it reaches the manifest lists,
+    manifests, data and delete files, and statistics. Reads the metadata, each manifest list and each manifest, with as
+    many requests at once as the storage takes. Raises StorageError. A walk that fails has not seen all.
     """
     uri = metadata_uri(definition, io.root)
     metadata = walked_metadata(definition, io)
@@ -101,15 +98,15 @@ def statistics_of(metadata: TableMetadata, io: StorageFileIO) -> list[TableFile]
 
 
 def oldest_file_ms(metadata: TableMetadata, snapshot_ids: Collection[int], io: StorageFileIO) -> int:
-    """Return when the oldest file was last modified that these snapshots add, as :func:`oldest_of` does."""
+    """Return when the oldest file that these snapshots add was last modified, as :func:`oldest_of` does."""
     return oldest_of(lambda: _added_uris(metadata, snapshot_ids, io), io)
 
 
 def oldest_of(written: Callable[[], Iterable[str]], io: StorageFileIO) -> int:
     """Return when the oldest of some files was last modified, in milliseconds since the epoch.
 
-    ``written`` gives their URIs. Those beyond the root do not count. Raises TransactionExpiredError where
-    one is gone, removed as an orphan.
+    ``written`` gives their URIs. Files beyond the root do not count. Raises TransactionExpiredError where a file is
+    gone, removed as an orphan.
     """
     try:
         paths = [path for uri in sorted(written()) if not is_uri(path := io.location(uri))]
@@ -153,9 +150,9 @@ def _snapshot_files(
 
 
 def manifests_in(snapshot: Snapshot, io: StorageFileIO) -> list[ManifestFile]:
-    """Return what the manifest list of a snapshot lists.
+    """Return the entries of a snapshot's manifest list.
 
-    Raises CorruptFileError, also for the list of another snapshot where it says whose it is, and StorageError.
+    Raises CorruptFileError, also for a list that says it belongs to another snapshot, and StorageError.
     """
     if isinstance(snapshot, InlineSnapshot):
         return snapshot.manifests(io)
@@ -164,7 +161,7 @@ def manifests_in(snapshot: Snapshot, io: StorageFileIO) -> list[ManifestFile]:
         of = content.meta_int(SNAPSHOT_ID)
         if of not in (None, snapshot.snapshot_id):
             raise _swapped(snapshot.manifest_list, f"it is of snapshot {of}, not of {snapshot.snapshot_id}", io)
-        # Not by the snapshot, which takes manifests from a cache of the process: the file may say something else.
+        # The snapshot is not asked: it takes manifests from a cache of the process, and the file may differ.
         manifests = list(read_manifest_list(file))
         _check_are_text(manifest.manifest_path for manifest in manifests)
         expected = 0 if snapshot.summary is None else int(snapshot.summary["total-data-files"] or 0)
@@ -177,7 +174,7 @@ def manifests_in(snapshot: Snapshot, io: StorageFileIO) -> list[ManifestFile]:
 def entries_in(manifest: ManifestFile, io: StorageFileIO) -> list[ManifestEntry]:
     """Return all entries of a manifest, those of deleted files too.
 
-    Raises CorruptFileError, also for another manifest than its list says, and StorageError.
+    Raises CorruptFileError, also for a manifest that is not the listed one, and StorageError.
     """
     with _decoding(manifest.manifest_path, "manifest", io):
         file, content = _opened(manifest.manifest_path, io)
@@ -195,13 +192,13 @@ def entries_in(manifest: ManifestFile, io: StorageFileIO) -> list[ManifestEntry]
 
 
 def _check_are_text(locations: Iterable[object]) -> None:
-    """Raise ValueError for locations that are bytes: a file says of what type its fields are, and both are decoded."""
+    """Raise ValueError for locations that are bytes. A file says which types its fields have, and both are decoded."""
     if not all(isinstance(location, str) for location in locations):
         raise ValueError("a location in it is no text")
 
 
 def _check_is_listed(manifest: ManifestFile, entries: list[ManifestEntry], file_bytes: int, io: StorageFileIO) -> None:
-    """Raise CorruptFileError when a manifest is another one than its list says."""
+    """Raise CorruptFileError when a manifest is not the one that its list names."""
     uri, of = manifest.manifest_path, manifest.added_snapshot_id
     if file_bytes != manifest.manifest_length:
         raise _swapped(uri, f"it has {file_bytes} bytes, its manifest list says {manifest.manifest_length}", io)
@@ -212,7 +209,7 @@ def _check_is_listed(manifest: ManifestFile, entries: list[ManifestEntry], file_
 
 @dataclass(frozen=True, slots=True)
 class _OneFile:
-    """What pyiceberg asks for the one file that it reads, opened before."""
+    """The FileIO that pyiceberg asks for the one file that it reads, which was opened before."""
 
     file: InputFile
 
@@ -221,13 +218,13 @@ class _OneFile:
 
 
 def _opened(uri: str, io: StorageFileIO) -> tuple[InputFile, AvroContent]:
-    """Return a file for pyiceberg's decoder, and what it holds. Raises CorruptFileError for what is no Avro file."""
+    """Return a file for pyiceberg's decoder, and its content. Raises CorruptFileError for a file that is not Avro."""
     content = uncompressed(io.new_input(uri).read_whole(), io.location(uri))
     return _Uncompressed(uri, content.data), content
 
 
 class _Uncompressed(InputFile):
-    """An Avro file that was looked through and inflated."""
+    """An Avro file that was checked and inflated."""
 
     def __init__(self, location: str, data: bytes):
         super().__init__(location)
@@ -250,7 +247,7 @@ def _swapped(uri: str, how: str, io: StorageFileIO) -> CorruptFileError:
 
 @contextmanager
 def _decoding(uri: str, what: str, io: StorageFileIO) -> Iterator[None]:
-    """Say which file it is that cannot be decoded: of broken bytes the Avro decoder raises anything at all."""
+    """Name the file that cannot be decoded: for broken bytes the Avro decoder raises any exception."""
     try:
         yield
     except TrinityLakeError:
@@ -263,7 +260,7 @@ def _decoding(uri: str, what: str, io: StorageFileIO) -> Iterator[None]:
 
 
 def _standing(read: Callable[[], list[T]], *, skips_missing: bool) -> list[T]:
-    """Return what is read from a file, nothing where it is gone and may be."""
+    """Return the content that is read from a file, nothing if it is gone and may be."""
     try:
         return read()
     except FileMissingError:

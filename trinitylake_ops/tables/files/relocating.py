@@ -1,8 +1,8 @@
-"""Metadata of a table that was moved with its lakehouse, written anew for the place where it stands.
+"""Metadata of a table that was moved with its lakehouse, written anew for the place where it is now.
 
-Iceberg's files hold full URIs, so those of a lakehouse whose files were copied or moved go on naming the place where
-they stood before. Here a table's metadata file and those of its manifest lists and manifests that name it are
-written once more, under fresh names. No data file is read, and what other lakehouses hold stays named as it is.
+Iceberg's files hold full URIs. So in a lakehouse whose files were copied or moved, they go on naming the former place.
+This module writes a table's metadata file once more, under a fresh name. It does the same for the manifest lists and
+manifests that name the former place. No data file is read, and the names of other lakehouses' files stay.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trinitylake_ops.tables.files.reach import FileKind, content_file, entries_i
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import metadata_uri
 
-#: What to do about a table with position deletes: they hold paths in their rows, which nobody here writes.
+#: The advice for a table with position deletes. They hold paths in their rows, which this program does not rewrite.
 DELETES_REMEDY = (
     "let an engine rewrite its data files, such as by Spark's rewrite_data_files with 'delete-file-threshold' 1, which"
     " leaves none; until then it is read at this place by this program alone"
@@ -35,11 +35,10 @@ _LONGEST_NAME_CHARS = 150
 
 @dataclass(frozen=True, slots=True)
 class MovedFiles:
-    """The files of a table, as paths under the root, that name the place where it stood before.
+    """The files of a table, as paths under the root, that name its former place.
 
-    ``lists`` and ``manifests`` are those that are written anew, as are all lists that name such a manifest;
-    ``sizes_bytes`` are those of all manifests. ``deletes`` is a live file of position deletes, None where there is
-    none.
+    ``lists`` and ``manifests`` are written anew, and so are all lists that name such a manifest. ``sizes_bytes`` are
+    those of all manifests. ``deletes`` is a live file of position deletes, None if there is none.
     """
 
     metadata: str
@@ -56,7 +55,7 @@ class MovedFiles:
 
 @dataclass(frozen=True, slots=True)
 class _Relocated(TablePlaces):
-    """Where files stand: those written anew under their new names, others by their paths, here or in a source."""
+    """The places of files: those written anew under their new names, others by their paths, here or in a source."""
 
     renamed: Mapping[str, str] = field(default_factory=dict)
 
@@ -66,7 +65,7 @@ class _Relocated(TablePlaces):
 
 
 def moved_files(definition: TableDef, io: StorageFileIO) -> MovedFiles | None:
-    """Return what of a MANAGED Iceberg table names its former place, None where nothing does.
+    """Return the files of a MANAGED Iceberg table that name its former place, None if no file does.
 
     Reads its metadata and all manifest lists and manifests. Raises CorruptFileError, StorageError.
     """
@@ -112,8 +111,8 @@ def write_relocated(
 ) -> TableDef:
     """Write a table's moved files anew and return the definition that names its new metadata file.
 
-    ``announce`` is told each path before it is written. Raises InvalidInputError for a table with position deletes,
-    which name data files in their rows, CorruptFileError, StorageError.
+    ``announce`` gets each path before it is written. Raises InvalidInputError for a table with position deletes, which
+    name data files in their rows. Raises CorruptFileError, StorageError.
     """
     if moved.deletes is not None:
         raise InvalidInputError(

@@ -1,8 +1,8 @@
 """Iceberg metadata without some of its snapshots.
 
-An Iceberg table's metadata lists all snapshots that were ever made, and so reaches all files that any of
-them did. Each lakehouse version points to a metadata file of its own, so what a new one leaves out stays
-readable in the versions that have it.
+An Iceberg table's metadata lists all snapshots that were ever made. So it reaches all files of any of them. Each
+lakehouse version points to a metadata file of its own. So snapshots that a new file leaves out stay readable in the
+versions that have them.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from trinitylake_ops.tables.properties import location_provider
 class ListedSnapshots:
     """The ids of the snapshots in a table's metadata, oldest first, and which of them it refers to.
 
-    ``referred`` are the current one and those of branches and tags. ``is_in_place`` says whether the table's
-    location is the place of the managed table of its id, ``is_writable`` whether its format version can be written.
+    ``referred`` are the current snapshot and those of branches and tags. ``is_in_place`` says whether the table's
+    location is the place of the managed table of its id. ``is_writable`` says whether its format version can be
+    written.
     """
 
     ids: tuple[int, ...]
@@ -49,7 +50,7 @@ class ListedSnapshots:
 
 
 def is_trimmable(definition: TableDef) -> bool:
-    """Whether a table is a MANAGED Iceberg table whose metadata file lies where those of its id do."""
+    """Whether a table is a MANAGED Iceberg table whose metadata file is in the folder of its id."""
     location = definition.format_properties.get(METADATA_LOCATION, "")
     is_ours = definition.is_managed and definition.is_iceberg and bool(definition.id)
     return is_ours and location.startswith(table_prefix(definition.id))
@@ -65,7 +66,7 @@ def listed_snapshots(definition: TableDef, io: StorageFileIO) -> ListedSnapshots
 
 
 def referred_snapshots(definition: TableDef, io: StorageFileIO) -> frozenset[int]:
-    """Return the snapshots that a table's metadata refers to: none where the file is gone, which nobody can read.
+    """Return the snapshots that a table's metadata refers to. None are left if the file is gone, as nobody can read it.
 
     Raises CorruptFileError and other StorageErrors.
     """
@@ -78,10 +79,9 @@ def referred_snapshots(definition: TableDef, io: StorageFileIO) -> frozenset[int
 def write_without_snapshots(
     definition: TableDef, io: StorageFileIO, dropped: Collection[int], announce: Callable[[str], None]
 ) -> TableDef:
-    """Write a table's metadata without some of its snapshots as a new file and return the definition that names it.
+    """Write a table's metadata without some of its snapshots as a new file. Returns the definition that names it.
 
-    ``announce`` is told the path of the file before it is written. Raises CorruptFileError and other
-    StorageErrors.
+    ``announce`` gets the path of the file before it is written. Raises CorruptFileError and other StorageErrors.
     """
     uri = metadata_uri(definition, io.root)
     metadata = table_metadata(definition, io)

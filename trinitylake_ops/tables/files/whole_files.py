@@ -1,6 +1,6 @@
-"""Reading what single files of an Iceberg table name, each file whole and in one request.
+"""Reads the names in single files of an Iceberg table, each file whole and in one request.
 
-So whoever stands between sees all bytes of a file at once, and can tell whether it is the one it was.
+So a wrapper in between sees all bytes of a file at once, and can tell whether the file changed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from trinitylake_ops.tables.managed import metadata_uri
 class WholeFileIO(StorageFileIO):
     """A FileIO whose files are read whole, and checked by their seals.
 
-    ``on_checked`` is told the location of each, and whether it has seals.
+    ``on_checked`` gets the location of each file, and whether it has seals.
     """
 
     on_checked: Callable[[str, bool], None] | None = None
@@ -45,7 +45,7 @@ class WholeFileIO(StorageFileIO):
     def reading(
         cls, storage: Storage, storage_options: StorageOptions, on_checked: Callable[[str, bool], None]
     ) -> WholeFileIO:
-        """Return one that writes nothing."""
+        """Return a FileIO that writes nothing."""
         whole = cls.on(storage, storage_options, read_only=True)
         assert isinstance(whole, WholeFileIO)
         whole.on_checked = on_checked
@@ -69,7 +69,7 @@ class _WholeFile(StorageInputFile):
     def read_whole(self) -> bytes:
         """Return the bytes of the file as it is stored, in one request.
 
-        Raises CorruptFileError where it is not that of its checksum, StorageError.
+        Raises CorruptFileError if the file is not that of its checksum, StorageError.
         """
         data = self._storage.read(self._path)
         location = self._io.location(self.location)
@@ -80,9 +80,9 @@ class _WholeFile(StorageInputFile):
 
 
 class TableFiles:
-    """The files of an Iceberg table at one version: what each of them names, read when it is asked for.
+    """The files of an Iceberg table at one version. The names in each file are read when a caller asks for them.
 
-    Locations are paths where they lie under the lakehouse's root, else URIs. All methods raise CorruptFileError,
+    Locations are paths if they lie under the lakehouse's root, else URIs. All methods raise CorruptFileError,
     StorageError.
     """
 
@@ -95,12 +95,12 @@ class TableFiles:
 
     @property
     def metadata_location(self) -> str:
-        """Where the current metadata file stands."""
+        """The location of the current metadata file."""
         return self._io.location(self._uri)
 
     @property
     def naming_code(self) -> tuple[str, ...]:
-        """The names of properties that name code in the metadata file, none where it was not read."""
+        """The names of properties that name code in the metadata file, none if it was not read."""
         return self._loaded.naming_code if "_loaded" in self.__dict__ else ()
 
     @cached_attribute
@@ -140,11 +140,11 @@ class TableFiles:
         return [TableFile(FileKind.MANIFEST, path, manifest.manifest_length) for path, manifest in named]
 
     def know_manifests(self, lists: Sequence[str]) -> None:
-        """Read manifest lists again whose manifests are to be read, where that was not done yet."""
+        """Read manifest lists again whose manifests will be read, if that was not done yet."""
         self.in_lists([location for location in lists if location not in self._read_lists])
 
     def in_manifests(self, locations: Sequence[str]) -> list[list[TableFile]]:
-        """Return the data and delete files that manifests name, but those deleted; their lists were asked before."""
+        """Return the data and delete files that manifests name, without deleted ones. Their lists were read before."""
         return run_parallel(self._in_manifest, locations, self._io.storage.concurrency)
 
     def _in_manifest(self, location: str) -> list[TableFile]:

@@ -1,4 +1,4 @@
-"""Reading files of tables only after they were checked: before their rows are written anew, or they are copied."""
+"""Reads files of tables only after a check: before their rows are written anew, or before they are copied."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ _END_BYTES = 256 << 10
 
 
 class CheckedFileIO(StorageFileIO):
-    """A FileIO whose files are checked, whole, when they are opened; pages of Parquet for what they claim, too."""
+    """A FileIO whose files are checked as a whole when they are opened.
+
+    For Parquet, the claims of pages are checked, too.
+    """
 
     @classmethod
     def like(cls, file_io: StorageFileIO) -> CheckedFileIO:
-        """Return one that reads what another reads."""
+        """Return a checked FileIO over another."""
         checked = cls.__new__(cls)
         checked.__setstate__(file_io.__getstate__())
         return checked
@@ -36,7 +39,10 @@ class CheckedFileIO(StorageFileIO):
 
 class _CheckedFile(StorageInputFile):
     def open(self, seekable: bool = True) -> InputStream:
-        """Return the file. Raises CorruptFileError for one that is not that of its checksums, StorageError."""
+        """Return the file.
+
+        Raises CorruptFileError for a file that does not match its of its checksums, StorageError.
+        """
         head = self._storage.read(self._path, offset=0, length=HELD_BYTES)
         if len(head) < HELD_BYTES:
             check_table_file(head, self.shown)
@@ -54,7 +60,7 @@ class _CheckedFile(StorageInputFile):
 
 
 def check_whole(data: bytes, path: str) -> bool:
-    """Check a file of a table by its seals, a Parquet file without them by its pages; whether it has seals.
+    """Check a file of a table by its seals, or a Parquet file without seals by its pages. Returns whether it has seals.
 
     Raises CorruptFileError.
     """
@@ -65,9 +71,9 @@ def check_whole(data: bytes, path: str) -> bool:
 
 
 def check_parquet_pages(size_bytes: int, read: Callable[[int, int], bytes], path: str) -> None:
-    """Check a Parquet file's footer and pages: by their checksums, where they have any, and what they claim to hold.
+    """Check a Parquet file's footer and pages: their checksums, if there are any, and their claims.
 
-    ``read`` gives the bytes at an offset, of a length. Raises CorruptFileError, and what ``read`` raises.
+    ``read`` returns the bytes at an offset, of a length. Raises CorruptFileError, and what ``read`` raises.
     """
     from trinitylake_ops.tables.claims.parquet_pages import check_pages
 
@@ -77,7 +83,10 @@ def check_parquet_pages(size_bytes: int, read: Callable[[int, int], bytes], path
 
 
 def parquet_end(size_bytes: int, read: Callable[[int, int], bytes], path: str) -> bytes:
-    """Return a Parquet file's last bytes, all of its footer among them. Raises CorruptFileError, and as ``read``."""
+    """Return a Parquet file's last bytes, all of its footer among them.
+
+    Raises CorruptFileError, and what ``read`` raises.
+    """
     end_bytes = min(size_bytes, _END_BYTES)
     end = read(size_bytes - end_bytes, end_bytes)
     return end_with_claims(end, size_bytes, lambda n_bytes: read(size_bytes - n_bytes, n_bytes), path)

@@ -1,11 +1,10 @@
 """Files of tables, read and written by pyiceberg through the lakehouse's Storage.
 
-Every request for a metadata, manifest, data or delete file passes the same wrappers (retries,
-meters, fault injection) as the lakehouse's own files. All of pyiceberg's readers and writers use
-this FileIO: ``scan().to_arrow()``, ``to_arrow_batch_reader()``, ``to_duckdb()``, ``to_polars()``,
-``append``, ``overwrite``, ``delete``. What does *not* pass is ``Table.to_polars()`` and
-``polars.scan_iceberg(table)``: Polars' own reader opens the data files by their URIs, which works
-for ``file://`` roots only and is not metered. ``polars.scan_iceberg(table,
+Every request for a metadata, manifest, data or delete file passes the same wrappers as the lakehouse's own files:
+retries, meters, fault injection. All of pyiceberg's readers and writers use this FileIO: ``scan().to_arrow()``,
+``to_arrow_batch_reader()``, ``to_duckdb()``, ``to_polars()``, ``append``, ``overwrite``, ``delete``.
+``Table.to_polars()`` and ``polars.scan_iceberg(table)`` do *not* pass. Polars' own reader opens the data files by their
+URIs. This works for ``file://`` roots only and is not metered. ``polars.scan_iceberg(table,
 reader_override="pyiceberg")`` and ``polars.from_arrow(table.scan().to_arrow())`` pass.
 """
 
@@ -63,7 +62,7 @@ def storage_options_of(properties: Mapping[str, str]) -> StorageOptions:
 def public_properties(properties: Mapping[str, str], root: str, options: StorageOptions) -> dict[str, str]:
     """Return the properties of a catalog or FileIO that is open: with its root and options, without credentials.
 
-    Anybody may print properties; what opens further storages keeps its StorageOptions beside them.
+    Anybody may print properties. Objects that open further storages keep their StorageOptions beside them.
     """
     kept = {name: value for name, value in properties.items() if not name.startswith(STORAGE_OPTION_PREFIX)}
     shown = {f"{STORAGE_OPTION_PREFIX}{name}": options[name] for name in options if name not in SECRET_OPTIONS}
@@ -73,12 +72,11 @@ def public_properties(properties: Mapping[str, str], root: str, options: Storage
 class StorageFileIO(FileIO):
     """pyiceberg's FileIO on a Storage.
 
-    Made by pyiceberg from properties (``py-io-impl``; ``root`` and ``storage.*`` say where) or by
-    :meth:`on` from an open Storage. Locations are URIs; those under the storage's root go through
-    it, any other one where ``format/places.py`` allows it, through a storage of its own, with the same
-    options when the scheme is the same, else with none. Pickles with its storage. Its
-    ``properties`` hold no credentials. ``read_only`` refuses writes and deletes with
-    InvalidInputError. Raises InvalidInputError when ``root`` is missing.
+    A caller makes it by :meth:`on` from an open Storage, or pyiceberg makes it from properties (``py-io-impl``;
+    ``root`` and ``storage.*`` say where). Locations are URIs. Locations under the storage's root go through it. Any
+    other goes where ``format/places.py`` allows it, through a storage of its own. That has the same options when the
+    scheme is the same, else none. The object pickles with its storage. Its ``properties`` hold no credentials.
+    ``read_only`` refuses writes and deletes with InvalidInputError. Raises InvalidInputError when ``root`` is missing.
     """
 
     def __init__(self, properties: Properties = EMPTY_DICT):
@@ -100,10 +98,10 @@ class StorageFileIO(FileIO):
         others: Sequence[Storage] = (),
         names: NamedRoots | None = None,
     ) -> Self:
-        """Return a FileIO on an open storage; ``storage_options`` are for files beyond its root.
+        """Return a FileIO on an open storage. ``storage_options`` are for files beyond its root.
 
-        Those under the root of one of the ``others`` go through that one. ``names`` are the roots that the
-        lakehouse's definitions name; without them its latest definition is read when a file needs it.
+        Files under the root of one of the ``others`` go through that storage. ``names`` are the roots that the
+        lakehouse's definitions name. Without them its latest definition is read when a file needs it.
         """
         file_io = cls.__new__(cls)
         FileIO.__init__(file_io, properties)
@@ -127,7 +125,7 @@ class StorageFileIO(FileIO):
         self.read_only = read_only
         self._others = others
         self._strict: Self | None = None
-        #: Whether any file was met that content names at the place where the lakehouse stood before.
+        #: Whether any file was met that content names at a former place of the lakehouse.
         self.has_moved = False
         self._elsewhere = Elsewhere(
             storage.root,
@@ -138,7 +136,7 @@ class StorageFileIO(FileIO):
             follows_moves=follows_moves,
             own=storage,
         )
-        #: Whose the folders of tables are that files are written to.
+        #: Finds the owners of the folders of tables that files are written to.
         self.folders = FolderOwners(storage, options, self._elsewhere)
 
     def _latest_definition(self) -> LakehouseDef | None:
@@ -167,11 +165,14 @@ class StorageFileIO(FileIO):
 
     @property
     def places(self) -> Places:
-        """What may be read beyond the root, as far as it is known."""
+        """The places that may be read beyond the root, as far as it is known."""
         return self._elsewhere.places
 
     def strict(self) -> Self:
-        """Return what takes no file of a table elsewhere for the one of the same path here: for tables of others."""
+        """Return a FileIO for tables of others.
+
+        It takes no file of a table elsewhere for the one of the same path here.
+        """
         if not self.places.follows_moves:
             return self
         if self._strict is None:
@@ -187,10 +188,9 @@ class StorageFileIO(FileIO):
     def location(self, uri: str) -> str:
         """Return a URI, or an absolute path, as a path when it lies under the root, else as a URI.
 
-        The file of a table of a lakehouse that was moved is told by the place where it is read: by its path here, or
-        by its URI in a source of this copy. What no name of ours is, with an empty segment for one, stays a URI also
-        under the root. Raises InvalidLocationError for what is
-        neither, StorageError.
+        A file of a moved lakehouse's table is identified by the place where it is read. That is its path here, or its
+        URI in a source of this copy. A name that is none of ours, for example with an empty segment, stays a URI also
+        under the root. Raises InvalidLocationError for another text, StorageError.
         """
         full = as_uri(uri)
         if not is_uri(full):
@@ -198,7 +198,7 @@ class StorageFileIO(FileIO):
         if not full.startswith(self.root):
             try:
                 place = self._elsewhere.find(full)
-            except (InvalidLocationError, LocationNotAllowedError):  # who reads it is told
+            except (InvalidLocationError, LocationNotAllowedError):  # the reader gets the error
                 return full
             self.has_moved |= place.is_moved
             full = place.root + place.path
@@ -208,7 +208,7 @@ class StorageFileIO(FileIO):
             return full
 
     def note_place_of(self, location: str) -> bool:
-        """Note where a table was when metadata of ours was written, a URI; whether it is a place that was left.
+        """Note where a table was, as a URI, when metadata of ours was written. Returns whether that is a former place.
 
         Raises StorageError.
         """
@@ -225,16 +225,20 @@ class StorageFileIO(FileIO):
         return storage.root + path
 
     def size_bytes(self, location: str) -> int | None:
-        """Return the size of a file, a path under the root or a URI; None when it is missing. Raises StorageError."""
+        """Return the size of a file, given as a path under the root or a URI.
+
+        None when it is missing. Raises StorageError.
+        """
         try:
             return len(self.new_input(to_uri(self.root, location)))
         except FileMissingError:
             return None
 
     def read_whole(self, location: str, size_bytes: int = 0) -> bytes:
-        """Return the bytes of a file, a path under the root or a URI; ``size_bytes`` is what its table says it has.
+        """Return the bytes of a file, given as a path under the root or a URI. ``size_bytes`` is its size by its table.
 
-        Raises FileMissingError, StorageError, CorruptFileError for one larger than that and than any read whole.
+        Raises FileMissingError, StorageError, CorruptFileError for a file larger than that and than any file read
+        whole.
         """
         storage, path = self._resolve(to_uri(self.root, location))
         return storage.read(path, limit_bytes=size_bytes if size_bytes > storage.whole_file_limit_bytes else None)
@@ -245,14 +249,14 @@ class StorageFileIO(FileIO):
         return StorageInputFile(location, storage, path, shown=self._shown(location, storage, path))
 
     def _shown(self, location: str, storage: Storage, path: str) -> str:
-        """Return how errors name a file: by its path under the root, else by its URI."""
+        """Return the name of a file in errors: its path under the root, else its URI."""
         return path if storage is self.storage else location
 
     def new_output(self, location: str) -> StorageOutputFile:
         """Return a file to write.
 
-        Raises InvalidLocationError, InvalidInputError when read-only, LocationNotAllowedError for a place that is
-        neither under the root nor under its table root, nor allowed by the operator.
+        Raises InvalidLocationError, InvalidInputError when read-only. Raises LocationNotAllowedError for a place that
+        is neither under the root nor under its table root, nor allowed by the operator.
         """
         self._check_writable(location)
         storage, path = self._resolve(location, is_written=True)
@@ -262,7 +266,7 @@ class StorageFileIO(FileIO):
         return StorageOutputFile(location, storage, path)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
-        """Delete a file; a missing one is no error. Raises StorageError, InvalidInputError when read-only."""
+        """Delete a file. A missing file is no error. Raises StorageError, InvalidInputError when read-only."""
         text = location if isinstance(location, str) else location.location
         self._check_writable(text)
         storage, path = self._resolve(text, is_written=True)
@@ -278,7 +282,7 @@ class StorageFileIO(FileIO):
             )
 
     def _resolve(self, location: str, *, is_written: bool = False) -> tuple[Storage, str]:
-        if not isinstance(location, str):  # whoever writes a manifest says of what type its fields are
+        if not isinstance(location, str):  # the writer of a manifest says which types its fields have
             raise InvalidLocationError(f"{cut(repr(location))} is no text, and so no location")
         uri = as_uri(location)
         if uri.startswith(self.root):
@@ -298,7 +302,7 @@ _said: set[str] = set()
 
 
 def _say_once(root: str) -> None:
-    """Say, once in a process, that a lakehouse which is written to was moved."""
+    """Log, once in a process, that a lakehouse that is written to was moved."""
     if root not in _said:
         _said.add(root)
         logger.warning(
@@ -309,16 +313,22 @@ def _say_once(root: str) -> None:
 
 
 def reading_io(lake: Lakehouse, others: Sequence[Storage] = ()) -> StorageFileIO:
-    """Return what reads files of a lakehouse's tables, and writes none; ``others`` as in :meth:`StorageFileIO.on`."""
+    """Return a FileIO that reads files of a lakehouse's tables and writes none.
+
+    ``others`` are as in :meth:`StorageFileIO.on`.
+    """
     names = lake.elsewhere.names
     return StorageFileIO.on(lake.storage, lake.storage_options, read_only=True, others=others, names=names)
 
 
 def writing_io(lake: Lakehouse) -> StorageFileIO:
-    """Return what reads and writes files of a lakehouse's tables."""
+    """Return a FileIO that reads and writes files of a lakehouse's tables."""
     return StorageFileIO.on(lake.storage, lake.storage_options, names=lake.elsewhere.names)
 
 
 def io_for(definition: TableDef, io: StorageFileIO) -> StorageFileIO:
-    """Return what reads the files of a table: only those of our own are taken to have moved with their lakehouse."""
+    """Return a FileIO that reads the files of a table.
+
+    Only our own tables are taken to have moved with their lakehouse.
+    """
     return io if definition.is_managed else io.strict()

@@ -1,4 +1,4 @@
-"""Which folders of tables may be written to: those of this lakehouse, wherever their tables stand."""
+"""Decides which folders of tables may be written to: those of this lakehouse, wherever its tables are."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _TABLE_FILE = re.compile(rf"{TABLES_PREFIX}([^/]+)/.+", re.DOTALL)
 
 
 class FolderOwners:
-    """Makes sure of the owner of a table's folder before a file in it is written or deleted.
+    """Checks the owner of a table's folder before a file in it is written or deleted.
 
-    ``storage`` is that of the lakehouse, ``elsewhere`` what it reads and writes beyond its root, with ``options``.
+    ``storage`` is that of the lakehouse. ``elsewhere`` reads and writes beyond its root, with ``options``.
     """
 
     def __init__(self, storage: Storage, options: StorageOptions, elsewhere: Elsewhere):
@@ -30,7 +30,7 @@ class FolderOwners:
         self._checked_roots: set[str] = set()
 
     def check(self, storage: Storage, path: str) -> None:
-        """Make sure that the folder of a file to write or delete is of this lakehouse, where content names its root.
+        """Check that the folder of a file to write or delete belongs to this lakehouse, if content names its root.
 
         Raises LocationNotAllowedError, FileExistsAlreadyError, StorageError.
         """
@@ -41,17 +41,17 @@ class FolderOwners:
             self._claim(storage, path)
 
     def claim(self, path: str) -> None:
-        """Write the owner file of a table's folder, once, in a copy: the file to write may be the first one there.
+        """In a copy, write the owner file of a table's folder, once, as the file to write may be the first one there.
 
-        In other lakehouses whoever makes a table does. Raises FileExistsAlreadyError, StorageError.
+        In other lakehouses the creator of a table does this. Raises FileExistsAlreadyError, StorageError.
         """
         if self._elsewhere.names.is_copy:
             self._claim(self._storage, path)
 
     def check_is_of_no_copy(self, table_root: Storage) -> None:
-        """Raise LocationNotAllowedError for a table root where another copy of this lakehouse stands, asked once.
+        """Raise LocationNotAllowedError for a table root with another copy of this lakehouse. It is asked once.
 
-        Both have one id, so that one takes for its own, and removes, what the other writes there.
+        Both copies have one id. So each takes for its own, and removes, the files that the other writes there.
         """
         if table_root.root in self._checked_roots:
             return

@@ -1,4 +1,4 @@
-"""Files of tables to read: whole, or by ranges; what they claim is checked before a decoder sees them."""
+"""Files of tables to read, whole or by ranges. Their claims are checked before a decoder sees them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from trinitylake_ops.tables.claims.puffin_claims import check_puffin
 from trinitylake_ops.tables.claims.table_seals import SealedKind, check_table_file
 from trinitylake_ops.tables.io.file_errors import as_pyiceberg_expects
 
-#: A file up to this size is read in one request; of a larger one this much of its start is.
+#: A file up to this size is read in one request. Of a larger file, this much of its start is.
 WHOLE_FILE_BYTES = 1 << 20
-#: The least that a ranged read fetches, so that small forward reads share one request.
+#: The fewest bytes that a ranged read fetches, so that small forward reads share one request.
 READ_AHEAD_BYTES = 256 << 10
 
 
@@ -36,11 +36,11 @@ class StorageInputFile(InputFile):
         self._storage = storage
         self._path = path
         self._size_bytes = size_bytes
-        #: How errors name it.
+        #: the file's name in errors
         self.shown = location if shown is None else shown
 
     def __len__(self) -> int:
-        """Size in bytes; one request unless it is known. Raises FileNotFoundError."""
+        """Size in bytes. It takes one request unless it is known. Raises FileNotFoundError."""
         if self._size_bytes is None:
             with as_pyiceberg_expects(self.location):
                 self._size_bytes = self._storage.stat(self._path).size_bytes
@@ -52,14 +52,15 @@ class StorageInputFile(InputFile):
             return self._storage.exists(self._path)
 
     def open(self, seekable: bool = True) -> InputStream:
-        """Return a seekable stream; the first request is sent at once.
+        """Return a seekable stream. The first request is sent at once.
 
-        A file up to WHOLE_FILE_BYTES takes that one request; a larger one a second for its size, then one for its
-        end, where its name is that of Parquet or ORC, and one for each range. An Avro file is read whole and comes
-        without compression, so that no decoder inflates it without bounds. Raises FileNotFoundError, PermissionError,
-        StorageError, CorruptFileError for an Avro, Parquet or ORC file that holds or claims too much, for one named
-        ``.parquet`` or ``.orc`` that does not end as such, and for metadata that is read whole and is not the file of
-        its checksum. Of a file with another name, larger than WHOLE_FILE_BYTES, its stream raises it at the end.
+        A file up to WHOLE_FILE_BYTES takes that one request. A larger one takes a second for its size. If its name is
+        that of Parquet or ORC, it takes one more for its end, then one for each range. An Avro file is read whole and
+        returned without compression, so that no decoder inflates it without bounds. Raises FileNotFoundError,
+        PermissionError, StorageError. Raises CorruptFileError for an Avro, Parquet or ORC file that holds or claims too
+        much. Raises it for a name ``.parquet`` or ``.orc`` whose file does not end as such. Raises it for metadata read
+        whole that does not match its checksum. For a file with another name, larger than WHOLE_FILE_BYTES, its stream
+        raises the error at the end.
         """
         head = self._read_head()
         if named_format(self.location) is None and is_avro(self.location, head):
@@ -67,7 +68,7 @@ class StorageInputFile(InputFile):
         return RangeReader(self, head)
 
     def read_whole(self) -> bytes:
-        """Return the bytes of the file as it is stored, in as many requests as ``open`` and one range at most.
+        """Return the bytes of the file as it is stored, in at most one range more than ``open``.
 
         Raises FileNotFoundError, PermissionError, StorageError, CorruptFileError for more than MAX_INFLATED_BYTES.
         """
@@ -82,7 +83,7 @@ class StorageInputFile(InputFile):
         return head
 
     def _check_seals(self, data: bytes) -> None:
-        """Raise CorruptFileError for metadata that is not the file of its checksum; of data, scans read parts."""
+        """Raise CorruptFileError for metadata that does not match its checksum. Scans read only parts of data files."""
         if SealedKind.of(self.location) is not SealedKind.PARQUET:
             check_table_file(data, self.shown)
 
@@ -114,11 +115,11 @@ class StorageInputFile(InputFile):
 
 
 class RangeReader(io.RawIOBase):
-    """A seekable stream over ranged reads: keeps the file's start, its end and the last small range.
+    """A seekable stream over ranged reads. It keeps the file's start, its end and the last small range.
 
-    Parquet readers begin with the footer, so the first read near the end fetches all of the last
-    READ_AHEAD_BYTES, or all of the footer. What it claims is checked then, and what a Puffin file does when it is read
-    whole: CorruptFileError. A large read is one request of exactly its size and is not kept.
+    Parquet readers begin with the footer. So the first read near the end fetches all of the last READ_AHEAD_BYTES, or
+    all of the footer. The footer's claims are checked then, and a Puffin file's when it is read whole. Both raise
+    CorruptFileError. A large read is one request of exactly its size and is not kept.
     """
 
     def __init__(self, file: StorageInputFile, head: bytes):
@@ -131,7 +132,8 @@ class RangeReader(io.RawIOBase):
         self._window = (0, b"")
         if self._size_bytes <= len(head):
             self._check_end(head)
-        elif named_format(file.location) is not None:  # at once: what a stream raises, Arrow's ORC reader wraps
+        # checked at once, since Arrow's ORC reader wraps the errors of a stream
+        elif named_format(file.location) is not None:
             self._read_tail()
 
     def _read_tail(self) -> None:
@@ -142,7 +144,7 @@ class RangeReader(io.RawIOBase):
         return self._file.read_range(self._size_bytes - n_bytes, n_bytes)
 
     def _check_end(self, end: bytes) -> bytes:
-        """Return the last bytes of the file, or more of them, after what they claim was checked."""
+        """Check the claims at the end of the file, and return its last bytes, or more of them."""
         end = end_with_claims(end, self._size_bytes, self._read_end, self._file.shown)
         check_claims(end, self._size_bytes, self._file.shown)
         return end
@@ -165,9 +167,9 @@ class RangeReader(io.RawIOBase):
         return self._position
 
     def read(self, size: int | None = -1) -> bytes:
-        """Return the next ``size`` bytes, fewer only at the end of the file; all the rest without a size.
+        """Return the next ``size`` bytes, or fewer at the end of the file. Without a size, return all the rest.
 
-        Raises CorruptFileError for a rest that no file has which is read whole.
+        Raises CorruptFileError for a rest larger than any file that is read whole.
         """
         self._check_open()
         rest = max(0, self._size_bytes - self._position)
@@ -179,7 +181,7 @@ class RangeReader(io.RawIOBase):
                 path=self._file.shown,
             )
         data = self._range(self._position, length) if length else b""
-        if size is None or size < 0:  # as pyiceberg reads Avro, and nobody Parquet
+        if size is None or size < 0:  # pyiceberg reads Avro so, and no reader Parquet
             check_no_avro(self._file.shown, data)
             if data.startswith(PUFFIN_MAGIC):
                 check_puffin(data, self._file.shown)

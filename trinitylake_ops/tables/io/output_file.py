@@ -1,4 +1,4 @@
-"""Files of tables to write: created at once when they are closed, sealed where their format has room."""
+"""Files of tables to write. They are created in one step when they are closed, and sealed if their format has room."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trinitylake_ops.tables.io.file_errors import as_pyiceberg_expects
 from trinitylake_ops.tables.io.input_file import StorageInputFile
 from trinitylake_ops.tables.io.parquet_model import SealedOutputFile
 
-#: What a file being written may hold in memory before it moves to a temporary file.
+#: The bytes that a file being written may hold in memory before it moves to a temporary file.
 SPOOL_BYTES = 8 << 20
 _PIECE_BYTES = 1 << 20
 
@@ -34,7 +34,7 @@ class StorageOutputFile(SealedOutputFile):
         self._stream: StorageOutputStream | None = None
 
     def __len__(self) -> int:
-        """Size in bytes: of the stream closed last, else one request. Raises FileNotFoundError."""
+        """Size in bytes: that of the stream closed last, otherwise by one request. Raises FileNotFoundError."""
         if self._stream is not None and self._stream.published:
             return self._stream.tell()
         return len(self.to_input_file())
@@ -61,15 +61,15 @@ class StorageOutputFile(SealedOutputFile):
         return 0 if self._stream is None else self._stream.tell()
 
     def discard(self) -> None:
-        """Drop what was written to the stream and is not published; later writes to it go nowhere."""
+        """Drop the unpublished bytes of the stream. Later writes to it have no effect."""
         if self._stream is not None:
             self._stream.discard()
 
 
 class StorageOutputStream:
-    """What is written to a table file until it is published by ``close``.
+    """The bytes written to a table file until it is published by ``close``.
 
-    No io.IOBase: that would call ``close``, and so publish, when an abandoned stream is collected.
+    This class is no io.IOBase: that would call ``close``, and so publish, when an abandoned stream is collected.
     """
 
     def __init__(self, location: str, storage: Storage, path: str, *, overwrite: bool):
@@ -99,7 +99,7 @@ class StorageOutputStream:
         return self._written_bytes
 
     def flush(self) -> None:
-        """Nothing to do: only ``close`` makes bytes durable."""
+        """Do nothing: only ``close`` makes bytes durable."""
 
     def write(self, b: bytes) -> int:
         """Add bytes at the end. Raises ValueError when the stream is closed."""
@@ -110,7 +110,7 @@ class StorageOutputStream:
         return size_bytes
 
     def close(self) -> None:
-        """Publish the file; a second call does nothing. Raises FileExistsError, PermissionError, StorageError."""
+        """Publish the file. A second call does nothing. Raises FileExistsError, PermissionError, StorageError."""
         if self._buffer.closed:
             return
         try:
@@ -126,7 +126,7 @@ class StorageOutputStream:
             self._buffer.close()
 
     def _sealed(self) -> bytes:
-        """Return what was written, with its checksums (FORMAT.md, "Files of tables")."""
+        """Return the written bytes, with their checksums (FORMAT.md, "Files of tables")."""
         if SealedKind.of(self._location) is SealedKind.PARQUET:
             self._seal_footer()
         self._buffer.seek(0)
@@ -136,7 +136,7 @@ class StorageOutputStream:
         return sealed_table_file(data, self._location)
 
     def _seal_footer(self) -> None:
-        """Fill in the digits where they stand: a data file may be large, so it is in memory once only."""
+        """Fill in the digits in place: a data file may be large, so it is in memory only once."""
         end_at = max(0, self._written_bytes - PARQUET_END_BYTES)
         self._buffer.seek(end_at)
         footer_at = self._written_bytes - footer_bytes(self._buffer.read())
@@ -153,7 +153,7 @@ class StorageOutputStream:
             self._buffer.write(footer)
 
     def discard(self) -> None:
-        """Drop what was written; later writes are accepted and go nowhere, so that a writer can still finish."""
+        """Drop the written bytes. Later writes are accepted and have no effect, so that a writer can still finish."""
         if not self._buffer.closed:
             self._discarded = True
             self._buffer.close()

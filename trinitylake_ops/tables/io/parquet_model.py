@@ -1,8 +1,8 @@
 """Makes pyiceberg write sealed Parquet files wherever they go to a lakehouse.
 
-Data that ``Table.append``, ``overwrite`` and ``delete`` write, and that tasks write here, all come from the writer
-that pyiceberg's registry of file formats gives; there is no other place to ask for checksums of pages, or for
-key-value pairs of a footer. Files that go elsewhere, through other FileIOs, are written as before.
+The data of ``Table.append``, ``overwrite`` and ``delete``, and of tasks, all come from one writer, given by pyiceberg's
+registry of file formats. Only there can checksums of pages, or key-value pairs of a footer, be asked for. Files that go
+elsewhere, through other FileIOs, are written as before.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class SealedOutputFile(OutputFile):
 
 
 def write_sealed_parquet() -> None:
-    """Let pyiceberg write sealed Parquet files to every SealedOutputFile; a second call does nothing."""
+    """Let pyiceberg write sealed Parquet files to every SealedOutputFile. A second call does nothing."""
     if not isinstance(FileFormatFactory._registry, _Models):
         FileFormatFactory._registry = _Models(FileFormatFactory._registry)
 
 
 class _Models(dict[FileFormat, FileFormatModel]):
-    """The models of file formats; pyiceberg registers its own of Parquet when it first reads or writes rows."""
+    """Return the models of file formats. Its own of Parquet, pyiceberg registers when it first reads or writes rows."""
 
     def __init__(self, models: Mapping[FileFormat, FileFormatModel]):
         super().__init__()
@@ -49,7 +49,7 @@ class _SealingModel:
         """Return a writer of one file."""
         if not isinstance(output_file, SealedOutputFile):
             return self._model.create_writer(output_file, file_schema, properties)
-        from trinitylake_ops.tables.io.parquet_writer import SealedParquetWriter  # loads pandas
+        from trinitylake_ops.tables.io.parquet_writer import SealedParquetWriter  # importing it loads pandas
 
         return SealedParquetWriter(output_file, file_schema, properties)
 
@@ -63,5 +63,5 @@ class _SealingModel:
         return self._model.file_extension()
 
     def add_field_metadata(self, field: NestedField, metadata: dict[bytes, bytes], include_field_ids: bool) -> None:
-        """Add what the format wants to know of a column."""
+        """Return the format's properties of a column."""
         self._model.add_field_metadata(field, metadata, include_field_ids)

@@ -17,7 +17,7 @@ _CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
 class SealedParquetWriter(ParquetFormatWriter):
     """Writes a Parquet file whose stream fills in the digits of the seals when it is closed.
 
-    Raises InvalidDefinitionError for a codec that Parquet's writer has not.
+    Raises InvalidDefinitionError for a codec that Parquet's writer does not have.
     """
 
     def __init__(self, output_file: OutputFile, file_schema: Schema, properties: Properties):
@@ -30,7 +30,7 @@ class SealedParquetWriter(ParquetFormatWriter):
         self._parquet_writer_kwargs["write_page_checksum"] = True
 
     def close(self) -> DataFileStatistics:
-        """Finish the file; returns its statistics. Raises ValueError when nothing was written, StorageError."""
+        """Finish the file. Returns its statistics. Raises ValueError when nothing was written, StorageError."""
         if self._result is None and self._writer is not None:
             self._writer.add_key_value_metadata(seal_pairs(self._output_file.location))
         return super().close()

@@ -1,4 +1,4 @@
-"""Staging Arrow data as a managed table, in this process: what ``spark_jobs.table_writer`` does with Spark."""
+"""Stages Arrow data as a managed table, in this process. With Spark, ``spark_jobs.table_writer`` does the same."""
 
 from __future__ import annotations
 
@@ -26,16 +26,15 @@ def stage_arrow(
 ) -> StagedTable:
     """Write rows as data files of a managed table and return it staged, unpublished.
 
-    A missing table is created, with identity partitions by ``partition_by``. An existing one keeps its
-    columns' types, to which rows are cast; columns that it lacks are added as optional ones, its columns
-    that the rows lack are null. ``mode`` says which files the new ones take the place of:
-    ``replace_table`` all, ``append`` none, ``replace_partitions`` those of ``partitions``, each a value
-    for every partition column (text is read as the column's type), or without ``partitions`` those
-    that rows arrive for. Memory is bounded where ``rows`` are a reader.
+    A missing table is created, with identity partitions by ``partition_by``. An existing table keeps its columns'
+    types, and rows are cast to them. Columns that it lacks are added as optional ones. Its columns that the rows lack
+    are null. ``mode`` says which files the new ones replace. ``replace_table`` replaces all, ``append`` none.
+    ``replace_partitions`` replaces those of ``partitions``, each a value for every partition column (text is read as
+    the column's type). Without ``partitions`` it replaces those that rows arrive for. Memory is bounded if ``rows`` are
+    a reader.
 
-    Raises InvalidInputError for a wrong request and for rows that do not fit, InvalidDefinitionError,
-    UnsupportedTypeError, CommitConflictError when the table changed meanwhile, StorageError. Nothing is
-    staged then.
+    Raises InvalidInputError for a wrong request and for rows that do not fit, CommitConflictError when the table
+    changed meanwhile. Raises InvalidDefinitionError, UnsupportedTypeError, StorageError. Nothing is staged then.
     """
     check_mode(mode)
     check_distinct(rows.schema)
@@ -47,7 +46,7 @@ def stage_arrow(
 
 
 def _wanted_schema(lake: Lakehouse, given: pa.Schema, namespace: str, table: str) -> pa.Schema | None:
-    """Return the schema of a new table, or the columns that an existing one lacks; None without any."""
+    """Return the schema of a new table, or the columns that an existing one lacks, None if there are none."""
     snapshot = lake.snapshot()
     plain = given.remove_metadata()
     if not (snapshot.has_namespace(namespace) and snapshot.has_table(namespace, table)):

@@ -1,8 +1,8 @@
-"""Writing data files where the rows are: in Spark's executors, or any process that has no catalog.
+"""Writes data files where the rows are: in Spark's executors, or in any process without a catalog.
 
-The driver plans the write (``write_plan.plan_write``), each task turns its rows into data files here,
-and the driver stages all of them as one Iceberg snapshot (``staging.stage_data_files``). A
-``DataFile`` pickles, with its partition, statistics and spec id.
+The driver plans the write (``write_plan.plan_write``). Each task turns its rows into data files here. The driver then
+stages all of them as one Iceberg snapshot (``staging.stage_data_files``). A ``DataFile`` pickles, with its partition,
+statistics and spec id.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from trinitylake_ops.tables.properties import location_provider
 logger = logging.getLogger(__name__)
 
 TARGET_FILE_SIZE_BYTES = 128 << 20
-#: Rows wait in memory until this many bytes of Arrow, over all partitions, make a row group worth while.
+#: Rows wait in memory until this many bytes of Arrow, over all partitions, are worth a row group.
 BUFFER_BYTES = 64 << 20
-#: Files that may grow at once; beyond it the one with the most bytes is finished first.
+#: Files that may grow at once. Beyond it, the file with the most bytes is finished first.
 MAX_OPEN_FILES = 64
 
 _Key = tuple[object, ...]
@@ -51,13 +51,12 @@ def write_data_files(
 ) -> list[DataFile]:
     """Write Arrow batches as Parquet files of a table and return them, unpublished.
 
-    Columns are found by name and cast to the table's types; a column may be missing when it is
-    optional. Rows are split by the table's identity partitions, unless the caller knows that all are of
-    one ``partition``, of any transform; ``sort_order_id`` is the order in which they come. Memory is bounded by
-    ``buffer_bytes`` of rows plus 8 MiB for each of up to MAX_OPEN_FILES growing files, and one
-    finished file. On an exception the files written so far are deleted, best effort. Raises
-    InvalidInputError for batches that do not fit the schema, InvalidDefinitionError for a partition
-    transform other than identity or one over floats, StorageError.
+    Columns are found by name and cast to the table's types. A column may be missing if it is optional. Rows are split
+    by the table's identity partitions, unless the caller knows that all belong to one ``partition``, of any transform.
+    ``sort_order_id`` is the order of the rows. Memory is bounded by ``buffer_bytes`` of rows, 8 MiB for each of up to
+    MAX_OPEN_FILES growing files, and one finished file. On an exception the files written so far are deleted, best
+    effort. Raises InvalidInputError for batches that do not fit the schema, StorageError. Raises InvalidDefinitionError
+    for a partition transform other than identity, or one over floats.
     """
     writer = _PartitionedWriter(
         io, table_metadata, target_file_size_bytes, buffer_bytes, partition=partition, sort_order_id=sort_order_id
@@ -73,7 +72,7 @@ def write_data_files(
 
 @dataclass(frozen=True)
 class _KnownPartition(PartitionKey):
-    """A partition of any transforms, as a data file of it has it."""
+    """A partition of any transforms, in the form of a data file."""
 
     record: Record = field(default_factory=Record)
 
@@ -84,7 +83,7 @@ class _KnownPartition(PartitionKey):
 
 @dataclass
 class _Partition:
-    """What waits in memory and what grows on storage for one partition value."""
+    """The rows in memory and the growing file of one partition value."""
 
     key: PartitionKey | None
     waiting: list[pa.Table] = field(default_factory=list)
@@ -94,7 +93,7 @@ class _Partition:
 
 @dataclass
 class _GrowingFile:
-    """A Parquet file that has row groups, but is not visible yet."""
+    """A growing Parquet file, which has row groups, but is not visible yet."""
 
     output: StorageOutputFile
     writer: FileFormatWriter
@@ -116,7 +115,7 @@ class _PartitionedWriter:
         self._metadata = metadata
         self._spec = metadata.spec()
         self._schema = metadata.schema()
-        # Imported where rows are written: it loads pandas, for which whoever reads metadata need not wait.
+        # This is imported where rows are written. It loads pandas, which readers and writers of metadata do not need.
         from pyiceberg.io.pyarrow import schema_to_pyarrow
 
         self._arrow_schema = schema_to_pyarrow(self._schema, include_field_ids=True)
@@ -241,8 +240,8 @@ class _PartitionedWriter:
 def identity_columns(spec: PartitionSpec, schema: Schema) -> list[str]:
     """Return the columns whose values are a table's partitions, in the order of the spec.
 
-    Raises InvalidDefinitionError for another transform, a nested column, or a float, whose NaN and
-    signed zeros equal no partition reliably.
+    Raises InvalidDefinitionError for another transform, a nested column, or a float. NaN and signed zeros of floats
+    equal no partition reliably.
     """
     names = []
     for partition_field in spec.fields:
@@ -266,9 +265,8 @@ def identity_columns(spec: PartitionSpec, schema: Schema) -> list[str]:
 def conform(batch: pa.RecordBatch, schema: Schema, arrow_schema: pa.Schema) -> pa.Table:
     """Return a batch with a table's columns, types, order and field ids.
 
-    Columns are matched by name; an optional one that is missing is null. Raises InvalidInputError
-    for columns that the table lacks, required ones that are missing or hold nulls, and values that
-    do not fit.
+    Columns are matched by name. A missing optional column is null. Raises InvalidInputError for columns that the table
+    lacks, for required ones that are missing or hold nulls, and for values that do not fit.
     """
     check_distinct(batch.schema)
     unknown = sorted(set(batch.schema.names) - set(arrow_schema.names))
@@ -309,7 +307,7 @@ def check_distinct(schema: pa.Schema) -> None:
 
 
 def _lost_field(given: pa.DataType, target: pa.DataType) -> str | None:
-    """Return a field within a nested type that a cast would drop without a word, None without any."""
+    """Return a field within a nested type that a cast would silently drop, None if there is none."""
     if pa.types.is_struct(given) and pa.types.is_struct(target):
         known = {field.name: field.type for field in target}
         for field in given:
@@ -328,7 +326,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _check_time_zone(given: pa.Field, target: pa.Field) -> None:
-    """Refuse a cast that would take a wall clock time for UTC, or the other way round, without a word."""
+    """Refuse a cast that would silently take a wall clock time for UTC, or the other way round."""
     if not (pa.types.is_timestamp(given.type) and pa.types.is_timestamp(target.type)):
         return
     if (given.type.tz is None) != (target.type.tz is None):
@@ -338,7 +336,7 @@ def _check_time_zone(given: pa.Field, target: pa.Field) -> None:
 
 
 def delete_data_files(io: StorageFileIO, data_files: Iterable[DataFile]) -> None:
-    """Delete files that nothing names yet; what cannot be deleted is left to orphan removal."""
+    """Delete files that nothing names yet. A removal of orphans deletes those that remain."""
     for data_file in data_files:
         try:
             io.delete(data_file.file_path)

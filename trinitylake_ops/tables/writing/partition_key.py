@@ -1,4 +1,4 @@
-"""A partition named by its values: as data files carry it, and as a filter that selects its rows."""
+"""A partition named by its values, for data files, and as a filter that selects its rows."""
 
 from __future__ import annotations
 

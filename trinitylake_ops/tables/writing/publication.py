@@ -1,9 +1,9 @@
 """Publishing exactly once: a publication has an id, and the history holds at most one commit of it.
 
-The id is that of the transaction, which stands among the ``members`` of the version that commits it and stays there
-when the version is purged. Before each attempt the versions since the tables were staged are looked through for it,
-and an attempt can only land right on the version that was looked through last (docs/protocol.md, C). So a worker that
-is started again after it was killed, and workers that race, get the version that one of them committed.
+The id is that of the transaction. It is among the ``members`` of the version that commits it, and stays there when the
+version is purged. Before each attempt, a worker looks for the id in the versions since the tables were staged. An
+attempt can only land right on the version that was looked through last (docs/protocol.md, C). So workers that are
+started again after a kill, and workers that race, get the version that one of them committed.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ PUBLISH = "publish"
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What became of a publication: the version that holds it, and whether an earlier attempt had committed it."""
+    """The outcome of a publication: the version that holds it, and whether an earlier attempt had committed it."""
 
     version: int
     was_published: bool
 
 
 def publication_id(*names: str) -> str:
-    """Return the id of the publication that has these names, such as a run's id and what it publishes."""
+    """Return the id of the publication that has these names, such as a run's id and the published object."""
     return str(uuid.uuid5(_PUBLICATIONS, "\n".join(f"{len(name)}:{name}" for name in names)))
 
 
@@ -56,15 +56,14 @@ def publish_once(
 ) -> Publication:
     """Commit staged tables as one version, unless ``publication`` was committed since they were staged.
 
-    Whoever may have staged them again gives the version ``since`` which it can have been committed, exclusive.
-    ``require`` raises a typed error where the version that the commit would land on is not as it has to be.
-    A serializable commit lands only where all ``reads`` are as they were read, but for what is there now as one of
-    ``own`` was staged, which the same reader published before. With snapshot isolation they do not count.
-    The namespaces that new tables need are created. Some of the tables may be there as they were staged, by
-    another publication: they stay. Without changes there is no commit, and the latest version is returned.
-    Raises InvalidInputError without tables, CommitConflictError when a table moved since it was staged or read, and
-    what a commit raises; VersionNotFoundError where a root is gone, so that nobody can tell whether it was
-    committed.
+    A caller that may have staged the tables again passes the version ``since`` which the publication can have been
+    committed, exclusive. ``require`` raises a typed error if the version on which the commit would land is not as
+    needed. A serializable commit lands only if all ``reads`` are as they were read. A table that is there as one of
+    ``own`` was staged is allowed: the same reader published it before. With snapshot isolation, reads do not count. The
+    namespaces that new tables need are created. Some of the tables may be there as they were staged, by another
+    publication. They stay. Without changes there is no commit, and the latest version is returned. Raises
+    InvalidInputError without tables, CommitConflictError when a table moved since it was staged or read, and what a
+    commit raises. Raises VersionNotFoundError if a missing root leaves open whether it was committed.
     """
     if not staged:
         raise InvalidInputError("there is nothing to publish: no table was staged")
@@ -91,12 +90,12 @@ def publish_once(
                 txn.require(require)
             if reads and txn.isolation != IsolationLevel.SNAPSHOT:
                 txn.require(lambda latest: check_unchanged(latest, reads, [*own, *staged]))
-            # What a run took over from one that had published it is there: only the rest can be published again.
+            # Tables that a run took over from an earlier publication are there. Only the rest can be published again.
             publish(txn, [table for table in staged if not is_published(txn, table)] or staged)
     except CommittedElsewhereError as error:
         return Publication(error.committed_version, was_published=True)
     except CommitConflictError:
-        # The same tables are in the commit of a worker that was faster: it conflicts before it is looked for.
+        # The same tables are in the commit of a faster worker. So this commit conflicts before it looks for that one.
         version = published_version(lake, publication, looked_through)
         if version is None:
             raise
@@ -108,6 +107,6 @@ def publish_once(
 def published_version(lake: Lakehouse, publication: str, after: int) -> int | None:
     """Return the version above ``after`` that holds a publication, None where none does.
 
-    Raises VersionNotFoundError where that cannot be told, StorageError.
+    Raises VersionNotFoundError if that cannot be told, StorageError.
     """
     return version_of(lake.files, publication, after, lake.latest_version())

@@ -1,4 +1,4 @@
-"""What a publication read besides what it writes: a serializable one commits only where that is as it was."""
+"""The tables that a publication read besides its writes. A serializable one commits only if they are unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRead:
-    """A table as it was read: ``location`` is that of its definition in ``version`` of the lakehouse at ``root``."""
+    """A table as it was read. ``location`` is that of its definition in ``version`` of the lakehouse at ``root``."""
 
     root: str
     namespace: str
@@ -25,7 +25,7 @@ class TableRead:
 
     @classmethod
     def of(cls, snapshot: Snapshot, namespace: str, table: str) -> Self:
-        """Return the read of a table at a version. Raises InvalidInputError where it has none of that name."""
+        """Return the read of a table at a version. Raises InvalidInputError if the version has none of that name."""
         location = snapshot.entry(snapshot.keys.table_key(namespace, table))
         if not isinstance(location, str):
             raise InvalidInputError(f"version {snapshot.version} has no table {namespace}.{table}, so none was read")
@@ -47,9 +47,9 @@ class TableRead:
 
 
 def check_unchanged(latest: Snapshot, reads: Sequence[TableRead], own: Sequence[StagedTable]) -> None:
-    """Raise CommitConflictError where a table is not what was read; reads of other lakehouses do not count.
+    """Raise CommitConflictError if a table is not as it was read. Reads of other lakehouses do not count.
 
-    What is there as one of ``own`` was staged was published by the reader itself, after it had read.
+    A table that is there as one of ``own`` was staged was published by the reader itself, after its read.
     """
     ours = [read for read in reads if read.root == latest.files.storage.root]
     by_name = {(table.namespace, table.table): table for table in own}

@@ -1,4 +1,4 @@
-"""Which data files of a table new ones take the place of."""
+"""Finds the data files of a table that new ones replace."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def all_files(table: Table) -> list[DataFile]:
 def files_in_partitions_of(table: Table, data_files: Sequence[DataFile]) -> list[DataFile]:
     """Return the data files of all partitions that ``data_files`` are in.
 
-    Raises InvalidInputError for an unpartitioned table, InvalidDefinitionError when the partition
-    spec changed and files of an older one overlap.
+    Raises InvalidInputError for an unpartitioned table. Raises InvalidDefinitionError when the partition spec changed
+    and files of an older one overlap.
     """
     spec = table.spec()
     if spec.is_unpartitioned():

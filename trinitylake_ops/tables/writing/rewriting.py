@@ -1,7 +1,7 @@
-"""Small data files of a table written anew as fewer: which ones, how a group is written, and the snapshot of it.
+"""Writes small data files of a table anew as fewer: the choice of files, the writing of a group, and the snapshot.
 
-The rows stay what they are, so the snapshot is a ``replace`` to Iceberg: who follows what was appended passes it by.
-A group is files of one partition that together fill about one file; writing it needs nothing but its ``FileGroup`` and
+The rows do not change, so the snapshot is a ``replace`` to Iceberg. Readers that follow appended rows pass it by. A
+group has files of one partition that together fill about one file. Writing it needs nothing but its ``FileGroup`` and
 the table's ``Rewriting``, in this process or another.
 """
 
@@ -53,11 +53,11 @@ _LARGEST_SHARE = 1.4
 
 @dataclass(frozen=True, slots=True)
 class RewriteRules:
-    """What is worth writing anew.
+    """The options that say which files are worth writing anew.
 
-    ``target_file_size_bytes`` None means what the table's own property says, else the default. A group needs so many
-    files, or else two that fill a file of the target. With ``repartition`` all files of older partition specs are
-    written by the current one, whatever their size.
+    ``target_file_size_bytes`` None means the table's own property, else the default. A group needs ``min_input_files``,
+    or else two that fill a file of the target. With ``repartition`` all files of older partition specs are written by
+    the current one, whatever their size.
     """
 
     target_file_size_bytes: int | None = None
@@ -69,14 +69,14 @@ class RewriteRules:
         if self.target_file_size_bytes is not None:
             return self.target_file_size_bytes
         own = metadata.properties.get(TARGET_PROPERTY, "")
-        # What is longer is no size of a file, and Python refuses numbers of thousands of digits.
+        # A longer text is no size of a file, and Python refuses numbers of thousands of digits.
         is_size = own.isascii() and own.isdecimal() and len(own) <= _MOST_DIGITS
         return (int(own) if is_size else 0) or TARGET_FILE_SIZE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class FileGroup:
-    """Data files that become about one; ``partition`` is theirs, None for files of an older partition spec."""
+    """Data files that become about one. ``partition`` is theirs, None for files of an older partition spec."""
 
     files: tuple[DataFile, ...]
     partition: Record | None
@@ -94,7 +94,7 @@ class FileGroup:
 
 @dataclass(frozen=True, slots=True)
 class Rewriting:
-    """What writing the groups of a table needs: pickles, goes to every process that writes them."""
+    """The input for writing the groups of a table. It pickles, and goes to every process that writes them."""
 
     io: StorageFileIO
     metadata: TableMetadata
@@ -103,9 +103,9 @@ class Rewriting:
     def rewrite(self, group: FileGroup) -> list[DataFile]:
         """Write the rows of a group as new data files, in the table's sort order, and return them, unpublished.
 
-        Rows of an unsorted table are streamed; those of a sorted one are held in memory, a group at a time. Raises
-        CorruptFileError where a file is not that of its checksums, or there are more or fewer rows than the manifests
-        say, StorageError. Nothing is left then.
+        Rows of an unsorted table are streamed. For a sorted table they are held in memory, one group at a time. Raises
+        CorruptFileError if a file does not match its checksums, or if the number of rows is not that of the manifests.
+        Raises StorageError. Nothing is left then.
         """
         order = _arrow_sort_order(self.metadata)
         read = _Counted(self._batches(group))
@@ -128,9 +128,9 @@ class Rewriting:
         return written
 
     def _batches(self, group: FileGroup) -> Iterator[pa.RecordBatch]:
-        from pyiceberg.io.pyarrow import ArrowScan  # loads pandas
+        from pyiceberg.io.pyarrow import ArrowScan  # importing it loads pandas
 
-        # What is damaged is not written anew, with fresh checksums.
+        # A damaged file is not written anew, with fresh checksums.
         scan = ArrowScan(self.metadata, CheckedFileIO.like(self.io), self.metadata.schema(), AlwaysTrue())
         for file in group.files:  # one at a time: pyiceberg holds all batches of the files it is given
             yield from file_batches(scan, FileScanTask(file), self.io)
@@ -140,7 +140,7 @@ GroupWriter: TypeAlias = Callable[[Sequence[tuple[Rewriting, FileGroup]]], Seque
 
 
 def rewrite_here(groups: Sequence[tuple[Rewriting, FileGroup]]) -> list[list[DataFile]]:
-    """Write groups one after the other in this process. Raises as :meth:`Rewriting.rewrite`; nothing is left then."""
+    """Write groups one after the other in this process. Raises as :meth:`Rewriting.rewrite`. Nothing is left then."""
     written: list[list[DataFile]] = []
     try:
         for rewriting, group in groups:
@@ -154,7 +154,7 @@ def rewrite_here(groups: Sequence[tuple[Rewriting, FileGroup]]) -> list[list[Dat
 
 @dataclass(frozen=True, slots=True)
 class FoundFiles:
-    """The data files of a table: what is worth writing anew, and how many files of older partition specs stay."""
+    """The data files of a table: groups worth writing anew, and how many files stay in older partition specs."""
 
     groups: tuple[FileGroup, ...]
     data_files: int
@@ -162,10 +162,10 @@ class FoundFiles:
 
 
 def find_groups(metadata: TableMetadata, io: StorageFileIO, rules: RewriteRules) -> FoundFiles:
-    """Look through a table's manifests for what is worth writing anew.
+    """Look through a table's manifests for files that are is worth writing anew.
 
-    Raises InvalidDefinitionError for a table with delete files or of a format version that cannot be written, and where
-    rows would have to be split by a partition transform other than identity; StorageError.
+    Raises InvalidDefinitionError for a table with delete files or of a format version that cannot be written. Raises it
+    also if rows would have to be split by a partition transform other than identity. Raises StorageError.
     """
     check_format_version(metadata)
     snapshot = metadata.current_snapshot()
@@ -190,7 +190,7 @@ def find_groups(metadata: TableMetadata, io: StorageFileIO, rules: RewriteRules)
 
 
 def rewriting_of(metadata: TableMetadata, io: StorageFileIO, rules: RewriteRules) -> Rewriting:
-    """Return what writing the groups of a table needs."""
+    """Return the input for writing the groups of a table."""
     return Rewriting(io, metadata, int(_LARGEST_SHARE * rules.target_bytes(metadata)))
 
 
@@ -203,11 +203,11 @@ def stage_rewritten(
     *,
     begun_at_ms: int,
 ) -> StagedTable:
-    """Let new files take the place of those whose rows they hold, as one Iceberg snapshot, unpublished.
+    """Replace files by new ones with the same rows, as one Iceberg snapshot, unpublished.
 
-    ``metadata`` is that of the table the new files were written for. What others added since stays. Raises
-    CommitConflictError where the table is gone, or is another, or is partitioned in another way, or lost one of the
-    old files, or rows of them; StorageError.
+    ``metadata`` is that of the table the new files were written for. Files that others added since stay. Raises
+    CommitConflictError if the table is gone, is another, is partitioned in another way, or lost one of the old files or
+    rows of them. Raises StorageError.
     """
     catalog = StagingCatalog(lake)
     reader = catalog.target.reader()
@@ -248,12 +248,12 @@ class _RewriteFiles(_OverwriteFiles):
         super().__init__(operation=Operation.OVERWRITE, transaction=change, io=change._table.io)
 
     def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
-        # pyiceberg sums up the totals of no other operations than those it makes itself.
+        # Totals are summed up by pyiceberg only for the operations that it makes itself.
         summary = super()._summary(snapshot_properties)
         return Summary(operation=Operation.REPLACE, **summary.additional_properties)
 
     def _build_delete_files_partition_predicate(self) -> None:
-        """All manifests are looked at: expressions over thousands of partitions are too deep to evaluate."""
+        """All manifests are read: expressions over thousands of partitions are too deep to evaluate."""
 
     def _build_manifest_evaluator(self, spec_id: int) -> Callable[[ManifestFile], bool]:
         return lambda _manifest: True
@@ -280,7 +280,10 @@ def _data_entries(manifests: Iterable[ManifestFile], io: StorageFileIO) -> list[
 
 
 def _packed(files: Sequence[DataFile], target_bytes: int) -> list[tuple[DataFile, ...]]:
-    """Return files in groups of up to the target, each of neighbours, so that what arrived together stays so."""
+    """Return files in groups of up to the target.
+
+    A group has neighbours, so that files that arrived together stay together.
+    """
     groups: list[list[DataFile]] = []
     group_bytes = 0
     for file in files:
@@ -293,7 +296,7 @@ def _packed(files: Sequence[DataFile], target_bytes: int) -> list[tuple[DataFile
 
 
 class _Counted:
-    """Batches, counting their rows."""
+    """Yield batches, counting their rows."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch]):
         self._batches = batches
@@ -306,7 +309,7 @@ class _Counted:
 
 
 def _arrow_sort_order(metadata: TableMetadata) -> list[tuple[str, SortField]] | None:
-    """Return the columns of a table's sort order, None where it has none, or one that needs more than columns."""
+    """Return the columns of a table's sort order. None if it has no order, or one that needs more than columns."""
     order = metadata.sort_order_by_id(metadata.default_sort_order_id)
     if order is None or not order.fields:
         return None
@@ -314,7 +317,7 @@ def _arrow_sort_order(metadata: TableMetadata) -> list[tuple[str, SortField]] | 
     schema = metadata.schema()
     for sort_field in order.fields:
         source = None
-        with contextlib.suppress(ValueError):  # dropped since
+        with contextlib.suppress(ValueError):  # the column was dropped since
             source = schema.find_field(sort_field.source_id)
         if source is None or not source.field_type.is_primitive:
             return None
@@ -328,8 +331,8 @@ def _arrow_sort_order(metadata: TableMetadata) -> list[tuple[str, SortField]] | 
 def _in_order(
     batches: Iterable[pa.RecordBatch], order: Sequence[tuple[str, SortField]], schema: Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Yield all rows in an order, nulls where it says; NaN is the greatest number, as Iceberg has it."""
-    from pyiceberg.io.pyarrow import schema_to_pyarrow  # loads pandas
+    """Yield all rows in an order, with nulls where it puts them. NaN is the greatest number, as in Iceberg."""
+    from pyiceberg.io.pyarrow import schema_to_pyarrow  # importing it loads pandas
 
     arrow_schema = schema_to_pyarrow(schema)
     held = [conform(batch, schema, arrow_schema) for batch in batches]

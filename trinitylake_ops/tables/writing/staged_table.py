@@ -32,14 +32,14 @@ from trinitylake_ops.versions.snapshot import Snapshot as Version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedTable:
-    """What publishing a table needs, and what an audit wants to know about it.
+    """The data for publishing a table, and for an audit of it.
 
-    ``base_metadata_location`` is what the lakehouse pointed to when it was staged, None for a new
-    table; ``base_version`` the version then. ``begun_at_ms`` is when staging began, by the storage's
-    clock in milliseconds since the epoch: no file that was written for it is older. Rows and bytes are
-    totals of the table with the staged change; ``added_*`` and ``removed_*`` count data files, their
-    rows and their bytes, rewritten files on both sides. ``partitions`` are those with added or removed
-    files, such as ``year=2013/month=1``; empty for an unpartitioned table.
+    ``base_metadata_location`` is the location in the lakehouse when it was staged, None for a new table.
+    ``base_version`` is the version then. ``begun_at_ms`` is when staging began, in milliseconds since the epoch by the
+    storage's clock. No file that was written for it is older. Rows and bytes are totals of the table with the staged
+    change. ``added_*`` and ``removed_*`` count data files, their rows and their bytes. Rewritten files count on both
+    sides. ``partitions`` are those with added or removed files, such as ``year=2013/month=1``. They are empty for an
+    unpartitioned table.
     """
 
     namespace: str
@@ -65,7 +65,7 @@ class StagedTable:
         return self.table_def.format_properties[METADATA_LOCATION]
 
     def to_json(self) -> str:
-        """Return one JSON object; the definition is in it as base64 of its protobuf file."""
+        """Return one JSON object. The definition is in it as base64 of its protobuf file."""
         state = {name: value for name, value in asdict(self).items() if name != "table_def"}
         state["table_def"] = base64.b64encode(self.table_def.to_bytes()).decode("ascii")
         return json.dumps(state, sort_keys=True)
@@ -85,7 +85,7 @@ class StagedTable:
 def describe_change(
     io: StorageFileIO, namespace: str, table: str, base: Version, before: TableDef | None, after: TableDef
 ) -> StagedTable:
-    """Return what lies between two definitions of a table; reads their metadata and the new manifests.
+    """Return the change between two definitions of a table. Reads their metadata and the new manifests.
 
     ``base`` is the latest version, as it was read before anything was staged. Raises StorageError.
     """

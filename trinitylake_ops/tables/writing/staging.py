@@ -10,9 +10,9 @@
     with lake.transaction(message="january") as txn:                                       # publish, all or none
         publish(txn, [StagedTable.from_json(text)])
 
-Staging writes data files and Iceberg metadata below the table's own location, and nothing that any
-version of the lakehouse names: what is never published is an orphan. ``StagingCatalog`` does the
-same for writers that use pyiceberg's own ``append``, ``overwrite`` and ``delete``.
+Staging writes data files and Iceberg metadata below the table's own location. No version of the lakehouse names them.
+Files that are never published are orphans. ``StagingCatalog`` does the same for writers that use pyiceberg's own
+``append``, ``overwrite`` and ``delete``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from trinitylake_ops.versions.snapshot import CatalogReader
 
 
 class Replace(Enum):
-    """What new data files take the place of."""
+    """The choice of data files that new ones replace."""
 
     NOTHING = "nothing"
     PARTITIONS = "partitions"
@@ -64,14 +64,14 @@ class Replace(Enum):
 
 
 class StagingCatalog(TrinityLakeCatalog):
-    """A catalog whose changes are written but not published; :meth:`staged` hands them on.
+    """A catalog whose changes are written but not published. :meth:`staged` hands them on.
 
-    Reads see the version it began on and its own changes. A table may be created in a namespace
-    that does not exist yet. Tables can be created and changed, not dropped or renamed.
+    Reads see the catalog's base version and its own changes. A table may be created in a namespace that does not exist
+    yet. Tables can be created and changed, not dropped or renamed.
     """
 
     def __init__(self, lake: Lakehouse, name: str = "staging"):
-        # A transaction that nobody commits: it sees its own writes, and so does this catalog.
+        # A transaction that is never committed. It sees its own writes, and so does this catalog.
         self._transaction = lake.transaction(message="staging")
         super(TrinityLakeCatalog, self).__init__(name)
         self._bind(TransactionTarget(self._transaction, lake.storage_options))
@@ -140,11 +140,10 @@ def stage_data_files(
 ) -> StagedTable:
     """Make one Iceberg snapshot of data files that were written for a plan, unpublished.
 
-    ``replacing`` says what they take the place of: nothing, all files of the partitions they are in,
-    all files, or those that a filter over partition columns, an expression or text such as
-    ``"year = 2013 and month = 2"``, selects whole. The table is created when it is new. Raises
-    CommitConflictError when the table changed since the plan, InvalidInputError for a filter that
-    cuts through a file, StorageError.
+    ``replacing`` says which files they replace: none, all files of their own partitions, all files, or the files that a
+    filter selects whole. A filter is over partition columns, an expression or text such as ``"year = 2013 and month =
+    2"``. A new table is created. Raises CommitConflictError when the table changed since the plan. Raises
+    InvalidInputError for a filter that selects only some rows of a file, StorageError.
     """
     catalog = StagingCatalog(lake)
     identifier = (write.namespace, write.table)
@@ -172,10 +171,10 @@ def stage_appended(
     *,
     snapshot_properties: Mapping[str, str] | None = None,
 ) -> StagedTable:
-    """Append data files that were written for a plan to the table as it is by now, unpublished.
+    """Append data files that were written for a plan to the table in its present state, unpublished.
 
-    What others changed since the plan is no conflict as long as the files fit: the table is the same one, with the
-    same partition spec, and its columns have the ids that the files have. Raises CommitConflictError else, and
+    Changes of others since the plan are no conflict as long as the files fit. The table must be the same one, with the
+    same partition spec, and its columns must have the files' column ids. Otherwise raises CommitConflictError. Raises
     StorageError.
     """
     if write.base_metadata_location is None:
@@ -215,13 +214,13 @@ def load_staged(lake: Lakehouse, staged: StagedTable) -> Table:
 def publish(
     transaction: LakehouseTransaction, staged_tables: Iterable[StagedTable], *, create_namespaces: bool = True
 ) -> None:
-    """Put staged tables into an open transaction, which publishes all of them with its commit.
+    """Put staged tables into an open transaction. Its commit publishes all of them.
 
-    Missing namespaces of new tables are created, unless ``create_namespaces`` is off. Raises
-    CommitConflictError when a table is not what it was when it was staged; the transaction's commit
-    checks the same against versions that were committed meanwhile. Raises TransactionExpiredError when
-    the lakehouse's ``txn_ttl_millis`` have passed since staging began, as files may have been removed as
-    orphans then: from here on the transaction counts its own age from that moment. Also NamespaceNotFoundError.
+    Missing namespaces of new tables are created, unless ``create_namespaces`` is off. Raises CommitConflictError when a
+    table is not what it was when it was staged. The transaction's commit checks the same for versions that were
+    committed meanwhile. Raises TransactionExpiredError when the lakehouse's ``txn_ttl_millis`` have passed since
+    staging began, as files may have been removed as orphans then. From here on the transaction counts its own age from
+    that moment. Also raises NamespaceNotFoundError.
     """
     for staged in staged_tables:
         _check_fresh(transaction, staged)
@@ -249,7 +248,7 @@ def publish(
 
 
 def is_published(reader: CatalogReader, staged: StagedTable) -> bool:
-    """Whether a table is what was staged, by a publication of it: it is not where nothing was changed."""
+    """Whether a publication made a table what was staged. This is not so if the staging changed nothing."""
     if staged.metadata_location == staged.base_metadata_location:
         return False
     if not (reader.has_namespace(staged.namespace) and reader.has_table(staged.namespace, staged.table)):
@@ -283,7 +282,7 @@ def _add_snapshot(
     with _filtering_by_itself(snapshot.overwrite()) as overwrite:
         specs = change.table_metadata.specs()
         if any(specs[data_file.spec_id].is_unpartitioned() for data_file in removed):
-            # Without it pyiceberg looks for the files to delete in no manifest of such a table.
+            # Without this, pyiceberg searches no manifest of such a table for the files to delete.
             overwrite.delete_by_predicate(AlwaysTrue())
         for data_file in removed:
             overwrite.delete_data_file(data_file)
@@ -292,10 +291,10 @@ def _add_snapshot(
 
 
 def _filtering_by_itself(overwrite: _OverwriteFiles) -> _OverwriteFiles:
-    """Let each look at a manifest have a filter of its own.
+    """Let each search in a manifest have a filter of its own.
 
-    pyiceberg looks for the files to delete in several threads by one filter object, which holds the
-    manifest it looks at: sometimes it passes over the one that it needs, and refuses to commit.
+    The search for files to delete runs in several threads of pyiceberg with one filter object. That holds the manifest
+    of one search. So sometimes pyiceberg passes over the manifest that it needs, and refuses to commit.
     """
     build = overwrite._build_manifest_evaluator
 
@@ -312,7 +311,7 @@ def _filtering_by_itself(overwrite: _OverwriteFiles) -> _OverwriteFiles:
 def _check_unmoved(
     reader: CatalogReader, identifier: tuple[str, str], base_metadata_location: str | None, base_version: int
 ) -> TableDef | None:
-    """Return the table as ``reader`` has it, or None when it is new; it must be what it was at the base."""
+    """Return the table as ``reader`` has it, or None when it is new. It must be unchanged since the base."""
     exists = reader.has_namespace(identifier[0]) and reader.has_table(*identifier)
     current = reader.table(*identifier) if exists else None
     if current is None and base_metadata_location is not None:

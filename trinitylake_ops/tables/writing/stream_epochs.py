@@ -1,8 +1,8 @@
-"""Epochs of a stream that writes: each is a publication, and which of them were committed is in the history alone.
+"""Epochs of a stream that writes. Each is a publication, and only the history shows which were committed.
 
-A stream that was killed repeats its last epoch. Whether that was committed is looked for from the latest version
-backwards, up to an epoch of the stream before it, or to the version on which the stream began. That is pinned under the
-stream's id; the pin may be gone after the lakehouse's ``txn_ttl_millis``, so without one all versions are looked at.
+A stream that was killed repeats its last epoch. The epoch is looked for from the latest version backwards. The search
+ends at an earlier epoch of the stream, or at the version on which the stream began. This version is pinned under the
+stream's id. The pin may be gone after the lakehouse's ``txn_ttl_millis``. Without a pin all versions are searched.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from trinitylake_ops.versions.roots import read_roots
 QUERY_ID = "query_id"
 
 _BATCH = 16
-#: Epochs before and after one that are known when they are met in the history.
+#: The number of neighbouring epochs that are known when they are met in the history.
 _KNOWN_EPOCHS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class FoundEpoch:
-    """The version that holds an epoch, None where there is none up to ``looked_through``."""
+    """The version that holds an epoch, None if there is none up to ``looked_through``."""
 
     version: int | None
     looked_through: int
 
 
 def epoch_publication(stream_id: str, epoch: int) -> str:
-    """Return the id of the publication that an epoch of a stream is."""
+    """Return the id of the publication of a stream's epoch."""
     return publication_id("stream", stream_id, str(epoch))
 
 
 def find_epoch(lake: Lakehouse, stream_id: str, epoch: int, query_id: str | None = None) -> FoundEpoch:
     """Look for an epoch in the history, newest first.
 
-    Raises ConflictError where a later epoch of the stream was committed: its checkpoint was lost or set back; and where
-    the newest one was committed by a query with another ``query_id``, which lives as long as a checkpoint: the same
-    number is no proof of the same rows then. Versions that were purged do not tell. Raises VersionNotFoundError where a
-    root is gone, so that nobody can tell; StorageError.
+    Raises ConflictError if a later epoch of the stream was committed, as its checkpoint was lost or set back. Raises it
+    also if a query with another ``query_id`` committed the newest one. A query id lives as long as a checkpoint, so the
+    same number then proves nothing about the rows. Purged versions do not tell the query. Raises VersionNotFoundError
+    if a root is gone and the answer is unknown, StorageError.
     """
     latest = lake.snapshot()
     around = range(max(0, epoch - _KNOWN_EPOCHS), epoch + _KNOWN_EPOCHS)
@@ -80,7 +80,7 @@ def find_epoch(lake: Lakehouse, stream_id: str, epoch: int, query_id: str | None
 
 
 def _check_query(info: Mapping[str, Any], stream_id: str, query_id: str | None, version: int) -> None:
-    """Raise ConflictError where another query committed a version, as far as that is known."""
+    """Raise ConflictError if another query committed a version, as far as that is known."""
     properties = info.get("properties")
     theirs = properties.get(QUERY_ID) if isinstance(properties, dict) else None
     if query_id is not None and isinstance(theirs, str) and theirs != query_id:
@@ -92,7 +92,7 @@ def _check_query(info: Mapping[str, Any], stream_id: str, query_id: str | None, 
 
 
 def _pinned(lake: Lakehouse, pin: str) -> int:
-    """Return the version on which the stream began, -1 where that is not known."""
+    """Return the version on which the stream began, -1 if it is not known."""
     try:
         return read_saved(lake.storage, pin).base_version
     except TransactionNotFoundError:

@@ -1,4 +1,4 @@
-"""What a write takes the place of, as callers say it: a mode, and partitions by their values."""
+"""The files that a write replaces, as callers say it: a mode, and partitions by their values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _REPLACING: Mapping[str, Replace] = {
 
 
 def check_mode(mode: str) -> None:
-    """Raise InvalidInputError for a mode that there is not."""
+    """Raise InvalidInputError for an unknown mode."""
     if mode not in _REPLACING:
         raise InvalidInputError(f"mode {mode!r} is none of {', '.join(_REPLACING)}")
 
@@ -35,7 +35,7 @@ def check_mode(mode: str) -> None:
 def replaced_by(
     plan: TableWrite, mode: Mode, partitions: Sequence[Mapping[str, PartitionValue]] | None
 ) -> tuple[frozenset[Record] | None, Replace | BooleanExpression]:
-    """Return the only partitions that rows may be of, None for any, and what the new files take the place of.
+    """Return the only partitions that rows may have, None for any, and the replacement.
 
     Raises InvalidInputError.
     """
@@ -60,9 +60,9 @@ def stage_replacing(
     wanted: frozenset[Record] | None,
     replacing: Replace | BooleanExpression,
 ) -> StagedTable:
-    """Stage data files that were written for a plan; ``wanted`` and ``replacing`` are as :func:`replaced_by` says.
+    """Stage data files that were written for a plan. ``wanted`` and ``replacing`` come from :func:`replaced_by`.
 
-    Raises InvalidInputError for rows of other partitions, and what :func:`staging.stage_data_files` raises; the files
+    Raises InvalidInputError for rows of other partitions, and what :func:`staging.stage_data_files` raises. The files
     are deleted then.
     """
     try:

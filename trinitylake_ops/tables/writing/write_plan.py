@@ -1,4 +1,4 @@
-"""Planning a write to a table: what the table will be then, and what leads there from the table that it is."""
+"""Plans a write to a table: the table after the write, and the updates that lead there."""
 
 from __future__ import annotations
 
@@ -29,18 +29,17 @@ from trinitylake_ops.tables.writing.data_files import TARGET_FILE_SIZE_BYTES, id
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 AnySchema: TypeAlias = pa.Schema | Schema | Columns
-#: Changes a table in a transaction of pyiceberg, which is committed with what is written.
+#: Changes a table in a transaction of pyiceberg, which is committed with the written files.
 Evolution: TypeAlias = Callable[[Transaction], None]
 
 
 @dataclass(frozen=True)
 class TableWrite:
-    """A write that was planned: pickles, goes to every process that writes data files.
+    """A planned write. It pickles, and goes to every process that writes data files.
 
-    ``metadata`` is the table's as it will be written to, nothing of it is stored yet, and ``updates`` what leads
-    there from a table that exists;
-    ``base_metadata_location`` is None when the table is new. ``begun_at_ms`` is when it was planned, by
-    the storage's clock: what is written for it is not older.
+    ``metadata`` is the table's for the write, and nothing of it is stored yet. ``updates`` lead there from an existing
+    table. ``base_metadata_location`` is None when the table is new. ``begun_at_ms`` is the time of the plan by the
+    storage's clock. No file that is written for it is older.
     """
 
     namespace: str
@@ -69,14 +68,14 @@ def plan_write(
     properties: Mapping[str, str] | None = None,
     evolve: Evolution | None = None,
 ) -> TableWrite:
-    """Plan a write to a table, which may not exist yet. Reads only, but for the owner file of a new table's folder.
+    """Plan a write to a table, which may not exist yet.
 
-    A new table takes ``schema``, identity partitions by the columns ``partition_by``, and
-    ``properties`` (Iceberg's). An existing one gains the columns of ``schema`` that it lacks;
-    ``partition_by`` must be what it has, ``properties`` are for new tables. ``evolve`` changes an existing
-    one before by pyiceberg: its schema (``update_schema``), its partition spec (``update_spec``), its properties;
-    that becomes part of the same commit. Raises TableNotFoundError when there is neither a table nor a schema,
-    UnsupportedTypeError, InvalidDefinitionError, StorageError, and what ``evolve`` raises.
+    Only reads, except that it writes the owner file of a new table's folder. A new table takes ``schema``, identity
+    partitions by the columns ``partition_by``, and ``properties`` (Iceberg's). An existing table gains the columns of
+    ``schema`` that it lacks. Its partitions must be ``partition_by``, and ``properties`` are for new tables. ``evolve``
+    first changes an existing table by pyiceberg: its schema (``update_schema``), its partition spec (``update_spec``),
+    its properties. That becomes part of the same commit. Raises TableNotFoundError when there is neither a table nor a
+    schema. Raises UnsupportedTypeError, InvalidDefinitionError, StorageError, and what ``evolve`` raises.
     """
     snapshot = lake.snapshot()
     catalog = TrinityLakeCatalog.on(SnapshotTarget(snapshot, lake.storage_options))
@@ -99,7 +98,8 @@ def plan_write(
         base_location = None
     check_format_version(metadata)
     identity_columns(metadata.spec(), metadata.schema())
-    if base_location is None or is_uri(base_location):  # the first files that a copy of a lakehouse has of its own
+    # these are the first files of its own that a copy of a lakehouse has
+    if base_location is None or is_uri(base_location):
         claim_location(lake.storage, metadata.location, snapshot.definition)
     return TableWrite(
         namespace, table, snapshot.version, snapshot.read_at_ms, base_location, metadata, writer_io, updates
@@ -126,7 +126,7 @@ def _new_metadata(
 
 
 def identity_spec(schema: Schema, columns: Sequence[str]) -> PartitionSpec:
-    """Return identity partitions by columns. Raises InvalidDefinitionError for one that the schema lacks."""
+    """Return identity partitions by columns. Raises InvalidDefinitionError for a column that the schema lacks."""
     names = set(schema.column_names)
     if unknown := [column for column in columns if column not in names]:
         raise InvalidDefinitionError(f"cannot partition by {unknown[0]!r}: the schema has no such column")
@@ -152,7 +152,7 @@ def _check_partitions(metadata: TableMetadata, partition_by: Sequence[str] | Non
 
 
 def extend_schema(change: Transaction, wanted: Schema | None) -> None:
-    """Add the columns that the table lacks; ids of those it has are kept."""
+    """Add the columns that the table lacks. Existing columns keep their ids."""
     if wanted is None:
         return
     with change.update_schema() as update:

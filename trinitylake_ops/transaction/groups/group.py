@@ -1,4 +1,7 @@
-"""Transactions that go into one root together, each checked as if it were committed by itself after those before it."""
+"""Transactions that go into one root together.
+
+Each is checked as if it were committed by itself after those before it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ class NobodyLeftError(TrinityLakeError):
 
 @dataclass(slots=True)
 class Members:
-    """The transactions of a group: ``pending`` those without an outcome so far, the leader first at the outset."""
+    """The transactions of a group.
+
+    ``pending`` are those without an outcome so far, with the leader first at the outset.
+    """
 
     pending: list[Member]
     taken: list[Member] = field(init=False)
@@ -42,21 +48,21 @@ class Members:
         self.taken = list(self.pending)
 
     def take(self, member: Member) -> None:
-        """Add one."""
+        """Add a member."""
         self.taken.append(member)
         self.pending.append(member)
 
     def fail(self, member: Member, error: Exception) -> None:
-        """Let one fail by itself."""
+        """Let a member fail by itself."""
         self.settle(member, error)
 
     def settle(self, member: Member, outcome: int | Exception) -> None:
-        """Give one its outcome."""
+        """Give a member its outcome."""
         self.pending.remove(member)
         member.settle(outcome)
 
     def settle_all(self, outcome: int | TrinityLakeError) -> None:
-        """Give all that have none yet the same outcome."""
+        """Give the same outcome to all members that have none yet."""
         for member in self.pending:
             # Raised in several threads, one object would gather all their tracebacks.
             member.settle(copy.copy(outcome) if isinstance(outcome, TrinityLakeError) else outcome)
@@ -69,13 +75,13 @@ class Members:
 
 
 class GroupChange:
-    """What the members of a group change together (commit.Committable); who cannot, fails by itself."""
+    """The common change of a group's members (commit.Committable). A member that conflicts fails by itself."""
 
     def __init__(self, members: Members):
         self._members = members
 
     def draft(self, base: Snapshot, stamp: RootStamp) -> Draft | None:
-        """Return what all members together write on ``base``; those who would write nothing are done."""
+        """Return what all members together write on ``base``. Members that would write nothing are done."""
         parts = []
         for member in list(self._members.pending):
             if member.expiry is not None:
@@ -87,7 +93,7 @@ class GroupChange:
                 self._members.fail(member, error)
                 continue
             if writes is None:
-                # Others changed the same since, or there was nothing to change from the outset.
+                # Others made the same change since, or there was nothing to change from the outset.
                 unchanged = base.version if member.unchanged_version is None else member.unchanged_version
                 self._members.settle(member, unchanged)
             else:
@@ -96,7 +102,10 @@ class GroupChange:
         return (parts[0] if len(parts) == 1 else _together(parts)).draft(base, stamp)
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
-        """Check every member against ``latest``; those that conflict, are too old, or have tried often enough, fail."""
+        """Check every member against ``latest``.
+
+        Members fail that conflict, are too old, or have tried often enough.
+        """
         for member in list(self._members.pending):
             member.n_lost += 1
             if member.expiry is not None:
@@ -106,7 +115,7 @@ class GroupChange:
         self.bring_to(latest)
 
     def bring_to(self, base: Snapshot) -> None:
-        """Check members that are based on earlier versions against ``base``; those that conflict fail."""
+        """Check members with earlier bases against ``base``. Members that conflict fail."""
         changes: dict[int, dict[str, KeyChange]] = {}
         for member in list(self._members.pending):
             if member.base.version == base.version:
@@ -124,29 +133,30 @@ class GroupChange:
 
 
 class GroupAge:
-    """How old the members of a group may be (time_to_live.AgeLimit): each keeps its own age."""
+    """The age limit of a group (time_to_live.AgeLimit): each member keeps its own age."""
 
     def __init__(self, storage: Storage, members: Members):
         self._storage = storage
         self._members = members
 
     def begin_writing(self) -> None:
-        """Nothing: each transaction keeps its age."""
+        """Do nothing: each transaction keeps its age."""
 
     def check_base(self, definition: LakehouseDef) -> None:
         """Raise DraftOutdatedError as ``check`` does."""
         self.check(definition)
 
     def check(self, definition: LakehouseDef) -> None:
-        """Raise DraftOutdatedError where a member has outlived its time to live: it is left out of the next draft.
+        """Raise DraftOutdatedError where a member has outlived its time to live. The next draft leaves it out.
 
-        It has no outcome yet: this root may have been sent before, and landed.
+        Such a member has no outcome yet: this root may have been sent before, and landed.
         """
         members = self._members.pending
         if not members:
             return
         oldest_ms = min(member.begun_at_ms for member in members)
-        barred_ms = removed_before_ms(self._storage, definition, oldest_ms)  # first: it may take a while
+        # asked first, as the answer may take a while
+        barred_ms = removed_before_ms(self._storage, definition, oldest_ms)
         now_ms = self._storage.now_ms()
         for member in members:
             try:
@@ -158,7 +168,7 @@ class GroupAge:
 
 
 class Group:
-    """A group on its way to become a version: its leader, and who goes with it."""
+    """A group on its way to become a version: the leader, and the members that go with it."""
 
     def __init__(self, leader: Member, courtesy: Courtesy):
         self._members = Members([leader])
@@ -170,7 +180,7 @@ class Group:
         return member in self._members.pending
 
     def has_room_for(self, candidate: Member) -> bool:
-        """Whether one more transaction fits: it touches nothing of the others', and the root has room for it."""
+        """Whether one more transaction fits: it touches nothing that the others touch, and the root has room for it."""
         members = self._members.pending
         footprints = [member.footprint for member in members]
         if sum(len(footprint.writes) for footprint in (*footprints, candidate.footprint)) > MAX_GROUP_CHANGES:
@@ -188,7 +198,7 @@ class Group:
         self._members.take(candidate)
 
     def run(self, newest: Committed | None) -> Committed | None:
-        """Commit the members as one version and settle each; returns that version, None where none was committed.
+        """Commit the members as one version and settle each. Returns that version, None where none was committed.
 
         ``newest`` is the version that was committed just before, by this process.
         """
@@ -209,7 +219,7 @@ class Group:
         return committed
 
     def _newest_base(self, newest: Committed | None) -> Snapshot:
-        """Return the newest version that is known: one that a member began on, or the one committed just before."""
+        """Return the newest known version: one that a member began on, or the one committed just before."""
         bases = [member.base for member in self._members.pending]
         if newest is not None and newest.root_file is not None:
             path = self._files.roots.path(newest.version)
@@ -217,9 +227,9 @@ class Group:
         return max(bases, key=lambda snapshot: snapshot.version)
 
     def abandoned(self) -> list[Member]:
-        """Give an answer to those who have none, since the leader was interrupted, wherever that was.
+        """Give an answer to the members that have none, after an interrupt of the leader at any point.
 
-        Returns those for whom nothing was sent.
+        Returns the members for which nothing was sent.
         """
         unsent = []
         for member in self._members.taken[1:]:
@@ -234,7 +244,7 @@ class Group:
 
 
 def group_info(infos: Iterable[CommitInfo]) -> CommitInfo:
-    """Return what a root says that commits several transactions."""
+    """Return the ``commit_info`` of a root that commits several transactions."""
     transactions = tuple(infos)
     counts: dict[str, int] = {}
     for info in transactions:
@@ -252,7 +262,7 @@ def group_info(infos: Iterable[CommitInfo]) -> CommitInfo:
 
 
 def _together(parts: Sequence[Writes]) -> Writes:
-    """Return what several transactions write, which touch nothing of each other's."""
+    """Return the writes of several transactions, which touch nothing of each other's."""
     messages: dict[str, str | None] = {}
     files: dict[str, bytes] = {}
     for part in parts:

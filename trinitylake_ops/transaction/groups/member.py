@@ -12,23 +12,23 @@ from trinitylake_ops.versions.commit_info import CommitInfo
 from trinitylake_ops.versions.latest import reading_bases
 from trinitylake_ops.versions.snapshot import Snapshot
 
-#: Larger transactions go alone, beside the queue: they take long, and nobody should wait for them.
+#: Larger transactions go alone, beside the queue. They take long, and no other transaction should wait for them.
 MAX_GROUP_CHANGES = 1_000
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A transaction that waits for its outcome: a version, or the error it failed with."""
+    """A transaction that waits for its outcome: a version, or an error."""
 
     submission: Submission
-    #: The version that it began on, where it changes nothing there.
+    #: the version that it began on, if it changes nothing there
     unchanged_version: int | None
-    #: The version that it was last found to hold on.
+    #: the last version on which it was found to hold
     base: Snapshot
     max_attempts: int
     footprint: Footprint
     largest_info: CommitInfo
-    #: Set when there is an outcome, and when it is this one's turn to lead.
+    #: set when there is an outcome, and when this transaction has to lead
     wakes: threading.Event
     n_lost: int = 0
     expiry: TrinityLakeError | None = None
@@ -37,7 +37,7 @@ class Member:
 
     @classmethod
     def of(cls, submission: Submission, max_attempts: int) -> Member:
-        """Ask a transaction, in its own thread, for all that others look at. Raises its errors."""
+        """Ask a transaction, in its own thread, for all values that other threads look at. Raises its errors."""
         footprint, info, base = submission.footprint(), submission.largest_info(), submission.base
         with reading_bases(base):
             unchanged_version = base.version if submission.changes_nothing else None
@@ -50,22 +50,22 @@ class Member:
 
     @property
     def is_done(self) -> bool:
-        """Whether nobody has to commit it any more."""
+        """Whether the transaction is settled, so that no thread has to commit it any more."""
         return self.has_left or self.outcome is not None
 
     @property
     def goes_alone(self) -> bool:
-        """Whether no other goes into a version with it."""
+        """Whether the transaction gets a version to itself."""
         return self.submission.is_alone or len(self.footprint.writes) > MAX_GROUP_CHANGES
 
     def settle(self, outcome: int | BaseException) -> None:
-        """Give it an outcome, unless it has one."""
+        """Set the outcome, unless there is one."""
         if self.outcome is None:
             self.outcome = outcome
         self.wakes.set()
 
     def result(self) -> int:
-        """Return the version that was settled, or raise the error."""
+        """Return the version of the outcome, or raise its error."""
         if isinstance(self.outcome, BaseException):
             raise self.outcome
         assert self.outcome is not None

@@ -1,8 +1,8 @@
-"""The queue of a process: who commits next, and who goes into the same root (docs/protocol.md, C).
+"""The queue of a process: which transaction commits next, and which go into the same root (docs/protocol.md, C).
 
-The first arrival becomes the leader and commits at once. Those who come meanwhile wait; when the leader is done, the
-first of them leads the next group and takes along all who fit. Interrupts (KeyboardInterrupt, in the main thread) may
-come anywhere: who waits gets an answer, and the next one leads.
+The first arrival becomes the leader and commits at once. Transactions that arrive meanwhile wait. When the leader is
+done, the first of them leads the next group and takes along all that fit. An interrupt (KeyboardInterrupt, in the main
+thread) may come at any point. The waiting transactions still get an answer, and the next one leads.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CommitQueue:
         at_fork(self)
 
     def forget(self) -> None:
-        """Start anew: those who wait are threads that a forked child does not have."""
+        """Start anew: the waiting threads do not exist in a forked child."""
         self._lock = threading.Lock()
         self._waiting: deque[Member] = deque()
         self._leader: Member | None = None
@@ -43,7 +43,7 @@ class CommitQueue:
     def commit(self, submission: Submission, max_attempts: int) -> int:
         """Commit a transaction, perhaps together with others; returns its version.
 
-        One that goes alone is committed beside the others: nobody waits for it. Raises what
+        A transaction that goes alone is committed beside the queue: no other waits for it. Raises what
         :func:`commit.commit` raises.
         """
         own = Member.of(submission, max_attempts)
@@ -63,7 +63,7 @@ class CommitQueue:
         finally:
             try:
                 self._leave(own)
-            except BaseException:  # an interrupt: those who wait must not wait for ever
+            except BaseException:  # an interrupt: the other transactions must not wait for ever
                 self._leave(own)
                 raise
 
@@ -78,9 +78,9 @@ class CommitQueue:
             self._take_back(group.abandoned())
 
     def _give_way(self, own: Member) -> Committed | None:
-        """Wait for writers of other processes that ask for it, a part of the time that ``own`` has, at most.
+        """Wait for writers of other processes that ask for a turn, for a part of the time that ``own`` has left.
 
-        Returns the latest version where that took a while, so that ``own`` does not begin with a lost attempt.
+        Returns the latest version if it waited, so that ``own`` does not begin with a lost attempt.
         """
         files = own.base.files
         rest_ms = own.begun_at_ms + own.base.definition.txn_ttl_millis - files.storage.now_ms()
@@ -89,9 +89,9 @@ class CommitQueue:
         return Committed(*find_latest_after(files.roots, own.base.version))
 
     def _gather(self, group: Group) -> None:
-        """Take from the queue who goes into the next version: the leader, and in their order all who fit.
+        """Take the members of the next version from the queue: the leader, then in order all that fit.
 
-        Nobody overtakes one who stays behind and whom they touch.
+        No transaction overtakes one that stays behind and that it touches.
         """
         with self._lock:
             candidates = [waiting for waiting in self._waiting if waiting not in group and not waiting.is_done]
@@ -103,14 +103,15 @@ class CommitQueue:
                 behind.append(footprint)
                 continue
             with self._lock:
-                if candidate in self._waiting:  # it may have been interrupted, and left
+                if candidate in self._waiting:  # its thread may have been interrupted, and left the queue
                     group.take(candidate)
                     self._waiting.remove(candidate)
 
     def _take_back(self, members: Sequence[Member]) -> None:
-        """Let those wait again for whom nothing was sent.
+        """Let members wait again for which nothing was sent.
 
-        What was written for them may have been discarded, and a delete whose answer is lost can take effect later.
+        Their files may have been discarded, and a delete whose answer was lost can take effect later. So they get new
+        names.
         """
         for member in members:
             member.submission.rename_files()
@@ -118,7 +119,7 @@ class CommitQueue:
             self._waiting.extendleft(member for member in reversed(members) if not member.has_left)
 
     def _leave(self, own: Member) -> None:
-        """Leave the queue, however ``own`` ended; who led lets the next one lead. May be repeated from any point."""
+        """Leave the queue, however ``own`` ended. If it led, the next one leads. May be repeated from any point."""
         with self._lock:
             own.has_left = True
             if own in self._waiting:
@@ -126,19 +127,22 @@ class CommitQueue:
             self._choose_leader()
 
     def _choose_leader(self) -> None:
-        """Let the first who waits lead, where nobody does: an interrupt may have kept the last one from leaving."""
+        """Let the first waiting transaction lead, where none leads.
+
+        An interrupt may have kept the last leader from leaving.
+        """
         if self._leader is None or self._leader.is_done:
             while self._waiting and self._waiting[0].is_done:
                 self._waiting.popleft()
             self._leader = self._waiting[0] if self._waiting else None
         if self._leader is None:
-            self._newest = None  # whoever comes next has read the latest version itself
+            self._newest = None  # the next arrival has read the latest version itself
         else:
             self._leader.wakes.set()
 
 
 def shared_queue(identity: str) -> CommitQueue:
-    """Return the queue of all in this process who opened the same root in the same way."""
+    """Return the queue that all share who opened the same root in the same way in this process."""
     return _shared_queues.setdefault(identity, CommitQueue())
 
 

@@ -1,4 +1,4 @@
-"""Going down a tree that may be damaged: where pointers lead in a circle, nobody follows them for ever."""
+"""Goes down a tree that may be damaged. Where pointers lead in a circle, no reader follows them for ever."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from trinitylake_ops.errors import CorruptFileError
 
-#: More than any tree has: with two children at least for each node below the root, it would have 2^64 leaves.
+#: More levels than any tree has: with at least two children for each node below the root, it would have 2^64 leaves.
 MOST_LEVELS = 64
 
 
 class MetNodes:
-    """The nodes of one tree that were met on the way down. No sound tree has one in two places."""
+    """The nodes of one tree that were met on the way down. No sound tree has a node in two places."""
 
     def __init__(self) -> None:
         self._locations: set[str] = set()
@@ -25,13 +25,13 @@ class MetNodes:
 
 
 def check_depth(depth: int, location: str) -> None:
-    """Raise CorruptFileError for a node so far below the root that the pointers above it lead in a circle."""
+    """Raise CorruptFileError for a node so far below the root that the pointers above must lead in a circle."""
     if depth > MOST_LEVELS:
         raise reached_twice(location)
 
 
 def reached_twice(location: str) -> CorruptFileError:
-    """Return the error of a node that stands in two places of a tree."""
+    """Return the error of a node that is in two places of a tree."""
     return CorruptFileError(
         f"the node {location!r} is reached twice in one tree, so the tree is damaged; which versions are not,"
         " trinitylake verify tells",

@@ -15,17 +15,17 @@ from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 
-#: Returns the definition of the lakehouse where none was noted so far, None where there is none.
+#: Returns the lakehouse definition if none was noted so far, None if there is none.
 LookUp = Callable[[], LakehouseDef | None]
 
 
 class Elsewhere:
     """Opens the storages of places beyond a root, each at its first use, and reads from them.
 
-    Options are handed on to a storage of the same scheme; another one finds its own in the environment. ``names`` are
-    the roots that definitions name; ``look_up`` is asked once before a place that none of them named is refused.
-    ``given`` are open storages that a caller passed, ``own`` is that of the root, by which is told where a file
-    stands that was moved. Safe to use from several threads; pickles without ``look_up`` and ``own``.
+    Options are handed on to a storage of the same scheme. A storage of another scheme finds its own in the environment.
+    ``names`` are the roots that definitions name. Before a place that none of them names is refused, ``look_up`` is
+    asked once. ``given`` are open storages that a caller passed. ``own`` is the storage of the root; it tells where a
+    moved file is. Safe to use from several threads; pickles without ``look_up`` and ``own``.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Elsewhere:
         return (_reopened, state)
 
     def give(self, storage: Storage) -> None:
-        """Read what lies under the root of a storage through it, with the options that it has."""
+        """Read the files under the root of a storage through it, with its own options."""
         self._given.append(storage)
         given = (*self.places.given, storage.root)
         self.places = Places(
@@ -67,14 +67,14 @@ class Elsewhere:
     def find(self, uri: str) -> Place:
         """Return where a URI is read. Raises InvalidLocationError, LocationNotAllowedError, StorageError.
 
-        A file of a table that was moved is read at its own place; in a copy that has sources, where it stands: there
-        or, as a source may have been moved before it was copied, in the first of them that has it.
+        A file of a moved table is read at its own place. In a copy that has sources, the file may be missing there. It
+        is then read in the first source that has it, as a source may have been moved before it was copied.
         """
         place = self.place_named(uri)
         return self._where_it_stands(place) if place.is_moved else place
 
     def place_named(self, uri: str) -> Place:
-        """Return the place of a URI, its own one for a file that was moved, whether or not it is there.
+        """Return the place of a URI, whether or not there is a file. A moved file has its own place.
 
         Raises what :meth:`find` does.
         """
@@ -85,9 +85,10 @@ class Elsewhere:
         return Place(self.places.root, place.path, is_moved=True) if self._is_left(place) else place
 
     def _is_left(self, place: Place) -> bool:
-        """Whether a file under a table root is that of a table which stands under the own root, with its owner file.
+        """Whether a file under a table root belongs to a table that is under the own root, with its owner file.
 
-        So it is in a copy of a lakehouse whose table root was its own root. One request for each table, once.
+        This happens in a copy of a lakehouse whose table root was its own root. It takes one request for each table,
+        once.
         """
         if self._own is None or place.root not in self.names.table_roots:
             return False
@@ -97,7 +98,7 @@ class Elsewhere:
         return self._stands_here[table_id]
 
     def _where_it_stands(self, moved: Place) -> Place:
-        """Return the place of a moved file. One request for each place asked; what was found is remembered."""
+        """Return the place of a moved file. It costs one request for each place asked. The result is remembered."""
         others = self.places.in_sources(moved)
         if not others:
             return moved
@@ -111,7 +112,7 @@ class Elsewhere:
         return found
 
     def table_roots(self) -> tuple[str, ...]:
-        """Return the table roots of the lakehouse that its definitions may name. Raises StorageError."""
+        """Return the table roots that the lakehouse's definitions may name. Raises StorageError."""
         if not self.names.table_roots:
             self._look()
         return tuple(root for root in self.names.table_roots if self.places.may_be_named(root))
@@ -146,7 +147,7 @@ class Elsewhere:
         return self.storage_of(place).read(place.path)
 
     def read_available(self, uris: Sequence[str]) -> list[bytes | StorageError]:
-        """Read several files in parallel; a failure stands in its place instead of being raised."""
+        """Read several files in parallel. A failure takes the place of the file's content instead of being raised."""
 
         def read_or_error(uri: str) -> bytes | StorageError:
             try:

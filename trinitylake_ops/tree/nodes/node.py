@@ -26,10 +26,9 @@ _NODE_PATH_BYTES = len(new_node_path())
 class TreeLimits:
     """Limits of all nodes of one tree.
 
-    ``buffer_target_bytes`` is the text a buffer may gather before it is flushed; it is a choice of
-    the writer, while ``order``, ``node_file_max_size_bytes`` and ``compression`` of new files
-    belong to the lakehouse. ``seal_room_bytes`` of a file are left for its seals. All sizes are those
-    of uncompressed files.
+    ``buffer_target_bytes`` is the text that a buffer may gather before it is flushed. It is a choice of the writer.
+    ``order``, ``node_file_max_size_bytes`` and the ``compression`` of new files belong to the lakehouse.
+    ``seal_room_bytes`` of a file are left for its seals. All sizes are those of uncompressed files.
     """
 
     order: int
@@ -40,7 +39,10 @@ class TreeLimits:
 
     @classmethod
     def of(cls, definition: LakehouseDef) -> TreeLimits:
-        """Return what the settings of a lakehouse say; one of files too small for seals leaves no room for them."""
+        """Return the limits in the settings of a lakehouse.
+
+        If its files are too small for seals, no room is left for them.
+        """
         has_room = definition.node_file_max_size_bytes >= smallest_node_file_limit_bytes(definition)
         return cls(
             definition.order,
@@ -52,11 +54,11 @@ class TreeLimits:
 
     @property
     def rows_max_size_bytes(self) -> int:
-        """What a file may take without its seals."""
+        """The most bytes that a file may take without its seals."""
         return self.node_file_max_size_bytes - self.seal_room_bytes
 
     def encoded(self, node: NodeFile, path: str) -> bytes:
-        """Return the file of a node that will stand at ``path``, sealed where that leaves it within its limit.
+        """Return the file of a node that will be at ``path``. It is sealed if that leaves it within its limit.
 
         Raises InvalidDefinitionError for a ``compression`` that this program cannot write.
         """
@@ -74,7 +76,7 @@ class TreeLimits:
 
 @dataclass(slots=True, eq=False)
 class DirtyNode:
-    """A node that will be written anew. ``children`` holds locations, and DirtyNodes where they changed too.
+    """A node that will be written anew. ``children`` holds locations, and DirtyNodes for children that changed too.
 
     The other fields are those of :class:`NodeFile`. A leaf has no children and no buffer: its
     messages are applied at once.
@@ -87,7 +89,7 @@ class DirtyNode:
 
     @classmethod
     def copy_of(cls, node: NodeFile) -> DirtyNode:
-        """Return an editable copy; the buffer of a leaf, which other writers may leave, is applied."""
+        """Return an editable copy. A leaf's buffer, which other writers may leave, is applied."""
         copy = cls(list(node.keys), list(node.values), list(node.children), {} if node.is_leaf else dict(node.buffer))
         if node.is_leaf:
             copy.absorb(node.buffer)
@@ -100,8 +102,8 @@ class DirtyNode:
     def absorb(self, messages: Mapping[str, str | None]) -> None:
         """Take messages newer than all that this node holds.
 
-        A leaf applies them. An inner node sets the values of its own keys and buffers the rest;
-        the deletion of an own key waits in the buffer, since it restructures two subtrees.
+        A leaf applies them. An inner node sets the values of its own keys and buffers the rest. The deletion of an own
+        key waits in the buffer, since it restructures two subtrees.
         """
         if self.is_leaf:
             self._apply(messages)

@@ -16,16 +16,15 @@ from trinitylake_ops.tree.nodes.elsewhere import Elsewhere
 from trinitylake_ops.tree.nodes.node import messages_bytes
 
 DEFAULT_CACHE_BYTES = 64 * 1024 * 1024
-_MEMORY_PER_NODE_BYTES = 4096  # of a decoded node, beyond the bytes that its columns are views of
+_MEMORY_PER_NODE_BYTES = 4096  # memory of a decoded node, beyond the bytes that its columns are views of
 
 
 class NodeStore:
     """Decoded nodes of one lakehouse, cached by path up to about ``cache_bytes`` of memory.
 
-    Non-root nodes are immutable, so a cached one never goes stale. Callers must not change the
-    nodes they get. Root nodes are not cached: the deletion of a version overwrites its root. Bytes
-    that do not decode are dropped from the storage's cache and read once more. Those that an export
-    left in another lakehouse are read from ``elsewhere``.
+    Non-root nodes are immutable, so a cached one never goes stale. Callers must not change the nodes they get. Root
+    nodes are not cached: the deletion of a version overwrites its root. Bytes that do not decode are dropped from the
+    storage's cache and read once more. Nodes that an export left in another lakehouse are read from ``elsewhere``.
     """
 
     def __init__(self, storage: Storage, cache_bytes: int = DEFAULT_CACHE_BYTES, elsewhere: Elsewhere | None = None):
@@ -48,7 +47,7 @@ class NodeStore:
         return nodes
 
     def load_available(self, locations: Sequence[str]) -> list[NodeFile | StorageError]:
-        """Return nodes as ``load_many`` does; a failure stands in its place instead of being raised."""
+        """Return nodes as ``load_many`` does, but a failure takes the place of its node instead of being raised."""
         places = [self._path_or_error(location) for location in locations]
         paths = dict.fromkeys(place for place in places if isinstance(place, str))
         found: dict[str, NodeFile | StorageError] = {}
@@ -68,7 +67,7 @@ class NodeStore:
             return error
 
     def _decoded_distant(self, uri: str, data: bytes) -> NodeFile | StorageError:
-        """Return a node of another lakehouse: what it gives by paths lies there, too."""
+        """Return a node of another lakehouse. The paths in it lead into that lakehouse, too."""
         try:
             node = decode_node(data, uri)
         except StorageError as error:

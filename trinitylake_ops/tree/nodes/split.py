@@ -9,7 +9,7 @@ from trinitylake_ops.tree.nodes.node import DirtyNode
 
 @dataclass(slots=True)
 class Split:
-    """The parts of a node, and what moves up between them: keys with their values, and the messages for these keys."""
+    """The parts of a node, and the entries that move up between them: keys, their values, and their messages."""
 
     parts: list[str | DirtyNode] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
@@ -47,7 +47,7 @@ def split_evenly(node: DirtyNode, order: int) -> Split:
 
 
 def concatenate(left: DirtyNode, right: DirtyNode, between: tuple[str, str] | None = None) -> DirtyNode:
-    """Return one node of two neighbours and, unless they are leaves being joined, the entry between them.
+    """Return one node of two neighbours. It includes the entry between them, unless they are leaves being joined.
 
     The result may have more keys than fit; the caller splits it.
     """
