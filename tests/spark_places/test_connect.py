@@ -20,7 +20,7 @@ from tests.spark_places.spark_processes import REPOSITORY, connect_server, envir
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.spark_jobs.runtime.connect import check_remote
+from trinitylake_ops.spark_jobs.runtime.addresses import check_remote
 from trinitylake_ops.spark_jobs.session import build_session
 from trinitylake_ops.storage import open_storage
 
@@ -154,7 +154,7 @@ WRONG = {
     "no client": (
         ["--spark-remote", "sc://127.0.0.1:1"],
         "import sys; sys.modules['grpc'] = None",
-        "the client of Spark Connect is not installed, pip install 'trinitylake-ops[connect]'",
+        "grpc is not installed; the extra 'connect' brings it: pip install 'trinitylake-ops[connect]'",
     ),
 }
 

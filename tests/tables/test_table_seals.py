@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import random
+from pathlib import Path
 
 import duckdb
 import fastavro
@@ -14,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.serializers import FromByteStream, GzipCompressor
 
 from tests.lakes import Lakes
@@ -25,7 +26,6 @@ from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.claims.avro_header import AvroHeader
 from trinitylake_ops.tables.claims.table_seals import PieceCheck, SealedKind, check_table_file, sealed_table_file
 from trinitylake_ops.tables.io.checked_files import check_whole
-from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.io.output_file import SPOOL_BYTES
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
 
@@ -222,19 +222,15 @@ def test_avro_headers_of_any_form() -> None:
 
 
 def test_only_files_of_lakehouses_are_sealed(tmp_path: str) -> None:
-    """Pyiceberg writes elsewhere as before."""
-    from pyiceberg.io.fileformat import FileFormatFactory
-    from pyiceberg.manifest import FileFormat
-    from pyiceberg.schema import Schema
-    from pyiceberg.types import LongType, NestedField
-
-    StorageFileIO.on(Lakehouse.create("memory://unsealed/").storage)
-    schema = Schema(NestedField(1, "a", LongType()))
-    path = f"{tmp_path}/a.parquet"
-    with FileFormatFactory.get(FileFormat.PARQUET).create_writer(
-        PyArrowFileIO().new_output(path), schema, {}
-    ) as writer:
-        writer.write(pa.table({"a": pa.array([1], pa.int64())}))
+    """Pyiceberg writes elsewhere as before, after it wrote to a lakehouse, too."""
+    rows = pa.table({"a": pa.array([1], pa.int64())})
+    ours = catalog_at(Lakehouse.create("memory://sealed-and-not/"))
+    others = SqlCatalog("others", uri="sqlite:///:memory:", warehouse=f"file://{tmp_path}")
+    for catalog in (ours, others):
+        catalog.create_namespace("ns")
+        catalog.create_table("ns.t", rows.schema).append(rows)
+    others.close()
+    (path,) = Path(tmp_path).rglob("*.parquet")
     assert SEAL_KEYS[0].encode() not in (pq.read_metadata(path).metadata or {})
 
 

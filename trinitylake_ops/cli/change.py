@@ -237,8 +237,7 @@ def group_writer(master: str | None) -> Iterator[GroupWriter]:
     if master is None:
         yield rewrite_here
         return
-    from trinitylake_ops.spark_jobs.session import session_scope
-    from trinitylake_ops.spark_jobs.tables.group_writer import write_groups_on
+    from trinitylake_ops.spark_jobs import session_scope, write_groups_on
 
     with session_scope(master=master, remote=master if master.startswith("sc://") else None) as spark:
         yield write_groups_on(spark)

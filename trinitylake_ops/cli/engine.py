@@ -32,7 +32,7 @@ class Engine:
     def executor(self) -> Iterator[Executor]:
         """Provide the executor for a block. A Spark session starts with it and stops at its end, even after an error.
 
-        Raises UsageError for options of Spark with another engine, JavaNotFoundError, JobFailedError.
+        Raises UsageError for options of Spark with another engine, and what ``spark_executor`` raises.
         """
         if self.name == "local":
             if any(given is not None for given in (self.master, self.remote, self.requests_per_second)):
@@ -44,8 +44,8 @@ class Engine:
         if self.master is not None and self.remote is not None:
             raise click.UsageError("--spark-master and --spark-remote exclude each other")
         # Spark takes a second to load, which other commands should not pay for.
-        from trinitylake_ops.spark_jobs.executor import spark_executor
-        from trinitylake_ops.spark_jobs.session import DEFAULT_MASTER
+        from trinitylake_ops.spark_jobs import spark_executor
+        from trinitylake_ops.spark_jobs.runtime.addresses import DEFAULT_MASTER
 
         master = self.master if self.master is not None or _SUBMITTED in os.environ else DEFAULT_MASTER
         with spark_executor(master, remote=self.remote, requests_per_second=self.requests_per_second) as executor:

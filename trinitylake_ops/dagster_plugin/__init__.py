@@ -98,4 +98,5 @@ __getattr__, __dir__ = lazy_face(
             "TrinityLakeResource",
         ),
     },
+    extra="dagster",
 )

@@ -11,6 +11,7 @@ commit meanwhile.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -20,7 +21,6 @@ from pydantic import Field
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, EqualTo, Or, Reference
 from pyiceberg.expressions.literals import literal
 from pyiceberg.table import Table
-from pyspark.sql import DataFrame
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.metadata import staged_table_metadata
@@ -29,8 +29,6 @@ from trinitylake_ops.dagster_plugin.runs.reads import RESUMED_TAG, record_read, 
 from trinitylake_ops.dagster_plugin.runs.records import STAGED, newest_materialization, run_chain, staged_of
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.nodes.keys import validate_name
-from trinitylake_ops.spark_jobs.tables.reader import read_files
-from trinitylake_ops.spark_jobs.tables.writer import stage_dataframe
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
 from trinitylake_ops.tables.writing.publication import publication_id
@@ -133,7 +131,9 @@ class _TableIOManager(dg.IOManager):
         if mode == "replace_partitions" and context.has_asset_partitions:
             partitions = _partition_values(context, metadata)
         lake = self._settings.lakehouse.open()
-        if isinstance(obj, DataFrame):
+        if _is_spark(type(obj)):
+            from trinitylake_ops.spark_jobs import stage_dataframe
+
             return stage_dataframe(
                 lake, obj, namespace, table, partition_by=partition_by, mode=mode, partitions=partitions
             )
@@ -168,8 +168,11 @@ class _TableIOManager(dg.IOManager):
     def _read(self, lake: Lakehouse, table: Table, wanted: Any, rows: BooleanExpression) -> Any:
         if wanted is Table:
             return table
-        if isinstance(wanted, type) and issubclass(wanted, DataFrame):
-            return read_files(self._settings.spark.session(), lake, table, row_filter=rows)
+        if _is_spark(wanted):
+            spark = self._settings.spark.session()
+            from trinitylake_ops.spark_jobs.tables.reader import read_files
+
+            return read_files(spark, lake, table, row_filter=rows)
         scan = table.scan(row_filter=rows)
         if wanted is pa.RecordBatchReader:
             return scan.to_arrow_batch_reader()
@@ -238,6 +241,15 @@ def split_name(name: str) -> tuple[str, str]:
 
 def _plain(value: Any) -> Any:
     return value.value if isinstance(value, dg.MetadataValue) else value
+
+
+def _is_spark(kind: Any) -> bool:
+    """Whether a type is Spark's DataFrame, without importing Spark: where nobody did, there is none."""
+    if not isinstance(kind, type) or "pyspark.sql.dataframe" not in sys.modules:
+        return False
+    from pyspark.sql import DataFrame
+
+    return issubclass(kind, DataFrame)
 
 
 def _is_pandas(kind: Any) -> bool:

@@ -7,22 +7,23 @@ import functools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import dagster as dg
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
-from pyspark.sql import SparkSession
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError, LakehouseExistsError, LakehouseNotFoundError
+from trinitylake_ops.extras import needs
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
-from trinitylake_ops.spark_jobs.executor import SparkExecutor
-from trinitylake_ops.spark_jobs.runtime.connect import check_remote
-from trinitylake_ops.spark_jobs.session import DEFAULT_MASTER, session_scope
+from trinitylake_ops.spark_jobs.runtime.addresses import DEFAULT_MASTER, check_remote
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, OPTIONS_VARIABLE, SECRET_OPTIONS, StorageOptions
 from trinitylake_ops.storage.s3.settings import S3Location, check_endpoint
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _ACCESS_KEY_ID = re.compile(r"(AKIA|ASIA)[A-Z0-9]{16}")
@@ -222,6 +223,8 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
             def executor() -> Executor:
                 if self.engine == "local":
                     return LOCAL
+                with needs("spark"):
+                    from trinitylake_ops.spark_jobs.executor import SparkExecutor
                 resources = scope.enter_context(dg.build_resources({"spark": spark}))
                 return SparkExecutor(resources.spark.session())
 
@@ -270,8 +273,14 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
         self._session = None
 
     def session(self) -> SparkSession:
-        """Return the session. Raises JavaNotFoundError; with a remote InvalidInputError, JobFailedError."""
+        """Return the session.
+
+        Raises MissingExtraError without Spark, JavaNotFoundError; with a remote InvalidInputError, JobFailedError.
+        """
         if self._session is None:
+            # A code location that starts no Spark need not have it.
+            from trinitylake_ops.spark_jobs import session_scope
+
             scope = session_scope("trinitylake-ops", self.master, remote=self.remote, **self.conf)
             self._session = self._scope.enter_context(scope)
         return self._session

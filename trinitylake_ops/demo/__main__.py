@@ -1,6 +1,15 @@
 """``python -m trinitylake_ops.demo``."""
 
-from trinitylake_ops.demo.play import main
+import sys
+
+from trinitylake_ops.errors import MissingExtraError
+from trinitylake_ops.extras import needs
 
 if __name__ == "__main__":
+    try:
+        with needs("demo"):
+            from trinitylake_ops.demo.play import main
+    except MissingExtraError as error:
+        sys.stderr.write(f"Error: {error}\n")
+        sys.exit(error.exit_code)
     main()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, BinaryIO, cast
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError
+from trinitylake_ops.extras import missing_extra
 from trinitylake_ops.spark_jobs.runtime.local_cache import cache_folder, place_file
 
 #: The five files, by their names without ending.
@@ -34,7 +35,7 @@ class FlightsSource:
 
     The folder holds a file for each of :data:`SOURCE_NAMES`. Its ending is one of ``.csv``, ``.csv.gz`` and
     ``.csv.zip`` (one member), looked for in this order. Nothing is read before a caller asks for it, so the object can
-    be sent to other processes.
+    be sent to other processes. Without folder and package MissingExtraError is raised.
     """
 
     folder: str | None = None
@@ -82,9 +83,7 @@ def _package_folder() -> Path:
     # The package is only found, not imported: its own code needs pkg_resources, which setuptools has removed.
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
-        raise FileMissingError(
-            f"the package {_PACKAGE} is not installed: run `pip install {_PACKAGE}`, or name a folder with its files"
-        )
+        raise missing_extra(_PACKAGE, "demo")
     return Path(next(iter(spec.submodule_search_locations)), "data")
 
 

@@ -54,4 +54,5 @@ __getattr__, __dir__ = lazy_face(
         "tables.reader": ("read_table",),
         "tables.writer": ("stage_dataframe",),
     },
+    extra="spark",
 )

@@ -20,9 +20,10 @@ from pyspark.sql import SparkSession
 from trinitylake_ops.errors import InvalidInputError, StorageError
 from trinitylake_ops.maintenance.plans.executor import Fence, Sent, Work
 from trinitylake_ops.spark_jobs.executor_tasks import BatchDone, DeletesDone, FencedDeletes, delete_parts, run_batches
+from trinitylake_ops.spark_jobs.runtime.addresses import DEFAULT_MASTER
 from trinitylake_ops.spark_jobs.runtime.connect import Slots
 from trinitylake_ops.spark_jobs.runtime.task_jobs import run_in_tasks
-from trinitylake_ops.spark_jobs.session import DEFAULT_MASTER, session_scope
+from trinitylake_ops.spark_jobs.session import session_scope
 from trinitylake_ops.storage import MeteredStorage, RequestCounts, Storage, StorageWrapper
 from trinitylake_ops.storage.wrappers.pace import PacedStorage
 

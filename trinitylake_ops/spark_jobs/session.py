@@ -12,19 +12,13 @@ from pathlib import Path
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from trinitylake_ops.spark_jobs.runtime.connect import (
-    check_remote,
-    close_remote,
-    is_remote,
-    open_remote,
-    running_remote,
-)
+from trinitylake_ops.spark_jobs.runtime.addresses import DEFAULT_MASTER, check_remote
+from trinitylake_ops.spark_jobs.runtime.connect import close_remote, is_remote, open_remote, running_remote
 from trinitylake_ops.spark_jobs.runtime.java import find_java, java_home_for_spark
 from trinitylake_ops.spark_jobs.runtime.local_cache import temporary_folder
 from trinitylake_ops.spark_jobs.source.data_source import register_data_source
 
 DEFAULT_APP_NAME = "trinitylake-ops"
-DEFAULT_MASTER = "local[2]"
 
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 #: Set by ``spark-submit`` for the program that it starts.

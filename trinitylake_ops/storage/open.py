@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
+from trinitylake_ops.extras import needs
 from trinitylake_ops.storage.cache.options import CACHE_OPTIONS
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.local.storage import LocalStorage
@@ -18,12 +19,13 @@ from trinitylake_ops.storage.wrappers.retry import RetryStorage
 def open_storage(root_uri: str, storage_options: Mapping[str, str] | None = None) -> Storage:
     """Open the storage of a normalised root URI (FORMAT.md, L1), wrapped in retries.
 
-    ``file:///folder/`` takes the option ``fsync`` (``true``, the default, or ``false``), and ``memory://name/`` takes
-    none of its own. ``s3://bucket/prefix/`` takes ``S3_OPTIONS``; their ``client`` picks the library (``s3fs``, the
-    default, or ``obstore``). Every root takes ``whole_file_limit_bytes``, the cache's options and ``allowed_roots``.
-    The latter two mean nothing here. Opening touches no file and sends no request. Raises InvalidLocationError for a
-    root of another scheme or form, and InvalidInputError for an option that is unknown or not valid. Neither message
-    repeats credentials.
+    ``file:///folder/`` takes the option ``fsync`` (``true``, the default, or ``false``),
+    ``memory://name/`` none of its own, ``s3://bucket/prefix/`` those of ``S3_OPTIONS``, of which
+    ``client`` (``s3fs``, the default, or ``obstore``) picks the library. Every root takes
+    ``whole_file_limit_bytes``, and those of the cache and ``allowed_roots``, which mean nothing here. Opening touches
+    no file and sends no request. Raises InvalidLocationError for a root of another scheme or form and
+    InvalidInputError for an option that is not known or not valid, neither of which repeats credentials, and
+    MissingExtraError where the library of an S3 client is not installed.
     """
     scheme, separator, _ = root_uri.partition("://")
     if not separator or scheme not in _SCHEMES:
@@ -53,10 +55,12 @@ def _open_memory(root: str, options: StorageOptions) -> Storage:
 def _open_s3(root: str, options: StorageOptions) -> Storage:
     # The client libraries take a good part of a second to load. Other roots should not pay for that.
     if options.one_of("client", S3_CLIENTS) == "obstore":
-        from trinitylake_ops.storage.s3.obstore_storage import ObstoreS3Storage
+        with needs("obstore"):
+            from trinitylake_ops.storage.s3.obstore_storage import ObstoreS3Storage
 
         return ObstoreS3Storage(root, options)
-    from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
+    with needs("s3"):
+        from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
 
     return S3Storage(root, options)
 

@@ -12,7 +12,6 @@ from trinitylake_ops.dagster_plugin.metadata import markdown_table
 from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running, report_figures
 from trinitylake_ops.dagster_plugin.options import Options, TableTexts
 from trinitylake_ops.maintenance import CompactTablesPlan
-from trinitylake_ops.spark_jobs.tables.group_writer import write_groups_on
 
 
 class CompactTablesOptions(Options):
@@ -74,7 +73,10 @@ def _compact(run: Running[CompactTablesOptions]) -> None:
         return
     # The session is started only now, as that takes seconds.
     with dg.build_resources({"spark": run.spark}) as resources:
-        report = plan.execute(write_groups_on(resources.spark.session()), run_id=run.context.run.run_id)
+        spark = resources.spark.session()
+        from trinitylake_ops.spark_jobs import write_groups_on
+
+        report = plan.execute(write_groups_on(spark), run_id=run.context.run.run_id)
     rows = [
         (one.table, one.files_before, one.files_after, one.rows, one.bytes_before, one.bytes_after)
         for one in report.tables

@@ -12,6 +12,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructField, StructType
 
 from trinitylake_ops.spark_jobs.metadata.columns import METADATA_TABLES, MetadataTable, Row
+from trinitylake_ops.spark_jobs.runtime.spark_version import arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,14 +64,13 @@ class MetadataReader(DataSourceReader):
 def metadata_batches(opened: OpenedMetadata, rows: Iterator[Row], schema: StructType) -> Iterator[pa.RecordBatch]:
     """Yield the requested rows and columns from rows with all columns."""
     import pyarrow as pa
-    from pyspark.sql.pandas.types import to_arrow_schema  # Spark checks batches against this schema; it needs no pandas
 
     row_filter = opened.row_filter
     types = METADATA_TABLES[opened.name]
     names = dict.fromkeys([*opened.columns, *(() if row_filter is None else row_filter.columns)])
     positions = [list(types).index(name) for name in names]
-    read_schema = to_arrow_schema(StructType([StructField(name, types[name]) for name in names]), timezone="UTC")
-    arrow_schema = to_arrow_schema(schema, timezone="UTC")
+    read_schema = arrow_schema(StructType([StructField(name, types[name]) for name in names]))
+    wanted_schema = arrow_schema(schema)
     while waiting := list(islice(rows, _ROWS_PER_BATCH)):
         columns: list[Any] = [
             pa.array([row[position] for row in waiting], field.type)
@@ -80,4 +80,4 @@ def metadata_batches(opened: OpenedMetadata, rows: Iterator[Row], schema: Struct
         if row_filter is not None:
             batch = row_filter.rows_of(batch)
         if batch.num_rows:
-            yield batch.select(arrow_schema.names).cast(arrow_schema)
+            yield batch.select(wanted_schema.names).cast(wanted_schema)

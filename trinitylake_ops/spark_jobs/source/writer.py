@@ -1,4 +1,4 @@
-"""``write`` and ``writeStream`` of the source: tasks write data files, and one commit of the lakehouse publishes them.
+"""``write`` of the source, and the parts that ``writeStream`` shares: tasks write files, one commit publishes them.
 
 Spark may tell a writer to abort while its tasks still write. It also does so after a commit that raised an error,
 whatever its outcome. So nothing is deleted then: a removal of orphans deletes files that no version names.
@@ -9,26 +9,22 @@ from __future__ import annotations
 import pickle
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.manifest import DataFile
-from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from trinitylake_ops.cached_attribute import cached_attribute
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
 from trinitylake_ops.spark_jobs.source.options import OPTIONS, ROOT, SourceOptions
 from trinitylake_ops.spark_jobs.source.stream_options import WRITE_OPTIONS, WriteOptions
 from trinitylake_ops.spark_jobs.tables.reader import check_reachable, table_name
 from trinitylake_ops.spark_jobs.tables.writer import plan_rows
-from trinitylake_ops.tables.managed import without_history
 from trinitylake_ops.tables.writing.publication import publication_id, publish_once, published_version
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.staging import Replace, stage_appended, stage_data_files
-from trinitylake_ops.tables.writing.stream_epochs import QUERY_ID, epoch_publication, find_epoch
 from trinitylake_ops.tables.writing.write_mode import Mode, replaced_by
 from trinitylake_ops.tables.writing.write_plan import TableWrite
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -43,8 +39,7 @@ _LONGEST_MESSAGE_CHARS = 500
 
 #: Spark passes a stream's own options to its sink.
 _OF_SPARK = ("checkpointlocation", "queryname")
-_QUERY_ID_PROPERTY = "sql.streaming.queryId"
-_WRITE, _STREAM = "write", "stream"
+_WRITE = "write"
 
 
 @dataclass(frozen=True)
@@ -140,10 +135,10 @@ class BatchWriter(DataSourceArrowWriter):
         if plan is None:
             return
         lake = self._target.open()
-        files = _files_of(messages)
-        _publish(
+        files = files_of(messages)
+        publish_written(
             lake,
-            lambda: _staged(lake, plan, files, self._replacing),
+            lambda: staged_by(lake, plan, files, self._replacing),
             self._publication,
             since=self._since,
             operation=_WRITE,
@@ -155,93 +150,22 @@ class BatchWriter(DataSourceArrowWriter):
         """Do nothing: the module says why."""
 
 
-def stream_writer(target: WriteTarget, schema: StructType, *, overwrite: bool) -> StreamWriter:
-    """Return the writer of ``DataFrame.writeStream``. Raises InvalidInputError."""
-    options = target.options
-    if options.stream_id is None:
-        raise InvalidInputError(
-            "the option 'stream_id' is missing: a name that tells this stream from all others, and stays when it is"
-            " started again, so that each of its batches is committed once"
-        )
-    if options.run_id is not None or options.replaces_partitions:
-        raise InvalidInputError("the options 'run_id' and 'replace' are of batch writes; a stream has 'stream_id'")
-    return StreamWriter(target, options.stream_id, schema, overwrite=overwrite)
-
-
-class StreamWriter(DataSourceStreamArrowWriter):
-    """A helper of the driver makes the writer for each epoch and sends it to the tasks. Another helper commits."""
-
-    def __init__(self, target: WriteTarget, stream_id: str, schema: StructType, *, overwrite: bool):
-        self._target = target
-        self._stream_id = stream_id
-        self._schema = schema
-        self._is_complete = overwrite
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The input of the tasks is planned now. The helper that commits is sent no writer, and plans nothing.
-        return {"_pickled_plan": self._pickled_plan}
-
-    @cached_attribute
-    def _pickled_plan(self) -> bytes:
-        plan = self._target.plan(self._target.open(), self._schema)
-        return pickle.dumps(replace(plan, metadata=without_history(plan.metadata)))
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        plan: TableWrite = pickle.loads(self._pickled_plan)
-        return WrittenFiles(pickle.dumps(plan.write(iterator)), self._pickled_plan, _query_id())
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        written = [message for message in messages if isinstance(message, WrittenFiles)]
-        files = _files_of(messages)
-        if not written or not (files or self._is_complete):
-            return  # an epoch without rows is no version; a repetition is empty, too
-        lake = self._target.open()
-        query_id = written[0].query_id
-        found = find_epoch(lake, self._stream_id, batchId, query_id)
-        if found.version is not None:
-            return
-        plan: TableWrite = pickle.loads(written[0].pickled_plan)
-        is_ours = _publish(
-            lake,
-            lambda: _staged(lake, plan, files, Replace.ALL if self._is_complete else Replace.NOTHING),
-            epoch_publication(self._stream_id, batchId),
-            since=found.looked_through,
-            operation=_STREAM,
-            run_id=None,
-            message=self._target.options.message or f"epoch {batchId} of {self._stream_id}",
-            properties={
-                "stream_id": self._stream_id,
-                "epoch": str(batchId),
-                **({} if query_id is None else {QUERY_ID: query_id}),
-            },
-        )
-        if not is_ours:  # the search for it did not know its query
-            find_epoch(lake, self._stream_id, batchId, query_id)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Do nothing: the module says why."""
-
-
-def _query_id() -> str | None:
-    """Return the id of this task's query, the same for as long as its checkpoint lives."""
-    context = TaskContext.get()
-    return None if context is None else context.getLocalProperty(_QUERY_ID_PROPERTY)
-
-
-def _files_of(messages: Sequence[WriterCommitMessage | None]) -> list[DataFile]:
+def files_of(messages: Sequence[WriterCommitMessage | None]) -> list[DataFile]:
+    """Return the data files of all tasks."""
     written = [message for message in messages if isinstance(message, WrittenFiles)]
     return [file for message in written for file in pickle.loads(message.pickled_files)]
 
 
-def _staged(
+def staged_by(
     lake: Lakehouse, plan: TableWrite, files: Sequence[DataFile], replacing: Replace | BooleanExpression
 ) -> StagedTable:
+    """Return the table with files added, or in the place of others. Raises what staging raises."""
     if replacing is Replace.NOTHING:
         return stage_appended(lake, plan, files)
     return stage_data_files(lake, plan, files, replacing=replacing)
 
 
-def _publish(
+def publish_written(
     lake: Lakehouse,
     stage: Callable[[], StagedTable],
     publication: str,

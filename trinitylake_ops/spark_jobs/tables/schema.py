@@ -32,6 +32,8 @@ _COMMENT = "comment"
 _BINARY_COLLATION = "UTF8_BINARY"
 _MAX_TIME_PRECISION = 6
 
+#: Spark 4.0 has no type for the time of a day.
+_TIMES: tuple[type[spark.TimeType], ...] = (spark.TimeType,) if hasattr(spark, "TimeType") else ()
 _PRIMITIVES: tuple[tuple[type[spark.DataType], type[iceberg.IcebergType]], ...] = (
     (spark.BooleanType, iceberg.BooleanType),
     (spark.IntegerType, iceberg.IntegerType),
@@ -41,7 +43,7 @@ _PRIMITIVES: tuple[tuple[type[spark.DataType], type[iceberg.IcebergType]], ...] 
     (spark.StringType, iceberg.StringType),
     (spark.BinaryType, iceberg.BinaryType),
     (spark.DateType, iceberg.DateType),
-    (spark.TimeType, iceberg.TimeType),
+    *((time, iceberg.TimeType) for time in _TIMES),
     (spark.TimestampType, iceberg.TimestamptzType),
     (spark.TimestampNTZType, iceberg.TimestampType),
 )
@@ -54,7 +56,7 @@ _USE_INSTEAD: tuple[tuple[type[spark.DataType], str], ...] = (
     (spark.CharType, "cast it to string"),
     (spark.VarcharType, "cast it to string"),
     (spark.StringType, "cast it to string without a collation"),
-    (spark.TimeType, f"cast it to time({_MAX_TIME_PRECISION})"),
+    *((time, f"cast it to time({_MAX_TIME_PRECISION})") for time in _TIMES),
     (spark.NullType, "cast it to the type that its values will have"),
     (spark.DayTimeIntervalType, "store a bigint of microseconds"),
     (spark.YearMonthIntervalType, "store an int of months"),
@@ -126,7 +128,7 @@ def _to_iceberg_type(kind: spark.DataType, path: str, ids: count[int]) -> iceber
 def _keeps_its_meaning(kind: spark.DataType) -> bool:
     if isinstance(kind, spark.StringType):
         return kind.collation == _BINARY_COLLATION
-    return not isinstance(kind, spark.TimeType) or kind.precision <= _MAX_TIME_PRECISION
+    return not isinstance(kind, _TIMES) or kind.precision <= _MAX_TIME_PRECISION
 
 
 def _advice(kind: spark.DataType) -> str:

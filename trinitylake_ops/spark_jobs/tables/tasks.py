@@ -179,14 +179,14 @@ def write_rows(pickled_job: bytes, batches: Iterator[pa.RecordBatch]) -> Iterato
 def read_tasks(job: ReadJob, tasks: Sequence[FileScanTask], schema: StructType) -> Iterator[pa.RecordBatch]:
     """Yield the rows of files as Spark wants them."""
     from pyiceberg.io.pyarrow import ArrowScan
-    from pyspark.sql.pandas.types import to_arrow_schema  # Spark checks batches against this schema; it needs no pandas
 
+    from trinitylake_ops.spark_jobs.runtime.spark_version import arrow_schema
     from trinitylake_ops.tables.files.data_reading import file_batches, reading_at
 
     scan = ArrowScan(job.metadata, job.io, job.schema, job.row_filter)
-    arrow_schema = to_arrow_schema(schema, timezone="UTC")
+    wanted = arrow_schema(schema)
     with reading_at(job.version, job.io):
         for task in tasks:  # one at a time: pyiceberg holds all batches of the files it is given
             for batch in file_batches(scan, task, job.io):
                 if batch.num_rows:
-                    yield batch.select(arrow_schema.names).cast(arrow_schema)
+                    yield batch.select(wanted.names).cast(wanted)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pyiceberg.catalog import MetastoreCatalog, PropertiesUpdateSummary
 from pyiceberg.exceptions import CommitFailedException, NamespaceAlreadyExistsError, NoSuchNamespaceError
 from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
-from pyiceberg.view import View
 
 from trinitylake_ops import errors
 from trinitylake_ops.tables.catalog.change import changing
 from trinitylake_ops.tables.catalog.target import CatalogTarget
 from trinitylake_ops.tables.io.file_io import StorageFileIO
+
+if TYPE_CHECKING:
+    from pyiceberg.view import View
 
 
 class NamespaceCatalog(MetastoreCatalog):

@@ -17,7 +17,7 @@ from trinitylake_ops.tables.claims.file_claims import (
 from trinitylake_ops.tables.claims.table_seals import SealedKind, sealed_footer, sealed_table_file
 from trinitylake_ops.tables.io.file_errors import as_pyiceberg_expects
 from trinitylake_ops.tables.io.input_file import StorageInputFile
-from trinitylake_ops.tables.io.parquet_model import SealedOutputFile
+from trinitylake_ops.tables.io.parquet_model import SealedOutputFile, SealedStream
 
 #: The bytes that a file being written may hold in memory before it moves to a temporary file.
 SPOOL_BYTES = 8 << 20
@@ -66,14 +66,14 @@ class StorageOutputFile(SealedOutputFile):
             self._stream.discard()
 
 
-class StorageOutputStream:
+class StorageOutputStream(SealedStream):
     """The bytes written to a table file until it is published by ``close``.
 
     This class is no io.IOBase: that would call ``close``, and so publish, when an abandoned stream is collected.
     """
 
     def __init__(self, location: str, storage: Storage, path: str, *, overwrite: bool):
-        self._location = location
+        super().__init__(location)
         self._storage = storage
         self._path = path
         self._overwrite = overwrite
@@ -116,7 +116,7 @@ class StorageOutputStream:
         try:
             data = self._sealed()
             self._written_bytes = len(data)
-            with as_pyiceberg_expects(self._location):
+            with as_pyiceberg_expects(self.location):
                 if self._overwrite:
                     self._storage.write(self._path, data)
                 else:
@@ -127,13 +127,13 @@ class StorageOutputStream:
 
     def _sealed(self) -> bytes:
         """Return the written bytes, with their checksums (FORMAT.md, "Files of tables")."""
-        if SealedKind.of(self._location) is SealedKind.PARQUET:
+        if SealedKind.of(self.location) is SealedKind.PARQUET:
             self._seal_footer()
         self._buffer.seek(0)
         data = self._buffer.read()
-        if SealedKind.of(self._location) is SealedKind.PARQUET:
+        if SealedKind.of(self.location) is SealedKind.PARQUET:
             return data
-        return sealed_table_file(data, self._location)
+        return sealed_table_file(data, self.location)
 
     def _seal_footer(self) -> None:
         """Fill in the digits in place: a data file may be large, so it is in memory only once."""
@@ -147,7 +147,7 @@ class StorageOutputStream:
         while piece := self._buffer.read(_PIECE_BYTES):
             crc = google_crc32c.extend(crc, piece)
         self._buffer.seek(footer_at)
-        footer = sealed_footer(self._buffer.read(), self._location, crc)
+        footer = sealed_footer(self._buffer.read(), self.location, crc)
         if footer is not None:
             self._buffer.seek(footer_at)
             self._buffer.write(footer)

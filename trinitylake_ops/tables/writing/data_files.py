@@ -11,10 +11,10 @@ import logging
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.io.fileformat import FileFormatFactory, FileFormatWriter
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.partitioning import PartitionFieldValue, PartitionKey, PartitionSpec
 from pyiceberg.schema import Schema
@@ -27,6 +27,9 @@ from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError, St
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.io.output_file import StorageOutputFile
 from trinitylake_ops.tables.properties import location_provider
+
+if TYPE_CHECKING:
+    from trinitylake_ops.tables.io.parquet_writer import SealedParquetWriter
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +99,7 @@ class _GrowingFile:
     """A growing Parquet file, which has row groups, but is not visible yet."""
 
     output: StorageOutputFile
-    writer: FileFormatWriter
+    writer: SealedParquetWriter
     size_bytes: int = 0
 
 
@@ -214,8 +217,9 @@ class _PartitionedWriter:
         name = f"{self._files:05d}-{self._write_id}.parquet"
         self._files += 1
         output = self._io.new_output(self._locations.new_data_location(name, key))
-        model = FileFormatFactory.get(FileFormat.PARQUET)
-        return _GrowingFile(output, model.create_writer(output, self._schema, self._metadata.properties))
+        from trinitylake_ops.tables.io.parquet_writer import SealedParquetWriter
+
+        return _GrowingFile(output, SealedParquetWriter(output, self._schema, self._metadata.properties))
 
     def _close(self, partition: _Partition) -> None:
         if partition.file is None:

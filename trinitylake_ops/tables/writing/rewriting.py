@@ -40,7 +40,7 @@ from trinitylake_ops.tables.writing.data_files import (
     write_data_files,
 )
 from trinitylake_ops.tables.writing.staged_table import StagedTable
-from trinitylake_ops.tables.writing.staging import StagingCatalog
+from trinitylake_ops.tables.writing.staging import FILTERS_MANIFESTS, StagingCatalog
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 TARGET_PROPERTY = "write.target-file-size-bytes"
@@ -222,6 +222,8 @@ def stage_rewritten(
     manifests = [] if current is None else current.manifests(table.io)
     if any(manifest.content != ManifestContent.DATA for manifest in manifests):
         raise _moved(name, catalog.base_version, "rows of it were deleted by delete files")
+    if not FILTERS_MANIFESTS and not _are_there(removed, manifests, catalog.io):
+        raise _moved(name, catalog.base_version, _LOST_FILES)
     change = table.transaction()
     try:
         with _RewriteFiles(change) as rewrite:
@@ -230,7 +232,7 @@ def stage_rewritten(
             for data_file in added:
                 rewrite.append_data_file(data_file)
     except ValidationException as error:
-        raise _moved(name, catalog.base_version, "some of the files are not in it any more") from error
+        raise _moved(name, catalog.base_version, _LOST_FILES) from error
     change.commit_transaction()
     staged = replace(catalog.staged(name), begun_at_ms=begun_at_ms)
     if not staged.removed_rows == staged.added_rows == sum(file.record_count for file in removed):
@@ -239,6 +241,9 @@ def stage_rewritten(
             path=staged.metadata_location,
         )
     return staged
+
+
+_LOST_FILES = "some of the files are not in it any more"
 
 
 class _RewriteFiles(_OverwriteFiles):
@@ -265,6 +270,11 @@ def _moved(name: tuple[str, str], base_version: int, how: str) -> CommitConflict
         conflicts=(f"table {'.'.join(name)}: {how}",),
         base_version=base_version,
     )
+
+
+def _are_there(files: Iterable[DataFile], manifests: Iterable[ManifestFile], io: StorageFileIO) -> bool:
+    """Whether a table has all these files."""
+    return {file.file_path for file in files} <= {entry.data_file.file_path for entry in _data_entries(manifests, io)}
 
 
 def _data_entries(manifests: Iterable[ManifestFile], io: StorageFileIO) -> list[ManifestEntry]:

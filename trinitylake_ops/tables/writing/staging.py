@@ -24,10 +24,7 @@ from enum import Enum
 import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.manifest import DataFile, ManifestFile
-from pyiceberg.partitioning import (
-    UNPARTITIONED_PARTITION_SPEC,
-    PartitionSpec,
-)
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import CommitTableResponse, CreateTableTransaction, Table, Transaction
 from pyiceberg.table import StagedTable as UncommittedTable
@@ -36,11 +33,7 @@ from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
 
-from trinitylake_ops.errors import (
-    CommitConflictError,
-    InvalidInputError,
-    TransactionExpiredError,
-)
+from trinitylake_ops.errors import CommitConflictError, InvalidInputError, TransactionExpiredError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.catalog.target import SnapshotTarget, TransactionTarget
@@ -53,6 +46,10 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.time_to_live import removed_before_ms
 from trinitylake_ops.transaction.transaction import Transaction as LakehouseTransaction
 from trinitylake_ops.versions.snapshot import CatalogReader
+
+#: Whether pyiceberg looks for files to remove by a filter, and raises where it found less. That of 0.11 looks into all
+#: manifests, removes what it finds and says nothing: whoever asks it has to know that the files are there.
+FILTERS_MANIFESTS = hasattr(_OverwriteFiles, "_build_manifest_evaluator")
 
 
 class Replace(Enum):
@@ -281,7 +278,7 @@ def _add_snapshot(
         return
     with _filtering_by_itself(snapshot.overwrite()) as overwrite:
         specs = change.table_metadata.specs()
-        if any(specs[data_file.spec_id].is_unpartitioned() for data_file in removed):
+        if FILTERS_MANIFESTS and any(specs[data_file.spec_id].is_unpartitioned() for data_file in removed):
             # Without this, pyiceberg searches no manifest of such a table for the files to delete.
             overwrite.delete_by_predicate(AlwaysTrue())
         for data_file in removed:
@@ -296,6 +293,8 @@ def _filtering_by_itself(overwrite: _OverwriteFiles) -> _OverwriteFiles:
     The search for files to delete runs in several threads of pyiceberg with one filter object. That holds the manifest
     of one search. So sometimes pyiceberg passes over the manifest that it needs, and refuses to commit.
     """
+    if not FILTERS_MANIFESTS:
+        return overwrite
     build = overwrite._build_manifest_evaluator
 
     def build_for_each(spec_id: int) -> Callable[[ManifestFile], bool]:

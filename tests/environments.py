@@ -1,0 +1,166 @@
+"""Virtual environments that tests make, and processes that see only some of the packages that are installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+PROJECT = Path(__file__).parent.parent
+NAME = "trinitylake-ops"
+CONSTRAINTS = PROJECT / "constraints.txt"
+_INSTALL_SECONDS = 1_200
+
+#: Put before a program: what it hides is not there for any import.
+_HIDE = """
+import sys
+class _Others:
+    def __init__(self, finder):
+        self._finder = finder
+    def find_spec(self, name, path=None, target=None):
+        return None if name in {names!r} else self._finder.find_spec(name, path, target)
+    def __getattr__(self, name):
+        return getattr(self._finder, name)
+sys.meta_path[:] = [_Others(finder) for finder in sys.meta_path]
+"""
+
+
+@cache
+def declared() -> dict[str, list[Requirement]]:
+    """Return what pyproject.toml asks for, by extra; the core's is the empty name."""
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    texts = {"": project["dependencies"], **project["optional-dependencies"]}
+    return {extra: [Requirement(text) for text in of] for extra, of in texts.items()}
+
+
+def distributions_of(extra: str) -> set[str]:
+    """Return the names of the distributions that an extra declares, by the extras it names, too."""
+    found: set[str] = set()
+    for one in declared()[extra]:
+        if one.name == NAME:
+            found |= {name for other in one.extras for name in distributions_of(other)}
+        else:
+            found.add(canonicalize_name(one.name))
+    return found
+
+
+def installed_with(extras: Iterable[str]) -> set[str]:
+    """Return the distributions that the core and extras bring, with all that these need, of those that are here."""
+    found: set[tuple[str, str]] = set()
+    to_see = [one for extra in ("", *extras) for one in declared()[extra]]
+    while to_see:
+        one = to_see.pop()
+        if one.name == NAME:
+            to_see += [other for extra in one.extras for other in declared()[extra]]
+            continue
+        for extra in ("", *one.extras):
+            if (canonicalize_name(one.name), extra) not in found:
+                found.add((canonicalize_name(one.name), extra))
+                to_see += _required(one.name, extra)
+    return {name for name, _ in found}
+
+
+def _required(name: str, extra: str) -> list[Requirement]:
+    try:
+        texts = requires(name) or []
+    except PackageNotFoundError:  # for another system
+        return []
+    found = [Requirement(text) for text in texts]
+    return [one for one in found if one.marker is None or one.marker.evaluate({"extra": extra})]
+
+
+def modules_beyond(extras: Iterable[str]) -> set[str]:
+    """Return the top modules that are installed here and would not be with the core and these extras alone."""
+    there = {*installed_with(extras), canonicalize_name(NAME)}
+    return {
+        module
+        for module, distributions in packages_distributions().items()
+        if not there & {canonicalize_name(name) for name in distributions}
+    }
+
+
+def run_without(hidden: Iterable[str], program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python program in a process of its own in which some modules are not installed."""
+    code = _HIDE.format(names=set(hidden)) + program
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, env=environment
+    )
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment with this project installed in it; sizes are of what was installed, in bytes."""
+
+    folder: Path
+    install_s: float
+    n_packages: int
+    n_bytes: int
+    bytecode_bytes: int
+
+    def run(self, program: str, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a program of the environment, which sees no other packages. Nothing is checked."""
+        environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+        words = [self.folder / "bin" / program, *arguments]
+        return subprocess.run(words, capture_output=True, text=True, check=False, env=environment, cwd=cwd)
+
+
+def make_environment(folder: Path, extras: Sequence[str] = (), versions: Sequence[str] = ()) -> Environment:
+    """Make an environment with the core, extras, and the pinned versions but for those given as ``name==version``."""
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True, capture_output=True)
+    before = _sizes(folder)
+    others = {canonicalize_name(Requirement(version).name) for version in versions}
+    pins = [
+        line for line in CONSTRAINTS.read_text().splitlines() if canonicalize_name(line.split("==")[0]) not in others
+    ]
+    constraints = folder / "constraints.txt"
+    constraints.write_text("\n".join([*pins, *versions, ""]))
+    source = _copied(folder / "source")
+    what = f"{source}[{','.join(extras)}]" if extras else str(source)
+    pip = [folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--no-input", "-qq", "install"]
+    begun = time.monotonic()
+    ran = subprocess.run(
+        [*pip, "--constraint", constraints, what], capture_output=True, text=True, timeout=_INSTALL_SECONDS, check=False
+    )
+    install_s = time.monotonic() - begun
+    assert ran.returncode == 0, ran.stderr[-4_000:]
+    shutil.rmtree(source)
+    constraints.unlink()
+    after = _sizes(folder)
+    return Environment(
+        folder,
+        install_s,
+        len(list(folder.glob("lib/python*/site-packages/*.dist-info"))) - before[2],
+        after[0] - before[0],
+        after[1] - before[1],
+    )
+
+
+def _copied(folder: Path) -> Path:
+    """Copy what a package is built from: builds leave folders where they are made."""
+    folder.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(PROJECT / name, folder)
+    shutil.copytree(PROJECT / NAME.replace("-", "_"), folder / NAME.replace("-", "_"), ignore=_without_bytecode)
+    return folder
+
+
+_without_bytecode = shutil.ignore_patterns("__pycache__")
+
+
+def _sizes(folder: Path) -> tuple[int, int, int]:
+    """Return the bytes of all files, those of bytecode, and how many distributions there are."""
+    sizes = [(path.suffix, path.lstat().st_size) for path in folder.rglob("*") if path.is_file()]
+    bytecode = sum(size for suffix, size in sizes if suffix == ".pyc")
+    return sum(size for _, size in sizes), bytecode, len(list(folder.glob("lib/python*/site-packages/*.dist-info")))

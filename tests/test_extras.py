@@ -1,0 +1,268 @@
+"""Extras: what the core does alone, and the one line for each that is missing."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from packaging.utils import canonicalize_name
+
+from tests.conftest import SHOWN
+from tests.environments import (
+    PROJECT,
+    Environment,
+    declared,
+    distributions_of,
+    installed_with,
+    make_environment,
+    modules_beyond,
+    run_without,
+)
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import InvalidInputError, MissingExtraError
+from trinitylake_ops.extras import EXTRAS, needs
+from trinitylake_ops.tables import catalog_at
+
+#: What a core install does on local disk, one after the other.
+COMMANDS = (
+    ["init"],
+    ["create-namespace", "sales"],
+    ["log"],
+    ["ls"],
+    ["ls", "sales", "--json"],
+    ["verify"],
+    ["verify", "--deep", "--html", "verify.html"],
+    ["export", "kept"],
+    ["rollback", "1", "--yes"],
+    ["hint"],
+    ["log", "--json"],
+)
+CLI = "from trinitylake_ops.cli import main\nmain()"
+MOST_CORE_BYTES = 250_000_000
+
+
+def line_for(extra: str) -> str:
+    return f"; the extra '{extra}' brings it: pip install 'trinitylake-ops[{extra}]'"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    lake = Lakehouse.create(str(tmp_path / "lake"), {"fsync": "false"})
+    rows = pa.table({"id": [1, 2]})
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    catalog.create_table("ns.t", rows.schema).append(rows)
+    return lake.root
+
+
+def test_the_core_runs_alone_on_local_disk(tmp_path: Path) -> None:
+    program = (
+        "import json, os, sys\nfrom trinitylake_ops.cli.app import run\nos.chdir(sys.argv[1])\ncodes = []\n"
+        "for command in json.loads(sys.argv[2]):\n"
+        "    sys.argv = ['trinitylake', '--root', os.getcwd() + '/lake', *command]\n    codes.append(run())\n"
+        "sys.exit(str(codes) if any(codes) else 0)"
+    )
+    ran = run_without(modules_beyond([]), program, str(tmp_path), json.dumps(COMMANDS))
+    assert (ran.returncode, ran.stderr) == (0, "Page: verify.html\n")
+    assert "rollback" in ran.stdout
+    assert (tmp_path / "verify.html").stat().st_size > 1_000
+
+
+def test_the_core_reads_and_writes_tables(root: str) -> None:
+    program = (
+        "import sys, pyarrow as pa\nfrom trinitylake_ops import Lakehouse, maintenance\n"
+        "from trinitylake_ops.tables import catalog_at\n"
+        "lake = Lakehouse.open(sys.argv[1])\ntable = catalog_at(lake).load_table('ns.t')\n"
+        "table.append(pa.table({'id': [3]}))\ntable.delete('id = 1')\n"
+        "print(table.refresh().scan().to_arrow()['id'].to_pylist(), len(maintenance.verify(lake, deep=True).findings))"
+    )
+    ran = run_without(modules_beyond([]), program, root)
+    assert ran.stderr == ""
+    found, errors = ran.stdout.strip().split("] ", 1)
+    assert (sorted(json.loads(f"{found}]")), errors) == ([2, 3], "0")
+
+
+#: A command that needs an extra, by the extra.
+NEEDING = {
+    "s3": ["--root", "s3://bucket/lake", "log"],
+    "obstore": ["--root", "s3://bucket/lake", "--storage-option", "client=obstore", "log"],
+    "spark": ["--root", "ROOT", "verify", "--engine", "spark"],
+    "connect": ["--root", "ROOT", "verify", "--engine", "spark", "--spark-remote", "sc://127.0.0.1:1"],
+}
+
+
+@pytest.mark.parametrize("extra", NEEDING)
+def test_a_command_without_its_extra_says_so_in_a_line(root: str, extra: str) -> None:
+    others = {"obstore": ["s3"], "connect": ["spark"]}.get(extra, [])
+    ran = run_without(modules_beyond(others), CLI, *(root if word == "ROOT" else word for word in NEEDING[extra]))
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.startswith("Error: ")
+    assert ran.stderr.endswith(f" is not installed{line_for(extra)}\n")
+    assert ran.stderr.count("\n") == 1
+
+
+def test_compaction_by_spark_says_it_too(root: str) -> None:
+    command = ["compact-tables", "--yes", "--spark", "local[1]", "--min-files", "2"]
+    ran = run_without(modules_beyond([]), CLI, "--root", root, *command)
+    assert (ran.returncode, ran.stderr) == (2, f"Error: pyspark is not installed{line_for('spark')}\n")
+
+
+def test_no_java_names_its_extra(root: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Any Java will do, so none is no wrong call: error and exit code stay those of a thing that is not found."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    ran = run_without(modules_beyond(["spark"]), CLI, "--root", root, "verify", "--engine", "spark")
+    assert (ran.returncode, ran.stderr.count("\n")) == (4, 1)
+    assert "install one, or pip install 'trinitylake-ops[java]'" in ran.stderr
+
+
+FACES = {
+    "spark": "from trinitylake_ops.spark_jobs import build_session",
+    "dagster": "from trinitylake_ops.dagster_plugin import TrinityLakeResource",
+    "s3": "from trinitylake_ops import Lakehouse; Lakehouse.open('s3://bucket/lake')",
+    "obstore": "from trinitylake_ops import Lakehouse; Lakehouse.open('s3://bucket/lake', {'client': 'obstore'})",
+}
+
+
+@pytest.mark.parametrize("extra", FACES)
+def test_a_face_without_its_extra_says_so(extra: str) -> None:
+    program = (
+        "from trinitylake_ops.errors import MissingExtraError\n"
+        f"try:\n    {FACES[extra]}\nexcept MissingExtraError as error:\n    print(error.extra, error)"
+    )
+    ran = run_without(modules_beyond([]), program)
+    assert ran.stderr == ""
+    assert ran.stdout.startswith(f"{extra} ")
+    assert ran.stdout.endswith(f"{line_for(extra)}\n")
+
+
+def test_the_demo_without_its_extra_says_so() -> None:
+    ran = run_without(
+        modules_beyond(["dagster"]),
+        "import runpy\nrunpy.run_module('trinitylake_ops.demo', run_name='__main__')",
+    )
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == f"Error: pyspark is not installed{line_for('demo')}\n"
+
+
+PIPELINE = """
+import json, sys
+import dagster as dg, pyarrow as pa
+from trinitylake_ops import Lakehouse
+import trinitylake_ops.dagster_plugin as plugin
+
+for name in plugin.__all__:
+    getattr(plugin, name)
+lakehouse = plugin.TrinityLakeResource(root=sys.argv[1], storage_options=plugin.StorageSettings(fsync="false"))
+engine = plugin.TrinityLakeResource(root=sys.argv[1], engine="spark")
+
+@dg.asset(key=["sales", "orders"], io_manager_key="io")
+def orders() -> pa.Table:
+    return pa.table({"id": [1, 2]})
+
+publish = plugin.build_publish_asset(key=["publish", "sales"], tables={"orders": orders.key}, description="all")
+resources = {"io": plugin.TrinityLakeIOManager(lakehouse=lakehouse), "lakehouse": lakehouse}
+with dg.DagsterInstance.ephemeral() as instance:
+    ran = dg.materialize([orders, publish], resources=resources, instance=instance)
+    assert ran.success
+    definitions = plugin.build_trinitylake_definitions(plugin.LakehouseSettings(lakehouse=lakehouse))
+    verify = definitions.resolve_job_def("verify").execute_in_process(instance=instance, raise_on_error=False)
+    definitions = plugin.build_trinitylake_definitions(plugin.LakehouseSettings(lakehouse=engine))
+    spark = definitions.resolve_job_def("verify").execute_in_process(instance=instance, raise_on_error=False)
+failures = [event.step_failure_data.error for event in spark.all_events if event.is_step_failure]
+told = [cause.message for error in failures for cause in (error, error.cause) if cause is not None]
+tables = Lakehouse.open(sys.argv[1]).snapshot().tables("sales")
+print(json.dumps([tables, verify.success, spark.success, told]))
+"""
+
+
+def test_the_dagster_plugin_works_without_spark(root: str) -> None:
+    ran = run_without(modules_beyond(["dagster"]), PIPELINE, root)
+    assert ran.returncode == 0, ran.stderr[-4_000:]
+    tables, verified, by_spark, told = json.loads(ran.stdout.splitlines()[-1])
+    assert (tables, verified, by_spark) == (["orders"], True, False)
+    assert any(f"pyspark is not installed{line_for('spark')}" in one for one in told)
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        ("import something_else_entirely", "No module named 'something_else_entirely'"),
+        ("from os import no_such_name", "cannot import name 'no_such_name'"),
+        ("import pyspark.nowhere", "No module named 'pyspark.nowhere'"),
+    ],
+)
+def test_an_import_that_fails_for_another_cause_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, told: str
+) -> None:
+    (tmp_path / "broken_module.py").write_text(broken)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ImportError, match=told) as caught, needs("spark"):
+        import broken_module  # noqa: F401
+    assert caught.type in (ImportError, ModuleNotFoundError)
+    sys.modules.pop("broken_module", None)
+
+
+def test_a_library_that_names_what_it_misses_is_understood() -> None:
+    with (
+        pytest.raises(MissingExtraError, match="pandas is not installed; the extra 'connect'") as caught,
+        needs("connect"),
+    ):
+        try:
+            raise ModuleNotFoundError("No module named 'pandas'", name="pandas")
+        except ModuleNotFoundError as error:
+            raise ImportError("[PACKAGE_NOT_INSTALLED] Pandas >= 2.2.0 must be installed") from error
+    assert isinstance(caught.value, InvalidInputError)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_the_modules_of_an_extra_come_from_what_it_declares(extra: str) -> None:
+    brought = installed_with([extra])
+    providers = packages_distributions()
+    for module in EXTRAS[extra]:
+        distributions = {canonicalize_name(name) for name in providers[module.partition(".")[0]]}
+        assert distributions & brought, module
+        assert module.partition(".")[0] in modules_beyond([]) or module == "google.rpc", f"{module} is in the core"
+    named = {canonicalize_name(name) for module in EXTRAS[extra] for name in providers[module.partition(".")[0]]}
+    assert distributions_of(extra) - {"fsspec"} <= named
+
+
+def test_what_is_set_up_has_every_extra() -> None:
+    for script in ("setup_venv.sh", "update_constraints.sh"):
+        text = (PROJECT / "scripts" / script).read_text()
+        named = text.partition("--editable '.[")[2].partition("]")[0].split(",")
+        assert {*named, "connect", "dagster", "demo", "java", "obstore", "s3", "spark", ""} == set(declared())
+    assert distributions_of("all") == {name for extra in EXTRAS for name in distributions_of(extra)}
+
+
+SIZED = {"core": (), "s3": ("s3",), "spark": ("spark",), "dagster": ("dagster",), "all": ("all",)}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize("name", SIZED)
+def test_a_fresh_environment(name: str, tmp_path: Path, record_property: pytest.RecordProperty) -> None:
+    made = make_environment(tmp_path / name, SIZED[name])
+    command_s = _six_commands(made, tmp_path)
+    megabytes = [f"{size / 1e6:.0f}" for size in (made.n_bytes, made.n_bytes - made.bytecode_bytes)]
+    shown = (name, made.n_packages, *megabytes, f"{made.install_s:.0f}", f"{command_s:.1f}")
+    record_property(SHOWN, f"| {' | '.join(map(str, shown))} |")
+    if name == "core":
+        assert made.n_bytes - made.bytecode_bytes <= MOST_CORE_BYTES
+        missing = made.run("trinitylake", "--root", "s3://bucket/lake", "log")
+        assert (missing.returncode, missing.stderr.count("\n")) == (2, 1)
+
+
+def _six_commands(made: Environment, folder: Path) -> float:
+    """Run the commands of a core install as a user would; return the seconds of all."""
+    begun = time.monotonic()
+    for command in COMMANDS:
+        ran = made.run("trinitylake", "--root", str(folder / "lake"), *command, cwd=folder)
+        assert ran.returncode == 0, (command, ran.stderr)
+    return time.monotonic() - begun
