@@ -287,7 +287,7 @@ def test_an_export_that_cannot_be_finished_any_more_is_dropped(
 ) -> None:
     """It was dropped before it was complete, and its version was purged since."""
     plan = maintenance.plan_export(lake, "begun", version=1)
-    begin(lake, plan._work.record, plan._work._check_source)
+    begin(lake, plan.work.record, plan.work._check_source)
     begun = lake.latest_version()
     maintenance.drop_export(lake, "begun")
     alter(lake, "n0", "a")

@@ -76,7 +76,7 @@ def test_two_runs_begin_one_export_at_once(lakes: Lakes, monkeypatch: pytest.Mon
     def begin_after_the_other(on: Lakehouse, *arguments: Any) -> object:
         if not begun:
             begun.append(True)
-            begin(Lakehouse(lake.storage), second._work.record, second._work._check_source)
+            begin(Lakehouse(lake.storage), second.work.record, second.work._check_source)
         return begin(on, *arguments)
 
     monkeypatch.setattr(export_module, "begin", begin_after_the_other)

@@ -47,7 +47,7 @@ class Elsewhere:
 
     def _purge(self, lake: Lakehouse, chance: random.Random, pause: Callable[[random.Random], None]) -> bool:
         plan = maintenance.plan_purge(lake)
-        self._approved.update(plan._sizes_bytes)
+        self._approved.update(plan.sizes_bytes)
         pause(chance)
         return plan.execute().version is not None
 

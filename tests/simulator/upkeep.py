@@ -142,7 +142,7 @@ class Upkeep:
     def _purge(self, lake: Lakehouse, chance: random.Random) -> object:
         spent = Spending()
         plan = maintenance.plan_purge(lake, budget=spent)
-        self._approved.update(plan._sizes_bytes)
+        self._approved.update(plan.sizes_bytes)
         self._pause(chance)
         more = chance.choice([10, 30, None])  # than the plan took, which is made once more
         try:
