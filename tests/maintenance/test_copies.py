@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from trinitylake_ops import Lakehouse, TableDef, maintenance
 from trinitylake_ops.errors import CommitConflictError, LocationNotAllowedError
 from trinitylake_ops.format.file_names import owner_path
 from trinitylake_ops.maintenance import relocate
-from trinitylake_ops.storage import MeteredStorage
+from trinitylake_ops.storage import MeteredStorage, StorageWrapper
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.io.file_io import reading_io
 
@@ -265,6 +266,23 @@ def test_a_table_root_that_was_the_own_root_is_given_up(
     clean_up(Aging(copy, there) if is_source_gone else source)  # which appends once more
     assert len(rows(copy)) == n_rows + (6 if is_source_gone else 3)
     assert maintenance.verify(copy, deep=True).is_clean
+
+
+def test_a_plan_to_relocate_reads_the_metadata_of_a_table_once(source: Aging, there: AgingStorage) -> None:
+    class ReadsNoted(StorageWrapper):
+        def read(self, path: str, **kwargs: Any) -> bytes:
+            noted[path] += 1
+            return self.inner.read(path, **kwargs)
+
+    with source.lake.transaction() as transaction:
+        transaction.alter_definition(replace(transaction.definition, table_root=source.lake.root))
+    append_rows(source.lake)
+    copy = copied(source.lake, there)
+    noted: Counter[str] = Counter()
+    plan = maintenance.plan_relocation(Lakehouse(ReadsNoted(there)))
+    assert (plan.left_table_root, len(plan.moved)) == (source.lake.root, 1)
+    assert noted[plan.moved[0].files.metadata] == 1
+    assert copy.latest_version() == plan.base_version
 
 
 def test_a_lakehouse_is_made_without_its_own_root_as_table_root(lakes: Lakes) -> None:

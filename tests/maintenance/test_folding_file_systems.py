@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from trinitylake_ops.errors import StorageError
 from trinitylake_ops.format import file_names
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.file_names import new_node_path, optimize_path
-from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor, LocalExecutor
+from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor, Listing, LocalExecutor
 from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper
 from trinitylake_ops.tables.catalog import catalog_at
 
@@ -62,9 +63,16 @@ class FoldingStorage(StorageWrapper):
 
 
 class Elsewhere(LocalExecutor):
-    """Does all as executors of Spark do: lists by parts, leaving out what is reached by its exact name."""
+    """Does all as executors of Spark do: lists by parts, leaving out what is reached by its exact name; reads ahead."""
 
-    is_local = False
+    window = sys.maxsize
+
+    def listed(self, listing: Listing) -> Iterator[FileInfo]:
+        work, parts = listing.parts()
+        return (info for infos in self.map(work, parts) for info in infos)
+
+    def prefetch(self, read: Callable[[], None]) -> None:
+        read()
 
 
 @pytest.fixture(params=[nfd, str.lower], ids=["normalising", "folding case"])

@@ -14,7 +14,9 @@ from tests.maintenance.aging import Aging, keeping
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.maintenance.plans.cost import Cost
 from trinitylake_ops.maintenance.plans.document import Document
+from trinitylake_ops.maintenance.plans.executor import Executor, LocalExecutor, Weight
 from trinitylake_ops.maintenance.plans.plan import Plan
+from trinitylake_ops.spark_jobs.executor import SparkExecutor
 
 
 def _away(lake: Lakehouse, target: str) -> Plan:
@@ -112,3 +114,45 @@ def test_no_private_field_is_read_of_another_class() -> None:
     modules = sorted(Path(str(maintenance.__file__)).parent.rglob("*.py"))
     assert modules
     assert [found for path in modules for found in _private_reads(path)] == []
+
+
+_ASKED = {name for name in vars(Executor) if not name.startswith("_")}
+
+
+def _asked_of_executors(path: Path) -> list[str]:
+    """Return what a module asks an executor that is not in the contract: what it is, for one."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    asked = [
+        node
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+        and ast.unparse(node.value).endswith("executor")
+        and node.attr not in _ASKED
+        and not ast.unparse(node).startswith("trinitylake_ops.")
+    ]
+    compared = [
+        node
+        for node in nodes
+        if (isinstance(node, ast.Compare) and "executor" in ast.unparse(node))
+        or (
+            (isinstance(node, ast.Call) and ast.unparse(node).startswith(("isinstance(", "getattr(", "hasattr(")))
+            and "executor" in ast.unparse(node)
+        )
+    ]
+    return [f"{path.name}:{node.lineno}: {ast.unparse(node)}" for node in (*asked, *compared)]
+
+
+def test_nobody_asks_an_executor_what_it_is() -> None:
+    modules = sorted(Path(str(maintenance.__file__)).parent.rglob("*.py"))
+    assert [found for path in modules for found in _asked_of_executors(path)] == []
+
+
+@pytest.mark.parametrize("kind", [LocalExecutor, SparkExecutor])
+def test_executors_show_the_contract_and_how_many_tasks_run(kind: type) -> None:
+    assert {name for name in vars(kind) if not name.startswith("_")} - {"slots"} == _ASKED
+
+
+@pytest.mark.parametrize("weight", Weight, ids=lambda weight: weight.name)
+def test_every_weight_has_work(weight: Weight) -> None:
+    modules = sorted(Path(str(maintenance.__file__)).parent.rglob("*.py"))
+    assert any(f"ClassVar[Weight] = Weight.{weight.name}\n" in path.read_text() for path in modules)

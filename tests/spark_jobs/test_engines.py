@@ -307,4 +307,4 @@ def test_commands(aging: Aging, place: Place, spark_tasks: SparkExecutor, monkey
 def test_nothing_to_do_takes_no_job(spark: SparkSession) -> None:
     storage = open_storage("memory://nothing/")
     for rate in (None, 5.0):
-        assert list(SparkExecutor(spark, requests_per_second=rate).map(NodeRead(storage), [], 32)) == []
+        assert list(SparkExecutor(spark, requests_per_second=rate).map(NodeRead(storage), [])) == []

@@ -23,10 +23,8 @@ from trinitylake_ops.maintenance.reach.tables import defined, tables_of
 from trinitylake_ops.maintenance.state.table_change import alter_tables, check_tables, discarded_on_failure
 from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
-from trinitylake_ops.tables.files.metadata import read_table_metadata
 from trinitylake_ops.tables.files.relocating import DELETES_REMEDY, MovedFiles, moved_files, write_relocated
 from trinitylake_ops.tables.io.file_io import reading_io, writing_io
-from trinitylake_ops.tables.managed import metadata_uri
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot
 
@@ -184,15 +182,10 @@ def _left_table_root(lake: Lakehouse, base: Snapshot, found: Sequence[MovedTable
     table_root = base.definition.table_root
     if not table_root or (root := normalize_root_uri(table_root)) == lake.root:
         return ""
-    io = writing_io(lake)
-    for one in found:
-        metadata = read_table_metadata(io, metadata_uri(base.table_at(one.definition_location), lake.root))
-        if any(
-            uri.startswith(root) for uri in (metadata.location, *(shot.manifest_list for shot in metadata.snapshots))
-        ):
-            return table_root
+    if any(uri.startswith(root) for one in found for uri in one.files.uris):
+        return table_root
     try:
-        io.folders.check_is_of_no_copy(open_storage(root, lake.storage_options))
+        writing_io(lake).folders.check_is_of_no_copy(open_storage(root, lake.storage_options))
     except LocationNotAllowedError:
         return table_root
     return ""

@@ -9,22 +9,25 @@ import io
 import logging
 import math
 import pickle
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pyspark.sql import SparkSession
 
 from trinitylake_ops.errors import InvalidInputError, StorageError
-from trinitylake_ops.maintenance.plans.executor import Fence, Sent, Work
+from trinitylake_ops.maintenance.plans.budget import NO_LIMITS, Spending
+from trinitylake_ops.maintenance.plans.executor import Fence, Listing, Sent, Weight, Work
 from trinitylake_ops.spark_jobs.executor_tasks import BatchDone, DeletesDone, FencedDeletes, delete_parts, run_batches
 from trinitylake_ops.spark_jobs.runtime.addresses import DEFAULT_MASTER
 from trinitylake_ops.spark_jobs.runtime.connect import Slots
 from trinitylake_ops.spark_jobs.runtime.task_jobs import run_in_tasks
 from trinitylake_ops.spark_jobs.session import session_scope
-from trinitylake_ops.storage import MeteredStorage, RequestCounts, Storage, StorageWrapper
+from trinitylake_ops.storage import FileInfo, MeteredStorage, RequestCounts, Storage, StorageWrapper
 from trinitylake_ops.storage.wrappers.pace import PacedStorage
 
 logger = logging.getLogger(__name__)
@@ -36,7 +39,19 @@ SETTLE_MS = 10_000
 
 #: Up to so many things are done on the driver, as a job takes longer than a round or two of requests.
 FEW = 16
-_MOST_PER_BATCH = 1_024
+#: How many things go in a batch at most, by weight: a second's work or two, which a lost task repeats.
+_MOST_PER_BATCH = MappingProxyType(
+    {
+        Weight.ANSWER: 512,
+        Weight.DEFINITION: 256,
+        Weight.ROOT: 64,
+        Weight.NODE: 32,
+        Weight.TABLE: 16,
+        Weight.FILE: 64,
+        Weight.FOLDER: 16,
+        Weight.INVENTORY: 1,
+    }
+)
 _BATCHES_PER_SLOT = 16
 _TASKS_PER_SLOT = 4
 _DELETE_ROUNDS_PER_SLOT = 4
@@ -53,7 +68,8 @@ class SparkExecutor:
     raises it for a lakehouse in this process's memory, and JobFailedError when Spark gives up.
     """
 
-    is_local = False
+    #: A job for all is shorter than several, and reads what several things name once.
+    window = sys.maxsize
 
     def __init__(self, spark: SparkSession, *, requests_per_second: float | None = None):
         if requests_per_second is not None and not 0 < requests_per_second < math.inf:
@@ -69,7 +85,7 @@ class SparkExecutor:
         """How many tasks run at a time."""
         return self._slots.count()
 
-    def map(self, work: Work[A, T], things: Sequence[A], batch: int) -> Iterator[T]:
+    def map(self, work: Work[A, T], things: Sequence[A]) -> Iterator[T]:
         """Yield the result of each thing, in order. Raises the errors of the work, JobFailedError."""
         if not things:
             return
@@ -79,7 +95,7 @@ class SparkExecutor:
         slots = self.slots
         # With a rate, only tasks with a share of it may run, even if more slots come.
         n_tasks = slots * _TASKS_PER_SLOT if self._rate is None else slots
-        size = batch_size(len(things), min(batch, _MOST_PER_BATCH), slots, n_tasks)
+        size = batch_size(len(things), _MOST_PER_BATCH[work.weight], slots, n_tasks)
         batches = [things[start : start + size] for start in range(0, len(things), size)]
         pickled = self._pickled(work, work.storages, None if self._rate is None else self._rate / slots)
         for start in range(0, len(batches), slots * _BATCHES_PER_SLOT):
@@ -90,6 +106,24 @@ class SparkExecutor:
                 if done.error is not None:
                     raise done.error
                 yield from done.results
+
+    def listed(self, listing: Listing) -> Iterator[FileInfo]:
+        """Yield the listed files, part by part. Raises the errors of the listing, JobFailedError."""
+        work, parts = listing.parts()
+        for infos in self.map(work, parts):
+            yield from infos
+
+    def prefetch(self, read: Callable[[], None]) -> None:
+        """Read at once: many tasks read sooner than the driver does later."""
+        read()
+
+    def limited(self, storage: Storage, spending: Spending) -> Storage:
+        """Return the storage as it is: tasks get it. Raises InvalidInputError for a budget, as all of it is read ahead."""
+        if spending.budget != NO_LIMITS:
+            raise InvalidInputError(
+                "limits of requests or seconds are for the local engine, whose runs go on by records"
+            )
+        return storage
 
     def rounds_at_once(self, storage: Storage) -> int:
         """Return the requests of a few rounds for each task. A task looks at the fence before each round."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError, InvalidInputError, NamespaceNotFoundError
 from trinitylake_ops.format.definitions import ExportLevel, TableDef
@@ -24,7 +25,7 @@ from trinitylake_ops.format.file_names import (
 )
 from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location, to_uri
 from trinitylake_ops.format.nodes.keys import ObjectName
-from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
+from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor, Weight
 from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.parallel import run_parallel
@@ -33,7 +34,6 @@ from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tree.search import prefix_end, scan
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
-_BATCH = 256
 _RECOGNISED_GENERATIONS = 4
 
 
@@ -263,7 +263,7 @@ class _Gathering:
 
     def _copy_tables(self, tables: Sequence[tuple[str, ObjectName, str]]) -> dict[str, str]:
         """Add tables with their definitions; returns the locations of these by key."""
-        copies = self._executor.map(self._copies, [location for _, _, location in tables], _BATCH)
+        copies = self._executor.map(self._copies, [location for _, _, location in tables])
         placed = {}
         for (key, name, location), (definition, copy) in zip(tables, copies, strict=True):
             changed = self._changed(definition, copy, location)
@@ -297,6 +297,8 @@ class TableCopies:
 
     ``copies_files`` says whether files of managed tables are; ``table_root`` is another place of theirs.
     """
+
+    weight: ClassVar[Weight] = Weight.DEFINITION
 
     files: LakehouseFiles
     io: StorageFileIO

@@ -7,11 +7,12 @@ from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.definitions import resealed
 from trinitylake_ops.maintenance.exports.content import Content, DefinitionCopy, TableCopy
-from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
+from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor, Weight
 from trinitylake_ops.maintenance.reach.survey import Progress, no_progress
 from trinitylake_ops.maintenance.state.export_manifest import CopiedFile
 from trinitylake_ops.storage import Storage
@@ -25,7 +26,6 @@ from trinitylake_ops.tables.io.file_io import StorageFileIO
 
 _MOST_BYTES_IN_FLIGHT = 512 * 1024 * 1024
 _MOST_BYTES_IN_TASK = 128 * 1024 * 1024
-_COPIES_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,8 @@ class Copied:
 
 class CopyWork:
     """Work: copies files. In this process ``on_copied`` is told of each one at once, and nothing is returned."""
+
+    weight: ClassVar[Weight] = Weight.FILE
 
     def __init__(self, io: StorageFileIO, target: Storage, on_copied: Callable[[Copied], None] | None = None):
         self._io = io
@@ -185,9 +187,7 @@ class Copier:
         return CopyJob(copy.source, copy.target, copy.data, there_bytes=self.there.get(copy.target), is_definition=True)
 
     def _run(self, jobs: Sequence[CopyJob], io: StorageFileIO, executor: Executor | None = None) -> None:
-        executor = executor or self.executor
-        batch = len(jobs) if executor.is_local else _COPIES_AT_ONCE
-        for copied in executor.map(CopyWork(io, self.target, self._note), jobs, max(1, batch)):
+        for copied in (executor or self.executor).map(CopyWork(io, self.target, self._note), jobs):
             if copied is not None:
                 self._note(copied)
 

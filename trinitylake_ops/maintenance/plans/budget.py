@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
-from trinitylake_ops.storage import FileInfo, MeteredStorage, RequestCounts, Storage
+from trinitylake_ops.storage import FileInfo, MeteredStorage, RequestCounts, Storage, StorageWrapper
 
 _LISTED_BETWEEN_LOOKS = 1000
 
@@ -170,3 +170,23 @@ def counting(storage: Storage, spending: Spending) -> CountingStorage:
 def counted_with(storage: Storage, other: Storage) -> Storage:
     """Return another storage, whose requests are taken from the budget of the first, if it has one."""
     return counting(other, storage.spending) if isinstance(storage, CountingStorage) else other
+
+
+class LimitedStorage(StorageWrapper):
+    """Refuses requests beyond a budget with BudgetSpentError; ``inner`` counts them."""
+
+    def __init__(self, inner: Storage, spending: Spending):
+        super().__init__(inner)
+        self._spending = spending
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        self._spending.check()
+        return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
+
+    def stat(self, path: str) -> FileInfo:
+        self._spending.check()
+        return self.inner.stat(path)
+
+    def list(self, prefix: str = "") -> Iterator[FileInfo]:
+        self._spending.check()
+        return self._spending.listed(self.inner.list(prefix), always=True)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import unquote_plus
 
 import pyarrow as pa
@@ -36,7 +36,7 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.file_names import ROOT_PREFIX, TABLES_PREFIX, is_immutable_path, owner_path
 from trinitylake_ops.format.locations import as_uri, is_uri, normalize_root_uri
 from trinitylake_ops.maintenance.plans.budget import counted_with
-from trinitylake_ops.maintenance.plans.executor import Executor
+from trinitylake_ops.maintenance.plans.executor import Executor, Weight
 from trinitylake_ops.maintenance.reach.listing import list_folders
 from trinitylake_ops.maintenance.reach.mark import Mark
 from trinitylake_ops.maintenance.reach.survey import Progress, no_progress
@@ -51,7 +51,6 @@ from trinitylake_ops.tables.io.checked_files import parquet_end
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 
-_ASKED_AT_ONCE = 512
 _ROWS_AT_ONCE = 8_192
 #: What a file may name: so many keys and characters of them always, and more by its bytes. Keys shrink, not to nothing.
 _ALWAYS_ALLOWED_KEYS, _ALWAYS_ALLOWED_CHARS = 1 << 20, 64 << 20
@@ -145,7 +144,7 @@ def list_by_inventory(
     search = InventorySearch(_inventory_io(lake, inventory.location), inventory, reached.tobytes())
     unreached: dict[str, None] = {}
     n_reached = 0
-    for done, found in enumerate(executor.map(search, inventory.files, 1), 1):
+    for done, found in enumerate(executor.map(search, inventory.files), 1):
         left = [path for path in found.unreached if path not in mark]
         n_reached += found.n_reached + len(found.unreached) - len(left)
         unreached |= dict.fromkeys(left)
@@ -160,7 +159,7 @@ def list_by_inventory(
     yield from list_folders(lake.storage, executor, [f"{TABLES_PREFIX}{table_id}/" for table_id in going])
     known = frozenset(going)
     asked = [path for path in unreached if table_id_in(path) not in known]
-    for info in executor.map(Standing(lake.storage), asked, _ASKED_AT_ONCE):
+    for info in executor.map(Standing(lake.storage), asked):
         if info is not None:
             yield info
 
@@ -176,6 +175,8 @@ class InventoryMatches:
 @dataclass(frozen=True, slots=True)
 class InventorySearch:
     """Work: reads files of an inventory, by their URIs; ``reached`` are digests of what is reached, ascending."""
+
+    weight: ClassVar[Weight] = Weight.INVENTORY
 
     io: StorageFileIO
     inventory: Inventory
@@ -231,6 +232,8 @@ class InventorySearch:
 @dataclass(frozen=True, slots=True)
 class Standing:
     """Work: asks whether files stand, by their paths."""
+
+    weight: ClassVar[Weight] = Weight.ANSWER
 
     storage: Storage
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, PlanChangedError, StorageError
 from trinitylake_ops.format.definitions import ExpirationState, ExportState
@@ -15,7 +16,7 @@ from trinitylake_ops.format.file_names import is_immutable_path, owner_path
 from trinitylake_ops.format.file_sizes import MAX_NOTE_BYTES
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node
-from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
+from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor, Weight
 from trinitylake_ops.maintenance.reach.survey import Pointers, Progress, Survey, SurveyedRoot, no_progress
 from trinitylake_ops.maintenance.reach.table_files import TableReach, TableWalk, table_id_in
 from trinitylake_ops.maintenance.state.export_manifest import manifest_targets
@@ -25,9 +26,7 @@ from trinitylake_ops.tables.ownership import read_owner
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
-_BATCH = 256
-_NODES_AT_ONCE = 32
-_TABLES_AT_ONCE = 16
+_TOLD_EACH = 256
 
 
 class CatalogReach:
@@ -81,7 +80,7 @@ class CatalogReach:
         walked: set[str] = set()
         while frontier := [path for path in self._unknown(frontier) if path not in walked]:
             below: list[str] = []
-            found = self._executor.map(self._walk, frontier, _BATCH if self._executor.is_local else _NODES_AT_ONCE)
+            found = self._executor.map(self._walk, frontier)
             for done, (path, pointers) in enumerate(zip(frontier, found, strict=True), 1):
                 if isinstance(pointers, Pointers):
                     self._add_definitions(pointers)
@@ -89,7 +88,7 @@ class CatalogReach:
                 elif not (self._skips_damaged and isinstance(pointers, FileMissingError | CorruptFileError)):
                     raise pointers
                 walked.add(path)
-                if done % _BATCH == 0 or done == len(frontier):
+                if done % _TOLD_EACH == 0 or done == len(frontier):
                     n_walked = len(self.nodes) + len(walked)
                     progress("nodes", n_walked, n_walked + len(frontier) - done)
             frontier = below
@@ -113,6 +112,8 @@ class CatalogReach:
 @dataclass(frozen=True, slots=True)
 class NodeWalk:
     """Work: reads nodes of one level, by their paths."""
+
+    weight: ClassVar[Weight] = Weight.NODE
 
     files: LakehouseFiles
 

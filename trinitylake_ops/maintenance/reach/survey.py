@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, MaintenanceBlockedError, VersionNotFoundError
 from trinitylake_ops.format.definitions import (
@@ -25,7 +25,7 @@ from trinitylake_ops.format.nodes.keys import TABLE_KEY_PREFIX
 from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node
 from trinitylake_ops.format.nodes.system_rows import LAKEHOUSE_DEF
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
+from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor, Weight
 from trinitylake_ops.maintenance.plans.retention import RetentionPolicy, Verdict, VersionAge, judge
 from trinitylake_ops.maintenance.state.version_record import VersionRecord
 from trinitylake_ops.storage import FileInfo, Storage
@@ -34,7 +34,6 @@ from trinitylake_ops.versions.roots import Roots, one_naming, read_roots, versio
 from trinitylake_ops.versions.snapshot import Snapshot
 
 RECONCILE = "reconcile"
-_BATCH = 64
 _MOST_LOOKS = 10
 
 T = TypeVar("T")
@@ -260,7 +259,7 @@ def _survey(
     # Of those that were purged only successors of others: they say when those were superseded.
     needed = (version for version in written_ms if version not in purged or version - 1 not in purged)
     wanted = [version for version in needed if version not in roots]
-    read = executor.map(RootWalk(lake.files.roots), wanted, _BATCH)
+    read = executor.map(RootWalk(lake.files.roots), wanted)
     for done, (version, root) in enumerate(zip(wanted, read, strict=True), 1):
         roots[version] = _with_shared_text(root, interned)
         progress("versions", done, len(wanted))
@@ -270,6 +269,8 @@ def _survey(
 @dataclass(frozen=True, slots=True)
 class RootWalk:
     """Work: reads the roots of versions."""
+
+    weight: ClassVar[Weight] = Weight.ROOT
 
     roots: Roots
 

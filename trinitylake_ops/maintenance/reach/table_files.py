@@ -9,7 +9,7 @@ import copy
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from trinitylake_ops.errors import (
     CorruptFileError,
@@ -23,7 +23,7 @@ from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.file_identity import FoldedSet, OtherNames
 from trinitylake_ops.format.file_names import TABLES_PREFIX
 from trinitylake_ops.format.locations import is_uri, to_location
-from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
+from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor, Weight
 from trinitylake_ops.maintenance.reach.survey import Progress, no_progress
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.parallel import run_parallel
@@ -32,8 +32,7 @@ from trinitylake_ops.tables.io.file_io import StorageFileIO, io_for, reading_io
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import LakehouseFiles
 
-_BATCH = 256
-_TABLES_AT_ONCE = 16
+_TOLD_EACH = 256
 
 _TABLE_FOLDER = re.compile(rf"(?<![^/\n]){TABLES_PREFIX}([^/\n]+)(?=/|$)", re.MULTILINE)
 _TABLE_PATH = re.compile(rf"{TABLES_PREFIX}([^/]+)/.+", re.DOTALL)
@@ -56,16 +55,14 @@ class TableReach:
     of other formats, with those whose folders their properties name, those whose metadata file is gone, and managed
     ones that name files beyond this root. Files beyond it may be files under it by another name of the root, or of a
     folder in it, and names in other letters than ASCII's lower case may be listed otherwise: ``other_names`` are those.
-    ``walk`` is how a table's files are told, for those who know them already; other executors than the local one tell
-    by themselves.
+    ``walk`` is how a table's files are told, for those who know them already; work in other processes does not know.
     """
 
     def __init__(self, lake: Lakehouse, walk: TableWalk = files_of, executor: Executor = LOCAL):
-        self._io = reading_io(lake)
-        self._walk = walk
+        self._root = lake.root
+        self._outlines = OutlineWalk(lake.files)
+        self._walk = TableFilesWalk(reading_io(lake), walk)
         self._executor = executor
-        self._files = lake.files
-        self._known_lists: set[str] = set()
         self._walked_metadata: set[str] = set()
         self._walked_definitions: set[str] = set()
         self.files: set[str] = set()
@@ -81,56 +78,45 @@ class TableReach:
         """
         # In order, so that it is no matter of chance which of several failures is told.
         missing = sorted(path for path in locations if path not in self._walked_definitions)
-        if not self._executor.is_local:
-            self._add_elsewhere(missing, progress)
-            return
-        for start in range(0, len(missing), _BATCH):
-            batch = missing[start : start + _BATCH]
-            for definition in self._files.definitions.tables(batch):
-                self._add_table(_TableOutline.of(definition, self._io.root))
+        window = self._executor.window
+        for start in range(0, len(missing), window):
+            batch = missing[start : start + window]
+            tables: dict[str, list[_TableOutline]] = {}
+            for done, outline in enumerate(self._new_tables(batch), start + 1):
+                if outline is not None:
+                    tables.setdefault(outline.id, []).append(outline)
+                if done % _TOLD_EACH == 0 or done == len(missing):
+                    progress("tables", done, len(missing))
+            self._add_tables(list(tables.values()), progress)
             self._walked_definitions.update(batch)
-            progress("tables", start + len(batch), len(missing))
 
-    def _add_elsewhere(self, locations: Sequence[str], progress: Progress) -> None:
-        """Add tables by an executor: first all definitions, then by table those that have files."""
-        tables: dict[str, list[TableDef]] = {}
-        ordered: dict[str, _TableOutline] = {}
-        outlines = self._executor.map(OutlineWalk(self._files), locations, _BATCH)
-        for done, outline in enumerate(outlines, 1):
-            self._note(outline)
-            is_new = outline.metadata not in ordered and outline.metadata not in self._walked_metadata
-            if outline.definition is not None and is_new:
-                ordered[outline.metadata] = outline
-                tables.setdefault(outline.id, []).append(outline.definition)
-            if done % _BATCH == 0 or done == len(locations):
-                progress("tables", done, len(locations))
-        groups = [tables[table_id] for table_id in sorted(tables)]
-        walked = self._executor.map(TableFilesWalk(self._io), groups, _TABLES_AT_ONCE)
-        files: dict[str, set[str] | TrinityLakeError] = {}
-        for done, (group, found) in enumerate(zip(groups, walked, strict=True), 1):
-            files.update(zip((iceberg_metadata(one) or "" for one in group), found, strict=True))
-            progress("files of tables", done, len(groups))
-        for metadata, outline in ordered.items():
-            self._take(outline, files[metadata])
-        self._walked_definitions.update(locations)
+    def _new_tables(self, locations: Sequence[str]) -> Iterator[_TableOutline | None]:
+        """Yield what definitions say of their tables' files, None where nobody has to walk to these any more."""
+        seen: set[str] = set()
+        for outline in self._executor.map(self._outlines, locations):
+            if outline.is_managed_here:
+                self.managed_ids.update([outline.id])
+            self.opaque_ids.update(outline.opaque_ids)
+            is_new = outline.metadata not in seen and outline.metadata not in self._walked_metadata
+            seen.add(outline.metadata)
+            yield outline if outline.definition is not None and is_new else None
 
-    def _add_table(self, outline: _TableOutline) -> None:
-        self._note(outline)
-        if outline.definition is not None and outline.metadata not in self._walked_metadata:
-            self._take(outline, _live_files(outline.definition, self._io, self._known_lists, self._walk))
-
-    def _note(self, outline: _TableOutline) -> None:
-        if outline.is_managed_here:
-            self.managed_ids.update([outline.id])
-        self.opaque_ids.update(outline.opaque_ids)
+    def _add_tables(self, tables: Sequence[Sequence[_TableOutline]], progress: Progress) -> None:
+        """Add the files of tables, each given by all its definitions that are new."""
+        definitions = [[one.definition for one in outlines if one.definition is not None] for outlines in tables]
+        walked = self._executor.map(self._walk, definitions)
+        for done, (outlines, found) in enumerate(zip(tables, walked, strict=True), 1):
+            for outline, files in zip(outlines, found, strict=False):  # the walk ends at a failure, which is raised
+                self._take(outline, files)
+            progress("files of tables", done, len(tables))
 
     def _take(self, outline: _TableOutline, found: set[str] | TrinityLakeError) -> None:
         """Add the files of a table that has metadata, or deal with the failure to tell them."""
-        location = to_location(self._io.root, outline.metadata)
-        if isinstance(found, FileMissingError) and to_location(self._io.root, found.path or "") == location:
+        location = to_location(self._root, outline.metadata)
+        if isinstance(found, FileMissingError | CorruptFileError | InvalidLocationError | LocationNotAllowedError):
+            if not _is_metadata_gone(found, location, self._root):
+                raise _stopped_by(found, location) from found
             self.opaque_ids.update([outline.id, table_id_in(location) or outline.id])
-        elif isinstance(found, FileMissingError | CorruptFileError | InvalidLocationError | LocationNotAllowedError):
-            raise _stopped_by(found, location) from found
         elif isinstance(found, TrinityLakeError):
             raise found
         else:
@@ -166,6 +152,11 @@ class _TableOutline:
         return cls(definition.id, metadata, is_managed_here, opaque_ids, definition if metadata else None)
 
 
+def _is_metadata_gone(error: TrinityLakeError, metadata_location: str, root_uri: str) -> bool:
+    """Whether a walk failed because the table's metadata file itself is gone."""
+    return isinstance(error, FileMissingError) and to_location(root_uri, error.path or "") == metadata_location
+
+
 def _live_files(
     definition: TableDef, io: StorageFileIO, known: set[str], walk: TableWalk
 ) -> set[str] | TrinityLakeError:
@@ -183,6 +174,8 @@ def _live_files(
 class OutlineWalk:
     """Work: reads the definitions of tables, by their locations."""
 
+    weight: ClassVar[Weight] = Weight.DEFINITION
+
     files: LakehouseFiles
 
     @property
@@ -196,25 +189,50 @@ class OutlineWalk:
         return [_TableOutline.of(definition, root_uri) for definition in self.files.definitions.tables(locations)]
 
 
-@dataclass(frozen=True, slots=True)
 class TableFilesWalk:
-    """Work: walks through the files of tables; each thing is all definitions of one, so that none is read twice."""
+    """Work: walks through the files of tables; each thing is all definitions of one, so that none is read twice.
 
-    io: StorageFileIO
+    In this process ``walk`` tells the files, and what one walk has seen another does not read again. A batch that goes
+    elsewhere may be done twice, so there each table stands for itself.
+    """
+
+    weight: ClassVar[Weight] = Weight.TABLE
+
+    def __init__(self, io: StorageFileIO, walk: TableWalk = files_of, *, shares_known: bool = True):
+        self._io = io
+        self._walk = walk
+        self._known: set[str] | None = set() if shares_known else None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_walk_in_task, (self._io,))
 
     @property
     def storages(self) -> Sequence[Storage]:
         """That of the lakehouse."""
-        return (self.io.storage,)
+        return (self._io.storage,)
 
     def __call__(self, tables: Sequence[Sequence[TableDef]]) -> list[list[set[str] | TrinityLakeError]]:
-        """Return the files that each definition leads to and those before it do not, or why they cannot be told."""
+        """Return the files that each definition leads to and those before it do not, or why they cannot be told.
 
-        def walked(definitions: Sequence[TableDef]) -> list[set[str] | TrinityLakeError]:
-            known: set[str] = set()
-            return [_live_files(definition, self.io, known, files_of) for definition in definitions]
+        Of a table it ends there, unless what cannot be told is a metadata file that is gone.
+        """
+        return run_parallel(self._walked, tables, self._io.storage.concurrency)
 
-        return run_parallel(walked, tables, self.io.storage.concurrency)
+    def _walked(self, definitions: Sequence[TableDef]) -> list[set[str] | TrinityLakeError]:
+        known = set() if self._known is None else self._known
+        root_uri = self._io.root
+        found: list[set[str] | TrinityLakeError] = []
+        for definition in definitions:
+            files = _live_files(definition, self._io, known, self._walk)
+            found.append(files)
+            location = to_location(root_uri, iceberg_metadata(definition) or "")
+            if isinstance(files, TrinityLakeError) and not _is_metadata_gone(files, location, root_uri):
+                break
+        return found
+
+
+def _walk_in_task(io: StorageFileIO) -> TableFilesWalk:
+    return TableFilesWalk(io, shares_known=False)
 
 
 def iceberg_metadata(definition: TableDef) -> str | None:
@@ -251,12 +269,11 @@ def freed_table_files(lake: Lakehouse, locations: Sequence[str], executor: Execu
     """
     paths = [location for location in locations if not is_uri(location)]
     by_table: dict[str, list[TableDef]] = {}
-    for definition in executor.map(DefinitionRead(lake.files), paths, max(1, len(paths))):
+    for definition in executor.map(DefinitionRead(lake.files), paths):
         if definition is not None and definition.is_managed and iceberg_metadata(definition):
             by_table.setdefault(definition.id, []).append(definition)
-    walk = OwnFilesWalk(reading_io(lake))
     found: dict[str, TableFile] = {}
-    for files in executor.map(walk, list(by_table.values()), 1 if executor.is_local else _TABLES_AT_ONCE):
+    for files in executor.map(OwnFilesWalk(reading_io(lake)), list(by_table.values())):
         found |= files
     return found
 
@@ -264,6 +281,8 @@ def freed_table_files(lake: Lakehouse, locations: Sequence[str], executor: Execu
 @dataclass(frozen=True, slots=True)
 class DefinitionRead:
     """Work: reads definitions of tables, by their paths."""
+
+    weight: ClassVar[Weight] = Weight.ANSWER
 
     files: LakehouseFiles
 
@@ -291,6 +310,8 @@ def _decoded(path: str, data: bytes | StorageError) -> TableDef | None:
 @dataclass(frozen=True, slots=True)
 class OwnFilesWalk:
     """Work: walks through the files of tables under their own prefixes; each thing is all definitions of one."""
+
+    weight: ClassVar[Weight] = Weight.TABLE
 
     io: StorageFileIO
 

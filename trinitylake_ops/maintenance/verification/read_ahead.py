@@ -1,4 +1,4 @@
-"""Reading ahead for verify, by an executor elsewhere: each file once, level by level.
+"""Reading ahead for verify, where an executor prefetches: each file once, level by level.
 
 What was read well is told to verify, which then finds it known and asks the storage for nothing of it. What was not is
 passed over, so that verify reads it itself and says what is wrong: the report is the same.
@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from trinitylake_ops.errors import StorageError, TrinityLakeError
 from trinitylake_ops.format.definitions import NamespaceDef, TableDef
@@ -17,7 +18,7 @@ from trinitylake_ops.format.file_names import is_immutable_path
 from trinitylake_ops.format.file_seals import check_file
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.format.nodes.node_file import decode_node
-from trinitylake_ops.maintenance.plans.executor import Executor
+from trinitylake_ops.maintenance.plans.executor import Executor, Weight
 from trinitylake_ops.maintenance.reach.survey import Pointers
 from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
 from trinitylake_ops.maintenance.state.verified_files import PackedBytes
@@ -30,12 +31,8 @@ from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.files.reach import FileKind, TableFile
 from trinitylake_ops.tables.files.whole_files import TableFiles, WholeFileIO
 
-_NODES_AT_ONCE = 32
-_DEFINITIONS_AT_ONCE = 512
 #: So many definitions are waited for before they are read: enough for every task, few enough to be held.
 _DEFINITIONS_HELD = 65_536
-_TABLES_AT_ONCE = 16
-_FILES_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +56,8 @@ class ReadNode:
 @dataclass(frozen=True, slots=True)
 class NodeRead:
     """Work: reads nodes and roots, by their paths."""
+
+    weight: ClassVar[Weight] = Weight.NODE
 
     storage: Storage
 
@@ -92,6 +91,8 @@ class CheckedDefinition:
 @dataclass(frozen=True, slots=True)
 class DefinitionCheck:
     """Work: reads definitions of a kind, by their paths, and checks that they are whole."""
+
+    weight: ClassVar[Weight] = Weight.ANSWER
 
     storage: Storage
     kind: Kind
@@ -139,6 +140,8 @@ class ReadNames:
 class TableNames:
     """Work: reads the metadata, manifest lists and manifests of tables; each thing is all definitions of one."""
 
+    weight: ClassVar[Weight] = Weight.TABLE
+
     storage: Storage
     storage_options: StorageOptions
 
@@ -182,6 +185,8 @@ def _names_of(files: TableFiles, known: Mapping[str, object]) -> dict[str, list[
 @dataclass(frozen=True, slots=True)
 class ContentCheck:
     """Work: reads files of data whole, and looks at their footers."""
+
+    weight: ClassVar[Weight] = Weight.FILE
 
     storage: Storage
     storage_options: StorageOptions
@@ -255,9 +260,7 @@ class ReadAhead:
                 with contextlib.suppress(TrinityLakeError):
                     yield ReadNode.of(path, self._known.read(path), self._storage.root)
         missing = [path for path in paths if self._is_listed(path) and self._known.recorded(path) is None]
-        for path, node in zip(
-            missing, self._executor.map(NodeRead(self._storage), missing, _NODES_AT_ONCE), strict=True
-        ):
+        for path, node in zip(missing, self._executor.map(NodeRead(self._storage), missing), strict=True):
             if node is not None:
                 self._known.take(path, node.sha256, node.packed, node.is_sealed)
                 yield node
@@ -265,7 +268,7 @@ class ReadAhead:
     def _check_definitions(self, paths: Sequence[str], kind: Kind) -> None:
         missing = [path for path in paths if self._is_listed(path) and self._known.recorded(path) is None]
         work = DefinitionCheck(self._storage, kind, self._keeps_bytes)
-        for path, found in zip(missing, self._executor.map(work, missing, _DEFINITIONS_AT_ONCE), strict=True):
+        for path, found in zip(missing, self._executor.map(work, missing), strict=True):
             if found is not None:
                 self._known.take(path, found.sha256, found.packed, found.is_sealed)
                 self.definitions.add(path, kind, found.table)
@@ -278,7 +281,7 @@ class ReadAhead:
                 tables.setdefault(definition.id, []).append(definition)
         named: list[TableFile] = []
         work = TableNames(self._storage, self._storage_options)
-        for found in self._executor.map(work, [tables[key] for key in sorted(tables)], _TABLES_AT_ONCE):
+        for found in self._executor.map(work, [tables[key] for key in sorted(tables)]):
             for path, read in found.items():
                 self._known.take(path, read.sha256, None)
                 self.has_seals[path] = read.has_seals
@@ -292,7 +295,7 @@ class ReadAhead:
     def _read_contents(self, named: Iterable[TableFile]) -> None:
         files = {file.location: file for file in named if file.kind in CONTENT_KINDS and self._is_listed(file.location)}
         work = ContentCheck(self._storage, self._storage_options)
-        for path, read in zip(files, self._executor.map(work, list(files.values()), _FILES_AT_ONCE), strict=True):
+        for path, read in zip(files, self._executor.map(work, list(files.values())), strict=True):
             self.contents[path] = read
 
     def _is_listed(self, path: str) -> bool:

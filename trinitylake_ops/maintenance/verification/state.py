@@ -143,22 +143,27 @@ def check_left_over(survey: Survey, listing: Mapping[str, FileInfo], warn: Warn)
 
 
 def orphans_of(survey: Survey, listing: Mapping[str, FileInfo], walk: TableWalk) -> Orphans:
-    """Tell the orphans at a version. Raises MaintenanceBlockedError for an unfinished purge, what marking raises."""
-    for batch in survey.definition.expirations:
-        if batch.state == ExpirationState.PURGING:
-            raise MaintenanceBlockedError(f"the purge of versions {batch.versions} is unfinished")
+    """Tell the orphans at a version, by a listing of all files.
+
+    Raises MaintenanceBlockedError for an unfinished purge, what marking raises.
+    """
+    _check_no_purge(survey)
     storage = survey.lake.storage
     before_ms = storage.now_ms() - protected_ms(survey.definition)
-    if not survey.executor.is_local:  # which has not brought all of the listing here
-        return _orphans_elsewhere(survey, before_ms)
     listed: Iterable[FileInfo] = [*listing.values(), *storage.list(TEMPORARY_PREFIX)]
     if not any(info.last_modified_ms < before_ms and may_be_ours(info.path) for info in listed):
         return _NO_ORPHANS
     return find_orphans(survey.lake, Mark(survey, walk=walk), listed, before_ms)
 
 
-def _orphans_elsewhere(survey: Survey, before_ms: int) -> Orphans:
+def orphans_listed_anew(survey: Survey) -> Orphans:
+    """Tell the orphans at a version, where no listing has all files: what nothing reaches is listed by the executor.
+
+    Raises MaintenanceBlockedError for an unfinished purge, what marking raises.
+    """
+    _check_no_purge(survey)
     storage, executor = survey.lake.storage, survey.executor
+    before_ms = storage.now_ms() - protected_ms(survey.definition)
     try:
         mark = Mark(survey)
     except TrinityLakeError:
@@ -166,3 +171,9 @@ def _orphans_elsewhere(survey: Survey, before_ms: int) -> Orphans:
             raise
         return _NO_ORPHANS  # whatever is reached: all of it is too young
     return find_orphans(survey.lake, mark, list_without(storage, executor, mark.catalog.paths), before_ms)
+
+
+def _check_no_purge(survey: Survey) -> None:
+    for batch in survey.definition.expirations:
+        if batch.state == ExpirationState.PURGING:
+            raise MaintenanceBlockedError(f"the purge of versions {batch.versions} is unfinished")

@@ -1,4 +1,4 @@
-"""What verify reads through: within limits, past what is known already, and with the checksum of each file."""
+"""What verify reads through: past what is known already, and with the checksum of each file."""
 
 from __future__ import annotations
 
@@ -11,38 +11,12 @@ from contextlib import contextmanager
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, StorageError, TrinityLakeError
 from trinitylake_ops.format.file_names import TABLES_PREFIX, is_immutable_path, is_operation_path, root_naming
 from trinitylake_ops.format.file_seals import check_file
-from trinitylake_ops.maintenance.plans.budget import NO_LIMITS, Spending
 from trinitylake_ops.maintenance.state.verified_files import Kept, PackedBytes, VerifiedFile, decode_names, encode_names
 from trinitylake_ops.maintenance.verification.report import ChecksumTally, kind_of
 from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper
 from trinitylake_ops.tables.files.reach import FileKind, TableFile
 
 PIECE_BYTES = 8 << 20
-
-
-class LimitedStorage(StorageWrapper):
-    """Refuses requests beyond a budget with BudgetSpentError; ``inner`` counts them."""
-
-    def __init__(self, inner: Storage, spending: Spending):
-        super().__init__(inner)
-        self._spending = spending
-
-    @property
-    def is_unlimited(self) -> bool:
-        """Whether nothing can end the run early."""
-        return self._spending.budget == NO_LIMITS
-
-    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
-        self._spending.check()
-        return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
-
-    def stat(self, path: str) -> FileInfo:
-        self._spending.check()
-        return self.inner.stat(path)
-
-    def list(self, prefix: str = "") -> Iterator[FileInfo]:
-        self._spending.check()
-        return self._spending.listed(self.inner.list(prefix), always=True)
 
 
 class KnownFilesStorage(StorageWrapper):

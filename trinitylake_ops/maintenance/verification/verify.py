@@ -12,6 +12,7 @@ from trinitylake_ops.errors import InvalidInputError, StorageError, TrinityLakeE
 from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
 from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, root_naming
 from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.maintenance.gc.orphans import Orphans
 from trinitylake_ops.maintenance.hint import HintState, inspect_hint
 from trinitylake_ops.maintenance.plans.budget import NO_LIMITS, Budget, BudgetSpentError, Spending
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
@@ -27,7 +28,7 @@ from trinitylake_ops.maintenance.verification.operations import check_operation_
 from trinitylake_ops.maintenance.verification.owners import check_owners, warn_of_missing
 from trinitylake_ops.maintenance.verification.read_ahead import ReadAhead
 from trinitylake_ops.maintenance.verification.report import Finding, Findings, VerifyReport
-from trinitylake_ops.maintenance.verification.storage import KnownFilesStorage, LimitedStorage
+from trinitylake_ops.maintenance.verification.storage import KnownFilesStorage
 from trinitylake_ops.maintenance.verification.tables import TableVerifier
 from trinitylake_ops.maintenance.verification.versions import VersionVerifier
 from trinitylake_ops.storage import FileInfo, Storage
@@ -56,15 +57,12 @@ def verify(
     With ``deep`` all are read, data files of tables too. A ``budget`` ends it early: the report says what was not
     looked at; with ``incremental`` the next run goes on there. All requests count; to find the latest version and to
     keep the record is done in any case. ``progress`` is told how many versions are done, and of how many. ``executor``
-    lists and reads; one elsewhere reads all first, and takes no budget. Raises LakehouseNotFoundError,
-    InvalidInputError for a budget with a rate, or with such an executor, and StorageError where the storage refuses to
-    list or read at all.
+    lists and reads; Spark's reads all first, and takes no budget. Raises LakehouseNotFoundError, InvalidInputError for
+    a budget with a rate, or with such an executor, and StorageError where the storage refuses to list or read at all.
     """
     spending = Spending.of(budget)
     if spending.budget.requests_per_second is not None:
         raise InvalidInputError("verify keeps no rate of requests; limit their number, or the time")
-    if not executor.is_local and spending.budget != NO_LIMITS:
-        raise InvalidInputError("limits of requests or seconds are for the local engine, whose runs go on by records")
     run = _Verification(lake, executor, spending, deep=deep, incremental=incremental)
     return run.run(progress or (lambda _done, _all: None))
 
@@ -75,7 +73,8 @@ class _Verification:
     def __init__(self, lake: Lakehouse, executor: Executor, spending: Spending, *, deep: bool, incremental: bool):
         self._metered = MeteredLakehouse(lake, spending)
         self._plain: Storage = self._metered.lake.storage
-        self._limited = LimitedStorage(self._plain, spending)
+        self._limited = executor.limited(self._plain, spending)
+        self._has_limits = spending.budget != NO_LIMITS
         self._incremental = incremental
         self._executor = executor
         self._is_deep = deep
@@ -84,10 +83,7 @@ class _Verification:
         self._records = Records({})
         self._stopped: str | None = None
         try:
-            # Executors elsewhere take no budget, and storages as they are.
-            listed = list_standing(
-                self._limited if executor.is_local else self._plain, executor, with_catalog=incremental
-            )
+            listed = list_standing(self._limited, executor, with_catalog=incremental)
             listing = {info.path: info for info in listed}
             self._records = read_records(self._limited, listing.values())
             self.listing = listing
@@ -104,6 +100,7 @@ class _Verification:
         self.versions = VersionVerifier(self.lake, self._known, self._plain, self.tables, self.findings)
         self.exports = ExportVerifier(self.lake, self.versions, self.findings)
         self._definition: LakehouseDef | None = None
+        self._has_read_ahead = False
         self._orphans: tuple[int, int] | None = None
         self._unclaimed: tuple[str, ...] = ()
         self._unchecked: list[str] = []
@@ -239,15 +236,14 @@ class _Verification:
 
     def _check_versions(self, progress: Callable[[int, int], None]) -> None:
         purged = self._expired(ExpirationState.PURGED)
-        if not self._executor.is_local:
-            self._read_ahead(purged)
+        self._executor.prefetch(lambda: self._read_ahead(purged))
         if self._definition is not None:
             self.versions.acknowledged = acknowledged_versions(self._definition)
-        batch = _BATCH if self._limited.is_unlimited else max(1, self.lake.storage.concurrency)
+        batch = max(1, self.lake.storage.concurrency) if self._has_limits else _BATCH
         self.versions.check(self.latest, purged, batch, progress)
 
     def _read_ahead(self, purged: VersionRanges) -> None:
-        """Let the executor read what versions and exports under this root reach."""
+        """Read what versions and exports under this root reach, by the executor."""
         ahead = ReadAhead(
             self._executor,
             self._plain,
@@ -262,6 +258,7 @@ class _Verification:
         self.versions.objects.ahead = ahead.definitions
         self.tables.ahead = ahead.contents
         self.tables.has_seals.update(ahead.has_seals)
+        self._has_read_ahead = True
 
     def _expired(self, *states: ExpirationState) -> VersionRanges:
         try:
@@ -279,7 +276,7 @@ class _Verification:
         written_ms = {
             version: self.listing[path].last_modified_ms for version, path in paths.items() if path in self.listing
         }
-        lake = self.lake if self._executor.is_local else self._metered.lake
+        lake = self._metered.lake if self._has_read_ahead else self.lake
         return Survey(lake, Snapshot.of(self.lake.files, self.latest), roots, written_ms, self._executor)
 
     def _check_operation_files(self) -> None:
@@ -317,12 +314,8 @@ class _Verification:
         if survey is None:
             self._unchecked.append("orphans, since not all roots can be read")
             return
-        if not self._executor.is_local:  # which mark once more: that takes the place in memory of what was read ahead
-            self.versions.objects.forget_ahead()
-            if not self._incremental:
-                self._known.forget_contents()
         try:
-            orphans = verify_state.orphans_of(survey, self.listing, self.tables.walk)
+            orphans = self._orphans_of(survey)
         except TrinityLakeError as error:
             self._unchecked.append(f"orphans: {error.message}")
             return
@@ -332,6 +325,15 @@ class _Verification:
             path = min(found)
             message = f"{len(found)} files of {sum(found.values())} bytes are reached by nothing, such as {path!r}"
             self.findings.warn("orphans", message, path, None, "orphans")
+
+    def _orphans_of(self, survey: Survey) -> Orphans:
+        if not self._has_read_ahead:
+            return verify_state.orphans_of(survey, self.listing, self.tables.walk)
+        # All is marked once more: that takes the place in memory of what was read ahead.
+        self.versions.objects.forget_ahead()
+        if not self._incremental:
+            self._known.forget_contents()
+        return verify_state.orphans_listed_anew(survey)
 
     def _check_moved(self) -> None:
         """Tell once that tables of the latest version name the place where the lakehouse stood before."""

@@ -38,7 +38,8 @@ class MovedFiles:
     """The files of a table, as paths under the root, that name its former place.
 
     ``lists`` and ``manifests`` are written anew, and so are all lists that name such a manifest. ``sizes_bytes`` are
-    those of all manifests. ``deletes`` is a live file of position deletes, None if there is none.
+    those of all manifests. ``deletes`` is a live file of position deletes, None if there is none. ``uris`` are those
+    of the table's place and of all its lists, as the metadata names them.
     """
 
     metadata: str
@@ -46,6 +47,7 @@ class MovedFiles:
     manifests: tuple[str, ...]
     sizes_bytes: Mapping[str, int]
     deletes: str | None
+    uris: tuple[str, ...]
 
     @property
     def count(self) -> int:
@@ -95,7 +97,8 @@ def moved_files(definition: TableDef, io: StorageFileIO) -> MovedFiles | None:
     if not moved and not lists and not names_former:
         return None
     sizes_bytes = {io.location(path): manifest.manifest_length for path, manifest in found.items()}
-    return MovedFiles(io.location(uri), tuple(lists), tuple(sorted(moved)), sizes_bytes, deletes)
+    uris = (metadata.location, *(snapshot.manifest_list for snapshot in metadata.snapshots))
+    return MovedFiles(io.location(uri), tuple(lists), tuple(sorted(moved)), sizes_bytes, deletes, uris)
 
 
 def _is_former(location: str, io: StorageFileIO) -> bool:
