@@ -44,9 +44,9 @@ class DropNamespacePlan(Plan):
     def execute(self, approved_digest: str | None = None) -> CommitReport:
         """Drop them in one commit.
 
-        It is planned again first. Raises PlanChangedError when an approved digest is not that of the
-        new plan or the namespace has other tables by now, CommitConflictError when a concurrent
-        commit touched it, NamespaceNotFoundError.
+        It is planned again first. Raises PlanChangedError when an approved digest is not that of the new plan, or when
+        the namespace has other tables by now. Raises CommitConflictError when a concurrent commit touched it,
+        NamespaceNotFoundError.
         """
         metered = MeteredLakehouse(self._lake)
         if approved_digest is not None:

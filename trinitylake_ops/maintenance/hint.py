@@ -1,6 +1,6 @@
-"""The hint file: looking at it, and putting it right (FORMAT.md, L10).
+"""The hint file: its check and repair (FORMAT.md, L10).
 
-A wrong hint never fails anyone; it costs every reader requests.
+A wrong hint never makes a read fail. It costs every reader requests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trinitylake_ops.versions.roots import HINT_READ_BYTES, Roots, find_latest
 from trinitylake_ops.versions.snapshot import is_sealed_root
 
 _MOST_LOOKS = 20
-_PAUSE_S = 0.02  # on top of the looks: longer than a writer takes from its root to its hint, mostly
+_PAUSE_S = 0.02  # beside the reads: mostly longer than a writer takes from its root to its hint
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class HintState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class HintReport(Document):
-    """What the hint said (``hinted``: None where it named no version), and whether it was put right."""
+    """The content of the hint (``hinted``: None if it named no version), and whether it was repaired."""
 
     state: HintState
     hinted: int | None
@@ -71,12 +71,12 @@ def inspect_hint(lake: Lakehouse) -> HintReport:
         time.sleep(_PAUSE_S)
         state, hinted, latest = _state(metered.lake.files.roots)
         if hinted == before:
-            break  # nobody is about to set it
+            break  # no writer is about to set it
     return HintReport(state=state, hinted=hinted, latest=latest, cost=metered.cost())
 
 
 def repair_hint(lake: Lakehouse) -> HintReport:
-    """Let the hint name the latest version; says what it was. A right one is left alone.
+    """Let the hint name the latest version. Returns its former state. A right one is left alone.
 
     Raises LakehouseNotFoundError, StorageError.
     """

@@ -1,7 +1,7 @@
-"""Registering: existing Iceberg tables, one by its metadata file or all of a catalog, become tables of a lakehouse.
+"""Registers existing Iceberg tables, one by its metadata file or all of a catalog, as tables of a lakehouse.
 
-Nothing of a table is copied or changed. A registered table is EXTERNAL, so the lakehouse never deletes a
-file of it; whoever wrote it so far may go on, and is not seen before it is registered again.
+Nothing of a table is copied or changed. A registered table is EXTERNAL, so the lakehouse never deletes a file of it.
+Its former writers may go on; their commits are not seen before it is registered again.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ _Name = tuple[str, str]
 def register_table(
     lake: Lakehouse, namespace: str, table: str, metadata_location: str, *, table_type: str = EXTERNAL
 ) -> int:
-    """Add an existing Iceberg table by its current metadata file, in one commit; returns the version.
+    """Add an existing Iceberg table by its current metadata file, in one commit. Returns the version.
 
-    ``metadata_location`` is a URI, an absolute path or a path under the root. The definition mirrors the
-    schema. A managed table of this lakehouse that was dropped is MANAGED again; any other is of
-    ``table_type``, EXTERNAL or FEDERATED, and none of its files is ever deleted. Raises ObjectExistsError,
-    NamespaceNotFoundError, FileMissingError, CorruptFileError for what is no Iceberg metadata,
-    UnsupportedTypeError for a schema that our columns cannot hold, InvalidNameError, InvalidInputError for one in
-    a table's folder of this lakehouse that no kept version names, MaintenanceBlockedError for such a one while
-    something else deletes files, and what a commit raises.
+    ``metadata_location`` is a URI, an absolute path or a path under the root. The definition mirrors the schema. A
+    managed table of this lakehouse that was dropped is MANAGED again. Any other is of ``table_type``, EXTERNAL or
+    FEDERATED, and none of its files is ever deleted. Raises ObjectExistsError, NamespaceNotFoundError,
+    FileMissingError, InvalidNameError. Raises CorruptFileError for a file that is no Iceberg metadata, and
+    UnsupportedTypeError for a schema that our columns cannot hold. Raises InvalidInputError for a file in a table's
+    folder of this lakehouse that no kept version names. For such a folder, raises MaintenanceBlockedError while another
+    operation deletes files. Raises the errors of a commit.
     """
     uri = registered_uri(lake.root, metadata_location)
     io = registering_io(reading_io(lake), [uri])
@@ -75,11 +75,11 @@ def register_table(
 
 @contextmanager
 def _undisturbed(lake: Lakehouse, uris: Iterable[str]) -> Iterator[Callable[[Snapshot], None]]:
-    """Let nobody delete files while tables are registered that lie where tables of this lakehouse do.
+    """Keep operations from deleting files while tables are registered that lie in this lakehouse's table folders.
 
-    Of a table that was dropped, purges and orphan removals may be about to; of one whose commit failed, who wrote
-    it. Yields a precondition of the commit: that this is so still. Raises MaintenanceBlockedError while something
-    deletes files, InvalidInputError for what no kept version names.
+    Purges and removals of orphans may be about to delete files of a dropped table. Its writer may delete those of a
+    failed commit. Yields a precondition of the commit: that this is so still. Raises MaintenanceBlockedError while an
+    operation deletes files, InvalidInputError for a file that no kept version names.
     """
     own = {path for uri in uris if is_below_tables(path := to_location(lake.root, uri))}
     if not own:
@@ -93,7 +93,7 @@ def _undisturbed(lake: Lakehouse, uris: Iterable[str]) -> Iterator[Callable[[Sna
 def _check_committed(lake: Lakehouse, metadata_paths: Collection[str]) -> None:
     """Raise InvalidInputError unless kept versions define tables by all of these metadata files.
 
-    Reads the definitions that the latest version lacks first: most often a table is brought back that was dropped.
+    Reads the definitions that the latest version lacks first, as most often a dropped table is brought back.
     """
     survey = survey_versions(uncached(lake))
     reach, missing = CatalogReach(survey.lake.files), set(metadata_paths)
@@ -114,11 +114,10 @@ def _check_committed(lake: Lakehouse, metadata_paths: Collection[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RegistrationReport(Document):
-    """What was taken over from a catalog.
+    """The tables taken over from a catalog.
 
-    ``version`` holds all of ``tables``, and ``namespaces``, which were missing; it is ``base_version`` when
-    there were none. ``known`` were registered before with the metadata that they have, ``not_iceberg`` have
-    another format.
+    ``version`` holds all of ``tables``, and the missing ``namespaces``. It is ``base_version`` when there were none.
+    ``known`` were registered before with the same metadata. ``not_iceberg`` have another format.
     """
 
     catalog: str
@@ -151,14 +150,13 @@ def register_catalog(
 ) -> RegistrationReport:
     """Add all tables of a pyiceberg catalog, or those of some of its namespaces, in one commit.
 
-    ``catalog`` is an open one, or a name, which pyiceberg looks up in its configuration, with ``properties``
-    on top. A namespace within others is named by all of them, joined by dots; ``namespaces`` are such names,
-    with all within them. Missing ones are created. A table that exists with the same metadata file is passed
-    over.
+    ``catalog`` is an open one, or a name that pyiceberg looks up in its configuration, with ``properties`` on top. A
+    namespace within others is named by all of them, joined by dots. ``namespaces`` are such names, with all within
+    them. Missing namespaces are created. A table that exists with the same metadata file is passed over.
 
-    Nothing is written unless all can be: raises ObjectExistsError with every table that exists with other
-    metadata, or that two tables of the catalog would become; InvalidInputError for a catalog that cannot be
-    opened, StorageError for one that fails; and what :func:`register_table` raises, naming the table.
+    Nothing is written unless all tables can be registered. Raises ObjectExistsError with every table that exists with
+    other metadata, or that two tables of the catalog would become. Raises InvalidInputError for a catalog that cannot
+    be opened, StorageError for one that fails. Raises the errors of :func:`register_table`, naming the table.
     """
     metered = MeteredLakehouse(lake)
     source = _Source.opened(catalog, properties or {})
@@ -198,7 +196,7 @@ def _check_free(txn: Transaction, namespace: str, table: str) -> None:
 
 @dataclass(frozen=True)
 class _Source:
-    """A pyiceberg catalog. It is asked by one thread: not all of them can take more."""
+    """A pyiceberg catalog. Only one thread asks it, as not all catalogs can take more."""
 
     name: str
     catalog: Catalog
@@ -250,7 +248,7 @@ class _Source:
         with self._asked("list its namespaces"):
             try:
                 inner = sorted(self.catalog.list_namespaces(namespace))
-            except NoSuchNamespaceError:  # of a catalog whose namespaces hold no others
+            except NoSuchNamespaceError:  # for a catalog without nested namespaces
                 inner = []
         for name in inner:
             if len(name) > len(namespace):
@@ -259,7 +257,7 @@ class _Source:
 
     @contextmanager
     def _asked(self, what: str) -> Iterator[None]:
-        """Say which catalog failed, and at what: each raises exceptions of its own clients."""
+        """Name the catalog that failed, and its operation: each raises exceptions of its own clients."""
         try:
             yield
         except TrinityLakeError:
@@ -278,9 +276,9 @@ class _Source:
 
 
 def _fresh(txn: Transaction, root: str, found: Sequence[tuple[_Name, str]]) -> tuple[dict[_Name, str], list[_Name]]:
-    """Return the tables to register, with the URIs of their metadata, and those that are registered already.
+    """Return the tables to register, with the URIs of their metadata, and the tables already registered.
 
-    Raises ObjectExistsError, with all of them, for those that are there with other metadata.
+    Raises ObjectExistsError, naming all tables that are there with other metadata.
     """
     fresh: dict[_Name, str] = {}
     conflicts: list[str] = []

@@ -1,7 +1,7 @@
-"""Relocating: after a lakehouse's files were copied or moved, its tables' metadata names the place where it is now.
+"""Relocates tables: after a lakehouse's files were copied or moved, its tables' metadata names the new place.
 
-All tables of the latest version get new metadata files, manifest lists and manifests in one commit; no data file is
-copied. Older versions stay as they are: they are readable without it, as is the latest one before.
+All tables of the latest version get new metadata files, manifest lists and manifests in one commit. No data file is
+copied. Older versions stay as they are. They are readable without it, as the latest one was before.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OPERATION = "relocate"
 
 @dataclass(frozen=True, slots=True)
 class MovedTable:
-    """A table whose files name the place where its lakehouse stood before; ``files`` are written anew."""
+    """A table whose files name the former place of its lakehouse. ``files`` are written anew."""
 
     namespace: str
     table: str
@@ -51,9 +51,9 @@ class MovedTable:
 
 @dataclass(frozen=True, kw_only=True)
 class RelocationPlan(Plan):
-    """The tables that would get metadata for the place of the lakehouse, and ``refused`` ones with the reasons.
+    """The tables that would get metadata for the lakehouse's place, and ``refused`` ones with the reasons.
 
-    ``left_table_root`` is a table root that would be given up, as it is where the lakehouse, or a copy, was or is.
+    ``left_table_root`` is a table root that would be given up. The lakehouse, or a copy, was or is there.
     """
 
     base_version: int
@@ -85,11 +85,11 @@ class RelocationPlan(Plan):
         return new_table(title, "table", "files to write", "", rows=rows)
 
     def execute(self, approved_digest: str | None = None) -> RelocationReport:
-        """Write the tables' new metadata and point to all of it in one commit; nothing is committed for no table.
+        """Write the tables' new metadata and point to all of it in one commit. Without tables nothing is committed.
 
-        It is planned again whenever a concurrent commit touched a table. Raises PlanChangedError when an approved
-        digest is not that of the new plan, CommitConflictError after MAX_ATTEMPTS, what planning raises and what a
-        commit raises. Files of a failed attempt are deleted, best effort.
+        The relocation is planned again whenever a concurrent commit touched a table. Raises PlanChangedError when an
+        approved digest is not that of the new plan, CommitConflictError after MAX_ATTEMPTS. Raises the errors of
+        planning and of a commit. Files of a failed attempt are deleted, best effort.
         """
         metered = MeteredLakehouse(self._lake)
         plan = plan_relocation(metered.lake)
@@ -111,7 +111,10 @@ class RelocationPlan(Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class RelocationReport(Document):
-    """What was relocated; ``version`` holds it, the latest version of then where there was nothing to do."""
+    """The relocated tables.
+
+    ``version`` holds them, or is the latest version at that time if there was nothing to do.
+    """
 
     version: int
     tables: tuple[str, ...]
@@ -127,7 +130,7 @@ class RelocationReport(Document):
 
 
 def plan_relocation(lake: Lakehouse) -> RelocationPlan:
-    """Plan to write the metadata of all tables of the latest version for the place of the lakehouse; reads only.
+    """Plan to write the metadata of all tables of the latest version for the lakehouse's place. Only reads.
 
     Tables with position deletes are refused by name. Raises CorruptFileError and other StorageErrors.
     """
@@ -135,7 +138,7 @@ def plan_relocation(lake: Lakehouse) -> RelocationPlan:
 
 
 def moved_tables(lake: Lakehouse, base: Snapshot) -> list[MovedTable]:
-    """Return the MANAGED Iceberg tables of a version that name the place where the lakehouse stood before.
+    """Return the MANAGED Iceberg tables of a version that name a former place of the lakehouse.
 
     Raises CorruptFileError and other StorageErrors.
     """
@@ -175,9 +178,9 @@ def _plan(lake: Lakehouse, base: Snapshot) -> RelocationPlan:
 
 
 def _left_table_root(lake: Lakehouse, base: Snapshot, found: Sequence[MovedTable]) -> str:
-    """Return the table root where this lakehouse stood before, or where another copy of it stands; else nothing.
+    """Return the table root where this lakehouse was before, or where another copy of it is, else nothing.
 
-    What is written there would be that copy's to remove, or would make the place anew that was left.
+    That copy would remove files that are written there. Or they would make the former place anew.
     """
     table_root = base.definition.table_root
     if not table_root or (root := normalize_root_uri(table_root)) == lake.root:
@@ -192,7 +195,7 @@ def _left_table_root(lake: Lakehouse, base: Snapshot, found: Sequence[MovedTable
 
 
 def _commit(lake: Lakehouse, plan: RelocationPlan) -> int:
-    """Write the new files and commit; raises CommitConflictError when the plan is out of date."""
+    """Write the new files and commit. Raises CommitConflictError when the plan is out of date."""
     io = writing_io(lake)
     with (
         discarded_on_failure(lake.storage) as written,

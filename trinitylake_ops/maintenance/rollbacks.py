@@ -47,7 +47,7 @@ _OPERATION = "rollback"
 
 @dataclass(frozen=True, kw_only=True)
 class RollbackPlan(Plan):
-    """What a rollback would change: ``changes`` lead from the latest version, ``base_version``, to ``to_version``.
+    """The changes of a rollback: ``changes`` lead from the latest version, ``base_version``, to ``to_version``.
 
     ``only`` names the namespaces and tables it is limited to, as ``namespace`` and
     ``namespace.table``; empty for the whole lakehouse.
@@ -83,10 +83,9 @@ class RollbackPlan(Plan):
     def execute(self, approved_digest: str | None = None, *, reapply: bool = False) -> CommitReport:
         """Commit the rollback; nothing is committed when nothing would change.
 
-        It is planned again first, on what is there now. With ``reapply`` commits made since the plan
-        are rolled back too. Raises PlanChangedError when an approved digest is not that of the new
-        plan; CommitConflictError when, without ``reapply``, another commit was made since; and what
-        planning raises.
+        It is planned again first, on what is there now. With ``reapply`` commits made since the plan are rolled back
+        too. Raises PlanChangedError when an approved digest is not that of the new plan. Raises CommitConflictError
+        when, without ``reapply``, another commit was made since. Raises the errors of planning.
         """
         metered = MeteredLakehouse(self._lake)
         lake = metered.lake
@@ -137,7 +136,7 @@ class RollbackPlan(Plan):
 
 @dataclass(frozen=True)
 class _Target:
-    """What to go back to: a snapshot, the version or the export's name that it was found by, and files of tables."""
+    """The target of a rollback: a snapshot, the version or export's name by which it was found, and files of tables."""
 
     to: int | str
     snapshot: Snapshot

@@ -118,7 +118,7 @@ class SparkExecutor:
         read()
 
     def limited(self, storage: Storage, spending: Spending) -> Storage:
-        """Return the storage as it is: tasks get it. Raises InvalidInputError for a budget, as all of it is read ahead."""
+        """Return the storage as it is, for tasks. Raises InvalidInputError for a budget, as all is read ahead."""
         if spending.budget != NO_LIMITS:
             raise InvalidInputError(
                 "limits of requests or seconds are for the local engine, whose runs go on by records"

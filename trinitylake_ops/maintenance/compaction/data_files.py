@@ -1,4 +1,4 @@
-"""How many data files managed tables have, and how large they are: from the summaries of their Iceberg snapshots."""
+"""The number and size of managed tables' data files, from the summaries of their Iceberg snapshots."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFileCounts:
-    """The files of a table's current Iceberg snapshot, as its writer counted them; ``bytes`` has delete files, too."""
+    """The files of a table's current Iceberg snapshot, as its writer counted them. ``bytes`` has delete files, too."""
 
     namespace: str
     table: str
@@ -33,7 +33,7 @@ class TableFileCounts:
 
     @property
     def mean_bytes(self) -> float:
-        """Bytes of a data file on average; 0 where there is none."""
+        """Bytes of a data file on average, 0 where there is none."""
         return self.bytes / self.data_files if self.data_files else 0.0
 
 
@@ -41,8 +41,9 @@ class TableFileCounts:
 class DataFileSurvey:
     """The files of the managed Iceberg tables of a version.
 
-    ``uncounted`` are tables whose writer left no counts, ``unreadable`` those whose metadata file is missing or
-    corrupt, each as ``namespace.table``; ``not_looked_at`` is the number of tables for which the time did not suffice.
+    ``uncounted`` are tables whose writer left no counts. ``unreadable`` are those whose metadata file is missing or
+    corrupt. Each is given as ``namespace.table``. ``not_looked_at`` is the number of tables for which the time did not
+    suffice.
     """
 
     tables: tuple[TableFileCounts, ...]
@@ -91,7 +92,7 @@ def _table_files(name: ObjectName, data_files: int, n_bytes: int) -> TableFileCo
 
 
 def _counts(definition: TableDef, io: StorageFileIO) -> tuple[int, int] | Exception | None:
-    """Return data files and bytes, None where the writer did not count, the error where nobody can read it."""
+    """Return data files and bytes, None if the writer did not count, or the error if the metadata cannot be read."""
     try:
         snapshot = table_metadata(definition, io).current_snapshot()
     except (FileMissingError, CorruptFileError) as error:

@@ -1,7 +1,7 @@
-"""Compaction of tables: their small data files become fewer, in one version for all tables; no row changes.
+"""Compaction of tables: their small data files become fewer, in one version for all tables. No row changes.
 
-Nothing is deleted: older versions read the old files, which go when those versions are expired and purged. A commit of
-others in between is no conflict as long as the old files are still the table's; what they appended stays.
+Nothing is deleted. Older versions read the old files, which are freed when those versions are expired and purged. A
+commit of others in between is no conflict as long as the old files are still the table's. Their appended rows stay.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _OPERATION = "compact-tables"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCompaction:
-    """What would be done to one table: ``files`` of ``data_files`` become about ``groups``."""
+    """The plan for one table: ``files`` of ``data_files`` become about ``groups``."""
 
     namespace: str
     table: str
@@ -82,8 +82,8 @@ class TableCompaction:
 class CompactTablesPlan(Plan):
     """The tables with data files that are worth writing anew.
 
-    ``left`` names MANAGED Iceberg tables that are left as they are, and why; ``older_spec_files`` those that hold
-    files of an older partition spec, and how many, where these are left.
+    ``left`` names MANAGED Iceberg tables that are left as they are, with the reasons. ``older_spec_files`` names tables
+    with files of an older partition spec that are left, and their number.
     """
 
     base_version: int
@@ -137,15 +137,15 @@ class CompactTablesPlan(Plan):
         approved_digest: str | None = None,
         message: str | None = None,
     ) -> CompactTablesReport:
-        """Write the files of the plan anew and commit one version in which they take the place of the old ones.
+        """Write the files of the plan anew and commit one version in which they replace the old ones.
 
         ``write`` writes the groups: in this process, or by Spark (``spark_jobs.group_writer``). A run with a ``run_id``
-        commits once, however often it is started, within the lakehouse's ``txn_ttl_millis``. Where others changed a
-        table so that its new files no longer fit, it is left; their appends stay in any case.
+        commits once, however often it is started, within the lakehouse's ``txn_ttl_millis``. If others changed a table
+        so that its new files no longer fit, it is left. Rows that others appended stay in any case.
 
-        Raises PlanChangedError when an approved digest is not that of what would happen now, CommitConflictError when
-        no table could be compacted, or after MAX_ATTEMPTS; CorruptFileError where the rows are not as many as before;
-        what ``write`` and a commit raise. New files are deleted then, best effort, and nothing is lost.
+        Raises PlanChangedError when an approved digest is not that of the present plan. Raises CommitConflictError when
+        no table could be compacted, or after MAX_ATTEMPTS, and CorruptFileError if the number of rows changed. Raises
+        the errors of ``write`` and of a commit. New files are deleted then, best effort, and nothing is lost.
         """
         metered = MeteredLakehouse(self._lake)
         lake = metered.lake
@@ -170,7 +170,7 @@ class CompactTablesPlan(Plan):
             # Typed errors say that nothing was committed, so no version names these files.
             work.discard(self.tables)
             raise
-        if published.was_published:  # another process with the same run id was faster: what counts are its files
+        if published.was_published:  # another process with the same run id was faster: only its files count
             work.discard(self.tables)
             return _report(published, {}, {}, attempts, metered.cost())
         work.discard([one for one in self.tables if one.name in left])
@@ -179,7 +179,7 @@ class CompactTablesPlan(Plan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactedTable:
-    """What became of one table."""
+    """The result for one table."""
 
     table: str
     files_before: int
@@ -191,11 +191,11 @@ class CompactedTable:
 
 @dataclass(frozen=True, kw_only=True)
 class CompactTablesReport(Document):
-    """What was compacted.
+    """The compacted tables.
 
-    ``version`` holds the compacted tables; it is the latest version of then when there was nothing to do, and with
-    ``was_done`` the one that an earlier start of the same run committed. ``left`` names tables of the plan that others
-    changed meanwhile, and how. ``cost`` is that of this process: writing in others is not in it.
+    ``version`` holds the compacted tables. If there was nothing to do, it is the latest version at that time. With
+    ``was_done`` an earlier start of the same run committed it. ``left`` names tables of the plan that others changed
+    meanwhile, and how. ``cost`` is that of this process, without writing in others.
     """
 
     version: int
@@ -230,15 +230,15 @@ def plan_compact_tables(
     min_input_files: int = 5,
     repartition: bool = False,
 ) -> CompactTablesPlan:
-    """Plan to write small data files of managed Iceberg tables anew as fewer; reads only.
+    """Plan to write small data files of managed Iceberg tables anew as fewer. Only reads.
 
-    Files of one partition that are smaller than three quarters of the target are put together, up to the target, where
-    they are at least ``min_input_files`` or fill a file. The target is ``target_file_size_bytes``, else the table's
-    property ``write.target-file-size-bytes``, else 128 MiB. With ``repartition`` all files of older partition specs
-    are written by the current one, too. ``tables``, as ``namespace.table``, limit it.
+    Files of one partition below three quarters of the target are merged, up to the target. There must be
+    ``min_input_files`` of them, or enough to fill a file. The target is ``target_file_size_bytes``, else the table's
+    property ``write.target-file-size-bytes``, else 128 MiB. With ``repartition`` all files of older partition specs are
+    written by the current one, too. ``tables``, as ``namespace.table``, limit it.
 
-    Tables that cannot be compacted are left, with the reason. Raises TableNotFoundError, InvalidInputError for numbers
-    out of range and for a named table that cannot be compacted, CorruptFileError and other StorageErrors.
+    Tables that cannot be compacted are left, with the reason. Raises TableNotFoundError, CorruptFileError and other
+    StorageErrors. Raises InvalidInputError for numbers out of range and for a named table that cannot be compacted.
     """
     if target_file_size_bytes is not None and target_file_size_bytes < 1:
         raise InvalidInputError(f"target_file_size_bytes is {target_file_size_bytes}, it must be at least 1")
@@ -322,7 +322,7 @@ class _Work:
         self._lake = lake
         self._tables = plan.tables
         self._begun_at_ms = begun_at_ms
-        # Other processes write by it, too: it is not counted.
+        # Other processes write by this storage, too: it is not counted.
         self._io = io
         self._rules = plan.rules
         self._written: dict[str, list[DataFile]] = {one.name: [] for one in plan.tables}
@@ -341,7 +341,10 @@ class _Work:
     def commit(
         self, publication: str, since: int, run_id: str | None, message: str | None
     ) -> tuple[Publication, dict[str, str], int]:
-        """Stage what still fits and publish it; returns the publication, tables that were left, and attempts."""
+        """Stage the files that still fit and publish them.
+
+        Returns the publication, tables that were left, and attempts.
+        """
         self._count_from_first_file()
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
@@ -358,9 +361,9 @@ class _Work:
         raise AssertionError("the last attempt returns or raises")
 
     def _count_from_first_file(self) -> None:
-        """Let what is written age from its first file, where to read and write all took longer than files may age.
+        """Let the commit age from its first file, if reading and writing took longer than files may age.
 
-        Raises TransactionExpiredError where one of the files is gone.
+        Raises TransactionExpiredError if one of the files is gone.
         """
         age_ms = self._lake.storage.now_ms() - self._begun_at_ms
         if age_ms > self._lake.snapshot().definition.txn_ttl_millis:

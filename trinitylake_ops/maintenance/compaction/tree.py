@@ -22,8 +22,7 @@ from trinitylake_ops.versions.snapshot import Snapshot
 class CompactionReport(Document):
     """The tree before and after, and what was written.
 
-    ``version`` is the version that holds the compacted tree: ``base_version`` when it was in order
-    and nothing was committed.
+    ``version`` holds the compacted tree. It is ``base_version`` when the tree was in order and nothing was committed.
     """
 
     base_version: int
@@ -61,10 +60,9 @@ class CompactionReport(Document):
 def compact(lake: Lakehouse, message: str | None = None) -> CompactionReport:
     """Flush all buffers down and merge thin nodes, as a commit of its own.
 
-    No object changes, so it conflicts with nobody: commits that get in between are kept, and the
-    tree they leave is compacted instead. Reads every node to compact it, and once more before and
-    after for the report, as far as they are not cached. Raises
-    CommitAttemptsExhaustedError, TransactionExpiredError, CommitOutcomeUnknownError,
+    No object changes, so it conflicts with no other commit. Commits in between are kept, and the tree that they leave
+    is compacted instead. Reads every node to compact it, and once more before and after for the report, as far as they
+    are not cached. Raises CommitAttemptsExhaustedError, TransactionExpiredError, CommitOutcomeUnknownError,
     LakehouseNotFoundError, CorruptFileError, StorageError.
     """
     metered = MeteredLakehouse(lake)
@@ -103,4 +101,4 @@ class _Compaction:
         return Draft(system, self._info, tree, {}, base.definition)
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
-        """Nothing that others commit stands against it: it holds no object."""
+        """Do nothing: commits of others cannot conflict, as this change holds no object."""

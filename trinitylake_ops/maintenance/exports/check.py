@@ -1,4 +1,4 @@
-"""Checking that the copies of an export are what its manifest says."""
+"""Checks that the copies of an export are what its manifest says."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _BATCH = 256
 
 @dataclass(frozen=True, kw_only=True)
 class ExportCheck(Document):
-    """What became of the files of an export: ``missing`` are gone, ``changed`` are not what they were.
+    """The state of an export's files. ``missing`` files are gone, and ``changed`` ones differ from the manifest.
 
-    Both hold paths under ``root``. Without ``deep`` only sizes were looked at, not checksums.
+    Both hold paths under ``root``. Without ``deep`` only sizes were compared, not checksums.
     """
 
     name: str
@@ -71,12 +71,12 @@ def verify_export(
     target_options: Mapping[str, str] | None = None,
     progress: Progress = no_progress,
 ) -> ExportCheck:
-    """Compare the files of an export with its manifest: sizes, and with ``deep`` checksums; reads only.
+    """Compare the files of an export with its manifest: sizes, and with ``deep`` checksums. Only reads.
 
-    Of an export at another root these are all that its version needs there, and checksums are known of what it added:
-    verify checks that lakehouse whole. Raises ExportNotFoundError, InvalidInputError for one that is not complete, has
-    no manifest, or whose place another lakehouse has taken, VersionExpiredError where the other lakehouse let its
-    version go, CorruptFileError, StorageError.
+    For an export at another root, these are all files that its version needs there. Checksums are known for its own
+    copies; verify checks that lakehouse as a whole. Raises ExportNotFoundError, CorruptFileError, StorageError. Raises
+    InvalidInputError for an export that is not complete, has no manifest, or whose place another lakehouse has taken.
+    Raises VersionExpiredError if the other lakehouse's version expired.
     """
     metered = MeteredLakehouse(lake)
     definition = metered.lake.snapshot().definition
@@ -90,7 +90,7 @@ def verify_export(
     copies = read_manifest(metered.lake.storage, record.manifest_path)
     storage, options = metered.lake.storage, lake.storage_options
     if record.target_uri:
-        if target_options is None:  # else the caller knows where it goes
+        if target_options is None:  # otherwise the caller knows the target
             lake.elsewhere.places.check_root(record.target_uri)
         options = StorageOptions(target_options if target_options is not None else options_for(lake, record.target_uri))
         storage = metered.also(open_storage(record.target_uri, options))
@@ -99,7 +99,7 @@ def verify_export(
     damaged: set[str] = set()
     if record.target_uri:
         other = Lakehouse(storage, options, cache="off")
-        other.elsewhere.give(metered.lake.storage)  # of what was not copied
+        other.elsewhere.give(metered.lake.storage)  # for files that were not copied
         needed, damaged = _needed_elsewhere(metered.lake, other, record, there)
         copies = [copy for copy in copies if copy.target in needed]
         sizes_bytes = {path: sizes_bytes.get(path, size) for path, size in needed.items()}
@@ -122,10 +122,10 @@ def verify_export(
 def _needed_elsewhere(
     lake: Lakehouse, other: Lakehouse, record: ExportRecord, there: Container[str]
 ) -> tuple[dict[str, int | None], set[str]]:
-    """Return what the version of an export at another root needs there, and which of it cannot be read.
+    """Return the files that an export's version at another root needs there, and those that cannot be read.
 
-    Sizes in bytes are those that tables say, else None. Where something is missing or cannot be read, so may be what
-    it names.
+    Sizes in bytes are those in table metadata, else None. If a file is missing or unreadable, the files that it names
+    may be missing here.
     """
     path = to_location(other.root, record.root_location)
     needed: dict[str, int | None] = {path: None}
@@ -158,7 +158,7 @@ def _needed_elsewhere(
 
 
 def _sha256(storage: Storage, path: str) -> str:
-    """Return the checksum of a file, which is read piece by piece: one of data may be large."""
+    """Return the checksum of a file, which is read piece by piece, as a data file may be large."""
     hashed, offset = hashlib.sha256(), 0
     while True:
         piece = storage.read(path, offset=offset, length=PIECE_BYTES)

@@ -1,8 +1,8 @@
-"""What an export holds: the definitions and table files to copy, and the entries of its tree.
+"""The content of an export: the definitions and table files to copy, and the entries of its tree.
 
-Reading only. Under the same root every copy gets a name of its own, made of the export's id, so that an
-export that was cut off finds its copies again. Under another root files keep their paths, so that the next
-export into it tells by names what is there already.
+Reading only. Under the same root every copy gets a name of its own, made of the export's id. So an export that was cut
+off finds its copies again. Under another root files keep their paths, so that the next export into it tells by names
+what is there already.
 """
 
 from __future__ import annotations

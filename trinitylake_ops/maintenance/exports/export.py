@@ -1,8 +1,8 @@
 """Exports: a version kept under a name, in its own lakehouse or as another one (docs/protocol.md, "Export").
 
-Three steps, each of which can be repeated: a commit records the export as COPYING, which keeps the version
-from expiring; what is exported is copied, the root last; a commit records it as COMPLETE. An export that was
-cut off goes on where it stopped when it is executed again.
+An export takes three steps, each of which can be repeated. A commit records it as COPYING, which keeps the version from
+expiring. The files are copied, the root last. A commit records it as COMPLETE. An export that was cut off goes on where
+it stopped when it is executed again.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ LEVELS = tuple(level.name.lower() for level in ExportLevel)
 
 @dataclass(frozen=True, kw_only=True)
 class ExportReport(Document):
-    """A finished export: where its root stands, and the copies that this run sent.
+    """A finished export: its root's location, and the copies that this run sent.
 
-    ``files`` are all that it holds. ``target_version`` is the version of the lakehouse at another root.
+    ``files`` are all its files. ``target_version`` is the version of the lakehouse at another root.
     """
 
     name: str
@@ -91,11 +91,11 @@ class ExportReport(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportPlan(Plan):
-    """What an export would copy: ``files`` with its root, but for nodes, which are built anew.
+    """The copies that an export would make. ``files`` includes the root, but not nodes, which are built anew.
 
-    ``bytes`` are those that are known before: of the root of a minimal export, else of data files and manifests.
-    ``resumes`` says that a cut-off export of this name goes on, ``into_version`` which version the lakehouse at the
-    target has already, None where there is none.
+    ``bytes`` counts the sizes known before: the root of a minimal export, else data files and manifests. ``resumes``
+    says that a cut-off export of this name goes on. ``into_version`` is the present version of the lakehouse at the
+    target, None if there is none.
     """
 
     base_version: int
@@ -115,13 +115,13 @@ class ExportPlan(Plan):
 
     @property
     def digest(self) -> str:
-        """Return ``<base version>-<sha256>`` of the name, the version and what is copied where."""
+        """Return ``<base version>-<sha256>`` of the name, the version, the copied files and their targets."""
         choice = (self.version, self.level, list(self.namespaces), self.definitions, self.target, self.into_version)
         return digest_of(self.base_version, EXPORT, self.name, *choice, self.retain_for_ms, self.files, self.bytes)
 
     @property
     def is_empty(self) -> bool:
-        """Never: an export is recorded in any case."""
+        """Always False: an export is recorded in any case."""
         return False
 
     def table(self) -> Table:
@@ -133,11 +133,10 @@ class ExportPlan(Plan):
         return new_table("Export plan", *columns, rows=[row])
 
     def execute(self, approved_digest: str | None = None, *, progress: Progress = no_progress) -> ExportReport:
-        """Export, or finish an export that was cut off; the run that finishes it says how long it is retained.
+        """Export, or finish an export that was cut off. The run that finishes it says how long it is retained.
 
-        Raises PlanChangedError when an approved digest is not that of the plan made again now,
-        ExportExistsError, VersionExpiredError, CommitConflictError, CorruptFileError when a copy is
-        not the source, StorageError.
+        Raises PlanChangedError when an approved digest is not that of the plan made again now. Raises CorruptFileError
+        when a copy is not the source, ExportExistsError, VersionExpiredError, CommitConflictError, StorageError.
         """
         plan = self
         if approved_digest is not None:
@@ -173,19 +172,18 @@ def plan_export(
     target_options: Mapping[str, str] | None = None,
     executor: Executor = LOCAL,
 ) -> ExportPlan:
-    """Plan an export of a version, by default the latest; reads only.
+    """Plan an export of a version, by default the latest. Only reads.
 
-    ``level`` "minimal" copies the root, "partial" the nodes, too, and with ``definitions`` these, "full" all
-    there is with the files of managed tables. Partial and full ones can be limited to ``namespaces``.
-    ``target`` is another root, where the export becomes a lakehouse of its own; ``target_options`` are for its
-    storage, by default those of this one where the scheme is the same. A lakehouse that earlier exports of
-    this one made there gets one more version, and only what is new is copied.
-    ``retain_for``, a timedelta or milliseconds, is how long the export keeps its version from
-    expiring; None is until it is dropped, or for a full one until it is complete. ``executor`` finds out what to copy,
-    and copies it when the plan is executed.
+    ``level`` "minimal" copies the root. "partial" copies the nodes, too, and with ``definitions`` these. "full" copies
+    everything, with the files of managed tables. Partial and full ones can be limited to ``namespaces``. ``target`` is
+    another root, where the export becomes a lakehouse of its own. ``target_options`` are for its storage. By default
+    they are those of this storage if the scheme is the same. If earlier exports of this lakehouse made one there, it
+    gets one more version, and only new files are copied. ``retain_for``, a timedelta or milliseconds, is how long the
+    export keeps its version from expiring. None means until it is dropped, or for a full one until it is complete.
+    ``executor`` finds the files to copy, and copies them when the plan is executed.
 
-    Raises InvalidNameError, ExportExistsError, InvalidInputError for what cannot be exported like that,
-    NamespaceNotFoundError, VersionNotFoundError, VersionExpiredError, StorageError.
+    Raises InvalidNameError, ExportExistsError, NamespaceNotFoundError, VersionNotFoundError, VersionExpiredError,
+    StorageError. Raises InvalidInputError for an impossible export.
     """
     check_name(name)
     choice = _choice(level, namespaces, definitions)
@@ -265,7 +263,7 @@ def _target_uri(lake: Lakehouse, target: str | None) -> str:
 
 @dataclass(frozen=True)
 class _Work:
-    """One export with all that it copies, ready to be done."""
+    """One export with all its copies, ready to be done."""
 
     source: Snapshot
     record: ExportRecord
@@ -286,7 +284,7 @@ class _Work:
         target_options: Mapping[str, str] | None,
         executor: Executor,
     ) -> _Work:
-        """Find out what to copy. Raises what :func:`plan_export` raises."""
+        """Find the files to copy. Raises what :func:`plan_export` raises."""
         io = reading_io(lake)
         target = None
         destination = Destination.same_root(lake.root, export_id(record))
@@ -315,13 +313,13 @@ class _Work:
         return self.content.known_bytes
 
     def run(self, lake: Lakehouse, retain_for_ms: int | None, progress: Progress) -> ExportReport:
-        """Do it in three steps. Raises what :meth:`ExportPlan.execute` raises."""
+        """Make the export in three steps. Raises what :meth:`ExportPlan.execute` raises."""
         metered = MeteredLakehouse(lake)
         retain_until_ms = None if retain_for_ms is None else lake.storage.now_ms() + retain_for_ms
         wanted = replace(self.record, created_at_millis=lake.storage.now_ms(), retain_until_millis=retain_until_ms)
         record, resumed = begin(metered.lake, wanted, self._check_source)
         work = replace(self, record=record)
-        if record.manifest_path != self.record.manifest_path:  # somebody else began it since the plan
+        if record.manifest_path != self.record.manifest_path:  # another run began it since the plan
             work = _Work.on(lake, self.source, record, self.choice, self.target_options, self.executor)
         try:
             if work.target is None:
@@ -349,7 +347,7 @@ class _Work:
         )
 
     def _check_source(self, base: Snapshot) -> None:
-        """Raise ExportNotFoundError where another export is exported that was dropped: nobody keeps its files."""
+        """Raise ExportNotFoundError if the source is another export that was dropped. Its files are not kept."""
         if self.source.location == base.files.roots.path(self.source.version):
             return
         exported = base.definition.exported_snapshots.values()
@@ -360,7 +358,7 @@ class _Work:
             )
 
     def copy_here(self, metered: MeteredLakehouse, progress: Progress, *, resumed: bool) -> _Copied:
-        """Copy within the lakehouse; the root of a minimal export is the source's own."""
+        """Copy within the lakehouse. The root of a minimal export is the source's own."""
         storage = metered.lake.storage
         there = {info.path: info.size_bytes for info in storage.list()} if resumed else {}
         copier = Copier(storage, there, progress=progress, n_expected=self.content.n_files + 1, executor=self.executor)
@@ -386,13 +384,13 @@ class _Work:
         return built_root(self.content.entries, limits, export_id(self.record), created_at_ms, write)
 
     def _node_paths(self) -> list[str]:
-        """Return where the nodes will stand: the manifest names them before they are written."""
+        """Return the locations of the nodes: the manifest names them before they are written."""
         paths: list[str] = []
         self._built_tree(paths.extend)
         return paths
 
     def copy_elsewhere(self, metered: MeteredLakehouse, progress: Progress) -> _Copied:
-        """Copy to another root, unless an earlier run has already; commit a version there."""
+        """Copy to another root, unless an earlier run has done so. Commit a version there."""
         assert self.target is not None
         lake = self.target.lake
         storage = metered.also(lake.storage)
@@ -415,11 +413,11 @@ class _Work:
         return _Copied(copier, location, len(copier.files) + 1, version)
 
     def _unendangered_content(self, txn: Transaction, listed: Iterable[FileInfo], known: Container[str]) -> Content:
-        """Return what to copy into a lakehouse that others may clean up meanwhile.
+        """Return the files to copy into a lakehouse that others may clean up meanwhile.
 
-        Names may be taken there by files that its latest version does not reach: copies of an export that was cut off,
-        or those of older versions, which can be purged. Young ones are taken over, and the transaction is as old as
-        they are; where one is older than half its time to live, all copies get other names.
+        Names may be taken there by files that its latest version does not reach. These are copies of an export that was
+        cut off, or files of older versions, which can be purged. Young files are taken over, and the transaction is as
+        old as they are. If one is older than half its time to live, all copies get other names.
         """
         modified_ms = {info.path: info.last_modified_ms for info in listed}
         eldest_ms = txn.base.files.storage.now_ms() - txn.base.definition.txn_ttl_millis // 2
@@ -435,7 +433,7 @@ class _Work:
         raise AssertionError("unreachable")
 
     def _renamed_content(self, generation: int) -> Content:
-        """Return what to copy under the names of a generation; what the target has keeps its own."""
+        """Return the files to copy under the names of a generation. Files that the target has keep their names."""
         if not generation:
             return self.content
         assert self.target is not None
@@ -449,7 +447,7 @@ class _Work:
         return content
 
     def _check_standing(self, there: Container[str]) -> None:
-        """Raise FileMissingError where the target has lost a definition that its tree points to."""
+        """Raise FileMissingError if the target has lost a definition that its tree points to."""
         assert self.target is not None
         new = {copy.target for copy in self.content.definitions}
         for _, place in self.content.entries:
@@ -464,10 +462,10 @@ class _Work:
         return sorted({table.places.table_id for table in self.content.tables})
 
     def _known(self) -> frozenset[str]:
-        """Return the files that the tables to copy have at the target already, by its version so far.
+        """Return the files of the tables to copy that the target's version already has.
 
-        Its definitions are looked at only where there are such tables: those that a partial export left at its source
-        go from there with that export.
+        Its definitions are only read if there are such tables. Definitions that a partial export left at its source
+        vanish from there with that export.
         """
         ids = set(self._table_ids())
         if self.target is None or self.target.base is None or not ids:
@@ -495,7 +493,7 @@ class _Copied:
 def _clean_up_if_dropped(lake: Lakehouse, work: _Work) -> None:
     """Delete root and manifest of an export that was dropped meanwhile, and raise ExportNotFoundError for it.
 
-    Other copies are left to orphan removal.
+    A removal of orphans deletes the other copies.
     """
     latest = lake.snapshot()
     try:

@@ -1,7 +1,7 @@
-"""Bringing back what an export holds (docs/protocol.md, "Restore").
+"""Brings back the content of an export (docs/protocol.md, "Restore").
 
-From an export in the lakehouse itself that is a rollback. One at another root is a lakehouse of its own: what
-differs from the latest version is copied back, under fresh names, and committed as one version.
+From an export in the lakehouse itself this is a rollback. An export at another root is a lakehouse of its own. Objects
+that differ from the latest version are copied back, under fresh names, and committed as one version.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LONGEST_MESSAGE_CHARS = 500
 
 @dataclass(frozen=True, kw_only=True)
 class RestorePlan(Plan):
-    """What bringing back an export at another root would change, and how many files it would copy."""
+    """The changes of a restore from another root, and the number of files that it would copy."""
 
     base_version: int
     name: str
@@ -80,10 +80,10 @@ class RestorePlan(Plan):
         return new_table(title, "change", "object", rows=change_rows(self.changes))
 
     def execute(self, approved_digest: str | None = None, *, progress: Progress = no_progress) -> CommitReport:
-        """Copy what is missing and commit it; nothing is committed where nothing differs.
+        """Copy missing files and commit. Nothing is committed if nothing differs.
 
-        What was copied before a failure is left to orphan removal. Raises PlanChangedError, CommitConflictError
-        when another commit was made since the plan, CorruptFileError, StorageError.
+        A removal of orphans deletes files that were copied before a failure. Raises PlanChangedError,
+        CommitConflictError when another commit was made since the plan, CorruptFileError, StorageError.
         """
         metered = MeteredLakehouse(self._restoring.lake)
         plan = self
@@ -99,7 +99,7 @@ class RestorePlan(Plan):
         )
 
     def run(self, metered: MeteredLakehouse, progress: Progress) -> int:
-        """Copy and commit by this lakehouse; returns the version. Raises what :meth:`execute` raises."""
+        """Copy and commit by this lakehouse. Returns the version. Raises what :meth:`execute` raises."""
         lake = metered.lake
         io = self._restoring.reading(metered.also(self._export.files.storage), lake)
         message = f"export {self.name} from {self.target}"[:_LONGEST_MESSAGE_CHARS]
@@ -135,11 +135,11 @@ def plan_restore(
     *,
     target_options: Mapping[str, str] | None = None,
 ) -> RollbackPlan | RestorePlan:
-    """Plan to bring back what an export holds, or chosen namespaces and tables of it; reads only.
+    """Plan to bring back the content of an export, or chosen namespaces and tables of it. Only reads.
 
-    ``target_options`` are for the storage of an export at another root. From an export of some namespaces only
-    these come back. Raises ExportNotFoundError, InvalidInputError for what the export does not hold,
-    FileMissingError where something that it needs is gone, StorageError.
+    ``target_options`` are for the storage of an export at another root. From an export of some namespaces only these
+    come back. Raises ExportNotFoundError, InvalidInputError for objects that the export does not have, FileMissingError
+    if a file that it needs is gone, StorageError.
     """
     lake = uncached(lake)
     export = lake.exported(name, target_options)
@@ -156,13 +156,13 @@ def restore_export(
     *,
     target_options: Mapping[str, str] | None = None,
 ) -> int:
-    """Plan and execute a restore; returns the new version. Raises what both raise."""
+    """Plan and execute a restore. Returns the new version. Raises the errors of both."""
     return plan_restore(lake, name, namespaces, tables, target_options=target_options).execute().version
 
 
 @dataclass(frozen=True)
 class _Restoring:
-    """What is to come back from an export at another root, by name."""
+    """The objects to bring back from an export at another root, by name."""
 
     lake: Lakehouse
     name: str
@@ -205,12 +205,12 @@ class _Restoring:
         )
 
     def reading(self, other: Storage, lake: Lakehouse) -> StorageFileIO:
-        """Return what reads the export's files, and those that were left in the lakehouse."""
+        """Return a reader of the export's files, and of those that were left in the lakehouse."""
         options = self.target_options if self.target_options is not None else options_for(self.lake, other.root)
         return StorageFileIO.on(other, options, read_only=True, others=[lake.storage])
 
     def _comparison(self, base: Snapshot, export: Snapshot) -> Callable[[str, str | None, str], bool]:
-        """Return what tells whether an entry of the export was made of the one that is here."""
+        """Return a function that tells whether an entry of the export was made of the present one."""
         record = record_of(base.definition, self.name)
         level = ExportLevel.FULL if record is None else record.level
         exported = Destination.other_root(export.files.storage.root, base.definition.id, level)

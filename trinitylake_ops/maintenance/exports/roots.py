@@ -1,7 +1,7 @@
-"""Writing what an export is opened by: a root under the same root, or a version of a lakehouse of its own.
+"""Writes the root of an export: a root under the same root, or a version of a lakehouse of its own.
 
-Nodes are built anew of the entries. Their names are made of the export's id, so that an export which was cut
-off, or is made twice at a time, writes the same files again.
+Nodes are built anew from the entries. Their names are made of the export's id. So an export that was cut off, or is
+made twice at a time, writes the same files again.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def export_id(record: ExportRecord) -> uuid.UUID:
 def built_root(
     entries: Sequence[tuple[str, str]], limits: TreeLimits, identifier: uuid.UUID, created_at_ms: int, write: Write
 ) -> NodeFile:
-    """Return the root, without system rows, of a tree of these entries, whose other nodes are handed to ``write``.
+    """Return the root, without system rows, of a tree of these entries. The other nodes are passed to ``write``.
 
-    Raises InvalidInputError where URIs of what is not copied make a node too large.
+    Raises InvalidInputError if URIs of files that are not copied make a node too large.
     """
     numbers = itertools.count()
 
@@ -81,13 +81,19 @@ def built_root(
 
 
 def root_in_same_lakehouse(source: Snapshot, tree: NodeFile, definition_path: str, path: str) -> bytes:
-    """Return the root of an export at ``path`` under its source's root: the source's system rows with another tree."""
+    """Return the root of an export at ``path`` under its source's root.
+
+    It has the source's system rows and another tree.
+    """
     system = {**source.root.system, LAKEHOUSE_DEF: definition_path}
     return source.limits.encoded(replace(tree, system=system), path)
 
 
 def copied_root(source: Snapshot, path: str) -> bytes:
-    """Return the copy at ``path`` of a version's root; byte for byte where that has no seals. Raises StorageError."""
+    """Return the copy at ``path`` of a version's root.
+
+    A root without seals is copied byte for byte. Raises StorageError.
+    """
     data = source.files.storage.read(source.location)
     return (
         source.limits.encoded(decode_node(data, source.location), path) if check_file(data, source.location) else data
@@ -101,14 +107,14 @@ def lakehouse_def_copy(identifier: uuid.UUID) -> str:
 
 @dataclass(frozen=True)
 class TargetLakehouse:
-    """Another root that an export goes to: ``base`` is its latest version, None where there is no lakehouse yet."""
+    """Another root, the target of an export. ``base`` is its latest version, None if there is no lakehouse yet."""
 
     lake: Lakehouse
     base: Snapshot | None
 
     @classmethod
     def open(cls, lake: Lakehouse, source: Snapshot, choice: Choice) -> TargetLakehouse:
-        """Look at a target. Raises InvalidInputError where a lakehouse stands that is not an export like this one."""
+        """Look at a target. Raises InvalidInputError if a lakehouse is there that is not an export like this one."""
         if not has_roots(lake.storage):
             return cls(lake, None)
         target = cls(lake, lake.snapshot())
@@ -144,12 +150,12 @@ class TargetLakehouse:
         )
 
     def entries(self) -> dict[str, str]:
-        """Return what the target has: key -> location."""
+        """Return the target's entries: key -> location."""
         return {} if self.base is None else dict(scan(self.base.files.nodes, self.base.root))
 
 
 def check_made_of(exported: Snapshot, source: Snapshot, name: str) -> None:
-    """Raise InvalidInputError where a version at another root does not hold what an export made of a lakehouse."""
+    """Raise InvalidInputError if a version at another root does not hold an export of this lakehouse."""
     for info in history(exported.files, latest=exported):
         if info.operation == EXPORT and _SOURCE_ID in info.properties:
             if info.properties[_SOURCE_ID] == source.definition.id:
@@ -178,8 +184,8 @@ class TargetExport:
     def definition(self) -> LakehouseDef:
         """The definition of the new lakehouse: settings of the source, without the state of its operations.
 
-        Its id is the same for all exports from this source to this root: table folders that a cut-off one left
-        belong to the one that is finished.
+        Its id is the same for all exports from this source to this root. So table folders of a cut-off export belong to
+        the finished one.
         """
         name = f"{self.source.definition.id}/lakehouse at {self.record.target_uri}"
         return replace(
@@ -196,7 +202,7 @@ class TargetExport:
 
     @property
     def _sources(self) -> tuple[SourceRecord, ...]:
-        """What the lakehouse at the target reads from other places: nothing where all is copied."""
+        """The sources of the lakehouse at the target: none if everything is copied."""
         if self.choice.level == ExportLevel.FULL:
             return ()
         return sources_of_copy(self.source_root, self.source.definition, self.source.version)
@@ -207,11 +213,11 @@ class TargetExport:
         return self.definition if self.target.base is None else self.target.base.definition
 
     def begin(self) -> Transaction | None:
-        """Prepare the target before anything is copied: a new one gets its definition, another one a transaction.
+        """Prepare the target before anything is copied. A new target gets its definition, another one a transaction.
 
-        So a target that cannot hold a lakehouse is refused early, and files that are older than the transaction's
-        time to live when it commits, and may be gone as orphans by then, are not committed. A minimal export copies
-        no such files, and takes none.
+        So a target that cannot hold a lakehouse is refused early. Files that are older than the transaction's time to
+        live at its commit may be gone as orphans. They are not committed. A minimal export copies no such files, and
+        takes none.
         """
         lake = self.target.lake
         if self.target.base is None:
@@ -225,7 +231,7 @@ class TargetExport:
         return txn
 
     def _record_sources(self) -> None:
-        """Let a target say where it reads that says it for fewer roots: an earlier version of this program made it."""
+        """Update the sources of a target that lacks some, as an earlier version of this program made it."""
         assert self.target.base is not None
         known = self.target.base.definition.sources
         missing = tuple(one for one in self._sources if one.root not in {record.root for record in known})
@@ -233,7 +239,10 @@ class TargetExport:
             self.target.lake.alter_definition(self._message, sources=(*known, *missing))
 
     def check_unchanged(self, latest: Snapshot) -> None:
-        """Raise MaintenanceBlockedError where objects changed at the target: only all that differs makes a version."""
+        """Raise MaintenanceBlockedError if objects changed at the target.
+
+        Only all differences together make a version.
+        """
         base = self.target.base
         if base is not None and diff_trees(base.files.nodes, base.root, latest.root):
             raise MaintenanceBlockedError(
@@ -243,9 +252,9 @@ class TargetExport:
             )
 
     def whole_tree(self, entries: Sequence[tuple[str, str]], write: Write) -> NodeFile:
-        """Write the nodes of a tree of these entries; returns its root, without system rows.
+        """Write the nodes of a tree of these entries. Returns its root, without system rows.
 
-        That of a minimal export is the source's, with full URIs for all that it points to.
+        The root of a minimal export is the source's, with full URIs for all that it points to.
         """
         if self.choice.level == ExportLevel.MINIMAL:
             return self.source.root.rebased(lambda location: to_uri(self.source_root, location))
@@ -253,7 +262,7 @@ class TargetExport:
         return built_root(entries, limits, export_id(self.record), created_at_ms, write)
 
     def put(self, tree: NodeFile) -> int:
-        """Let the target have a tree as it is, and return the version that has it.
+        """Commit a given tree at the target, and return the version.
 
         Raises MaintenanceBlockedError, CommitConflictError, StorageError.
         """
@@ -281,7 +290,7 @@ class TargetExport:
         return 0
 
     def commit(self, txn: Transaction, entries: Sequence[tuple[str, str]]) -> int:
-        """Commit what differs from what the target has, and return the version. Raises CommitConflictError."""
+        """Commit the differences from the target's version, and return the version. Raises CommitConflictError."""
         there, wanted = self.target.entries(), dict(entries)
         for key in there.keys() - wanted.keys():
             txn.restore_entry(key, None)
@@ -307,8 +316,8 @@ class TargetExport:
 class _SourceTree:
     """The source's tree under the definition of the target.
 
-    It takes the place of the whole tree there: nodes that an earlier export points to may be gone from the source once
-    that one is dropped, as only the version that is exported now is sure to keep its own.
+    It replaces the whole tree there. Nodes that an earlier export points to may be gone from the source once that
+    export is dropped. Only the version that is exported now is sure to keep its own.
     """
 
     tree: NodeFile
@@ -329,7 +338,7 @@ def _without_system(root: NodeFile) -> NodeFile:
 
 
 def _properties(source: Snapshot, choice: Choice) -> dict[str, str]:
-    """Return what a version of a target says about where it came from."""
+    """Return the entries of a target's version about its source."""
     named = {
         _SOURCE_ID: source.definition.id,
         "source_version": str(source.version),
@@ -341,7 +350,7 @@ def _properties(source: Snapshot, choice: Choice) -> dict[str, str]:
 
 
 def _shown(namespaces: Sequence[str]) -> str:
-    """Return what tells a choice of namespaces from any other; so many that a commit cannot name them, as a digest."""
+    """Return a text that identifies a choice of namespaces. If a commit cannot name so many, it is a digest."""
     text = " ".join(sorted(namespaces))  # no name holds a space
     if len(text.encode()) <= _LONGEST_NAMESPACES_BYTES:
         return text

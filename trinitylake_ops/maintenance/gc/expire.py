@@ -1,6 +1,7 @@
-"""Expiring versions: from then on nobody opens them, and a purge may free what only they need (docs/protocol.md).
+"""Expires versions.
 
-Nothing is deleted here. Until the purge begins, undelete brings expired versions back.
+From then on nobody can open them, and a purge may free the files that only they need (docs/protocol.md). Nothing is
+deleted here. Until the purge begins, undelete brings expired versions back.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from trinitylake_ops.versions.snapshot import Snapshot, utc_of
 _OPERATION = "expire"
 _MAX_PLANS = 20
 _ROOTS_AT_ONCE = 64
-#: What a verdict depends on besides versions and time.
+#: The basis of verdicts besides versions and time.
 _DECIDING_SETTINGS = (
     "expirations",
     "exports",
@@ -65,7 +66,7 @@ _DECIDING_SETTINGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class ExpirationReport(Document):
-    """Versions that expired, and what a purge will free; ``version`` recorded it, None where nothing expired.
+    """Versions that expired, and the files that a purge will free. ``version`` recorded it, None if nothing expired.
 
     ``spared`` are versions of the approved plan that are kept now. ``files`` are those that only expired versions
     reach, ``bytes`` their sizes. ``purgeable_at_ms`` is when a purge may begin, in milliseconds since the epoch.
@@ -94,10 +95,10 @@ class ExpirationReport(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class ExpirationPlan(TimedPlan):
-    """Which versions would expire, and why, at a version and time.
+    """The versions that would expire, and the reasons, at a version and time.
 
-    ``exports`` are the names of exports that are past their time. ``files`` counts what only these versions and
-    exports reach, by kind, ``bytes`` their sizes: a purge frees them.
+    ``exports`` are the names of exports that are past their time. ``files`` counts the files that only these versions
+    and exports reach, by kind, and ``bytes`` their sizes. A purge frees them.
     """
 
     base_version: int
@@ -131,7 +132,7 @@ class ExpirationPlan(TimedPlan):
 
     @property
     def records(self) -> tuple[VersionRecord, ...]:
-        """What the roots say of all versions, ascending, those of the past included."""
+        """The records of all versions' roots, ascending, those of the past included."""
         return self._records
 
     @property
@@ -140,7 +141,7 @@ class ExpirationPlan(TimedPlan):
         return not self.versions and not self.exports
 
     def plan_file(self) -> PlanFile:
-        """Return what a purge will be allowed to delete."""
+        """Return the files that a purge will be allowed to delete."""
         sizes_bytes = self._freed.sizes_bytes
         return PlanFile(_OPERATION, self.base_version, self.now_ms, self.versions, self.exports, sizes_bytes)
 
@@ -161,7 +162,7 @@ class ExpirationPlan(TimedPlan):
         return type(self)(**vars(_plan(lake, base, now_ms, self._policy, executor=self._executor)))
 
     def execute(self, approved_digest: str | None = None, *, progress: Progress = no_progress) -> ExpirationReport:
-        """Record the expiry in one commit; what is kept by now is spared, nothing is added.
+        """Record the expiry in one commit. Versions that are kept by now are spared, and none is added.
 
         Raises PlanChangedError when the approved plan cannot be made again, MaintenanceBlockedError before a
         reconcile, CommitConflictError, StorageError.
@@ -182,7 +183,7 @@ class ExpirationPlan(TimedPlan):
         )
 
     def _on(self, latest: Snapshot, lake: Lakehouse, progress: Progress) -> ExpirationPlan:
-        """Return this plan on this or a later version: without what is kept there, and never with more."""
+        """Return this plan on this or a later version: without versions kept there, and never with more."""
         if latest.version == self.base_version:
             return self
         now = _plan(lake, latest, self.now_ms, self._policy, within=self, progress=progress, executor=self._executor)
@@ -248,11 +249,11 @@ class ExpirationPlan(TimedPlan):
 
 
 class _DecidingSettingsChangedError(TrinityLakeError):
-    """A commit between changed what verdicts depend on: they have to be made anew."""
+    """A commit in between changed the basis of verdicts, so they have to be made anew."""
 
 
 def _check_same_settings(base: Snapshot, latest: Snapshot) -> None:
-    """Further versions make none expire less, but other settings, exports and expirations do."""
+    """Further versions never make a version expire less, but other settings, exports and expirations do."""
     if latest.definition_location != base.definition_location:
         for name in _DECIDING_SETTINGS:
             if getattr(base.definition, name) != getattr(latest.definition, name):
@@ -266,12 +267,11 @@ def plan_expiration(
     progress: Progress = no_progress,
     executor: Executor = LOCAL,
 ) -> ExpirationPlan:
-    """Plan which versions expire by a policy, by default the lakehouse's own settings; reads only.
+    """Plan which versions expire by a policy, by default the lakehouse's own settings. Only reads.
 
-    Reads all roots that were not purged, the nodes that kept versions reach, and those of expiring ones beyond, by an
-    executor.
-    Raises InvalidInputError for an empty policy, MaintenanceBlockedError before a reconcile, CorruptFileError
-    and FileMissingError for a kept root or node that cannot be read, StorageError.
+    An executor reads all unpurged roots, the nodes that kept versions reach, and further nodes of expiring ones. Raises
+    InvalidInputError for an empty policy, MaintenanceBlockedError before a reconcile, StorageError. Raises
+    CorruptFileError and FileMissingError for a kept root or node that cannot be read.
     """
     lake = uncached(lake)
     return on_latest(
@@ -289,7 +289,7 @@ def _plan(
     progress: Progress = no_progress,
     executor: Executor,
 ) -> ExpirationPlan:
-    """Plan at a version and time; ``within`` limits it to what another plan lets expire."""
+    """Plan at a version and time. ``within`` limits it to what another plan lets expire."""
     survey = survey_versions(lake, base, progress, executor=executor)
     survey.check_reconciled()
     own_policy = RetentionPolicy.of(base.definition)
@@ -324,7 +324,7 @@ def _plan(
 
 
 def undelete(lake: Lakehouse, versions: str | int | Iterable[int]) -> int:
-    """Bring expired versions back, given as ``3-90,95``, a number or numbers; returns the version that records it.
+    """Bring expired versions back, given as ``3-90,95``, a number or numbers. Returns the version that records it.
 
     They expire again by the next expiry unless an export pins them or a setting keeps them. Raises
     VersionExpiredError where their purge has begun, InvalidInputError for versions that are not expired,
@@ -336,7 +336,7 @@ def undelete(lake: Lakehouse, versions: str | int | Iterable[int]) -> int:
 
     lake = uncached(lake)
     survey = survey_versions(lake)
-    survey.check_reconciled()  # another program's definition may say EXPIRED of what a purge is sealing
+    survey.check_reconciled()  # another program's definition may say EXPIRED of versions that a purge is sealing
 
     def undeleted(base: Snapshot) -> LakehouseDef:
         if base.version != survey.base.version:
@@ -349,9 +349,9 @@ def undelete(lake: Lakehouse, versions: str | int | Iterable[int]) -> int:
 
 
 def _check_not_sealed(lake: Lakehouse, versions: VersionRanges) -> None:
-    """Raise VersionExpiredError for roots that are sealed though the lakehouse definition has forgotten that.
+    """Raise VersionExpiredError for sealed roots, even if the lakehouse definition has forgotten that.
 
-    So it may be after another program went back to an older one.
+    This can happen after another program went back to an older one.
     """
     roots = lake.files.roots
     for version, data in read_roots(roots, list(versions), _ROOTS_AT_ONCE):

@@ -1,4 +1,4 @@
-"""What an expiry lets go: the files that only expiring versions and exports reach (docs/protocol.md, "Expiry")."""
+"""The files that an expiry frees: those that only expiring versions and exports reach (docs/protocol.md, "Expiry")."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Key = TypeVar("Key", str, int)
 class FreedFiles:
     """The files that only expiring versions and exports reach, by path: sizes, kinds, and versions that wrote them.
 
-    A file counts to the first version whose root was written no earlier, by the storage's clock: where files were
-    copied here from elsewhere, that says little.
+    A file counts to the first version whose root was written no earlier, by the storage's clock. For files copied from
+    elsewhere, this says little.
     """
 
     sizes_bytes: Mapping[str, int]
@@ -48,7 +48,7 @@ class FreedFiles:
         return dict(sums)
 
     def within(self, other: FreedFiles) -> FreedFiles:
-        """Return those of them that are another's, too."""
+        """Return the files that another one has, too."""
         sizes_bytes = {path: size for path, size in self.sizes_bytes.items() if path in other.sizes_bytes}
         return replace(self, sizes_bytes=sizes_bytes)
 
@@ -56,14 +56,15 @@ class FreedFiles:
 def freed_files(survey: Survey, expiring: Iterable[int], exports: Sequence[str], progress: Progress) -> FreedFiles:
     """Return the files that only these versions and exports reach.
 
-    Raises MaintenanceBlockedError before a reconcile, FileMissingError and CorruptFileError for what a kept root needs,
-    StorageError.
+    Raises MaintenanceBlockedError before a reconcile, StorageError. Raises FileMissingError and CorruptFileError for a
+    file that a kept root needs.
     """
     leaving = set(expiring)
     if not leaving and not exports:
         return FreedFiles({}, {}, {})
     lake = survey.lake
-    # What expired before needs keeps nothing here: no plan would name what it shares with these. A purge spares it.
+    # Files of versions that expired before are not kept here: no plan would name the files that they share with these.
+    # A purge spares it.
     before = survey.expired(ExpirationState.EXPIRED)
     mark = Mark(survey, without=leaving.union(before), without_exports=exports, progress=progress)
     gone = CatalogReach(lake.files, mark.catalog, skips_damaged=True, executor=survey.executor)
@@ -100,10 +101,10 @@ def freed_files(survey: Survey, expiring: Iterable[int], exports: Sequence[str],
 
 
 class _Writers:
-    """Which version wrote a file, by its time: the first one whose root was written no earlier."""
+    """Finds the version that wrote a file, by its time: the first one whose root was written no earlier."""
 
     def __init__(self, survey: Survey):
-        # Roots that were sealed since were written anew by a purge.
+        # A purge wrote roots anew that were sealed since.
         self._versions = [version for version, root in sorted(survey.roots.items()) if not root.is_sealed]
         self._written_ms = list(accumulate((survey.written_ms[version] for version in self._versions), max))
 

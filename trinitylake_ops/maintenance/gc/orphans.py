@@ -1,7 +1,7 @@
-"""Removing orphans: what failed commits, aborted writes and cut-off operations left (docs/protocol.md, "Orphans").
+"""Removes orphans: files of failed commits, aborted writes and cut-off operations (docs/protocol.md, "Orphans").
 
-A file is an orphan when it bears a name that we give, no kept root reaches it, and it is older than any
-transaction can be that would still name it.
+An orphan is a file with a name that we give, that no kept root reaches. It is older than any transaction that could
+still name it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _LISTED = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class OrphanReport(DeletionReport):
-    """Which orphans were deleted; ``version`` recorded that it began, None where there were none."""
+    """The deleted orphans. ``version`` recorded the beginning, None if there were none."""
 
     def table(self) -> Table:
         """Return a row with the figures, and one for each failure."""
@@ -66,9 +66,9 @@ class OrphanReport(DeletionReport):
 class OrphanPlan(TimedPlan):
     """The orphans at a version and time: how many by kind, and their bytes.
 
-    ``unowned`` are files under ``tables/`` that no version defines and no owner file claims for this
-    lakehouse: they are left alone. With an ``inventory``, the URI of its manifest, what came after it was begun,
-    at ``inventory_created_at_ms``, was not looked at.
+    ``unowned`` are files under ``tables/`` that no version defines and no owner file claims for this lakehouse. They
+    are left alone. With an ``inventory``, the URI of its manifest, files after its begin, ``inventory_created_at_ms``,
+    were not looked at.
     """
 
     base_version: int
@@ -132,11 +132,11 @@ class OrphanPlan(TimedPlan):
     ) -> OrphanReport:
         """Commit that orphans are removed, then delete those that nothing reaches by then.
 
-        The commit takes the next version: a transaction that was stalled since before the mark meets it, and
-        then its time to live. Raises PlanChangedError when the plan is not the approved one,
-        MaintenanceBlockedError while another operation has the lease, a purge is unfinished, or before a
-        reconcile, BudgetSpentBeforeError where the budget was used up before anything could be deleted, StorageError.
-        Files that cannot be deleted are in the report.
+        The commit takes the next version. A transaction that has been stalled since before the mark meets it, and then
+        its time to live. Raises PlanChangedError when the plan is not the approved one, StorageError. Raises
+        MaintenanceBlockedError while another operation has the lease, a purge is unfinished, or before a reconcile.
+        Raises BudgetSpentBeforeError if the budget was used up before anything could be deleted. Files that cannot be
+        deleted are in the report.
         """
         spending = Spending.of(budget)
         metered = MeteredLakehouse(self._lake, spending)
@@ -156,7 +156,7 @@ class OrphanPlan(TimedPlan):
 
                 mark = on_latest(lake, marked)
 
-            # What older transactions wrote may go now, whatever their time to live is by the time when they commit.
+            # Files of older transactions may be deleted now, whatever their time to live is when they commit.
             before_ms = barred_before_ms(approved.now_ms, approved.older_than_ms)
             raise_barrier(lake.storage, before_ms)
 
@@ -176,7 +176,8 @@ class OrphanPlan(TimedPlan):
             doomed = {path: size for path, size in approved._sizes_bytes.items() if path not in mark}
             done = delete_unreached(lake.storage, doomed, mark, held, spending, progress)
             still_needed = len(approved._sizes_bytes) - len(doomed) + done.spared
-            if done.is_complete and approved._owners:  # last: without it, nobody knows whose the other files are
+            # deleted last: without it, the owner of the other files is unknown
+            if done.is_complete and approved._owners:
                 inhabited = {table_id_in(path) for path in approved._sizes_bytes if path in mark}
                 owners = {
                     path: size
@@ -203,14 +204,14 @@ def plan_orphan_removal(
     progress: Progress = no_progress,
     executor: Executor = LOCAL,
 ) -> OrphanPlan:
-    """Find the orphans that were last modified more than ``older_than`` (milliseconds or a timedelta) ago; reads only.
+    """Find the orphans that were last modified more than ``older_than`` (milliseconds or a timedelta) ago. Only reads.
 
-    It is never less than the lakehouse's ``txn_ttl_millis`` and 5 minutes, which is also what it is without
-    one. Lists the root once and reads all nodes, definitions and tables that kept roots reach, by an executor. With the
-    URI of an ``inventory``'s manifest that takes the place of the listing. ``budget`` is that of the whole run where
-    the plan is executed with the same Spending. Raises InvalidInputError for a negative age and for an inventory of
-    something else, MaintenanceBlockedError for an unfinished purge or before a reconcile, BudgetSpentBeforeError, what
-    reading an inventory and what marking raises.
+    The age is never less than the lakehouse's ``txn_ttl_millis`` and 5 minutes, which is also the default. Lists the
+    root once and reads all nodes, definitions and tables that kept roots reach, by an executor. An ``inventory``, given
+    by its manifest's URI, replaces the listing. ``budget`` is that of the whole run if the plan where the plan is
+    executed with the same Spending. Raises InvalidInputError for a negative age and for an inventory of something else.
+    Raises MaintenanceBlockedError for an unfinished purge or before a reconcile, BudgetSpentBeforeError, and the errors
+    of an inventory and of marking.
     """
     older_than_ms = None if older_than is None else duration_ms(older_than, "older_than")
     spending = Spending.of(budget)
@@ -264,7 +265,10 @@ def _plan(
 
 @dataclass(frozen=True, kw_only=True)
 class Orphans:
-    """Orphans with their sizes in bytes, the owner files apart that go last; and what is of nobody we know."""
+    """Orphans with their sizes in bytes, apart from owner files, which are deleted last.
+
+    Also files without a known owner.
+    """
 
     sizes_bytes: Mapping[str, int]
     owners: Mapping[str, int]
@@ -273,7 +277,7 @@ class Orphans:
 
 
 def find_orphans(lake: Lakehouse, mark: Mark, listed: Iterable[FileInfo], modified_before_ms: int) -> Orphans:
-    """Tell the orphans among listed files by what a mark reaches, which is extended to files of tables where needed.
+    """Find the orphans among listed files by a mark, which is extended to files of tables where needed.
 
     Raises what marking raises.
     """
@@ -300,7 +304,7 @@ def find_orphans(lake: Lakehouse, mark: Mark, listed: Iterable[FileInfo], modifi
 
 @dataclass(frozen=True)
 class _Listing:
-    """What stands under the root: the files that may be ours and are old, and how many each table's folder has."""
+    """The listed files under the root: old files that may be ours, and the number in each table's folder."""
 
     old: dict[str, FileInfo]
     n_table_files: Counter[str]
@@ -343,7 +347,7 @@ def _is_owner_path(path: str) -> bool:
 
 
 def _owners_that_go(orphans: Iterable[str], found: _Listing, mark: Mark) -> set[str]:
-    """Return the owner files of tables that no kept version defines, where all other files go, too."""
+    """Return the owner files of tables that no kept version defines, if all other files are deleted, too."""
     going = Counter(table_id for path in orphans if (table_id := table_id_in(path)) is not None)
     return {
         path

@@ -1,6 +1,6 @@
-"""Purging expired versions: sealing their roots, then deleting what only they need (docs/protocol.md, "Expiry").
+"""Purges expired versions: seals their roots, then deletes the files that only they need (docs/protocol.md, "Expiry").
 
-Every step can be cut off and run again: batches that a purge began stay PURGING until all is done.
+Every step can be cut off and run again. Batches that a purge began stay PURGING until all is done.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _UNFINISHED = (ExpirationState.EXPIRED, ExpirationState.PURGING)
 
 @dataclass(frozen=True, kw_only=True)
 class PurgeReport(DeletionReport):
-    """What a purge of ``versions`` deleted; ``version`` records its end, None where it is not finished."""
+    """The files that a purge of ``versions`` deleted. ``version`` records its end, None if it is not finished."""
 
     versions: str
 
@@ -83,9 +83,10 @@ class PurgeBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class PurgePlan(TimedPlan):
-    """What a purge would seal and delete. ``still_needed`` files of the expiry's plans are reached now and stay.
+    """The roots and files that a purge would seal and delete.
 
-    Batches without a readable plan are sealed; their files are left to orphan removal.
+    ``still_needed`` files of the expiry's plans are reached now and stay. Batches without a readable plan are sealed. A
+    removal of orphans deletes their files.
     """
 
     base_version: int
@@ -140,12 +141,12 @@ class PurgePlan(TimedPlan):
         budget: Budget | Spending = NO_LIMITS,
         progress: Progress = no_progress,
     ) -> PurgeReport:
-        """Seal the versions and delete the files; what is reached by now stays.
+        """Seal the versions and delete the files. Files that are reached by now stay.
 
-        Raises PlanChangedError when the plan is not the approved one or the batches changed since,
-        MaintenanceBlockedError while another operation has the lease or before a reconcile, StorageError.
-        BudgetSpentBeforeError where the budget was used up before anything could be sealed or deleted. Files that
-        cannot be deleted are in the report.
+        Raises PlanChangedError when the plan is not the approved one or the batches changed since. Raises
+        MaintenanceBlockedError while another operation has the lease or before a reconcile, StorageError. Raises
+        BudgetSpentBeforeError if the budget was used up before anything could be sealed or deleted. Files that cannot
+        be deleted are in the report.
         """
         spending = Spending.of(budget)
         metered = MeteredLakehouse(self._lake, spending)
@@ -181,7 +182,7 @@ class _Purge:
         mark.extend(self._lake.snapshot())
         doomed = {path: size for path, size in self._plan.sizes_bytes.items() if path not in mark}
         still_needed = len(self._plan.planned) - len(doomed)
-        if self._is_resumed:  # what is gone already would use up the budget, and count twice
+        if self._is_resumed:  # files that are gone would use up the budget, and count twice
             standing = list_named(self._lake.storage, self._plan.executor, doomed)
             doomed = {info.path: doomed[info.path] for info in standing if info.path in doomed}
         deletion = delete_unreached(self._lake.storage, doomed, mark, self._held, self._spending, self._progress)
@@ -240,7 +241,7 @@ class _Purge:
     def _seal(self) -> str | None:
         """Overwrite the roots of all versions, which nobody opens any more, by sealed ones.
 
-        Returns why it ended before all were, None where they are.
+        Returns why it ended early, None if all are sealed.
         """
         storage, roots = self._lake.storage, self._lake.files.roots
 
@@ -258,7 +259,8 @@ class _Purge:
         versions = list(self._versions)
         done = 0
         while done < len(versions):
-            # A run that has sealed something may end here; one that found all sealed goes on, so that each gets on.
+            # A run that has sealed something may end here. A run that found all sealed goes on, so that each makes
+            # progress.
             if sealed and (spent := self._spending.exhausted()) is not None:
                 return f"{spent}; {len(versions) - done} versions are left to seal, and all files to delete"
             self._held.check()
@@ -271,13 +273,13 @@ class _Purge:
         return None if spent is None else f"{spent}; all versions are sealed, the files are left to delete"
 
     def _finish(self, deletion: Deletion, still_needed: int) -> int:
-        """Record that all is done; the records of purged batches become one."""
+        """Record that all is done. The records of purged batches become one."""
         plan_paths: list[str] = []
 
         def purged(base: Snapshot) -> LakehouseDef | None:
             definition = base.definition
             if not self._versions - expired_versions(definition, (ExpirationState.PURGED,)) and self._versions:
-                return None  # somebody else finished it
+                return None  # another run finished it
             self._check_batches(definition)
             ours = [batch for batch in definition.expirations if batch.id in self._batches]
             plan_paths[:] = [batch.plan_path for batch in ours if batch.plan_path]
@@ -300,7 +302,7 @@ class _Purge:
 
 
 def with_purged(batches: Iterable[ExpirationBatch], finished: Iterable[str]) -> tuple[ExpirationBatch, ...]:
-    """Return batches of which some are finished; one record holds the versions of all that were ever purged."""
+    """Return batches of which some are finished. One record holds the versions of all that were ever purged."""
     finished = set(finished)
     done = [batch for batch in batches if batch.state == ExpirationState.PURGED or batch.id in finished]
     left = tuple(batch for batch in batches if batch not in done)
@@ -310,7 +312,7 @@ def with_purged(batches: Iterable[ExpirationBatch], finished: Iterable[str]) -> 
 
 
 def check_not_pinned(survey: Survey, versions: VersionRanges, now_ms: int) -> None:
-    """Raise MaintenanceBlockedError where an export that another program recorded names an expired version's root."""
+    """Raise MaintenanceBlockedError if an export that another program recorded names an expired version's root."""
     for version, pins in sorted(pinned_versions(survey, now_ms).items()):
         if version in versions:
             raise MaintenanceBlockedError(
@@ -327,12 +329,12 @@ def plan_purge(
     progress: Progress = no_progress,
     executor: Executor = LOCAL,
 ) -> PurgePlan:
-    """Plan the purge of what expired at least ``grace`` (milliseconds or a timedelta) ago; reads only.
+    """Plan the purge of versions that expired at least ``grace`` (milliseconds or a timedelta) ago. Only reads.
 
-    It is never less than the lakehouse's ``txn_ttl_millis`` and 5 minutes, which is also what it is without one.
-    Batches whose purge was cut off are due at once. ``executor`` marks, and deletes when the plan is executed.
-    ``budget`` is that of the whole run where the plan is executed with the same Spending. Raises InvalidInputError for
-    a negative grace, MaintenanceBlockedError before a reconcile, BudgetSpentBeforeError, what marking raises.
+    The grace is never less than the lakehouse's ``txn_ttl_millis`` and 5 minutes, which is also the default. Batches
+    whose purge was cut off are due at once. ``executor`` marks, and deletes when the plan is executed. ``budget`` is
+    that of the whole run if the plan where the plan is executed with the same Spending. Raises InvalidInputError for a
+    negative grace, MaintenanceBlockedError before a reconcile, BudgetSpentBeforeError, what marking raises.
     """
     grace_ms = None if grace is None else duration_ms(grace, "the grace")
     spending = Spending.of(budget)
@@ -400,7 +402,7 @@ def _plan(
 
 
 def _expired_at_ms(lake: Lakehouse, batch: ExpirationBatch) -> int:
-    """Return when a batch expired: the later of what its record says and when the root that has it was written."""
+    """Return when a batch expired: the later of the time in its record and the time of the root that has it."""
     try:
         written_ms = lake.storage.stat(lake.files.roots.path(batch.expired_at_version)).last_modified_ms
     except FileMissingError:
@@ -409,7 +411,7 @@ def _expired_at_ms(lake: Lakehouse, batch: ExpirationBatch) -> int:
 
 
 def _planned_files(lake: Lakehouse, batch: ExpirationBatch) -> dict[str, int] | None:
-    """Return the files that a batch's plan lets go, None where the plan is lost."""
+    """Return the files that a batch's plan frees, None if the plan is lost."""
     try:
         return dict(read_plan_file(lake.storage, batch).sizes_bytes)
     except (FileMissingError, CorruptFileError):
@@ -417,5 +419,5 @@ def _planned_files(lake: Lakehouse, batch: ExpirationBatch) -> dict[str, int] | 
 
 
 def _marked(survey: Survey, leaving: VersionRanges, planned: Iterable[str], progress: Progress) -> Mark:
-    """Mark what stays when versions go; of tables' files where some are planned."""
+    """Mark the files that stay when versions are purged. Tables' files are marked if some are planned."""
     return Mark(survey, without=leaving, with_tables=any(map(is_below_tables, planned)), progress=progress)

@@ -1,7 +1,7 @@
-"""Settling what another program did to the lakehouse definition (docs/protocol.md, "What is kept").
+"""Settles another program's changes to the lakehouse definition (docs/protocol.md, "Reconcile").
 
-A program that knows only the format's own fields can go back to an older definition, by a rollback. That
-one may lack exports, whose files would be deleted, and may list versions as expired that were undeleted.
+A program that knows only the format's own fields can go back to an older definition, by a rollback. The older
+definition may lack exports, whose files would be deleted. It may also list versions as expired that were undeleted.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _BEGUN = (ExpirationState.PURGING, ExpirationState.PURGED)
 
 @dataclass(frozen=True, kw_only=True)
 class ReconcileReport(Document):
-    """What was settled: ``steps`` are the versions where another program replaced the lakehouse definition.
+    """The result of a reconcile. ``steps`` are the versions where another program replaced the lakehouse definition.
 
-    ``version`` recorded it, None where there was nothing to settle. ``restored_exports`` are remembered again,
-    ``dropped_exports`` were dropped before and have no root any more, or cannot be finished, ``live_again`` are
-    versions whose expiry only one side knew of.
+    ``version`` recorded it, None where there was nothing to settle. ``restored_exports`` are remembered again.
+    ``dropped_exports`` were dropped before and have no root any more, or cannot be finished. ``live_again`` are
+    versions whose expiry only one side knew.
     """
 
     version: int | None
@@ -65,19 +65,19 @@ class ReconcileReport(Document):
 
 
 def reconcile(lake: Lakehouse, *, acknowledge: str = "") -> ReconcileReport:
-    """Put exports, pins and expirations right after another program replaced the lakehouse definition, in one commit.
+    """Repair exports, pins and expirations after another program replaced the lakehouse definition, in one commit.
 
-    Exports and ages of single versions are those of both sides, that is of the latest definition and of each
-    that was replaced; expired is only what is expired on all. ``acknowledge`` are versions, such as ``7,9-12``, whose
-    roots do not follow those before as they must, and which an operator has looked into: verify tells them as past
-    from then on. Raises InvalidInputError for one with no such root, CorruptFileError and FileMissingError where
-    a replaced definition cannot be read, MaintenanceBlockedError while another operation has the lease,
+    Exports and ages of single versions of both sides are kept: of the latest definition and of each that was replaced.
+    Only versions that are expired on all sides stay expired. ``acknowledge`` are versions, such as ``7,9-12``, whose
+    roots do not follow those before, and which an operator has looked into. From then on verify reports them as past.
+    Raises InvalidInputError for a version with no such root, CorruptFileError and FileMissingError if a replaced
+    definition cannot be read. Raises MaintenanceBlockedError while another operation has the lease,
     CommitConflictError, StorageError.
     """
     metered = MeteredLakehouse(lake)
     settled: list[_Settled] = []
     acknowledged = parse_acknowledged(acknowledge) if acknowledge else VersionRanges()
-    with lease(metered.lake.storage, RECONCILE):  # a purge that runs may be sealing what would be live again
+    with lease(metered.lake.storage, RECONCILE):  # a running purge may be sealing versions that would be live again
         survey = survey_versions(metered.lake)
         check_faulty(survey.base, acknowledged)
 
@@ -104,7 +104,7 @@ def reconcile(lake: Lakehouse, *, acknowledge: str = "") -> ReconcileReport:
 
 @dataclass(frozen=True)
 class _Settled:
-    """The definition that both sides agree on, None where there is nothing to settle."""
+    """Return the definition that both sides agree on, None where there is nothing to settle."""
 
     definition: LakehouseDef | None
     steps: tuple[int, ...]
@@ -157,7 +157,10 @@ class _Settled:
 
 
 def _all_exports(ours: LakehouseDef, replaced: list[LakehouseDef]) -> tuple[dict[str, ExportRecord], dict[str, str]]:
-    """Return the exports of all sides by name; where two sides have one of a name, both stay under two names."""
+    """Return the exports of all sides by name.
+
+    If two sides have different ones of a name, both stay under two names.
+    """
     records = {record.name: record for record in ours.exports}
     snapshots = dict(ours.exported_snapshots)
     for definition in reversed(replaced):
@@ -181,14 +184,14 @@ def _is_same(
     records: Mapping[str, ExportRecord],
     snapshots: Mapping[str, str],
 ) -> bool:
-    """Whether an export of this name is known as the same one, or further on: complete where ``record`` is copying."""
+    """Whether an export of this name is known as the same one, also complete while ``record`` is copying."""
     known = records.get(name)
     same_record = record is None or (known is not None and known.root_location == record.root_location)
     return same_record and (location is None or snapshots.get(name) == location)
 
 
 def _in_one_spelling(root_uri: str, definition: LakehouseDef) -> LakehouseDef:
-    """Return a definition whose exports' roots are named by paths where they lie under the root: so they compare."""
+    """Return a definition that names exports' roots by paths if they lie under the root, so that they compare."""
 
     def spelled(record: ExportRecord) -> ExportRecord:
         location = record.root_location
@@ -214,7 +217,7 @@ def _free_name(name: str, records: Mapping[str, ExportRecord], snapshots: Mappin
 
 
 def _was_dropped(survey: Survey, record: ExportRecord, sides: Iterable[LakehouseDef]) -> bool:
-    """Whether a side does not know an export at another root whose manifest was deleted, as dropping it does."""
+    """Whether a side lacks an export at another root whose manifest was deleted, as by a drop."""
     is_known = all(record.manifest_path in {other.manifest_path for other in side.exports} for side in sides)
     return bool(record.target_uri) and not is_known and not _stands(survey, record.manifest_path)
 
@@ -231,9 +234,9 @@ def _stands(survey: Survey, location: str) -> bool:
 
 
 def _agreed(ours: LakehouseDef, replaced: list[LakehouseDef]) -> tuple[ExpirationBatch, ...]:
-    """Return the batches of which all sides know, each with the versions that are expired on all.
+    """Return the batches that all sides know, each with the versions that are expired on all.
 
-    What a purge began with on any side cannot be undeleted any more: the purge is to go on.
+    Versions that a purge began with on any side cannot be undeleted any more: the purge has to go on.
     """
     begun = expired_versions(ours, _BEGUN)
     for definition in replaced:

@@ -1,4 +1,4 @@
-"""Deleting many files: in batches, within budgets, at a bounded rate, and never on where it is not allowed."""
+"""Deletes many files: in batches, within budgets, at a bounded rate, and only while it is allowed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LONGEST_PAUSE_SECONDS = 30.0
 
 @dataclass(slots=True)
 class Deletion:
-    """What became of the files to delete: their number and bytes, failures by path, and why it ended early, if it did.
+    """The result of a deletion: number and bytes of files, failures by path, and why it ended early, if it did.
 
     ``throttled`` counts the times when the storage asked for a slower pace, ``spared`` the files that stay.
     """
@@ -58,11 +58,11 @@ class Deletion:
 
 @dataclass(frozen=True, kw_only=True)
 class DeletionReport(Document):
-    """Base of what operations that delete report: ``files`` and ``bytes`` are those that were deleted.
+    """Base of the reports of operations that delete. ``files`` and ``bytes`` are those that were deleted.
 
-    ``version`` recorded it, if any. ``still_needed`` files of the plan were reached by then and stay. ``throttled``
-    counts the times when the storage asked for a slower pace. ``stopped`` says why it ended early, ``failures``
-    which files could not be deleted, with the reason.
+    ``version`` recorded the operation, if any. ``still_needed`` files of the plan were reached by then and stay.
+    ``throttled`` counts the times when the storage asked for a slower pace. ``stopped`` says why it ended early,
+    ``failures`` which files could not be deleted, with the reason.
     """
 
     version: int | None
@@ -76,7 +76,7 @@ class DeletionReport(Document):
 
     @classmethod
     def of(cls, deletion: Deletion, *, version: int | None, still_needed: int, cost: Cost, **own: Any) -> Self:
-        """Return the report of a deletion; ``own`` are the fields of the kind of report."""
+        """Return the report of a deletion. ``own`` are the fields of the kind of report."""
         return cls(
             version=version,
             files=deletion.files,
@@ -110,12 +110,12 @@ def delete_files(
     progress: Progress = no_progress,
     executor: Executor = LOCAL,
 ) -> Deletion:
-    """Delete files, given with their sizes, and say what became of them.
+    """Delete files, given with their sizes, and return the result.
 
-    ``before_batch`` runs before each send of a batch and may raise to stop, or add to ``spared``, which stay; the fence
-    that it returns is what executors elsewhere look at before each of their requests. Where the storage fails that in
-    passing again and again, the deletion stops there. Where a storage throttles or fails in passing, the rest of the
-    batch is sent again more slowly, a few times. After the first refusal under a prefix nothing more is tried there.
+    ``before_batch`` runs before each send of a batch. It may raise to stop, or add to ``spared``, which stay. Executors
+    elsewhere look at the fence that it returns before each of their requests. If the storage repeatedly fails this in
+    passing, the deletion stops there. If a storage throttles or fails in passing, the rest of the batch is sent again
+    more slowly, a few times. After the first refusal under a prefix nothing more is tried there.
     """
     return _Deleting(storage, sizes_bytes, budget, before_batch, spared, progress, executor).run()
 
@@ -128,9 +128,9 @@ def delete_unreached(
     budget: Budget | Spending = NO_LIMITS,
     progress: Progress = no_progress,
 ) -> Deletion:
-    """Delete files that a mark does not reach, under a lease; before each batch both are looked at again.
+    """Delete files that a mark does not reach, under a lease. Before each batch both are checked again.
 
-    Raises MaintenanceBlockedError where the lease is lost or another program changed the settings, PlanChangedError.
+    Raises MaintenanceBlockedError if the lease is lost or another program changed the settings, PlanChangedError.
     """
     roots = mark.survey.lake.files.roots
 
@@ -138,7 +138,7 @@ def delete_unreached(
         held.check()
         before = mark.base
         mark.look()
-        if mark.base is not before:  # marking may take longer than the lease lasts
+        if mark.base is not before:  # the mark may take longer than the lease lasts
             held.check()
         return Fence(held.number, held.expires_at_ms, roots.path(mark.base.version + 1))
 
@@ -174,7 +174,7 @@ class _Deleting:
         self._executor = executor
         self._held_back: frozenset[str] = frozenset()
         self._idle_rounds = 0
-        # The pace is that of deletes: what planning took is no credit for a burst.
+        # The pace is that of deletes: time for planning is no credit for a burst.
         self._begun_s = 0.0 if self._budget.requests_per_second is None else time.monotonic()
         self._refused: dict[str, StorageError] = {}
         self._unseen: StorageError | None = None
@@ -192,14 +192,14 @@ class _Deleting:
         return self._done
 
     def _batch_files(self) -> int:
-        """Return how many files go out together: a round of parallel requests, fewer where the budget ends."""
+        """Return how many files are sent together: a round of parallel requests, fewer when the budget ends."""
         requests = self._spending.within(self._executor.rounds_at_once(self._storage))
         if self._budget.requests_per_second is not None:
             requests = min(requests, max(1, int(self._budget.requests_per_second)))
         return max(1, requests) * self._storage.delete_batch_size
 
     def _go_back(self, left: deque[str], batch: Collection[str]) -> None:
-        """Put back what executors held back; ends the deletion where they got nowhere time after time."""
+        """Put back files that executors held back. Ends the deletion if they repeatedly made no progress."""
         left.extendleft(sorted(self._held_back, reverse=True))
         self._idle_rounds = self._idle_rounds + 1 if len(self._held_back) == len(batch) else 0
         if self._idle_rounds == _MOST_IDLE_ROUNDS:
@@ -221,13 +221,13 @@ class _Deleting:
         return allowed
 
     def _delete(self, paths: list[str]) -> None:
-        """Delete files of one batch; those that failed in passing are sent again after a pause."""
+        """Delete files of one batch. Files that failed in passing are sent again after a pause."""
         remaining = paths
         self._held_back = frozenset()
 
         def attempt() -> None:
             nonlocal remaining
-            self._keep_pace()  # before the look: what that allows goes out at once
+            self._keep_pace()  # before the check: the batch that it allows is sent at once
             fence = self._look()
             for path in [path for path in remaining if path in self._spared]:
                 remaining.remove(path)
@@ -262,14 +262,14 @@ class _Deleting:
             stop=stop_after_attempt(_TRIES),
             wait=wait_random_exponential(multiplier=_FIRST_PAUSE_SECONDS, max=_LONGEST_PAUSE_SECONDS),
             sleep=time.sleep,
-            retry_error_callback=lambda _: None,  # what failed to the end is in the report
+            retry_error_callback=lambda _: None,  # final failures are in the report
         )
         again(attempt)
         if self._unseen is not None:
             self._done.stopped = f"it could not be seen whether more may be deleted: {self._unseen.message}"
 
     def _look(self) -> Fence | None:
-        """See that the batch may be sent; remembers where that failed in passing, and raises it to be tried again."""
+        """Check that the batch may be sent. Remembers a passing failure, and raises it to be tried again."""
         try:
             fence = self._before_batch()
         except _PASSING as error:
@@ -286,7 +286,7 @@ class _Deleting:
 
 
 def _prefix_of(path: str) -> str:
-    """Return the prefix that permissions are given for: a table's, that of operations, or the catalog's files."""
+    """Return the prefix to which permissions apply: a table's, that of operations, or the catalog's files."""
     table_id = table_id_in(path)
     if table_id is not None:
         return f"{TABLES_PREFIX}{table_id}/"

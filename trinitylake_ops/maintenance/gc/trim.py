@@ -1,8 +1,8 @@
-"""Trimming tables: Iceberg snapshots that no kept version needs leave the metadata of managed tables.
+"""Trims tables: Iceberg snapshots that no kept version needs leave the metadata of managed tables.
 
-An Iceberg table's metadata keeps all its snapshots, and with them all their files, so expiring versions
-alone frees no data. Trimming deletes nothing: each kept version has its own metadata file, which stays as
-it is. What only older versions reach afterwards goes when those are expired and purged.
+An Iceberg table's metadata keeps all its snapshots, and so all their files. Expiring versions alone therefore frees no
+data. Trimming deletes nothing: each kept version has its own metadata file, which stays as it is. Files that only older
+versions then reach are freed when those are expired and purged.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _SHOWN_IDS = 5
 class TrimPlan(Plan):
     """The tables whose metadata lists snapshots that no kept version needs.
 
-    ``unreadable`` names managed tables whose current metadata file is missing or corrupt, ``unwritable`` those of a
-    later Iceberg format version than can be written: they are left as they are, as are tables that are not MANAGED
-    Iceberg tables in their own place.
+    ``unreadable`` names managed tables whose current metadata file is missing or corrupt. ``unwritable`` names those of
+    a later Iceberg format version than can be written. They are left as they are, and so are tables that are not
+    MANAGED Iceberg tables in their own place.
     """
 
     base_version: int
@@ -87,11 +87,10 @@ class TrimPlan(Plan):
     def execute(self, approved_digest: str | None = None) -> TrimReport:
         """Write the tables' new metadata files and point to all of them in one commit.
 
-        It is planned again first, and once more whenever a concurrent commit touched a table or the
-        lakehouse's settings; never more is dropped than this plan says. With nothing left to drop, nothing
-        is committed. Raises PlanChangedError when an approved digest is not that of the new plan,
-        CommitConflictError after MAX_ATTEMPTS, what planning raises and what a commit raises. Files of a
-        failed attempt are deleted, best effort.
+        The trim is planned again first, and again whenever a concurrent commit touched a table or the lakehouse's
+        settings. It never drops more than this plan says. With nothing left to drop, nothing is committed. Raises
+        PlanChangedError when an approved digest is not that of the new plan, CommitConflictError after MAX_ATTEMPTS.
+        Raises the errors of planning and of a commit. Files of a failed attempt are deleted, best effort.
         """
         metered = MeteredLakehouse(self._lake)
         approved = {(trim.namespace, trim.table, trim.table_id): frozenset(trim.dropped) for trim in self.tables}
@@ -113,10 +112,10 @@ class TrimPlan(Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class TrimReport(Document):
-    """What was trimmed.
+    """The trimmed tables.
 
-    ``version`` holds the trimmed tables; it is the latest version of then when there was nothing to do.
-    ``left`` names tables of the plan that concurrent commits dropped, replaced or trimmed.
+    ``version`` holds the trimmed tables. If there was nothing to do, it is the latest version at that time. ``left``
+    names tables of the plan that concurrent commits dropped, replaced or trimmed.
     """
 
     version: int
@@ -140,13 +139,13 @@ class TrimReport(Document):
 def plan_trim_tables(
     lake: Lakehouse, policy: RetentionPolicy | None = None, *, tables: Sequence[str] | None = None
 ) -> TrimPlan:
-    """Plan to drop the Iceberg snapshots that no kept version needs; reads only.
+    """Plan to drop the Iceberg snapshots that no kept version needs. Only reads.
 
-    Kept are the versions that ``policy``, by default the lakehouse's own, keeps now, and exports. A version
-    needs of a table the snapshot that is current there, and those of its branches and tags. ``tables``,
-    as ``namespace.table``, limit it. Raises TableNotFoundError, InvalidInputError for a named table that
-    cannot be trimmed and for an empty policy, MaintenanceBlockedError before ``reconcile``,
-    CorruptFileError and other StorageErrors where what is kept cannot be read.
+    Kept versions are exports, and those that ``policy``, by default the lakehouse's own, keeps now. A version needs of
+    a table its current snapshot, and those of its branches and tags. ``tables``, as ``namespace.table``, limit it.
+    Raises TableNotFoundError, MaintenanceBlockedError before ``reconcile``. Raises InvalidInputError for a named table
+    that cannot be trimmed and for an empty policy. Raises CorruptFileError and other StorageErrors for a kept file that
+    cannot be read.
     """
     only = None if tables is None else tuple(tables)
     return on_latest(lake, lambda base: _plan(lake, base, policy, only))
@@ -184,7 +183,7 @@ def _kept_definitions(lake: Lakehouse, base: Snapshot, policy: RetentionPolicy |
 def _within(
     trims: Sequence[TableTrim], approved: Mapping[tuple[str, str, str], frozenset[int]]
 ) -> list[tuple[TableTrim, frozenset[int]]]:
-    """Return the tables that still have something to lose, and what of that was approved."""
+    """Return the tables that still have snapshots to drop, as far as that was approved."""
     found = []
     for trim in trims:
         dropped = approved.get((trim.namespace, trim.table, trim.table_id), frozenset()).intersection(trim.dropped)
@@ -194,7 +193,7 @@ def _within(
 
 
 def _commit(lake: Lakehouse, plan: TrimPlan, trims: Sequence[tuple[TableTrim, frozenset[int]]]) -> int:
-    """Write the new metadata files and commit; raises CommitConflictError when the plan is out of date."""
+    """Write the new metadata files and commit. Raises CommitConflictError when the plan is out of date."""
     message = f"{sum(len(dropped) for _, dropped in trims)} snapshots of {len(trims)} tables"
     tables = [trim for trim, _ in trims]
     dropped_of = {(trim.namespace, trim.table): dropped for trim, dropped in trims}
@@ -216,7 +215,7 @@ def _commit(lake: Lakehouse, plan: TrimPlan, trims: Sequence[tuple[TableTrim, fr
 
 
 def _check_settings(base: Snapshot, plan: TrimPlan) -> None:
-    """Exports and expirations say what is kept, so the plan holds only while they are what they were."""
+    """Exports and expirations decide what is kept, so the plan holds only while they are unchanged."""
     if base.definition_location != plan.base.definition_location:
         raise CommitConflictError(
             f"version {base.version} changed what is kept since the trim was planned; plan it again",

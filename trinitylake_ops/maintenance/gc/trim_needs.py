@@ -1,4 +1,4 @@
-"""Which Iceberg snapshots the tables of a version list, and which of them kept versions need."""
+"""Finds the Iceberg snapshots that the tables of a version list, and those that kept versions need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableTrim:
-    """What would be done to one table: ids of Iceberg snapshots, oldest first."""
+    """The plan for one table: ids of Iceberg snapshots, oldest first."""
 
     namespace: str
     table: str
@@ -43,10 +43,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The candidates, and the names of managed tables that are none.
+    """The candidates, and the names of other managed tables.
 
-    Of those the metadata of ``unreadable`` ones is missing or corrupt, that of ``unwritable`` ones of a later format
-    version than can be written.
+    The metadata of ``unreadable`` tables is missing or corrupt. That of ``unwritable`` ones has a later format version
+    than can be written.
     """
 
     tables: tuple[Candidate, ...]
@@ -135,7 +135,7 @@ def _needed(lake: Lakehouse, candidates: Sequence[Candidate], kept_definitions: 
     def referred(definition: TableDef) -> frozenset[int]:
         return referred_snapshots(definition, io)
 
-    # Two tables of one id: what one of them is at, the other may not lose.
+    # Two tables may have one id: a snapshot that one of them needs stays in both.
     for candidate in candidates:
         needed[candidate.table_id] |= candidate.snapshots.referred
     for batch in in_batches([location for location in kept_definitions if location not in own]):

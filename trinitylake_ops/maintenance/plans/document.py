@@ -1,4 +1,4 @@
-"""What plans and reports are shown as: JSON, and tables for people. It loads nothing that a table does not need."""
+"""The forms of plans and reports: JSON, and tables for people. It loads nothing that a table does not need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from trinitylake_ops.versions.changes import Change
 
-_WIDEST_TABLE_CHARS = 100_000  # text that is no terminal's is never cut or folded
+_WIDEST_TABLE_CHARS = 100_000  # text outside a terminal is never cut or folded
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
@@ -51,7 +51,7 @@ class Document(ABC):
 def jsonable(value: Any) -> Any:
     """Return a value as JSON holds it: dataclasses as objects, times as ISO 8601, enums by their lower-case names.
 
-    Unknown fields of definitions are bytes: base64, and left out where there are none.
+    Unknown fields of definitions are bytes: base64, and omitted if there are none.
     """
     if is_dataclass(value) and not isinstance(value, type):
         return _shown_fields(value)
@@ -78,7 +78,7 @@ def _shown_fields(value: Any) -> dict[str, Any]:
 
 def table_text(table: Table, width_chars: int) -> str:
     """Return a table as text of that width, its title as a line of its own, without trailing spaces."""
-    from rich.console import Console  # not needed by whoever prints JSON
+    from rich.console import Console  # code that prints JSON does not need it
 
     title, table.title = table.title, None
     if title and not table.row_count:

@@ -1,7 +1,7 @@
 """Who carries out the bulk of an operation's requests: threads of this process, or executors elsewhere.
 
-What an operation decides stays with whoever runs it: plans, leases, marks, commits. What it asks of the storage for
-each of many files - to read, copy, check or delete it - goes through an :class:`Executor`, as work on batches of
+What an operation decides stays with whoever runs it: plans, leases, marks, commits. Its requests to the storage for
+each of many files - to read, copy, check or delete it - go through an :class:`Executor`. They are work on batches of
 things. The same work runs in both cases, so plans and reports are the same (docs/engines.md).
 """
 
@@ -59,9 +59,9 @@ class Work(Protocol[A_contra, T_co]):
 class Fence:
     """What makes it safe to send a batch of deletes, as it was seen just before.
 
-    The lease of number ``lease`` is held until ``until_ms`` by the storage's clock; ``next_root`` is the path of the
-    version that comes after the marked ones. Where a larger lease stands, the time is over, or that version is there,
-    nothing more may be sent.
+    The lease of number ``lease`` is held until ``until_ms`` by the storage's clock. ``next_root`` is the path of the
+    version after the marked ones. Where a larger lease stands, the time is over, or that version is there, nothing more
+    may be sent.
     """
 
     lease: int

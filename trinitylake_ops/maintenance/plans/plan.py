@@ -1,8 +1,8 @@
 """Plans: read-only until they are executed.
 
-A digest is ``<base version>-<sha256>`` over the base version and all that the plan would do, so that what was approved
-is what happens. Plans that depend on the time have it in their digest, too: they are made again at the version and
-time at which they were approved.
+A digest is ``<base version>-<sha256>`` over the base version and all effects of the plan. So an approval binds exactly
+these effects. Plans that depend on the time have it in their digest, too. They are made again at the version and time
+of their approval.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Plan(Document):
 
     @abstractmethod
     def execute(self) -> Document:
-        """Do what the plan says. Each kind takes an ``approved_digest`` and further options."""
+        """Execute the plan. Each kind takes an ``approved_digest`` and further options."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content as values of JSON, the digest included."""
@@ -60,7 +60,7 @@ class Plan(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class CommitReport(Document):
-    """What one commit did: ``version`` has it, that of ``base_version`` where nothing was left to do.
+    """The result of one commit. ``version`` has it; it is ``base_version`` if there was nothing to do.
 
     ``changed`` counts the objects, or exports, that the plan named.
     """
@@ -104,9 +104,9 @@ class TimedPlan(Plan):
         """Return the plan with the same options for another version and time."""
 
     def as_approved(self, lake: Lakehouse, approved_digest: str | None) -> Self:
-        """Return the plan of a digest, made again: this one where none was given, or it is its own.
+        """Return the plan of a digest, made again. It is this one if no digest was given, or its own.
 
-        Raises PlanChangedError when that is not the plan that was approved, or none can be made there any more.
+        Raises PlanChangedError when that is not the approved plan, or no plan can be made there any more.
         """
         if approved_digest in (None, self.digest):
             return self

@@ -1,8 +1,8 @@
-"""Which versions to keep, and why: one pure function of versions, a policy and the time (docs/protocol.md, "Expiry").
+"""Decides which versions to keep, and why (docs/protocol.md, "Expiry").
 
-A version is kept when any rule keeps it, so another rule never expires more. Ages count from the moment
-when a version was superseded, not from its creation: the latest version of a lakehouse that nobody
-changed for a year was in use until yesterday.
+One pure function of versions, a policy and the time decides. A version is kept when any rule keeps it, so another rule
+never expires more. Ages count from the moment when a version was superseded, not from its creation. The latest version
+of a lakehouse that nobody changed for a year was in use until yesterday.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from trinitylake_ops.versions.snapshot import utc_datetime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionAge:
-    """What decides about a version: when it was made and superseded, and what pins it.
+    """The facts that decide about a version: when it was made and superseded, and its pins.
 
-    Times in milliseconds since the epoch; the latest version is superseded by nothing (None). ``pins``
-    say, for people, what needs the version in any case.
+    Times are in milliseconds since the epoch. Nothing supersedes the latest version (None). ``pins`` say, for people,
+    what needs the version in any case.
     """
 
     version: int
@@ -35,11 +35,11 @@ class VersionAge:
 class RetentionPolicy:
     """The rules by which versions are kept; each keeps on its own.
 
-    ``maximum_age_ms`` keeps what was superseded no longer ago than that, ``age_overrides`` replace it for
+    ``maximum_age_ms`` keeps versions that were superseded no longer ago than that. ``age_overrides`` replace it for
     single versions. ``minimum_versions`` and ``keep_last`` keep so many of the newest. ``keep_hourly`` to
-    ``keep_monthly`` keep the newest version of each of the last so many hours, days, weeks (from Monday) and
-    months (UTC) in which versions were made. ``protected_ms`` is how long ago a version must have been
-    superseded at least, whatever else is asked for, since transactions may be based on it.
+    ``keep_monthly`` keep the newest version of each of the last periods with versions: hours, days, weeks (from Monday)
+    and months (UTC). ``protected_ms`` protects versions that were superseded less long ago, whatever else is asked for,
+    as transactions may be based on them.
     """
 
     maximum_age_ms: int
@@ -60,7 +60,7 @@ class RetentionPolicy:
 
     @classmethod
     def of(cls, definition: LakehouseDef) -> RetentionPolicy:
-        """Return what the settings of a lakehouse say."""
+        """Return the policy of a lakehouse's settings."""
         rules = definition.retention_rules or RetentionRules()
         return cls(
             maximum_age_ms=definition.maximum_version_age_millis,
@@ -87,7 +87,7 @@ class RetentionPolicy:
 
 
 def duration_ms(duration: timedelta | int, name: str) -> int:
-    """Return a duration, given as that or in milliseconds, in milliseconds. Raises InvalidInputError below 0."""
+    """Return a duration in milliseconds, from a timedelta or milliseconds. Raises InvalidInputError below 0."""
     found_ms = duration // timedelta(milliseconds=1) if isinstance(duration, timedelta) else duration
     if type(found_ms) is not int:
         raise InvalidInputError(f"{name} is {duration!r}; give a timedelta, or milliseconds as an int")
@@ -97,12 +97,12 @@ def duration_ms(duration: timedelta | int, name: str) -> int:
 
 
 def protected_ms(definition: LakehouseDef) -> int:
-    """Return for how long what a transaction may rely on must stay: its time to live and a margin for clocks."""
+    """Return how long files must stay on which a transaction may rely: its time to live and a margin for clocks."""
     return definition.txn_ttl_millis + CLOCK_MARGIN_MS
 
 
 def barred_before_ms(now_ms: int, age_ms: int) -> int:
-    """Return the begin before which transactions may have written files that are as old as ``age_ms`` now."""
+    """Return the moment before which transactions must have begun that may have written files as old as ``age_ms``."""
     return now_ms - age_ms + CLOCK_MARGIN_MS
 
 
@@ -118,9 +118,9 @@ class Verdict:
 def judge(versions: Sequence[VersionAge], policy: RetentionPolicy, now_ms: int) -> tuple[Verdict, ...]:
     """Return a verdict for each version, in their order.
 
-    ``versions`` are all that are neither expired nor sealed, the latest included. The latest is always kept,
-    and so is what is pinned, what bears a time that is still to come, and what was superseded less than
-    ``policy.protected_ms`` ago. Raises InvalidInputError for a policy without any rule.
+    ``versions`` are all that are neither expired nor sealed, the latest included. The latest is always kept. So are
+    pinned versions, versions with a future time, and those superseded less than ``policy.protected_ms`` ago. Raises
+    InvalidInputError for a policy without any rule.
     """
     if policy.is_empty:
         raise InvalidInputError(
@@ -128,7 +128,7 @@ def judge(versions: Sequence[VersionAge], policy: RetentionPolicy, now_ms: int) 
             " number of versions or a rule that keeps some"
         )
     newest_first = sorted(versions, key=lambda age: age.version, reverse=True)
-    # One of the future takes the place of no other: it may be a wrong clock's, and is kept in any case.
+    # A version of the future replaces no other. Its time may be a wrong clock's, and it is kept in any case.
     past = [age for age in newest_first if age.created_at_ms <= now_ms]
     by_rule = _kept_by_number(past, policy) | _kept_by_period(past, policy)
     return tuple(_verdict(age, policy, now_ms, by_rule.get(age.version)) for age in versions)

@@ -1,8 +1,7 @@
 """What stands under a root by an inventory: a list of all files that a storage writes by itself, every day or week.
 
-It spares the listing of millions of files (docs/engines.md, "Inventories") and is believed in nothing: what it names
-and nobody reaches is asked for, one file after the other, and counts as the storage shows it now. What came since
-then, it does not have.
+An inventory spares the listing of millions of files (docs/engines.md, "Inventories"), and nothing in it is believed.
+Each file in it that nothing reaches is asked for, and counts as the storage shows it now. It lacks later files.
 """
 
 from __future__ import annotations
@@ -65,8 +64,8 @@ _KEY = "key"
 class Inventory:
     """An inventory as its ``manifest.json`` describes it, in the form of Amazon S3's.
 
-    ``created_at_ms`` is when it was begun, in milliseconds since the epoch; ``columns`` are the names of a CSV file's,
-    in lower case; keys of the lakehouse's files begin with ``key_prefix``; ``files`` are URIs.
+    ``created_at_ms`` is when it was begun, in milliseconds since the epoch. ``columns`` are the names of a CSV file's
+    columns, in lower case. Keys of the lakehouse's files begin with ``key_prefix``. ``files`` are URIs.
     """
 
     location: str

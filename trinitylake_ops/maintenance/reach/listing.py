@@ -1,8 +1,8 @@
 """Listing what stands under a root: in one go, or in parts by the first bits of the names that we give.
 
-Every file that an operation may delete has such a name: it begins with twelve bits of a hash, in three folders, or
-with ``_``, or lies under ``tables/``. Whoever lists a part leaves out, or only tells, what the operation named, so
-that the rest never comes together in one place.
+Every file that an operation may delete has a certain name. It begins with twelve bits of a hash, in three folders, or
+with ``_``, or lies under ``tables/``. Whoever lists a part leaves out, or only tells, what the operation named, so that
+the rest never comes together in one place.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ class CatalogReach:
     node is read once; subtrees in ``known`` are passed over. With ``skips_damaged`` so are nodes that are gone
     or cannot be decoded, with all below: only for roots that nobody keeps.
 
-    What is named by a URI may stand under this root by another name of it, such as a link, and what is named in other
-    letters than ASCII's lower case may be listed otherwise: ``other_names`` are those.
+    A file that is named by a URI may be under this root by another name of it, such as a link. A name in other letters
+    than ASCII's lower case may be listed otherwise. ``other_names`` are the names of such files.
     """
 
     def __init__(

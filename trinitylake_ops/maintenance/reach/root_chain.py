@@ -1,7 +1,7 @@
-"""The chain of roots: what is wrong with a link of it, and which of that an operator has acknowledged.
+"""The chain of roots: faults in a link of it, and those that an operator has acknowledged.
 
-Another program's root stays as it is for ever, also as a sealed one: whoever looked into it says so once, and from
-then on verify tells it as past.
+Another program's root stays as it is for ever, also as a sealed one. An operator who looked into it acknowledges it
+once, and from then on verify reports it as past.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_AT_ONCE = 1000
 
 
 def chain_faults(roots: Roots, version: int, root: NodeFile, before_ms: int) -> Iterator[tuple[str, str]]:
-    """Yield code and message of what is wrong between a root and the one before, created at ``before_ms``."""
+    """Yield code and message of each fault between a root and the one before, created at ``before_ms``."""
     expected = roots.path(version - 1) if version > 0 else None
     named = root.system.get(PREVIOUS_ROOT)
     if _path_of(roots, named) != expected:
@@ -34,7 +34,7 @@ def chain_faults(roots: Roots, version: int, root: NodeFile, before_ms: int) -> 
 
 
 def _path_of(roots: Roots, location: str | None) -> str | None:
-    """Return the path of a root; others may name it by its URI."""
+    """Return the path of a root. Other programs may name it by its URI."""
     try:
         return None if location is None else to_location(roots.storage.root, location)
     except InvalidLocationError:
@@ -42,7 +42,7 @@ def _path_of(roots: Roots, location: str | None) -> str | None:
 
 
 def acknowledged_versions(definition: LakehouseDef) -> VersionRanges:
-    """Return the versions whose faults an operator acknowledged; none where the record cannot be read."""
+    """Return the versions whose faults an operator acknowledged, none if the record cannot be read."""
     try:
         return VersionRanges.parse(definition.properties.get(ACKNOWLEDGED, ""))
     except InvalidInputError:
@@ -60,7 +60,7 @@ def with_acknowledged(definition: LakehouseDef, more: Iterable[VersionRanges]) -
 
 
 def without_acknowledged(definition: LakehouseDef) -> LakehouseDef:
-    """Return the definition for another lakehouse, whose versions are others."""
+    """Return the definition for another lakehouse, which has other versions."""
     properties = {name: value for name, value in definition.properties.items() if name != ACKNOWLEDGED}
     return replace(definition, properties=properties)
 
@@ -76,7 +76,7 @@ def parse_acknowledged(text: str) -> VersionRanges:
 
 
 def check_faulty(latest: Snapshot, versions: VersionRanges) -> None:
-    """Raise InvalidInputError for a version whose root is as it must be, or cannot be read: nothing else is settled."""
+    """Raise InvalidInputError for a version whose root has no fault, or cannot be read. Only faults are settled."""
     for version in versions:
         faults: list[tuple[str, str]] = []
         if 0 <= version <= latest.version:

@@ -1,7 +1,7 @@
 """All roots of a lakehouse in one pass: what every operation that deletes begins with.
 
-The roots say which versions there are, when each was made and superseded, which are sealed, and whether
-another program went back to an older lakehouse definition; none is read twice.
+The roots say which versions exist, when each was made and superseded, and which are sealed. They also show whether
+another program went back to an older lakehouse definition. None is read twice.
 """
 
 from __future__ import annotations
@@ -113,9 +113,8 @@ class SurveyedRoot:
 class Survey:
     """The versions up to ``base``, by what the lakehouse definition of ``base`` says of them.
 
-    ``roots`` holds all versions but those that were purged, or deleted by other programs; ``written_ms``
-    when each root file was last written, by the storage's clock, also of those. ``executor`` reads what goes
-    on from it.
+    ``roots`` holds all versions except those that were purged, or deleted by other programs. ``written_ms`` is when
+    each root file was last written, by the storage's clock, also for these. ``executor`` reads what goes on from it.
     """
 
     lake: Lakehouse

@@ -49,13 +49,14 @@ class TableWalk(Protocol):
 class TableReach:
     """The files of Iceberg tables that definitions reach, as a path where they lie under the root.
 
-    Tables of every type count: whoever shares files with a managed table keeps them. What no scan opens - former
-    metadata files, data that all snapshots have deleted - is reached by nobody. ``managed_ids`` are the ids of all
-    MANAGED tables seen that stand in their own folders; ``opaque_ids`` of those whose files nobody can tell: tables
-    of other formats, with those whose folders their properties name, those whose metadata file is gone, and managed
-    ones that name files beyond this root. Files beyond it may be files under it by another name of the root, or of a
-    folder in it, and names in other letters than ASCII's lower case may be listed otherwise: ``other_names`` are those.
-    ``walk`` is how a table's files are told, for those who know them already; work in other processes does not know.
+    Tables of every type count: whoever shares files with a managed table keeps them. Files that no scan opens - former
+    metadata files, data that all snapshots have deleted - are reached by nothing. ``managed_ids`` are the ids of all
+    MANAGED tables seen that are in their own folders. ``opaque_ids`` are those of tables whose files are unknown. These
+    are tables of other formats, with those whose folders their properties name, and tables whose metadata file is gone.
+    Managed tables that name files beyond this root belong to them, too. Files beyond the root may be files under it by
+    another name of the root, or of a folder in it. Names in other letters than ASCII's lower case may be listed
+    otherwise. ``other_names`` are the names of such files. ``walk`` is how a table's files are told, for those who know
+    them already; work in other processes does not know.
     """
 
     def __init__(self, lake: Lakehouse, walk: TableWalk = files_of, executor: Executor = LOCAL):

@@ -1,8 +1,7 @@
-"""Repair: putting right what verify found, as far as that is safe (docs/protocol.md, "Repair").
+"""Repair: repairs the findings of verify, as far as that is safe (docs/protocol.md, "Repair").
 
-Whatever is done is a new commit, the hint file, or an owner file that was missing: nothing is deleted, and no file
-of another name than the hint's is overwritten.
-All else is listed with what somebody can do.
+Each step is a new commit, the hint file, or a missing owner file. Nothing is deleted, and no file is overwritten except
+the hint. All other findings are listed with advice.
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ from trinitylake_ops.versions.snapshot import Snapshot
 _RESTORE = "restore the file from a backup of the storage"
 _OLDER = f"{_RESTORE}; else versions that need it stay damaged until they expire"
 
-#: What says that a file is damaged, and not that the storage does not give it.
+#: The findings of damaged files, not of a storage that does not return them.
 _DAMAGED = (FileMissingError, CorruptFileError)
 
-#: What somebody can do about what repair does not.
+#: Advice on findings that repair leaves.
 _ADVICE = {
     "root-missing": _RESTORE,
     "root-corrupt": f"{_RESTORE}; other versions do not need it",
@@ -96,7 +95,7 @@ _TO_LAST_GOOD = "repair --to-last-good"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairStep:
-    """Something that repair does: ``action``, and to what. ``version`` is what it goes back to, where it does."""
+    """A step of a repair: ``action``, and its target. ``version`` is the version to which it goes back, if it does."""
 
     action: str
     what: str
@@ -105,7 +104,7 @@ class RepairStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmended:
-    """A finding that repair leaves alone, with what somebody can do about it."""
+    """A finding that repair leaves alone, with advice on it."""
 
     severity: str
     code: str
@@ -116,7 +115,10 @@ class Unmended:
 
 @dataclass(frozen=True, kw_only=True)
 class RepairReport(Document):
-    """What was done; ``version`` is the latest version after it, ``not_mended`` what is left for somebody."""
+    """The result of a repair.
+
+    ``version`` is the latest version after it, and ``not_mended`` has the remaining findings.
+    """
 
     base_version: int
     version: int
@@ -137,7 +139,7 @@ class RepairReport(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class RepairPlan(Plan):
-    """What a repair would do, in order, and what it would not."""
+    """The steps of a repair, in order, and the findings that it would leave."""
 
     base_version: int
     to_last_good: bool
@@ -163,10 +165,11 @@ class RepairPlan(Plan):
         return _table(title, self.steps, self.not_mended, "to do")
 
     def execute(self, approved_digest: str | None = None) -> RepairReport:
-        """Take all steps; each looks first whether it is still needed, so that one cut off can be run again.
+        """Take all steps.
 
-        Raises PlanChangedError when the plan is not the approved one or a version was committed since,
-        CommitConflictError when one is committed meanwhile, MaintenanceBlockedError while another operation has
+        Each first checks whether it is still needed, so that a repair that was cut off can be run again. Raises
+        PlanChangedError when the plan is not the approved one or a version was committed since. Raises
+        CommitConflictError when one is committed meanwhile. Raises MaintenanceBlockedError while another operation has
         the lease that reconcile needs, StorageError.
         """
         if approved_digest is not None:
@@ -199,13 +202,13 @@ def _table(title: str, steps: Sequence[RepairStep], left: Sequence[Unmended], do
 
 
 def plan_repair(lake: Lakehouse, report: VerifyReport | None = None, *, to_last_good: bool = False) -> RepairPlan:
-    """Plan what mends the findings of a report, by default of a new one; reads only.
+    """Plan a repair of the findings of a report, by default of a new one. Only reads.
 
-    With ``to_last_good`` a latest version that is damaged is mended, too: objects whose definitions or files are
-    damaged go back to the newest version that has them whole, unless their name was another object's then, and where
-    the tree is damaged, all goes back to the newest version that is whole. What was committed since is not part of
-    that. Raises InvalidInputError for a report that a limit ended early, PlanChangedError for one of an earlier
-    version, StorageError, also where the storage did not give what ``to_last_good`` has to know.
+    With ``to_last_good`` a damaged latest version is repaired, too. Objects whose definitions or files are damaged go
+    back to the newest version that has them whole, unless their name was another object's then. If the tree is damaged,
+    all goes back to the newest whole version. Later commits to them are lost. Raises InvalidInputError for a report
+    that a limit ended early, PlanChangedError for one of an earlier version. Raises StorageError, also if the storage
+    did not return what ``to_last_good`` needs.
     """
     lake = uncached(lake)
     report = report or verify(lake)
@@ -223,7 +226,7 @@ def plan_repair(lake: Lakehouse, report: VerifyReport | None = None, *, to_last_
 
 
 def repair(lake: Lakehouse, report: VerifyReport | None = None, *, to_last_good: bool = False) -> RepairReport:
-    """Plan and execute a repair. Raises what both raise."""
+    """Plan and execute a repair. Raises the errors of both."""
     return plan_repair(lake, report, to_last_good=to_last_good).execute()
 
 
@@ -262,7 +265,10 @@ class _Planner:
         return self._report.latest_version in VersionRanges.parse(self._report.damaged_versions)
 
     def _has_other_settings(self, base: Snapshot) -> bool:
-        """Whether the latest settings are not those of creation: every tree under them is damaged, older ones, too."""
+        """Whether the latest settings differ from those of creation.
+
+        Then every tree under them is damaged, older ones, too.
+        """
         return any(finding.path == base.definition_location for finding in self._found("definition-changed"))
 
     def _unmended(self, finding: Finding) -> Unmended:
@@ -276,7 +282,7 @@ class _Planner:
         )
 
     def _base(self) -> Snapshot | None:
-        """Return the latest version, None where it or its definition cannot be read: nothing can be committed then."""
+        """Return the latest version, None if it or its definition cannot be read. Nothing can be committed then."""
         try:
             base = self._lake.snapshot()
             _ = base.definition
@@ -341,7 +347,7 @@ class _Planner:
     def _plan_objects(self, base: Snapshot) -> None:
         """Find, for each damaged object, the newest version that has it whole.
 
-        Before a version without it, its name was that of another object, which somebody dropped.
+        In versions before one without it, its name was that of another object, which somebody dropped.
         """
         missing = {_key(base.keys, name): name for name in self._report.damaged_objects}
         damaged = {key: location for key in missing if (location := base.entry(key)) is not None}
@@ -374,7 +380,7 @@ class _Planner:
     def _whole_entry(
         self, snapshot: Snapshot, key: str, name: ObjectName, rejected: set[str], known_id: str | None
     ) -> str | None:
-        """Return the definition that a version has of an object, if it is whole and of that id, where that is known."""
+        """Return a version's definition of an object, if it is whole and has that id, where that is known."""
         try:
             location = snapshot.entry(key)
             if location is None or location in rejected:

@@ -1,6 +1,6 @@
-"""The steps of a repair. Each takes the version that it expects to be the latest, and returns the one after it.
+"""The steps of a repair. Each step takes the version that it expects to be the latest, and returns the one after it.
 
-Each looks again whether it is needed, so that a repair that was cut off can be planned and run again.
+Each checks again whether it is needed, so that a repair that was cut off can be planned and run again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OPERATION = "repair"
 
 
 def settle_definition(lake: Lakehouse, latest: int) -> int:
-    """Reconcile what another program did to the lakehouse definition."""
+    """Reconcile another program's changes to the lakehouse definition."""
     return reconcile(lake).version or latest
 
 
@@ -64,7 +64,10 @@ def set_hint(lake: Lakehouse, latest: int) -> int:
 
 
 def claim_folders(table_ids: Sequence[str], lake: Lakehouse, latest: int) -> int:
-    """Write the owner files of tables that versions define. Raises FileExistsAlreadyError for one that is another's."""
+    """Write the owner files of tables that versions define.
+
+    Raises FileExistsAlreadyError for an owner file of another lakehouse.
+    """
     storage, lakehouse_id = lake.storage, lake.snapshot().definition.id
     run_parallel(lambda table_id: claim_folder(storage, table_id, lakehouse_id), table_ids, storage.concurrency)
     return latest
@@ -90,7 +93,7 @@ def _lost_race(base_version: int, latest_version: int) -> CommitConflictError:
 
 @dataclass(frozen=True)
 class _Tree:
-    """The tree of an earlier version under the current lakehouse definition; the latest tree is not read."""
+    """The tree of an earlier version under the current lakehouse definition. The latest tree is not read."""
 
     target: Snapshot
 

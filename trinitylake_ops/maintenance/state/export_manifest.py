@@ -1,4 +1,4 @@
-"""The manifest of an export: which copy stands where, with its size and checksum."""
+"""The manifest of an export: the location of each copy, with its size and checksum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trinitylake_ops.storage.interface import Storage
 
 @dataclass(frozen=True, slots=True)
 class CopiedFile:
-    """A copy that was compared: where it stands, and what it holds. ``source`` is None for a node built anew."""
+    """A copy that was compared: its location and content. ``source`` is None for a node built anew."""
 
     source: str | None
     target: str
@@ -26,14 +26,14 @@ class CopiedFile:
 
     @classmethod
     def of(cls, source: str | None, target: str, data: bytes) -> CopiedFile:
-        """Return what is recorded of a copy with these bytes."""
+        """Return the record of a copy with these bytes."""
         return cls(source, target, len(data), hashlib.sha256(data).hexdigest())
 
 
 def begin_manifest(
     storage: Storage, record: ExportRecord, targets: Iterable[tuple[str | None, str]], *, with_definitions: bool
 ) -> None:
-    """Name the copies that will be made, so that nobody takes them for orphans meanwhile.
+    """Name the copies that will be made, so that no removal takes them for orphans meanwhile.
 
     The manifest of a cut-off export stays. Raises ExportExistsError when that one has other copies, StorageError.
     """
@@ -58,7 +58,7 @@ def begin_manifest(
 def finish_manifest(
     storage: Storage, record: ExportRecord, files: Iterable[CopiedFile], *, with_definitions: bool
 ) -> None:
-    """Record all copies with size and checksum, those of earlier runs that were cut off, too. Raises StorageError."""
+    """Record all copies with size and checksum, also those of earlier runs that were cut off. Raises StorageError."""
     copies = {**_copies_of_earlier_runs(storage, record.manifest_path), **{file.target: file for file in files}}
     ordered = [asdict(copies[target]) for target in sorted(copies)]
     storage.write(record.manifest_path, _encoded(record, ordered, with_definitions=with_definitions))
@@ -92,7 +92,7 @@ def _copied(file: Mapping[str, Any], path: str) -> CopiedFile:
 
 
 def manifest_targets(storage: Storage, path: str) -> set[str]:
-    """Return the files that the manifest of an export names as copies; none where it was not written yet.
+    """Return the files that the manifest of an export names as copies, none if it is not written yet.
 
     Raises CorruptFileError, StorageError.
     """

@@ -1,4 +1,4 @@
-"""Exports as the lakehouse definition records them: names, states, what is listed and dropped."""
+"""Exports as the lakehouse definition records them: names, states, lists and drops."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OWN_NAME = re.compile("(?:_export_|_ops/export-)[^/]+")
 
 
 def check_name(name: str) -> None:
-    """Raise InvalidNameError for what cannot be the name of an export."""
+    """Raise InvalidNameError for a text that cannot be the name of an export."""
     validate_name(name, MAX_NAME_BYTES, "export")
     if name.isdecimal():
         raise InvalidNameError(f"export name {name!r} is digits only, which would mean a version")
@@ -44,7 +44,7 @@ def check_unused(definition: LakehouseDef, name: str) -> None:
 
 
 def is_cut_off(record: ExportRecord | None, wanted: ExportRecord) -> bool:
-    """Whether a record is that of an export which was begun as the wanted one would be, and not finished."""
+    """Whether a record is that of an unfinished export that was begun as the wanted one would be."""
     return (
         record is not None
         and record.state == ExportState.COPYING
@@ -54,9 +54,9 @@ def is_cut_off(record: ExportRecord | None, wanted: ExportRecord) -> bool:
 
 
 def begin(lake: Lakehouse, wanted: ExportRecord, check_source: Callable[[Snapshot], None]) -> tuple[ExportRecord, bool]:
-    """Commit the record of an export, or find the one of a cut-off export, which is said beside it.
+    """Commit the record of an export, or find the one of a cut-off export. Returns which of both.
 
-    ``check_source`` raises where what is exported is not kept. Raises ExportExistsError, VersionExpiredError,
+    ``check_source`` raises if the source is not kept. Raises ExportExistsError, VersionExpiredError,
     CommitAttemptsExhaustedError, StorageError.
     """
     found: list[ExportRecord] = []
@@ -82,9 +82,9 @@ def complete(
     retain_until_ms: int | None,
     check_source: Callable[[Snapshot], None],
 ) -> int:
-    """Commit an export as complete, and return the version; nothing when another run was faster.
+    """Commit an export as complete, and return the version. Does nothing when another run was faster.
 
-    Raises ExportNotFoundError when it was dropped meanwhile, what ``check_source`` raises,
+    Raises ExportNotFoundError when it was dropped meanwhile, the errors of ``check_source``,
     CommitAttemptsExhaustedError, StorageError.
     """
     done = replace(record, state=ExportState.COMPLETE, root_location=root_location, retain_until_millis=retain_until_ms)
@@ -113,7 +113,7 @@ def check_copying(base: Snapshot, record: ExportRecord) -> ExportRecord:
 class ExportInfo:
     """One export as the lakehouse records it.
 
-    Of an export that another program recorded by name and root only, level and times are None.
+    For an export that another program recorded by name and root only, level and times are None.
     """
 
     name: str
@@ -165,17 +165,17 @@ def _info(record: ExportRecord) -> ExportInfo:
 
 
 def drop_export(lake: Lakehouse, name: str) -> int:
-    """Forget an export in one commit, then delete its root and manifest; returns the version.
+    """Forget an export in one commit, then delete its root and manifest. Returns the version.
 
-    Its version can expire from then on. Other copies under this root, and what cannot be deleted, are left to
-    orphan removal: a version that the export was restored to may need them. Another root is left as it is.
-    Raises ExportNotFoundError, CommitAttemptsExhaustedError, StorageError.
+    Its version can expire from then on. A removal of orphans deletes other copies under this root, and files that could
+    not be deleted. A version that the export was restored to may need them. Another root is left as it is. Raises
+    ExportNotFoundError, CommitAttemptsExhaustedError, StorageError.
     """
     return drop_exports(lake, [name])
 
 
 def drop_exports(lake: Lakehouse, names: Sequence[str]) -> int:
-    """Forget several exports in one commit, as :func:`drop_export` does one; returns the version."""
+    """Forget several exports in one commit, as :func:`drop_export` does one. Returns the version."""
     first = lake.snapshot()
     known = [_known(first.definition, name) for name in names]
     remaining = first.definition
@@ -197,9 +197,9 @@ def drop_exports(lake: Lakehouse, names: Sequence[str]) -> int:
 
 
 def _own_files(record: ExportRecord, remaining: LakehouseDef) -> list[str]:
-    """Return root and manifest of a dropped export where they carry names that we give, and no other export needs.
+    """Return root and manifest of a dropped export, if they have names that we give and no other export needs them.
 
-    Others may name them in another spelling, such as a full URI by way of a link: the uuid tells.
+    Other programs may spell them differently, such as by a full URI through a link: the uuid identifies them.
     """
     own = [path for path in (record.root_location, record.manifest_path) if _OWN_NAME.fullmatch(path)]
     others = {*remaining.exported_snapshots.values()}
@@ -209,7 +209,7 @@ def _own_files(record: ExportRecord, remaining: LakehouseDef) -> list[str]:
 
 
 def _known(definition: LakehouseDef, name: str) -> str:
-    """Return what tells an export from another one of the same name, later on. Raises ExportNotFoundError."""
+    """Return a text that distinguishes an export from a later one of the same name. Raises ExportNotFoundError."""
     record, location = record_of(definition, name), definition.exported_snapshots.get(name)
     if record is None and location is None:
         raise ExportNotFoundError(f"there is no export {name!r}")

@@ -1,8 +1,8 @@
 """One operation that deletes at a time: a lease in numbered files (docs/protocol.md, "Expiry").
 
-The lease is the file ``_ops/lease-<k>.json`` with the largest k. Who wants it creates k + 1 if absent, once
-that one ended, and deletes those before; its holder looks for a larger one before each batch. The lease saves
-work: operations that overlap all the same, because a holder slept, delete nothing that they should not.
+The lease is the file ``_ops/lease-<k>.json`` with the largest k. An operation that wants it creates k + 1 if absent,
+once that lease ended, and deletes those before. Its holder looks for a larger one before each batch. The lease saves
+work. Operations that overlap because a holder slept delete no needed file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ class Lease:
     expires_at_ms: int
 
     def check(self) -> None:
-        """Go on holding the lease, renewing it in time. Raises MaintenanceBlockedError once somebody else has it."""
+        """Go on holding the lease, renewing it in time.
+
+        Raises MaintenanceBlockedError once another operation has it.
+        """
         newest = max(_standing(self.storage), default=0)
         if newest > self.number:
             raise MaintenanceBlockedError(
@@ -51,7 +54,7 @@ class Lease:
             self._write(now_ms + DURATION_MS)
 
     def release(self) -> None:
-        """End the lease, best effort: it ends by itself, later."""
+        """End the lease, best effort. Otherwise it ends by itself, later."""
         try:
             self._write(0)
         except StorageError as error:
@@ -98,13 +101,13 @@ def _take(storage: Storage, operation: str) -> Lease:
 
 
 def _standing(storage: Storage) -> dict[int, FileInfo]:
-    """Return the leases that stand, by number."""
+    """Return the existing leases, by number."""
     found = {parse_lease_path(info.path): info for info in storage.list(LEASE_PREFIX)}
     return {number: info for number, info in found.items() if number is not None}
 
 
 def _check_ended(storage: Storage, info: FileInfo, now_ms: int) -> None:
-    """Raise MaintenanceBlockedError unless a lease has ended; one that cannot be read ends by its age."""
+    """Raise MaintenanceBlockedError unless a lease has ended. A lease that cannot be read ends by its age."""
     try:
         content = decode_sealed_json(storage.read(info.path, limit_bytes=MAX_NOTE_BYTES), info.path)
         expires_at_ms, operation = int(content["expires_at_ms"]), str(content["operation"])
@@ -112,7 +115,7 @@ def _check_ended(storage: Storage, info: FileInfo, now_ms: int) -> None:
         raise _taken_now(info.path) from None  # with a newer one there, it was deleted
     except (CorruptFileError, ValueError, KeyError, TypeError, OverflowError):
         expires_at_ms, operation = info.last_modified_ms + DURATION_MS, "an operation"
-    if expires_at_ms > now_ms + 2 * DURATION_MS:  # nobody asks for so long
+    if expires_at_ms > now_ms + 2 * DURATION_MS:  # no operation asks for so long
         expires_at_ms = info.last_modified_ms + DURATION_MS
     if now_ms < expires_at_ms:
         raise MaintenanceBlockedError(

@@ -1,4 +1,4 @@
-"""The immutable file of an approved plan: what a purge may delete, and nothing beyond (docs/protocol.md, "Expiry")."""
+"""The immutable file of an approved plan: the only files that a purge may delete (docs/protocol.md, "Expiry")."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trinitylake_ops.storage.conditional_create import create_fresh
 
 @dataclass(frozen=True)
 class PlanFile:
-    """Versions and exports that go, and the files, with their sizes in bytes, that nothing else reached then."""
+    """Expiring versions and exports, and the files, with their sizes in bytes, that nothing else reached then."""
 
     operation: str
     base_version: int
@@ -33,7 +33,7 @@ class PlanFile:
         return timed_digest(self.base_version, self.now_ms, self.operation, self.versions, list(self.exports), files)
 
     def to_bytes(self, path: str) -> bytes:
-        """Return the file that will stand at ``path``, JSON."""
+        """Return the file for ``path``, JSON."""
         content = {
             "operation": self.operation,
             "base_version": self.base_version,
@@ -69,7 +69,7 @@ def write_plan_file(storage: Storage, plan: PlanFile) -> str:
 
 
 def read_plan_file(storage: Storage, batch: ExpirationBatch) -> PlanFile:
-    """Read the plan of a batch. Raises CorruptFileError where it is not the one that was recorded, StorageError."""
+    """Read the plan of a batch. Raises CorruptFileError if it is not the one that was recorded, StorageError."""
     plan = PlanFile.from_bytes(storage.read(batch.plan_path, limit_bytes=MAX_FILE_LIST_BYTES), batch.plan_path)
     if plan.digest != batch.digest:
         raise CorruptFileError(

@@ -1,4 +1,4 @@
-"""Commits that change what the lakehouse definition records of operations: expirations, exports, retention."""
+"""Commits that change the lakehouse definition's records of operations: expirations, exports, retention."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from trinitylake_ops.versions.snapshot import Snapshot
 class StateChange:
     """A version with the same tree and a definition that follows from the one before (commit.Committable).
 
-    ``change`` returns the definition to record on a base, the same one where only the commit itself
-    matters, or None where nothing is left to do; it checks its preconditions each time and raises typed
-    errors. ``rebased`` is called before, when other commits came between.
+    ``change`` returns the definition to record on a base. It is the same one if only the commit itself matters, and
+    None if nothing is left to do. It checks its preconditions each time and raises typed errors. ``rebased`` is called
+    before it when other commits came between.
     """
 
     operation: str
@@ -42,10 +42,10 @@ class StateChange:
         self.rebased(base, latest)
 
     def commit(self, lake: Lakehouse, base: Snapshot, *, written_since_ms: int | None = None) -> int:
-        """Commit on a base or later; returns the version, that of the base where nothing was left to do.
+        """Commit on a base or later. Returns the version, or the base's if nothing was left to do.
 
-        ``written_since_ms`` is when a file was written that the definition names. Raises what ``change`` and
-        ``rebased`` raise, and what :func:`commit.commit` raises.
+        ``written_since_ms`` is the time when a file was written that the definition names. Raises the errors of
+        ``change`` and ``rebased``, and those of :func:`commit.commit`.
         """
         return lake.commit(self, base, written_since_ms=written_since_ms)
 

@@ -27,7 +27,7 @@ class PlannedTable(Protocol):
 
     @property
     def definition_location(self) -> str:
-        """Where its definition stood."""
+        """The location of its definition."""
 
 
 T = TypeVar("T", bound=PlannedTable)
@@ -48,7 +48,7 @@ def discarded_on_failure(storage: Storage) -> Iterator[list[str]]:
 
 
 def check_tables(txn: Transaction, tables: Sequence[PlannedTable], planned: str, remedy: str = "") -> None:
-    """Raise CommitConflictError when a table is not what it was in the plan, which ``planned`` names.
+    """Raise CommitConflictError when a table is not as in the plan, which ``planned`` names.
 
     ``remedy`` ends the message.
     """
@@ -66,7 +66,7 @@ def check_tables(txn: Transaction, tables: Sequence[PlannedTable], planned: str,
 
 
 def alter_tables(txn: Transaction, storage: Storage, tables: Sequence[T], write: Callable[[T], TableDef]) -> None:
-    """Write the metadata of tables in parallel and point to it. Raises what ``write`` raises."""
+    """Write the metadata of tables in parallel and point to it. Raises the errors of ``write``."""
     definitions = run_parallel(in_one_round(write), tables, storage.concurrency)
     for one, definition in zip(tables, definitions, strict=True):
         txn.alter_table(one.namespace, one.table, definition)

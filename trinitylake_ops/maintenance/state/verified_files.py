@@ -1,6 +1,6 @@
-"""Records of the files that verify has read: what later runs need not read again (FORMAT.md, "Verified files").
+"""Records of the files that verify has read, and that later runs need not read again (FORMAT.md, "Verified files").
 
-A record is a file of its own name; who writes one deletes those that it read. Runs that overlap leave two, which
+A record is a file of its own name. A run that writes one deletes those that it read. Runs that overlap leave two, which
 the next one takes together.
 """
 
@@ -27,7 +27,8 @@ _CHECKSUM_BYTES = 32
 _ROWS_PER_BATCH = 1024
 _MOST_LOOKS = 3
 _CONTENT_PER_BATCH_BYTES = 32 << 20
-#: What a record decompresses to in all, a batch after the other; metadata files of a table are much alike.
+#: The bytes that a record may decompress to in all, one batch after the other. Metadata files of a table are much
+#: alike.
 _ALWAYS_ALLOWED_BYTES = 64 << 20
 _MAX_RATIO = 256
 _SCHEMA = pa.schema(
@@ -44,7 +45,7 @@ _SCHEMA = pa.schema(
 
 
 class Kept(StrEnum):
-    """What a record keeps of a file: its bytes, what it names, or nothing but its checksum."""
+    """The part of a file that a record keeps: its bytes, the names in it, or only its checksum."""
 
     FILE = "file"
     NAMES = "names"
@@ -53,9 +54,9 @@ class Kept(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VerifiedFile:
-    """A file that was verified: its size, time and SHA-256, and what goes on from it.
+    """A verified file: its size, time and SHA-256, and the content for the checks above it.
 
-    ``content`` is zstd of the whole file, or of the names in it, as JSON; None where only the checksum is kept.
+    ``content`` is zstd of the whole file, or of the names in it, as JSON. It is None if only the checksum is kept.
     """
 
     kept: Kept
@@ -93,7 +94,10 @@ def encode_names(files: Iterable[TableFile]) -> bytes:
 
 
 def decode_names(data: bytes) -> list[TableFile]:
-    """Return the files that :func:`encode_names` was given. Raises CorruptFileError for what it cannot have made."""
+    """Return the files that :func:`encode_names` was given.
+
+    Raises CorruptFileError for bytes that it cannot have made.
+    """
     try:
         return [_named(*row) for row in json.loads(data)]
     except (ValueError, TypeError, RecursionError) as error:
@@ -108,7 +112,7 @@ def _named(kind: str, location: object, size_bytes: object) -> TableFile:
 
 @dataclass(frozen=True)
 class Records:
-    """The records that stand: their files together, their paths, and what is wrong with some of them by path."""
+    """The existing records: their files together, their paths, and faults of some of them by path."""
 
     files: Mapping[str, VerifiedFile]
     paths: tuple[str, ...] = ()
@@ -116,14 +120,14 @@ class Records:
 
 
 def read_records(storage: Storage, listed: Iterable[FileInfo]) -> Records:
-    """Read all records among listed files. Where two tell different things of a file, the older one is believed.
+    """Read all records among listed files. If two differ about a file, the older one is believed.
 
     Raises StorageError.
     """
     for _ in range(_MOST_LOOKS):
         try:
             return _read(storage, [info for info in listed if is_verified_path(info.path)])
-        except FileMissingError:  # superseded at this moment, by one that holds what it did
+        except FileMissingError:  # superseded just now by a record that holds the same
             listed = list(storage.list(VERIFIED_PREFIX))
     return Records({})
 
@@ -146,9 +150,9 @@ def _read(storage: Storage, found: list[FileInfo]) -> Records:
 
 
 def write_record(storage: Storage, files: Mapping[str, VerifiedFile], superseded: Iterable[str]) -> str:
-    """Write a record under a fresh name, then delete those that it supersedes; returns its path. Raises StorageError.
+    """Write a record under a fresh name, then delete the superseded ones. Returns its path. Raises StorageError.
 
-    One that cannot be deleted is an orphan once it is old, and does no harm before.
+    A record that cannot be deleted is an orphan once it is old, and harmless before.
     """
     path = new_verified_path()
     create_fresh(storage, {path: _encoded(files)})
@@ -189,7 +193,7 @@ def _batches(rows: list[tuple[str, VerifiedFile]]) -> Iterator[list[tuple[str, V
 
 
 def _decoded(data: bytes, path: str) -> Iterator[tuple[str, VerifiedFile]]:
-    """Yield the rows of a record. Raises CorruptFileError for one that is damaged or of another form."""
+    """Yield the rows of a record. Raises CorruptFileError for a record that is damaged or of another form."""
     if hashlib.sha256(memoryview(data)[:-_CHECKSUM_BYTES]).digest() != data[-_CHECKSUM_BYTES:]:
         raise CorruptFileError("the record of verified files is damaged", path=path)
     body = data[:-_CHECKSUM_BYTES]
@@ -201,7 +205,7 @@ def _decoded(data: bytes, path: str) -> Iterator[tuple[str, VerifiedFile]]:
 
 
 def _record_limit_bytes(file_bytes: int) -> int:
-    """Return what a record of a size may decompress to."""
+    """Return the most bytes to which a record of a size may decompress."""
     return _ALWAYS_ALLOWED_BYTES + _MAX_RATIO * file_bytes
 
 

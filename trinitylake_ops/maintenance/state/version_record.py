@@ -1,4 +1,7 @@
-"""What a root says about its version: read once by whoever goes over all roots, kept for pages."""
+"""The record of a version in its root.
+
+Each operation that goes over all roots reads it once, and keeps it for pages.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ _NUMBER = re.compile(r"\d{1,10}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionRecord:
-    """One version by its root; what its writer did not record is None, as is the time of a root that was not read.
+    """One version by its root. Values that its writer did not record are None, and so is the time of an unread root.
 
-    ``rollback_from`` is the version before a rollback, ``rollback_to`` the one whose content came back. Long
-    texts are cut.
+    ``rollback_from`` is the version before a rollback. ``rollback_to`` is the one, ``rollback_to`` the one whose
+    content came back. Long texts are cut.
     """
 
     version: int
@@ -36,7 +39,7 @@ class VersionRecord:
 
     @classmethod
     def of(cls, version: int, system: Mapping[str, str]) -> VersionRecord:
-        """Return what the system rows of a root say."""
+        """Return the record in the system rows of a root."""
         info = decode_commit_info(system)
         operation, message = (_text(info.get(name)) for name in ("operation", "message"))
         made = cls(
@@ -58,7 +61,7 @@ class VersionRecord:
 
 
 def rolled_back_to(version: int, message: str | None, properties: object) -> int | None:
-    """Return the version to which a rollback went, None where its writer recorded none that can be."""
+    """Return the version to which a rollback went, None if its writer recorded no possible one."""
     recorded = properties.get(ROLLED_BACK_TO) if isinstance(properties, Mapping) else None
     if not (isinstance(recorded, str) and _NUMBER.fullmatch(recorded)):
         plain = _PLAIN_MESSAGE.fullmatch(message or "")
@@ -67,5 +70,5 @@ def rolled_back_to(version: int, message: str | None, properties: object) -> int
 
 
 def _text(value: object) -> str | None:
-    """Return a text of ``commit_info``, cut; None where others wrote another type."""
+    """Return a text of ``commit_info``, cut. None if another program wrote another type."""
     return value[:_LONGEST_TEXT_CHARS] if isinstance(value, str) and value else None

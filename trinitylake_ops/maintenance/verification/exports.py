@@ -1,4 +1,4 @@
-"""Checking exports: their roots and manifests are there, what exported roots reach is, and what they pin."""
+"""Checks exports: their roots and manifests exist, the files that exported roots reach exist, and so do their pins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STALE_EXPORT_MS = 7 * 24 * 3600 * 1000
 
 
 class ExportVerifier:
-    """Checks the exports that a lakehouse definition records; ``exports`` counts those with a root."""
+    """Checks the exports that a lakehouse definition records. ``exports`` counts those with a root."""
 
     def __init__(self, lake: Lakehouse, versions: VersionVerifier, findings: Findings):
         self._lake = lake
@@ -51,9 +51,9 @@ class ExportVerifier:
 
     @contextmanager
     def _unless_dropped(self, name: str, definition: LakehouseDef) -> Iterator[None]:
-        """Forget what is found in the block where the export was dropped meanwhile, as its files may be gone.
+        """Forget findings of the block if the export was dropped meanwhile, as its files may be gone.
 
-        One of the same name may have been made since; the next run looks at that.
+        An export of the same name may have been made since. The next run checks it.
         """
 
         def is_dropped() -> bool:
@@ -68,14 +68,14 @@ class ExportVerifier:
             self._versions.tree.forget_broken()
 
     def _is_elsewhere(self, location: str) -> bool:
-        """Whether a location lies beyond this root; one that breaks the rules does not, and is looked at."""
+        """Whether a location lies beyond this root. A location that breaks the rules does not, and is checked."""
         try:
             return is_uri(to_location(self._lake.root, location))
         except InvalidLocationError:
             return False
 
     def _check_begun(self, record: ExportRecord) -> None:
-        """Warn where nothing names the copies that an export made so far: it copies within this root."""
+        """Warn if nothing names the copies of an unfinished export. It copies within this root."""
         if not record.manifest_path or record.target_uri or record.level == ExportLevel.MINIMAL:
             return
         (found,) = self._lake.storage.read_available([record.manifest_path], limit_bytes=MAX_FILE_LIST_BYTES)
@@ -103,7 +103,7 @@ class ExportVerifier:
 
 
 def _places(definition: LakehouseDef, name: str) -> tuple[str | None, set[tuple[str, str]]]:
-    """Return where a lakehouse definition says that an export of a name stands, which no other one shares."""
+    """Return the location of an export that no other one shares, by a lakehouse definition."""
     records = [record for record in definition.exports if record.name == name]
     places = {(record.root_location, record.manifest_path) for record in records}
     return definition.exported_snapshots.get(name), places

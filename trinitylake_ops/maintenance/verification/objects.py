@@ -1,4 +1,4 @@
-"""Checking what keys point to: definitions, and through them the files of managed tables."""
+"""Checks the objects of keys: definitions, and through them the files of managed tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 _CHANGES_AT_ONCE = 8_192
 
-#: What a key takes a definition for.
+#: The kind that a key gives a definition.
 Kind = Literal["namespace", "table"]
 
 
@@ -33,7 +33,7 @@ def _kind_of(name: ObjectName) -> Kind:
 
 
 def _in_batches(parts: Iterable[Iterable[KeyChange]]) -> Iterator[list[KeyChange]]:
-    """Yield changes in batches large enough that what is read for them is read many at once."""
+    """Yield changes in batches large enough for parallel reads."""
     batch: list[KeyChange] = []
     for part in parts:
         batch += part
@@ -45,15 +45,15 @@ def _in_batches(parts: Iterable[Iterable[KeyChange]]) -> Iterator[list[KeyChange
 
 
 def is_empty(definition: NamespaceDef | TableDef) -> bool:
-    """Whether a definition says nothing: a file of no bytes is one."""
+    """Whether a definition is empty: a file of no bytes is one."""
     return definition in (NamespaceDef(id=""), TableDef(table_type="", table_format=""))
 
 
 class WholeDefinitions:
-    """The locations of definitions that were read ahead and are whole; ``tables`` are those of tables with files.
+    """The locations of definitions that were read ahead and are whole. ``tables`` are those of tables with files.
 
-    There may be a million of them, so each has a digest and a few bits. ``note_seen`` is told each that is seen, by its
-    location.
+    There may be a million of them, so each has a digest and a few bits. ``note_seen`` is called for each that is seen,
+    by its location.
     """
 
     _ASKED: Mapping[Kind, int] = MappingProxyType({"namespace": 1, "table": 2})
@@ -67,21 +67,21 @@ class WholeDefinitions:
         self.n_seen = 0
 
     def is_new(self, location: str, kind: Kind) -> bool:
-        """Whether nobody asked so about the definition of this kind at a location before."""
+        """Whether this is the first question about the definition of this kind at a location before."""
         digest = _digest(location)
         bits = self._bits.get(digest, 0)
         self._bits[digest] = bits | self._ASKED[kind]
         return not bits & self._ASKED[kind]
 
     def add(self, location: str, kind: Kind, table: TableDef | None) -> None:
-        """Know a definition to be whole."""
+        """Record that a definition is whole."""
         digest = _digest(location)
         self._bits[digest] = self._bits.get(digest, 0) | self._WHOLE[kind]
         if table is not None:
             self.tables[location] = table
 
     def see(self, location: str, kind: Kind) -> bool:
-        """Whether the definition of this kind at a location is known to be whole; if so, it is seen."""
+        """Whether the definition of this kind at a location is known to be whole. If so, it counts as seen."""
         digest = _digest(location)
         bits = self._bits.get(digest, 0)
         if not bits & self._WHOLE[kind]:
@@ -102,10 +102,10 @@ def _digest(location: str) -> bytes:
 
 
 class ObjectVerifier:
-    """Checks the objects of one version after the other; only what changed since the last one is looked at.
+    """Checks the objects of one version after the other. Only changes since the last one are checked.
 
-    ``definitions`` counts the files seen. ``damaged`` are the keys of the last version with something wrong: their
-    definitions, or files of their tables.
+    ``definitions`` counts the files seen. ``damaged`` are the keys of the last version with a fault in their
+    definitions, or in files of their tables.
     """
 
     def __init__(self, lake: Lakehouse, tables: TableVerifier, report: Report):
@@ -116,7 +116,7 @@ class ObjectVerifier:
         self._namespaces: set[str] = set()
         self._missing_namespaces: set[str] = set()
         self._tables_of: Counter[str] = Counter()
-        #: By location and what a key takes it for: whether all is well with a definition.
+        #: By location and kind: whether a definition is all right.
         self._is_whole: dict[tuple[str, Kind | Literal["lakehouse"]], bool] = {}
         #: Definitions that are known to be whole.
         self.ahead: WholeDefinitions | None = None
@@ -129,13 +129,13 @@ class ObjectVerifier:
         return len({location for location, _ in self._is_whole}) + self._n_seen_ahead + self._n_ahead()
 
     def _n_ahead(self) -> int:
-        """How many definitions that were read ahead were seen, and not looked at here as well."""
+        """How many definitions that were read ahead were seen, without a check here."""
         if self.ahead is None:
             return 0
         return self.ahead.n_seen - sum(map(self.ahead.is_seen, {location for location, _ in self._is_whole}))
 
     def forget_ahead(self) -> None:
-        """Let go of what was read ahead, once all is checked."""
+        """Free the definitions that were read ahead, once all is checked."""
         self._n_seen_ahead += self._n_ahead()
         self.ahead = None
 
@@ -149,9 +149,10 @@ class ObjectVerifier:
         return tuple(name for name in names if name is not None)
 
     def check(self, snapshot: Snapshot) -> bool:
-        """Check one version whose tree can be read; whether all of its objects are whole.
+        """Check one version whose tree can be read. Returns whether all of its objects are whole.
 
-        Raises CorruptFileError where it cannot after all, and what reading raises: then the next one is checked whole.
+        Raises CorruptFileError if it cannot after all, and errors of reading. Then the next version is checked as a
+        whole.
         """
         touched: set[str] = set()
         try:
@@ -165,13 +166,13 @@ class ObjectVerifier:
         return not self._missing_namespaces and not self.damaged
 
     def _forget_objects(self) -> None:
-        """Forget what stood in the versions up to now: of the last one only a part was seen."""
+        """Forget the objects of the versions up to now, as only a part of the last one was seen."""
         self._before = None
         self._namespaces, self._missing_namespaces, self._tables_of = set(), set(), Counter()
         self.damaged = set()
 
     def _check_changes(self, changes: Iterable[KeyChange], snapshot: Snapshot) -> set[str]:
-        """Check the definitions of changed objects; returns the namespaces of these."""
+        """Check the definitions of changed objects. Returns the namespaces of these."""
         named: list[tuple[ObjectName, KeyChange]] = []
         for change in changes:
             try:
@@ -198,7 +199,7 @@ class ObjectVerifier:
         return self.ahead.see(location, kind) and location not in self.ahead.tables
 
     def _changes(self, snapshot: Snapshot) -> Iterator[Iterable[KeyChange]]:
-        """Yield what changed since the version before, in parts that are held one after the other."""
+        """Yield the changes since the version before, in parts that are held one after the other."""
         nodes = snapshot.files.nodes
         if self._before is not None:
             yield from diff_in_parts(nodes, self._before.root, snapshot.root)
@@ -215,7 +216,7 @@ class ObjectVerifier:
                 self._tables_of[name.namespace] += (change.after is not None) - (change.before is not None)
 
     def _check_namespaces(self, touched: set[str], snapshot: Snapshot) -> None:
-        """See that all namespaces of tables are there, where something of them changed."""
+        """Check that the namespaces of all tables exist, where they or their tables changed."""
         missing = {name for name in touched if self._tables_of[name] > 0 and name not in self._namespaces}
         for namespace in sorted(missing - self._missing_namespaces):
             message = f"namespace {namespace!r} has tables but no definition"
@@ -242,7 +243,7 @@ class ObjectVerifier:
             self._is_whole[place] = is_whole
 
     def _read_definition(self, location: str, name: ObjectName, snapshot: Snapshot) -> NamespaceDef | TableDef | None:
-        """Return a definition; None, and a finding, where it cannot be read or is empty."""
+        """Return a definition. Reports a finding and returns None if it cannot be read or is empty."""
         version = snapshot.version
         store, kind = self._lake.files.definitions, _kind_of(name)
         other = named_kind(location)

@@ -1,4 +1,4 @@
-"""Checking the files of operations, which no version names."""
+"""Checks the files of operations, which no version names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BATCH = 256
 
 
 def check_operation_files(known: KnownFilesStorage, listing: Mapping[str, FileInfo], findings: Findings) -> None:
-    """Read all such files that stand, and report those that are damaged or in the place of another one."""
+    """Read all such files, and report those that are damaged or in the place of another one."""
     paths = sorted(path for path in listing if _decoder_of(path) is not None)
     for start in range(0, len(paths), _BATCH):
         batch = paths[start : start + _BATCH]
@@ -49,7 +49,7 @@ def _limit_bytes(path: str) -> int:
 
 
 def _decoder_of(path: str) -> Callable[[bytes, str], object] | None:
-    """Return what reads such a file; None for others, and for records of verify, which it reads anyway."""
+    """Return the reader of such a file. None for other files, and for records of verify, which it reads anyway."""
     if not path.startswith(OPERATIONS_PREFIX) or path.startswith(TEMPORARY_PREFIX):
         return None
     if path.endswith(".binpb"):

@@ -1,4 +1,4 @@
-"""Checking whose the folders of managed tables are: no file goes from a folder that is not known for our own."""
+"""Checks the owners of managed tables' folders. No file is deleted from a folder that is not known to be our own."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def check_owners(
     *,
     is_deep: bool,
 ) -> tuple[str, ...]:
-    """Report what is wrong with owner files; returns the tables of ``defined_ids`` whose folders have none, ascending.
+    """Report faults of owner files. Returns the tables of ``defined_ids`` whose folders have none, ascending.
 
-    A listing tells which there are: read are only those of another size than ours have, and all of a deep run. Without
-    the definition of the lakehouse nobody knows whose is which.
+    A listing shows which owner files exist. Only those of another size than ours are read, and in a deep run all.
+    Without the definition of the lakehouse the owners are unknown.
     """
     table_ids = sorted({table_id for path in listing if (table_id := table_id_in(path)) not in (None, ".", "..")})
     owners = {table_id: owner_path(table_id) for table_id in table_ids}
@@ -70,7 +70,7 @@ def warn_of_missing(missing: Sequence[str], findings: Findings) -> None:
 
 
 def _owner(known: KnownFilesStorage, path: str, is_deep: bool) -> str | StorageError | None:
-    """Return the lakehouse that an owner file names, the error where it cannot be read, None where it is gone now."""
+    """Return the lakehouse that an owner file names, the error if it cannot be read, None if it is gone now."""
     try:
         data = known.read(path, limit_bytes=MAX_NOTE_BYTES)
         owner = read_owner(data, path)

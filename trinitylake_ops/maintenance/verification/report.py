@@ -1,4 +1,4 @@
-"""What verify reports: what it looked at, what it found, and what it did not look at."""
+"""The report of verify: what it checked, its findings, and what it did not check."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Report = Callable[[str, str, str | None, int | None], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that is not as it must be. ``mend`` names the operation that puts it right, where one does.
+    """A fault that verify found. ``mend`` names the operation that repairs it, if one does.
 
-    An error means that something cannot be read, or will be lost; a warning costs time or space. Past is what was an
-    error once: in a version that is purged, or that an operator acknowledged (``reconcile --acknowledge``).
+    An error means that something cannot be read, or will be lost. A warning costs time or space. A past finding was an
+    error once, in a version that is purged, or that an operator acknowledged (``reconcile --acknowledge``).
     """
 
     severity: Severity
@@ -42,18 +42,18 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport(Document):
-    """What verify looked at and found.
+    """The checked files of verify and its findings.
 
-    ``known_files`` of those counted were not read again, as a record says that they were verified and the listing
-    shows them unchanged. ``damaged_versions`` are those, as ranges, whose tree, definitions or files of tables are
-    not whole; where the latest one is among them, ``damaged_objects`` are its namespaces and tables that are not,
-    none where its tree is not sound. ``orphan_files`` and ``orphan_bytes`` are None where they could not be told.
-    ``stopped`` says why it ended early, if it did, and ``unchecked`` what was not looked at, for that or another
-    reason. ``unanswered`` are files with errors that the storage refused or failed to give: they may be whole.
-    ``not_allowed`` are tables of others that may not be read, by name, and why: no failure, their files are not ours.
-    ``record_path`` is the record that this run wrote. Of a deep run ``checked_files`` counts the files that were
-    compared with checksums of their own, and ``without_checksum`` those that carry none, by kind: of these a flipped
-    bit is found where it breaks a rule, or where a record knows the file.
+    ``known_files`` of those counted were not read again: a record says that they were verified, and the listing shows
+    them unchanged. ``damaged_versions`` are the versions, as ranges, whose tree, definitions or files of tables are not
+    whole. If the latest one is among them, ``damaged_objects`` are its damaged namespaces and tables. There are none if
+    its tree is not sound. ``orphan_files`` and ``orphan_bytes`` are None if they are unknown. ``stopped`` says why it
+    ended early, if it did. ``unchecked`` says what was not checked, for that or another reason. ``unanswered`` are
+    files with errors that the storage refused or failed to return: they may be whole. ``not_allowed`` are tables of
+    others that may not be read, by name, and why. This is no failure, as their files are not ours. ``record_path`` is
+    the record that this run wrote. In a deep run ``checked_files`` counts the files that were compared with checksums
+    of their own. ``without_checksum`` counts files without one, by kind. In these a flipped bit is found if it breaks a
+    rule, or if a record knows the file.
     """
 
     latest_version: int
@@ -88,12 +88,12 @@ class VerifyReport(Document):
 
     @property
     def records(self) -> tuple[VersionRecord, ...]:
-        """What the roots say of all versions that were looked at, ascending."""
+        """The records of the roots of all versions that were looked at, ascending."""
         return self._records
 
     @property
     def latest(self) -> Snapshot | None:
-        """The latest version when it began, read past all caches; None where its root was not, or cannot be read."""
+        """The latest version when it began, read past all caches. None if its root was not read, or cannot be."""
         return self._latest
 
     @property
@@ -103,7 +103,7 @@ class VerifyReport(Document):
 
     @property
     def is_clean(self) -> bool:
-        """Whether there is no error; warnings, such as a stale hint, are part of normal life."""
+        """Whether there is no error. Warnings, such as a stale hint, are part of normal life."""
         return all(finding.severity != "error" for finding in self.findings)
 
     @property
@@ -112,7 +112,7 @@ class VerifyReport(Document):
         return self.stopped is None
 
     def table(self) -> Table:
-        """Return a row for each finding, under a title that says what was looked at, and what was not."""
+        """Return a row for each finding, under a title with what was checked, and what was not."""
         verdict = "Clean" if self.is_clean else "Not clean"
         if not self.is_complete:
             verdict = f"Not finished, as {self.stopped}; {'no error' if self.is_clean else 'errors'} so far"
@@ -137,7 +137,7 @@ class VerifyReport(Document):
 
     @property
     def checksums(self) -> str:
-        """What a deep run had checksums for, and what not, as text; empty where it was none."""
+        """Return the files with and without checksums in a deep run, as text. It is empty for another run."""
         if not self.checked_files and not self.without_checksum:
             return ""
         rest = f", {told(self.without_checksum)} without one" if self.without_checksum else ""
@@ -166,7 +166,7 @@ _SEVERAL = frozenset({"pointer-damaged", "tree-invariant", "namespace-missing", 
 
 
 class Findings:
-    """Findings as they come: each error of a file once, with the oldest version that shows it."""
+    """Collects findings: each error of a file once, with the oldest version that shows it."""
 
     def __init__(self) -> None:
         self._found: list[Finding] = []
@@ -175,7 +175,7 @@ class Findings:
     def error(self, code: str, message: str, path: str | None, version: int | None, mend: str | None = None) -> None:
         """Report an error, unless that file has one of the kind already.
 
-        What is wrong in several ways in one file, or concerns no file, is told apart by the message.
+        Several faults in one file, or a fault in no file, differ by their messages.
         """
         reported = (code, path, message if path is None or code in _SEVERAL else "")
         if reported not in self._reported:
@@ -191,7 +191,7 @@ class Findings:
         self._add_once("warning", code, message, path, version, mend)
 
     def past_once(self, code: str, message: str, path: str | None, version: int | None, mend: str | None) -> None:
-        """Report what would be a warning of which one is enough, were it not of a purged version."""
+        """Report a warning of which one is enough, or a past finding for a purged version."""
         self._add_once("past", code, message, path, version, mend)
 
     def _add_once(
@@ -202,7 +202,7 @@ class Findings:
             self._add(severity, code, message, path, version, mend)
 
     def past(self, code: str, message: str, path: str | None, version: int | None) -> None:
-        """Report what was an error, and is settled."""
+        """Report a former error that is settled."""
         self._add("past", code, message, path, version, None)
 
     def _add(
@@ -214,7 +214,7 @@ class Findings:
 
     @contextmanager
     def unless(self, is_excused: Callable[[], bool]) -> Iterator[Callable[[], bool]]:
-        """Forget what is found in the block where it is excused after all; yields what tells whether it was."""
+        """Forget findings of the block if it is excused after all. Yields a function that tells whether it was."""
         n_found, reported = len(self._found), set(self._reported)
         has_forgotten = False
         yield lambda: has_forgotten
@@ -228,14 +228,14 @@ class Findings:
         return {finding.path for finding in self._found if finding.severity == "error" and finding.path}
 
     def all(self, *, can_go_back: bool) -> tuple[Finding, ...]:
-        """Return all findings; where the latest version is damaged and a commit can mend that, with that."""
+        """Return all findings. If the latest version is damaged and a commit can repair that, it is named."""
         return tuple(
             replace(one, mend=one.mend or (_mend_of(one.code) if can_go_back else None)) for one in self._found
         )
 
 
 def _mend_of(code: str) -> str | None:
-    """Return the command that mends damage of a latest version; a data file's is seen by a deep look only."""
+    """Return the command that repairs damage of a latest version. Only a deep check sees a data file's."""
     if code not in _DAMAGE:
         return None
     return "repair --deep --to-last-good" if code == "table-file-corrupt" else "repair --to-last-good"
@@ -250,11 +250,11 @@ class ChecksumTally:
         self._is_closed = False
 
     def close(self) -> None:
-        """Count nothing from now on: what is read again, or for something else than its own check, is not told."""
+        """Count nothing from now on: files that are read again, or not for their own check, do not count."""
         self._is_closed = True
 
     def count(self, kind: str, path: str, has_checksum: bool) -> None:
-        """Take a file that was read whole and found in order; ``kind`` is a word for it, in the singular."""
+        """Count a file that was read whole and found in order. ``kind`` is a word for it, in the singular."""
         if self._is_closed:
             return
         with self._lock:

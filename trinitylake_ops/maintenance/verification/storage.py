@@ -210,8 +210,8 @@ class KnownFilesStorage(StorageWrapper):
     def verified(self, without: set[str]) -> dict[str, VerifiedFile]:
         """Return what to record: all that stands and that is known, by this run or a recorded one.
 
-        Of files in ``without``, where something is wrong, and of those that are gone stays what was recorded
-        before, so that they can be told when they come back.
+        Files in ``without`` have a fault. For these, and for missing files, the former record stays, so that they are
+        recognised when they come back.
         """
         found: dict[str, VerifiedFile] = {}
         complete: dict[str, bool] = {}

@@ -1,4 +1,4 @@
-"""Checking the files of managed tables: each that one of their files names is there, with its size."""
+"""Checks the files of managed tables: each named file exists, with its size."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.io.input_file import StorageInputFile
 
 _PARQUET = ".parquet"
-#: What is read only when all is.
+#: The files that only a deep run reads.
 CONTENT_KINDS = (FileKind.DATA, FileKind.DELETES, FileKind.POSITION_DELETES, FileKind.STATISTICS)
 
 
 class TableVerifier:
-    """Checks the tables of one version after the other; each file is looked at once, however many tables share it.
+    """Checks the tables of one version after the other. Each file is checked once, however many tables share it.
 
-    ``listing`` maps each path under the root to its file. With ``is_deep`` data files are read, too. ``files``
-    counts those seen, ``bytes_hashed`` what was read of data.
+    ``listing`` maps each path under the root to its file. With ``is_deep`` data files are read, too. ``files`` counts
+    the files seen, ``bytes_hashed`` the bytes that were read of data.
     """
 
     def __init__(
@@ -52,19 +52,19 @@ class TableVerifier:
         #: By the names of EXTERNAL tables: why their files may not be read.
         self.not_allowed: dict[str, str] = {}
         self._external: set[str] = set()
-        #: Metadata of tables of others that cannot be read: a message, the location, the oldest version with it.
+        #: Unreadable metadata of tables of others: a message, the location, the oldest version with it.
         self.unreadable_external: list[tuple[str, str, int]] = []
         #: Whether files that name others have seals, where they were read.
         self.has_seals: dict[str, bool] = {}
         self._io = WholeFileIO.reading(storage, storage_options, self.has_seals.__setitem__)
-        #: Whether all is well with a file and what it names.
+        #: Whether a file and the files that it names are all right.
         self._is_whole: dict[str, bool] = {}
         #: The table whose metadata file each is: no other one has it.
         self._owner_ids: dict[str, str] = {}
         self._reader = ContentReader(storage, storage_options)
         #: The ids of managed tables.
         self.managed_ids: set[str] = set()
-        #: What was read of files of data elsewhere.
+        #: The results for data files elsewhere.
         self.ahead: Mapping[str, ReadContent] = {}
 
     @property
@@ -74,11 +74,11 @@ class TableVerifier:
 
     @property
     def has_moved(self) -> bool:
-        """Whether a file was met that a table names at the place where the lakehouse stood before."""
+        """Whether a file was met that a table names at a former place of the lakehouse."""
         return self._io.has_moved
 
     def check(self, name: ObjectName, definition: TableDef, version: int) -> bool:
-        """Check the files of a table, at one version; whether all are whole."""
+        """Check the files of a table, at one version. Returns whether all are whole."""
         metadata = definition.format_properties.get(METADATA_LOCATION)
         if not definition.is_iceberg or metadata is None:
             return True
@@ -102,7 +102,7 @@ class TableVerifier:
             return False
 
     def _note_external(self, name: ObjectName, metadata: str, version: int) -> None:
-        """Look at the metadata of a table of others, and at no other file of it; note where it may not be read."""
+        """Check the metadata of a table of others, and no other file of it. Note if it may not be read."""
         uri = to_uri(self._storage.root, metadata)
         if uri in self._external:
             return
@@ -137,7 +137,7 @@ class TableVerifier:
         self._check_code(name, files, version)
 
     def _check_code(self, name: ObjectName, files: TableFiles, version: int) -> None:
-        """Report metadata that names code for others to run; what a record knows was without."""
+        """Report metadata that names code for others to run. A recorded file had none."""
         location = files.metadata_location
         if found := files.naming_code:
             names = ", ".join(repr(property_name[:100]) for property_name in found[:3])
@@ -162,7 +162,7 @@ class TableVerifier:
         return {location: named or () for location, named in found.items()}
 
     def _count(self, kind: str, locations: Iterable[str]) -> None:
-        """Count the files of a kind that were read, by whether they have checksums; in a deep run all are."""
+        """Count the files of a kind that were read, by whether they have checksums. A deep run reads all."""
         if self._is_deep:
             for path in locations:
                 if (has_seals := self.has_seals.get(path)) is not None:
@@ -236,10 +236,10 @@ class TableVerifier:
 
 @dataclass(frozen=True, slots=True)
 class ReadContent:
-    """What came of reading a file of data: what is wrong with it, if anything, its checksum, and why it was not given.
+    """The result of reading a data file: its fault, if any, its checksum, and why it was not returned.
 
-    ``sha256`` is None of a file that could not be read whole, or lies beyond the root; ``has_checksum`` says whether
-    the file holds one itself, None where that is not known.
+    ``sha256`` is None for a file that could not be read whole, or lies beyond the root. ``has_checksum`` says whether
+    the file holds one itself, None if that is not known.
     """
 
     message: str | None
@@ -249,7 +249,7 @@ class ReadContent:
 
 
 class ContentReader:
-    """Reads files of data whole, and checks them by what they hold: seals, else footers and checksums of pages."""
+    """Reads data files whole, and checks them by their content: seals, else footers and checksums of pages."""
 
     def __init__(self, storage: KnownFilesStorage, storage_options: StorageOptions):
         self._storage = storage
@@ -268,7 +268,7 @@ class ContentReader:
         return ReadContent(message, self._storage.checksums.get(file.location), error, has_checksum)
 
     def _check(self, file: TableFile) -> bool:
-        """Read a file, piece by piece; whether it holds its checksum. Raises CorruptFileError, StorageError."""
+        """Read a file, piece by piece. Returns whether it holds its checksum. Raises CorruptFileError, StorageError."""
         io = StorageFileIO.on(self._storage, self._storage_options, read_only=True)
         source = io.new_input(to_uri(io.root, file.location))
         check = PieceCheck(file.location)
@@ -287,7 +287,7 @@ class ContentReader:
 
 
 def _read_pieces(source: StorageInputFile, check: PieceCheck) -> bytes | None:
-    """Read a file beyond the root; returns its bytes, None of a large one. Raises StorageError."""
+    """Read a file beyond the root. Returns its bytes, None for a large one. Raises StorageError."""
     piece = b""
     for offset in range(0, len(source), PIECE_BYTES):
         piece = source.read_range(offset, min(PIECE_BYTES, len(source) - offset))

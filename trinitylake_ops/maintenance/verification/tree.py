@@ -1,4 +1,4 @@
-"""Checking trees: each node is read once, however many versions share it."""
+"""Checks trees: each node is read once, however many versions share it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
 _BATCH = 256
 
-#: A node's depth, and the keys between which the keys below it lie.
+#: A node's depth, and the bounds of the keys below it.
 _Place: TypeAlias = tuple[int, str | None, str | None]
 
 
@@ -26,7 +26,7 @@ class TreeVerifier:
     def __init__(self, files: LakehouseFiles, report: Report):
         self._files = files
         self._report = report
-        #: What is below each known node; None where something is broken.
+        #: The subtree below each known node, None where something is broken.
         self._known: dict[str, _Subtree | None] = {}
         self._unsound: set[str] = set()
         self._parents: dict[str, str] = {}
@@ -41,14 +41,14 @@ class TreeVerifier:
         return len(self._counted)
 
     def forget_broken(self) -> None:
-        """Look at broken nodes again where they are met again: what was deleted meanwhile needs not to be there."""
+        """Check broken nodes again when they are met again: nodes deleted meanwhile need not exist."""
         self._known = {location: below for location, below in self._known.items() if below is not None}
 
     def check(self, snapshot: Snapshot, limits: TreeLimits) -> bool:
-        """Check all nodes of a version that were not met before; whether its tree can be read.
+        """Check all nodes of a version that were not met before. Returns whether its tree can be read.
 
-        A node that is reached twice may be below itself: such a tree is not followed, and looked at again where a
-        later version has parts of it.
+        A node that is reached twice may be below itself. Such a tree is not followed, and is checked again if a later
+        version has parts of it.
         """
         self._is_followable = True
         self._parents = {}
@@ -94,7 +94,7 @@ class TreeVerifier:
         return places
 
     def _read_level(self, places: Mapping[str, _Place], version: int) -> Iterator[VisitedNode]:
-        """Yield the nodes of a level that can be read; a batch of them is held at a time."""
+        """Yield the nodes of a level that can be read, holding a batch of them at a time."""
         self._known.update(dict.fromkeys(places))
         locations = list(places)
         for start in range(0, len(locations), _BATCH):
@@ -127,7 +127,7 @@ class TreeVerifier:
 
 @dataclass(frozen=True, slots=True)
 class _CheckedNode:
-    """What is kept of a node for the time after those below it: its children, its lowest and its highest key."""
+    """The part of a node that is kept until those below it are checked: its children and its outermost keys."""
 
     location: str
     children: tuple[str, ...]
@@ -142,7 +142,7 @@ class _CheckedNode:
 
 @dataclass(frozen=True, slots=True)
 class _Subtree:
-    """Levels of a subtree, and its lowest and highest key, messages included; None where it has no key.
+    """Levels of a subtree, and its lowest and highest key, messages included. None if it has no key.
 
     ``is_sound`` says that it keeps all invariants.
     """
@@ -154,7 +154,7 @@ class _Subtree:
 
 
 def _fits(subtree: _Subtree | None, lower: str | None, upper: str | None) -> bool:
-    """Whether all keys of a subtree lie strictly between the bounds; a broken one was reported already."""
+    """Whether all keys of a subtree lie strictly between the bounds. A broken subtree was reported already."""
     if subtree is None or subtree.lowest is None or subtree.highest is None:
         return True
     return (lower is None or subtree.lowest > lower) and (upper is None or subtree.highest < upper)

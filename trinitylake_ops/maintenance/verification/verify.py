@@ -52,13 +52,13 @@ def verify(
 ) -> VerifyReport:
     """Check all live versions of a lakehouse, the files they reach, and what operations record and leave.
 
-    With ``incremental`` a record of what was read stays in the lakehouse, and files in the record of an earlier run
-    are not read again while the listing shows them unchanged; all others are, and compared with what is recorded.
-    With ``deep`` all are read, data files of tables too. A ``budget`` ends it early: the report says what was not
-    looked at; with ``incremental`` the next run goes on there. All requests count; to find the latest version and to
-    keep the record is done in any case. ``progress`` is told how many versions are done, and of how many. ``executor``
-    lists and reads; Spark's reads all first, and takes no budget. Raises LakehouseNotFoundError, InvalidInputError for
-    a budget with a rate, or with such an executor, and StorageError where the storage refuses to list or read at all.
+    With ``incremental`` a record of the read files stays in the lakehouse. Files in the record of an earlier run are
+    not read again while the listing shows them unchanged. All others are read, and compared with the record. With
+    ``deep`` all are read, data files of tables too. A ``budget`` ends it early: the report says what was not looked at;
+    with ``incremental`` the next run goes on there. All requests count; to find the latest version and to keep the
+    record is done in any case. ``progress`` is told how many versions are done, and of how many. ``executor`` lists and
+    reads; Spark's reads all first, and takes no budget. Raises LakehouseNotFoundError, InvalidInputError for a
+    budget with a rate, or with such an executor. Raises StorageError if the storage refuses to list or read at all.
     """
     spending = Spending.of(budget)
     if spending.budget.requests_per_second is not None:

@@ -1,4 +1,4 @@
-"""Checking versions one after the other: chain, times, settings, and all that each of them reaches."""
+"""Checks versions one after the other: chain, times, settings, and all that each of them reaches."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from trinitylake_ops.versions.snapshot import Snapshot, is_sealed_root, utc_date
 class VersionVerifier:
     """Checks versions in their order, and then roots of exports.
 
-    ``lake`` reads through ``known``, ``plain`` past all that is known. ``versions`` counts the live ones, ``done``
-    is the first version that was not looked at; ``roots`` are those that can be read, ``damaged`` the versions that
-    are not whole, ``damaged_objects`` what is not in the last one of a sound tree. ``last_root`` is that of the last
-    version that was looked at, None where it cannot be read.
+    ``lake`` reads through ``known``, and ``plain`` past all known files. ``versions`` counts the live ones, and
+    ``done`` is the first unchecked version. ``roots`` are those that can be read. ``damaged`` are the versions that are
+    not whole. ``damaged_objects`` are the damaged objects of the last one with a sound tree. ``last_root`` is that of
+    the last version that was checked, None if it cannot be read.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class VersionVerifier:
         self._settings: dict[str, object] = {}
 
     def check(self, latest: int, purged: VersionRanges, batch: int, progress: Callable[[int, int], None]) -> None:
-        """Check all versions up to the latest, reading so many roots at once; those in ``purged`` must be sealed."""
+        """Check all versions up to the latest, reading so many roots at once. Versions in ``purged`` must be sealed."""
         before_ms = -1
         for start in range(0, latest + 1, batch):
             versions = range(start, min(start + batch, latest + 1))
@@ -69,7 +69,7 @@ class VersionVerifier:
                 progress(version + 1, latest + 1)
 
     def records(self) -> tuple[VersionRecord, ...]:
-        """Return what the roots say of all versions that were looked at, ascending."""
+        """Return the records of the roots of all versions that were looked at, ascending."""
         unreadable = {version: VersionRecord(version=version, is_readable=False) for version in range(self.done)}
         return tuple((unreadable | {version: root.record for version, root in self.roots.items()}).values())
 
@@ -88,7 +88,7 @@ class VersionVerifier:
             return None
 
     def _check_root(self, version: int, root: NodeFile, before_ms: int, purged: VersionRanges, latest: int) -> int:
-        """Check one version; returns its time."""
+        """Check one version. Returns its time."""
         path = self._lake.files.roots.path(version)
         self._check_chain(version, root, before_ms)
         if root.is_sealed:
@@ -106,19 +106,19 @@ class VersionVerifier:
             self.damaged_objects = ()
             with self._unless_purged(snapshot):
                 is_whole = self.check_content(snapshot)
-            # Asked again, as what is wrong may have been found with an earlier version, and forgotten with it.
+            # This is asked again, as a fault may have been found with an earlier version, and forgotten with it.
             if not is_whole and not is_sealed_root(self._plain, path):
                 self.damaged.append(version)
                 self.damaged_objects = self.objects.damaged_names(snapshot) if self.tree.is_sound else ()
         try:
             self.roots[version] = SurveyedRoot.of(version, root, path, self._lake.root)
         except TrinityLakeError as error:  # reported with the content
-            is_past = root.is_sealed and version in purged  # nobody reads more of it than that it is sealed
+            is_past = root.is_sealed and version in purged  # readers only see that it is sealed
             (self._findings.past if is_past else self._findings.error)("root-corrupt", error.message, path, version)
         return root.created_at_ms
 
     def _is_still_latest(self, version: int) -> bool:
-        """Whether no version was committed since it was found; else it may have been purged since."""
+        """Whether no version was committed since it was found. Otherwise it may have been purged since."""
         return version == MAX_VERSION or not self._lake.storage.exists(self._lake.files.roots.path(version + 1))
 
     def _check_chain(self, version: int, root: NodeFile, before_ms: int) -> None:
@@ -127,7 +127,8 @@ class VersionVerifier:
         for code, message in chain_faults(self._lake.files.roots, version, root, before_ms):
             (self._findings.past if is_past else self._findings.error)(code, message, path, version)
         if root.created_at_ms > self._now_ms + CLOCK_MARGIN_MS:
-            # Once: later versions take the time of a writer whose clock was wrong and one millisecond more.
+            # This is reported once: later versions take the time of a writer whose clock was wrong and one millisecond
+            # more.
             message = f"created at {utc_datetime(root.created_at_ms):%Y-%m-%d %H:%M:%S} UTC, which is still to come"
             mend = None if root.is_sealed else "find the clock that is wrong"
             tell = self._findings.past_once if root.is_sealed else self._findings.warn_once
@@ -135,14 +136,14 @@ class VersionVerifier:
 
     @contextmanager
     def _unless_purged(self, snapshot: Snapshot) -> Iterator[None]:
-        """Forget what is found in the block where the version was purged meanwhile, as its files may be gone."""
+        """Forget findings of the block if the version was purged meanwhile, as its files may be gone."""
         with self._findings.unless(lambda: is_sealed_root(self._plain, snapshot.location)) as has_forgotten:
             yield
         if has_forgotten():
             self.tree.forget_broken()
 
     def check_content(self, snapshot: Snapshot) -> bool:
-        """Check what a root reaches; whether all of it is whole."""
+        """Check the files that a root reaches. Returns whether all of it is whole."""
         try:
             limits = snapshot.limits
         except TrinityLakeError as error:

@@ -188,7 +188,7 @@ class _Batch:
         return _TRIMMED if number else None  # the snapshots of Iceberg's format version 1 have no numbers
 
     def _since_fork(self, chain: Sequence[TableSnapshot], base: int | None) -> list[TableSnapshot]:
-        """Return the newest snapshots of a chain that forked before ``base``, as after a rollback to before it."""
+        """Return the newest snapshots of a chain that forked before ``base``: the table was rolled back since."""
         self._refuse_overwrite("it was taken back to an earlier state")
         ancestors: set[int] = set()
         step = None if base is None else self._snapshot(base)
