@@ -106,9 +106,10 @@ def generate(folder: Path, n_tables: int, n_versions: int) -> None:
 def work(given: str) -> dict[str, Any]:
     """Do a piece of work, given as JSON: the folder, what, by which engine, and how slow the storage is."""
     from trinitylake_ops import maintenance
+    from trinitylake_ops.maintenance.plans.cost import uncached
     from trinitylake_ops.maintenance.plans.executor import LOCAL
     from trinitylake_ops.maintenance.reach.mark import Mark
-    from trinitylake_ops.maintenance.reach.survey import survey_versions, uncached
+    from trinitylake_ops.maintenance.reach.survey import survey_versions
     from trinitylake_ops.spark_jobs.executor import SparkExecutor
     from trinitylake_ops.spark_jobs.runtime.task_jobs import run_in_tasks
     from trinitylake_ops.spark_jobs.session import session_scope

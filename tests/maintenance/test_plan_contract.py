@@ -7,16 +7,19 @@ import json
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.maintenance.aging import Aging, keeping
 from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.format.file_names import is_immutable_path
 from trinitylake_ops.maintenance.plans.cost import Cost
 from trinitylake_ops.maintenance.plans.document import Document
 from trinitylake_ops.maintenance.plans.executor import Executor, LocalExecutor, Weight
 from trinitylake_ops.maintenance.plans.plan import Plan
 from trinitylake_ops.spark_jobs.executor import SparkExecutor
+from trinitylake_ops.storage import Storage, StorageWrapper
 
 
 def _away(lake: Lakehouse, target: str) -> Plan:
@@ -156,3 +159,37 @@ def test_executors_show_the_contract_and_how_many_tasks_run(kind: type) -> None:
 def test_every_weight_has_work(weight: Weight) -> None:
     modules = sorted(Path(str(maintenance.__file__)).parent.rglob("*.py"))
     assert any(f"ClassVar[Weight] = Weight.{weight.name}\n" in path.read_text() for path in modules)
+
+
+def test_lakehouses_of_operations_are_made_in_one_place() -> None:
+    modules = sorted(Path(str(maintenance.__file__)).parent.rglob("*.py"))
+    assert [path.name for path in modules if 'cache="off"' in path.read_text()] == ["cost.py"]
+
+
+class _ReadsNoted(StorageWrapper):
+    def __init__(self, inner: Storage):
+        super().__init__(inner)
+        self.paths: list[str] = []
+
+    def read(self, path: str, **kwargs: Any) -> bytes:
+        self.paths.append(path)
+        return self.inner.read(path, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["DropNamespacePlan", "PrunePlan", "RestorePlan"])
+@pytest.mark.parametrize("is_approved", [False, True], ids=["as planned", "approved"])
+def test_executing_asks_for_no_file_again_that_planning_read(
+    aging: Aging, tmp_path: Path, name: str, is_approved: bool
+) -> None:
+    _MADE["RestorePlan"](aging.lake, str(tmp_path / "away"))
+    with aging.lake.transaction() as txn:
+        txn.create_namespace("fresh")
+    noted = _ReadsNoted(aging.lake.storage)
+    target = str(tmp_path / "away")
+    make = (lambda lake, _: maintenance.plan_restore(lake, "away")) if name == "RestorePlan" else _MADE[name]
+    plan = make(Lakehouse(noted), target)
+    read = {path for path in noted.paths if is_immutable_path(path)}
+    assert read
+    noted.paths.clear()
+    plan.execute(plan.digest if is_approved else None)
+    assert read.isdisjoint(noted.paths)

@@ -290,3 +290,13 @@ def test_requests_are_counted_below_the_cache(filled: Lakehouse) -> None:
     with meter.measure() as measured:
         objects(lake.snapshot())
     assert measured.counts.requests["read"] == 3 + len(immutable_paths(filled))
+
+
+def test_a_lakehouse_on_a_wrapped_storage_shares_what_is_kept(filled: Lakehouse) -> None:
+    lake = Lakehouse(filled.storage)
+    before = lake.snapshot()
+    known = (before.table("ns", "t7"), before.definition)
+    counted = MeteredStorage(filled.storage)
+    snapshot = lake.on(counted).snapshot()
+    assert (snapshot.table("ns", "t7"), snapshot.definition) == known
+    assert counted.snapshot().requests == {"read": 3}, "the hint, the latest root, and the one after it"

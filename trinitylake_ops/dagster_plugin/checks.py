@@ -20,8 +20,9 @@ from trinitylake_ops.format.definitions import ExpirationState
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance import Budget, ExportCheck, ExportInfo, RetentionPolicy
 from trinitylake_ops.maintenance.compaction.data_files import TableFileCounts, survey_data_files
+from trinitylake_ops.maintenance.plans.cost import uncached
 from trinitylake_ops.maintenance.plans.retention import protected_ms, span_text
-from trinitylake_ops.maintenance.reach.survey import is_lapsed, survey_versions, uncached, versions_in
+from trinitylake_ops.maintenance.reach.survey import is_lapsed, survey_versions, versions_in
 from trinitylake_ops.versions.commit_info import acting_for_run
 from trinitylake_ops.versions.snapshot import utc_of
 

@@ -18,10 +18,10 @@ from rich.table import Table
 from trinitylake_ops.errors import InvalidInputError, ObjectExistsError, StorageError, TrinityLakeError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.locations import to_location
-from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
+from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse, uncached
 from trinitylake_ops.maintenance.plans.document import Document, new_table
 from trinitylake_ops.maintenance.reach.mark import CatalogReach, kept_roots
-from trinitylake_ops.maintenance.reach.survey import survey_versions, uncached
+from trinitylake_ops.maintenance.reach.survey import survey_versions
 from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata, is_below_tables
 from trinitylake_ops.maintenance.state.lease import lease
 from trinitylake_ops.storage.options import redact_assignments

@@ -19,7 +19,7 @@ from trinitylake_ops.format.limits import validate_lakehouse_def
 from trinitylake_ops.format.locations import as_uri, normalize_root_uri
 from trinitylake_ops.storage import Storage, open_storage
 from trinitylake_ops.storage.cache.options import storage_identity
-from trinitylake_ops.storage.cache.storage import private_cache_view, shared_cache_view
+from trinitylake_ops.storage.cache.storage import CacheStorage, private_cache_view, shared_cache_view
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
 from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS, Committable, commit
 from trinitylake_ops.transaction.creation import create_lakehouse
@@ -120,6 +120,20 @@ class Lakehouse:
         lake = cls(storage or open_storage(root, storage_options), storage_options, cache=cache)
         open_roots(lake.files.roots)
         return lake
+
+    def on(self, storage: Storage) -> Lakehouse:
+        """Return the lakehouse on a storage that wraps its own, such as one that counts; both share what they keep."""
+        other = Lakehouse(storage, self.storage_options, cache="off")
+        files = self.files.storage.on(storage) if isinstance(self.files.storage, CacheStorage) else storage
+        other.files = replace(
+            other.files,
+            storage=files,
+            nodes=self.files.nodes.on(files, other.elsewhere),
+            definitions=self.files.definitions.on(files, other.elsewhere),
+        )
+        other.files.roots.known_naming = self.files.roots.known_naming
+        other._lookup = VersionLookup(other.files, other._version_elsewhere)
+        return other
 
     def _latest_definition(self) -> LakehouseDef | None:
         return latest_snapshot(self.files).definition

@@ -35,6 +35,12 @@ class DefinitionStore:
         self._elsewhere = elsewhere or Elsewhere(storage.root, StorageOptions())
         self._cache: ByteLru[str, LakehouseDef | NamespaceDef | TableDef] = ByteLru(cache_bytes)
 
+    def on(self, storage: Storage, elsewhere: Elsewhere) -> DefinitionStore:
+        """Return what reads by another storage of the same files, and shares the definitions that are decoded."""
+        other = DefinitionStore(storage, elsewhere=elsewhere)
+        other._cache = self._cache
+        return other
+
     def lakehouse(self, location: str) -> LakehouseDef:
         """Return the lakehouse definition at a location. Raises CorruptFileError, StorageError."""
         definition = self._load([location], LakehouseDef, _lakehouse_def)[0]

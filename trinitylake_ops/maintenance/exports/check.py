@@ -13,7 +13,7 @@ from trinitylake_ops.format.definitions import ExportRecord, ExportState
 from trinitylake_ops.format.file_names import parse_root_path
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.maintenance.exports.roots import check_made_of
-from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
+from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse, uncached_on
 from trinitylake_ops.maintenance.plans.document import Document, new_table
 from trinitylake_ops.maintenance.reach.mark import CatalogReach
 from trinitylake_ops.maintenance.reach.survey import Progress, SurveyedRoot, no_progress
@@ -98,7 +98,7 @@ def verify_export(
     sizes_bytes: dict[str, int | None] = {copy.target: copy.size_bytes for copy in copies}
     damaged: set[str] = set()
     if record.target_uri:
-        other = Lakehouse(storage, options, cache="off")
+        other = uncached_on(storage, options)
         other.elsewhere.give(metered.lake.storage)  # for files that were not copied
         needed, damaged = _needed_elsewhere(metered.lake, other, record, there)
         copies = [copy for copy in copies if copy.target in needed]

@@ -32,7 +32,7 @@ from trinitylake_ops.maintenance.exports.roots import (
     lakehouse_def_copy,
     root_in_same_lakehouse,
 )
-from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
+from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse, uncached_on
 from trinitylake_ops.maintenance.plans.document import Document, new_table
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.maintenance.plans.plan import Plan, digest_of
@@ -289,7 +289,7 @@ class _Work:
         target = None
         destination = Destination.same_root(lake.root, export_id(record))
         if record.target_uri:
-            there = Lakehouse(open_storage(record.target_uri, target_options), target_options, cache="off")
+            there = uncached_on(open_storage(record.target_uri, target_options), target_options)
             target = TargetLakehouse.open(there, source, choice)
             destination = Destination.other_root(record.target_uri, source.definition.id, choice.level)
         content = Content()
@@ -394,7 +394,7 @@ class _Work:
         assert self.target is not None
         lake = self.target.lake
         storage = metered.also(lake.storage)
-        target = replace(self.target, lake=Lakehouse(storage, lake.storage_options, cache="off"))
+        target = replace(self.target, lake=uncached_on(storage, lake.storage_options))
         writer = TargetExport(target, self.source, metered.lake.root, self.record, self.choice)
         copier = Copier(storage, progress=progress, n_expected=self.content.n_files + 1, executor=self.executor)
         txn = writer.begin()

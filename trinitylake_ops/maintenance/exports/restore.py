@@ -18,10 +18,10 @@ from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.maintenance.exports.content import Choice, Content, Destination, chosen_entries, gather
 from trinitylake_ops.maintenance.exports.copy import Copier
 from trinitylake_ops.maintenance.exports.roots import check_made_of
-from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
+from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached
 from trinitylake_ops.maintenance.plans.document import change_rows, new_table
 from trinitylake_ops.maintenance.plans.plan import CommitReport, Plan, digest_of
-from trinitylake_ops.maintenance.reach.survey import Progress, no_progress, uncached
+from trinitylake_ops.maintenance.reach.survey import Progress, no_progress
 from trinitylake_ops.maintenance.rollbacks import (
     RollbackPlan,
     check_table_files,
@@ -85,7 +85,7 @@ class RestorePlan(Plan):
         A removal of orphans deletes files that were copied before a failure. Raises PlanChangedError,
         CommitConflictError when another commit was made since the plan, CorruptFileError, StorageError.
         """
-        metered = MeteredLakehouse(self._restoring.lake)
+        metered = MeteredLakehouse(self._restoring.lake, keeps_cache=True)
         plan = self
         if approved_digest is not None:
             plan = replace(self._restoring, lake=metered.lake).plan()

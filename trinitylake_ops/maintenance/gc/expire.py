@@ -25,7 +25,7 @@ from trinitylake_ops.format.nodes.node_file import decode_system_rows
 from trinitylake_ops.format.nodes.system_rows import SEALED_AT_MILLIS
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.gc.freed import FreedFiles, freed_files
-from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
+from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse, uncached
 from trinitylake_ops.maintenance.plans.document import Document, new_table
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.maintenance.plans.plan import TimedPlan
@@ -36,7 +36,6 @@ from trinitylake_ops.maintenance.reach.survey import (
     no_progress,
     on_latest,
     survey_versions,
-    uncached,
 )
 from trinitylake_ops.maintenance.state.export_records import without_exports
 from trinitylake_ops.maintenance.state.plan_file import PlanFile, write_plan_file

@@ -27,7 +27,7 @@ from trinitylake_ops.format.file_names import (
 )
 from trinitylake_ops.maintenance.gc.sweep import Deletion, DeletionReport, delete_unreached
 from trinitylake_ops.maintenance.plans.budget import NO_LIMITS, Budget, Spending
-from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
+from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached
 from trinitylake_ops.maintenance.plans.document import new_table
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.maintenance.plans.plan import TimedPlan, timed_digest
@@ -35,7 +35,7 @@ from trinitylake_ops.maintenance.plans.retention import barred_before_ms, durati
 from trinitylake_ops.maintenance.reach.inventory import list_by_inventory, read_inventory
 from trinitylake_ops.maintenance.reach.listing import list_without
 from trinitylake_ops.maintenance.reach.mark import Mark, is_deletable, owned_tables
-from trinitylake_ops.maintenance.reach.survey import Progress, no_progress, on_latest, survey_versions, uncached
+from trinitylake_ops.maintenance.reach.survey import Progress, no_progress, on_latest, survey_versions
 from trinitylake_ops.maintenance.reach.table_files import is_below_tables, table_id_in
 from trinitylake_ops.maintenance.state.lease import lease
 from trinitylake_ops.maintenance.state.state_change import StateChange

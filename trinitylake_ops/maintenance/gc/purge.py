@@ -18,7 +18,7 @@ from trinitylake_ops.format.nodes.node_file import decode_node, encode_sealed_ro
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.gc.sweep import Deletion, DeletionReport, delete_unreached
 from trinitylake_ops.maintenance.plans.budget import NO_LIMITS, Budget, Spending
-from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
+from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached
 from trinitylake_ops.maintenance.plans.document import new_table
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.maintenance.plans.plan import TimedPlan, timed_digest
@@ -33,7 +33,6 @@ from trinitylake_ops.maintenance.reach.survey import (
     on_latest,
     pinned_versions,
     survey_versions,
-    uncached,
     versions_in,
 )
 from trinitylake_ops.maintenance.reach.table_files import is_below_tables

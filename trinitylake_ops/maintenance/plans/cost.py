@@ -28,14 +28,27 @@ class Cost:
         return sum(self.requests.values())
 
 
-class MeteredLakehouse:
-    """A lakehouse whose requests are counted, past all caches, and the time since it was opened."""
+def uncached(lake: Lakehouse) -> Lakehouse:
+    """Return a lakehouse that asks its storage for every file: caches could hide that one is gone."""
+    return uncached_on(lake.storage, lake.storage_options)
 
-    def __init__(self, lake: Lakehouse, spending: Spending | None = None):
+
+def uncached_on(storage: Storage, storage_options: Mapping[str, str] | None) -> Lakehouse:
+    """Return the lakehouse on a storage, as :func:`uncached` does."""
+    return Lakehouse(storage, storage_options, cache="off")
+
+
+class MeteredLakehouse:
+    """A lakehouse whose requests are counted, and the time since it was opened.
+
+    It reads past all caches; with ``keeps_cache`` by those of the lakehouse, for operations that delete no files.
+    """
+
+    def __init__(self, lake: Lakehouse, spending: Spending | None = None, *, keeps_cache: bool = False):
         self._storage = MeteredStorage(lake.storage) if spending is None else counting(lake.storage, spending)
         self._others: list[MeteredStorage] = []
         self._begun_s = time.monotonic()
-        self.lake = Lakehouse(self._storage, lake.storage_options, cache="off")
+        self.lake = lake.on(self._storage) if keeps_cache else uncached_on(self._storage, lake.storage_options)
 
     def also(self, storage: Storage) -> Storage:
         """Return another storage whose requests are counted, too."""

@@ -210,11 +210,6 @@ class Survey:
         return _survey(self.lake, latest, dict(self.roots), self._interned, executor=self.executor)
 
 
-def uncached(lake: Lakehouse) -> Lakehouse:
-    """Return a lakehouse that asks its storage for every file: caches could hide that one is gone."""
-    return Lakehouse(lake.storage, lake.storage_options, cache="off")
-
-
 def on_latest(lake: Lakehouse, work: Callable[[Snapshot], T]) -> T:
     """Do something on the latest version, once more where a file vanished and it is not the latest any more.
 

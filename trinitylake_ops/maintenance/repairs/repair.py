@@ -23,10 +23,9 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.definitions import METADATA_LOCATION, LakehouseDef
 from trinitylake_ops.format.nodes.keys import KeyCodec, ObjectName
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
+from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse, uncached
 from trinitylake_ops.maintenance.plans.document import Document, new_table
 from trinitylake_ops.maintenance.plans.plan import Plan, digest_of
-from trinitylake_ops.maintenance.reach.survey import uncached
 from trinitylake_ops.maintenance.repairs.steps import (
     OPERATION,
     claim_folders,

@@ -15,7 +15,7 @@ from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.gc.orphans import Orphans
 from trinitylake_ops.maintenance.hint import HintState, inspect_hint
 from trinitylake_ops.maintenance.plans.budget import NO_LIMITS, Budget, BudgetSpentError, Spending
-from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
+from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached_on
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.maintenance.reach.listing import list_standing
 from trinitylake_ops.maintenance.reach.root_chain import acknowledged_versions
@@ -92,7 +92,7 @@ class _Verification:
         self._known = KnownFilesStorage(
             self._limited, self.listing, self._records.files, reads_all=deep or not incremental, is_deep=deep
         )
-        self.lake = Lakehouse(self._known, lake.storage_options, cache="off")
+        self.lake = uncached_on(self._known, lake.storage_options)
         self.lake.files.roots.known_naming = self._metered.lake.files.roots.naming
         self.latest = latest
         self.findings = Findings()

@@ -32,6 +32,12 @@ class NodeStore:
         self.elsewhere = elsewhere or Elsewhere(storage.root, StorageOptions())
         self._cache: ByteLru[str, NodeFile] = ByteLru(cache_bytes)
 
+    def on(self, storage: Storage, elsewhere: Elsewhere) -> NodeStore:
+        """Return what reads by another storage of the same files, and shares the nodes that are decoded."""
+        other = NodeStore(storage, elsewhere=elsewhere)
+        other._cache = self._cache
+        return other
+
     def load(self, location: str) -> NodeFile:
         """Return the node at a location. Raises FileMissingError, CorruptFileError, StorageError."""
         known = self._cache.get(self._path(location))
