@@ -39,6 +39,7 @@ class World:
 
     def __init__(self) -> None:
         self.now_ns = _BEGIN_NS
+        self.slept_s = 0.0
         self._step = 0
         self._n_drawn = 0
         self._lock = threading.Lock()
@@ -46,7 +47,7 @@ class World:
     def begin(self, step: int) -> None:
         """Start the streams of a step, a minute after the one before."""
         self.now_ns += _STEP_NS
-        self._step, self._n_drawn = step, 0
+        self._step, self._n_drawn, self.slept_s = step, 0, 0.0
         random.seed(step)
 
     def uuid4(self) -> uuid.UUID:
@@ -54,14 +55,28 @@ class World:
         with self._lock:
             self._n_drawn += 1
             number = self._n_drawn
-        digest = hashlib.sha256(f"{self._step}:{number}".encode()).digest()
-        return uuid.UUID(bytes=digest[:16], version=4)
+        return uuid.UUID(bytes=self._bytes(f"uuid {number}", 16), version=4)
+
+    def urandom(self, size: int) -> bytes:
+        """Return bytes that are the same in every call of the step: Avro files take their marks from here."""
+        return self._bytes("urandom", size)
+
+    def sleep(self, seconds: float) -> None:
+        """Let the time of waits and durations pass at once."""
+        self.slept_s += seconds
+
+    def _bytes(self, what: str, size: int) -> bytes:
+        return hashlib.shake_256(f"{self._step} {what}".encode()).digest(size)
 
     def rule(self) -> None:
         """Give this process its clock and uuids; before anything else that takes them is imported."""
         uuid.uuid4 = self.uuid4
         time.time_ns = lambda: self.now_ns
         time.time = lambda: self.now_ns / 1e9
+        time.monotonic = time.perf_counter = lambda: self.slept_s
+        time.monotonic_ns = time.perf_counter_ns = lambda: int(self.slept_s * 1e9)
+        time.sleep = self.sleep
+        os.urandom = self.urandom
         os.fsync = lambda _descriptor: None  # nothing here has to outlive the machine
 
     def rule_iceberg(self) -> None:

@@ -279,6 +279,8 @@ def _misfortunes(folder: Path) -> Iterator[Step]:
         ("hint-wrong", _deed("write_text", folder / "hint-wrong" / "_latest_hint.txt", "nonsense")),
         ("hint-ahead", _deed("write_text", folder / "hint-ahead" / "_latest_hint.txt", "99")),
         ("hint-behind", _deed("write_text", folder / "hint-behind" / "_latest_hint.txt", "3")),
+        ("node-gone", _deed("remove", folder / "node-gone" / "*-node-*.arrow")),
+        ("node-damaged", _deed("damage", folder / "node-damaged" / "*-node-*.arrow", 2000)),
         ("definition-damaged", _deed("damage", folder / "definition-damaged" / "*-table-orders-*.binpb", 20)),
         ("definition-gone", _deed("remove", folder / "definition-gone" / "*-table-t0050-*.binpb")),
         ("settings-damaged", _deed("damage", folder / "settings-damaged" / "_lakehouse_def_*.binpb", 9)),
@@ -290,12 +292,14 @@ def _misfortunes(folder: Path) -> Iterator[Step]:
         root = folder / name
         yield _deed("copy_folder", whole, root)
         yield from deeds
-        for arguments in (("log",), ("show", "sales.orders"), ("ls", "many"), ("hint",), ("verify", "--deep")):
-            yield from _both(root, *arguments)
+        for arguments in (("log",), ("show", "sales.orders"), ("ls", "many"), ("hint",)):
+            yield _command(root, *arguments, "--json")
+        yield from _both(root, "verify", "--deep")
         yield _command(root, "create-namespace", "more", "--json")
-        yield from _both(root, "repair")
+        yield _command(root, "repair", "--json")
         yield _command(root, "rollback", 5, "--yes", "--json")
-        yield from _planned(root, "repair", "--to-last-good", "--deep")
+        yield from _both(root, "repair", "--to-last-good", "--deep")
+        yield _command(root, "repair", "--to-last-good", "--deep", "--apply", "@digest", "--json")
         yield _command(root, "hint", "--repair", "--json")
         yield _command(root, "expire", "--keep-last", 1, "--max-age", "1m", "--json")
         yield _command(root, "orphans", "--json")

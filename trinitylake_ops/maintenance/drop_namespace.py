@@ -48,7 +48,7 @@ class DropNamespacePlan(Plan):
         new plan or the namespace has other tables by now, CommitConflictError when a concurrent
         commit touched it, NamespaceNotFoundError.
         """
-        metered = MeteredLakehouse(self._lake)
+        metered = MeteredLakehouse(self._lake, keeps_cache=True)
         if approved_digest is not None:
             plan_drop_namespace(metered.lake, self.namespace, cascade=True).check_approved(approved_digest)
         with metered.lake.transaction(message=self.namespace[:_LONGEST_MESSAGE_CHARS], operation=_OPERATION) as txn:

@@ -19,7 +19,7 @@ from trinitylake_ops.format.limits import validate_lakehouse_def
 from trinitylake_ops.format.locations import as_uri, normalize_root_uri
 from trinitylake_ops.storage import Storage, open_storage
 from trinitylake_ops.storage.cache.options import storage_identity
-from trinitylake_ops.storage.cache.storage import private_cache_view, shared_cache_view
+from trinitylake_ops.storage.cache.storage import CacheStorage, private_cache_view, shared_cache_view
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
 from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS, Committable, commit
 from trinitylake_ops.transaction.creation import create_lakehouse
@@ -47,8 +47,8 @@ class Lakehouse:
     ``storage`` is the storage as it is. Nodes and definitions are read, and kept, through the cache
     of the process: one that is opened by its root shares them with all that have the same root and
     options, also by ``cache_folder``; one made on a storage has them for itself unless ``cache`` says
-    otherwise; "off" asks the storage itself. Raises InvalidInputError for options of the cache that
-    make no sense.
+    otherwise; "off" asks the storage itself. A cache that stands in front of ``storage`` is used as it
+    is. Raises InvalidInputError for options of the cache that make no sense.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Lakehouse:
         storage: Storage,
         storage_options: Mapping[str, str] | None = None,
         *,
-        cache: Literal["shared", "private", "off"] = "private",
+        cache: Literal["shared", "private", "off"] | CacheStorage = "private",
     ):
         self.storage = storage
         self.storage_options = StorageOptions(storage_options)
@@ -65,6 +65,8 @@ class Lakehouse:
             files = shared_cache_view(storage, is_immutable_path, self.storage_options)
         elif cache == "private":
             files = private_cache_view(storage, is_immutable_path, self.storage_options)
+        elif isinstance(cache, CacheStorage):
+            files = cache
         look_up = self._latest_definition
         self.elsewhere = elsewhere = Elsewhere(self.root, self.storage_options, look_up=look_up, follows_moves=False)
         nodes, definitions = NodeStore(files, elsewhere=elsewhere), DefinitionStore(files, elsewhere=elsewhere)
@@ -121,6 +123,14 @@ class Lakehouse:
         lake = cls(storage or open_storage(root, storage_options), storage_options, cache=cache)
         open_roots(lake.files.roots)
         return lake
+
+    def through(self, storage: Storage) -> Lakehouse:
+        """Return this lakehouse through a wrapper of its storage, with the same cache and queue of commits."""
+        files = self.files.storage
+        cached = files.in_front_of(storage) if isinstance(files, CacheStorage) else None
+        other = Lakehouse(storage, self.storage_options, cache=cached or "off")
+        other._queue = self._queue
+        return other
 
     def _latest_definition(self) -> LakehouseDef | None:
         return latest_snapshot(self.files).definition

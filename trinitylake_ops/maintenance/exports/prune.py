@@ -72,7 +72,7 @@ class PrunePlan(Plan):
         Raises PlanChangedError when an approved digest is not that of the plan made again now,
         ExportNotFoundError, CommitConflictError, StorageError.
         """
-        metered = MeteredLakehouse(self._lake)
+        metered = MeteredLakehouse(self._lake, keeps_cache=True)
         plan = self
         if approved_digest is not None:
             plan = plan_prune_exports(metered.lake, self.pattern, self._policy)

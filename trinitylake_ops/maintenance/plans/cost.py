@@ -29,13 +29,19 @@ class Cost:
 
 
 class MeteredLakehouse:
-    """A lakehouse whose requests are counted, past all caches, and the time since it was opened."""
+    """A lakehouse whose requests are counted, and the time since it was opened.
 
-    def __init__(self, lake: Lakehouse, spending: Spending | None = None):
+    It reads past all caches, unless ``keeps_cache``: then what the lakehouse has read already is asked for no more.
+    """
+
+    def __init__(self, lake: Lakehouse, spending: Spending | None = None, *, keeps_cache: bool = False):
         self._storage = MeteredStorage(lake.storage) if spending is None else counting(lake.storage, spending)
         self._others: list[MeteredStorage] = []
         self._begun_s = time.monotonic()
-        self.lake = Lakehouse(self._storage, lake.storage_options, cache="off")
+        if keeps_cache:
+            self.lake = lake.through(self._storage)
+        else:
+            self.lake = Lakehouse(self._storage, lake.storage_options, cache="off")
 
     def also(self, storage: Storage) -> Storage:
         """Return another storage whose requests are counted, too."""

@@ -189,6 +189,10 @@ class CacheStorage(StorageWrapper):
         was_in_folder = self._folder is not None and self._folder.drop(self._identity, path)
         return was_in_memory or was_in_folder or was_below
 
+    def in_front_of(self, inner: Storage) -> CacheStorage:
+        """Return the same cache in front of another wrapper of the same storage."""
+        return CacheStorage(inner, self._is_immutable, self._cache, self._identity, self._folder)
+
     def __reduce__(self) -> tuple[object, ...]:
         folder = None if self._folder is None else (self._folder.folder, self._folder.limit_bytes)
         return (_cache_storage, (self.inner, self._is_immutable, self._cache.capacity_bytes, self._identity, folder))
