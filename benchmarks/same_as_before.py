@@ -97,11 +97,11 @@ def run_driver(tree: Path, folder: Path, job: Mapping[str, object]) -> Any:
 
 
 def checksums(folder: Path) -> dict[str, str]:
-    """Return the checksums of all files below a folder by their paths, without pages, which are words."""
+    """Return the checksums of all files below a folder by their paths, without those of another catalog."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.suffix != ".html" and "outside" not in path.relative_to(folder).parts[:1]
+        if path.is_file() and "outside" not in path.relative_to(folder).parts[:1]
     }
 
 

@@ -114,6 +114,7 @@ def test_other_steps_are_not_compared() -> None:
 def test_files_at_the_end_and_counts_are_compared_one_by_one() -> None:
     (difference,) = compare_files({"a": "1", "b": "2"}, {"a": "1", "b": "3"}).differences
     assert (difference.part, difference.place, difference.before, difference.after) == (FILES, "b", "2", "3")
+    assert [one.part for one in compare_files({"log.html": "1"}, {"log.html": "2"}).differences] == [WORDS]
     counts = {"100 tables": {"works": {"begin": {"requests": {"read": 3}, "rounds": 2}}}}
     more = {"100 tables": {"works": {"begin": {"requests": {"read": 3}, "rounds": 3}}}}
     (difference,) = compare_counts(counts, more).differences
