@@ -341,11 +341,15 @@ def in_fork(
     return {**step, "code": os.waitstatus_to_exitcode(status), "out": texts[0], "err": texts[1], **noted}
 
 
-def settle_times(folder: Path, now_ns: int) -> None:
-    """Give files that a step wrote the time of the world's clock."""
-    for path in folder.rglob("*"):
-        if path.lstat().st_mtime_ns // 1_000_000 >= _BEGUN_MS:
-            os.utime(path, ns=(now_ns, now_ns), follow_symlinks=False)
+def settle_times(result: Mapping[str, Any], folder: Path, now_ns: int) -> None:
+    """Give files that a step wrote the time of the world's clock; what is no command writes by other ways, too."""
+    if result["deed"] == "command":
+        paths = [Path(place.partition(" file://")[2]) for place, _, _ in result["written"]]
+    else:
+        paths = list(folder.rglob("*"))
+    for path in paths:
+        if path.exists() and path.stat().st_mtime_ns // 1_000_000 >= _BEGUN_MS:
+            os.utime(path, ns=(now_ns, now_ns))
 
 
 def learn(result: Mapping[str, Any], known: dict[str, str]) -> None:
@@ -371,7 +375,7 @@ def scenario(job: Mapping[str, Any], world: World) -> Iterator[Any]:
             world.now_ns += step["arguments"][0] * _HOUR_NS
             continue
         result = in_fork(number, step, known, job, world)
-        settle_times(folder, world.now_ns)
+        settle_times(result, folder, world.now_ns)
         learn(result, known)
         yield {"number": number, **result}
 
