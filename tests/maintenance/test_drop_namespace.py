@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.lakes import Lakes
 from tests.maintenance.changes import create, drop
+from tests.maintenance.reads import ReadPaths
 from tests.maintenance.test_rollback import interfered, refused
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import (
@@ -74,3 +76,15 @@ def test_wrong_names(lake: Lakehouse) -> None:
     refused(lake, NamespaceNotFoundError, lambda: maintenance.plan_drop_namespace(lake, "nowhere"))
     for name in ("", "with space", "n" * 17):
         refused(lake, InvalidNameError, lambda name=name: maintenance.plan_drop_namespace(lake, name))
+
+
+def test_what_the_plan_read_is_not_read_again(lakes: Lakes) -> None:
+    reads = ReadPaths(lakes.storage())
+    create(Lakehouse.create(reads.root, storage=reads), "a", *(f"t{number}" for number in range(9)))
+    plan = maintenance.plan_drop_namespace(Lakehouse.open(reads.root, storage=reads), "a", cascade=True)
+    plan_reads = set(reads.immutable())
+    assert plan_reads
+    reads.forget()
+    report = plan.execute(plan.digest)
+    assert not plan_reads & set(reads.immutable())
+    assert report.cost.requests["read"] == len(reads.paths)

@@ -6,6 +6,7 @@ import pytest
 
 from tests.lakes import Lakes
 from tests.maintenance.aging import DAY_MS, HOUR_MS, Aging
+from tests.maintenance.reads import ReadPaths
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import ExportNotFoundError, InvalidInputError, PlanChangedError
 from trinitylake_ops.format.file_names import root_path
@@ -80,3 +81,18 @@ def test_what_is_refused(aging: Aging) -> None:
     with pytest.raises(ExportNotFoundError):
         plan.execute()
     assert len(names(lake)) == 29
+
+
+def test_what_the_plan_read_is_not_read_again(lakes: Lakes) -> None:
+    reads = ReadPaths(lakes.storage())
+    lake = Lakehouse.create(reads.root, storage=reads)
+    for name in ("one", "two", "three"):
+        maintenance.plan_export(lake, name).execute()
+    plan = maintenance.plan_prune_exports(Lakehouse.open(reads.root, storage=reads), "*", rules(keep_last=1))
+    assert len(plan.names) == 2
+    plan_reads = set(reads.immutable())
+    assert plan_reads
+    reads.forget()
+    report = plan.execute(plan.digest)
+    assert not plan_reads & set(reads.immutable())
+    assert report.cost.requests["read"] == len(reads.paths)

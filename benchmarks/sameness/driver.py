@@ -1,0 +1,413 @@
+"""Does the steps of a scenario by the package that `PYTHONPATH` leads to, and notes what came of each.
+
+Run by its path, so that it belongs to neither tree: ``python -P driver.py JOB``. ``JOB`` is a JSON file that
+says the tree, the steps, the folder of the lakehouses and the folder for what is noted. Each step is done in a fork of
+this process, so it starts without caches. Clock, uuids and random numbers are functions of the step's number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import gc
+import hashlib
+import importlib
+import json
+import os
+import random
+import shutil
+import sys
+import threading
+import time
+import traceback
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+#: When the first step is done, and how long after it the next one: both in the past of any machine.
+_BEGIN_NS = 1_704_067_200_000_000_000
+_STEP_NS = 60_000_000_000
+_HOUR_NS = 3_600_000_000_000
+_BEGUN_MS = time.time_ns() // 1_000_000
+
+
+class World:
+    """The clock, the uuids and the random numbers of a step."""
+
+    def __init__(self) -> None:
+        self.now_ns = _BEGIN_NS
+        self.slept_s = 0.0
+        self._step = 0
+        self._n_drawn = 0
+        self._lock = threading.Lock()
+
+    def begin(self, step: int) -> None:
+        """Start the streams of a step, a minute after the one before."""
+        self.now_ns += _STEP_NS
+        self._step, self._n_drawn, self.slept_s = step, 0, 0.0
+        random.seed(step)
+
+    def uuid4(self) -> uuid.UUID:
+        """Return the next uuid of the step."""
+        with self._lock:
+            self._n_drawn += 1
+            number = self._n_drawn
+        return uuid.UUID(bytes=self._bytes(f"uuid {number}", 16), version=4)
+
+    def urandom(self, size: int) -> bytes:
+        """Return bytes that are the same in every call of the step: Avro files take their marks from here."""
+        return self._bytes("urandom", size)
+
+    def sleep(self, seconds: float) -> None:
+        """Let the time of waits and durations pass at once."""
+        self.slept_s += seconds
+
+    def _bytes(self, what: str, size: int) -> bytes:
+        return hashlib.shake_256(f"{self._step} {what}".encode()).digest(size)
+
+    def rule(self) -> None:
+        """Give this process its clock and uuids; before anything else that takes them is imported."""
+        uuid.uuid4 = self.uuid4
+        time.time_ns = lambda: self.now_ns
+        time.time = lambda: self.now_ns / 1e9
+        time.monotonic = time.perf_counter = lambda: self.slept_s
+        time.monotonic_ns = time.perf_counter_ns = lambda: int(self.slept_s * 1e9)
+        time.sleep = self.sleep
+        os.urandom = self.urandom
+        os.fsync = lambda _descriptor: None  # nothing here has to outlive the machine
+
+    def rule_iceberg(self) -> None:
+        """Let pyiceberg, which asks `datetime` itself, see the clock, too."""
+        import datetime as dt
+
+        class Now(dt.datetime):
+            @classmethod
+            def now(cls, tz: dt.tzinfo | None = None) -> dt.datetime:
+                return dt.datetime.fromtimestamp(self.now_ns / 1e9, tz)
+
+        metadata = importlib.import_module("pyiceberg.table.metadata")
+        update = importlib.import_module("pyiceberg.table.update")
+        metadata.datetime = SimpleNamespace(**{**vars(dt), "datetime": Now})
+        update.datetime = Now
+
+
+class Notes:
+    """What a step asks of local storages: requests by kind, rounds, and all that is written."""
+
+    def __init__(self, blobs: Path):
+        self.requests: Counter[str] = Counter()
+        self.rounds = 0
+        self.written: list[tuple[str, str, int]] = []
+        self._seen: set[int] = set()
+        self._held: list[object] = []
+        self._blobs = blobs
+        self._lock = threading.Lock()
+
+    def count(self, kind: str, own_round: object | None) -> None:
+        """Count a request; those of one call of many are one round."""
+        with self._lock:
+            self.requests[kind] += 1
+            if own_round is None:
+                self.rounds += 1
+            elif id(own_round) not in self._seen:
+                self._held.append(own_round)  # or another round could get its id
+                self._seen.add(id(own_round))
+                self.rounds += 1
+
+    def keep(self, verb: str, place: str, data: bytes) -> None:
+        """Keep what was written, by its checksum."""
+        digest = hashlib.sha256(data).hexdigest()
+        (self._blobs / digest).write_bytes(data)
+        with self._lock:
+            self.written.append((f"{verb} {place}", digest, len(data)))
+
+
+def watch(world: World, notes: Notes) -> None:
+    """Let local storages note their requests, send one after the other, and show files by the world's clock."""
+    from trinitylake_ops.storage import LocalStorage
+    from trinitylake_ops.storage.parallel import current_round
+
+    def counted(kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def method(storage: Any, *arguments: Any, **options: Any) -> Any:
+            notes.count(kind, current_round())
+            found = call(storage, *arguments, **options)
+            if kind in ("create", "write"):
+                notes.keep(kind, storage.root + arguments[0], bytes(arguments[1]))
+            return found
+
+        return method
+
+    def aged(info: Any) -> Any:
+        return (
+            dataclasses.replace(info, last_modified_ms=world.now_ns // 1_000_000)
+            if info.last_modified_ms >= _BEGUN_MS
+            else info
+        )
+
+    for kind in ("read", "stat", "create", "write", "delete", "list"):
+        setattr(LocalStorage, kind, counted(kind, getattr(LocalStorage, kind)))
+    stat, listing = LocalStorage.stat, LocalStorage.list
+    LocalStorage.stat = lambda storage, path: aged(stat(storage, path))
+    LocalStorage.list = lambda storage, prefix="": map(aged, listing(storage, prefix))
+    LocalStorage.concurrency = 1
+
+
+def load() -> None:
+    """Import what steps need, so that a fork has it: all that the faces offer, and pyiceberg."""
+    for face in ("trinitylake_ops", "trinitylake_ops.maintenance", "trinitylake_ops.storage"):
+        module = importlib.import_module(face)
+        for name in module.__all__:
+            getattr(module, name)
+    for name in ("pyiceberg.io.pyarrow", "pyarrow.parquet", "rich.console", "trinitylake_ops.tables.catalog"):
+        importlib.import_module(name)
+    from trinitylake_ops.cli.app import trinitylake
+
+    for command in list(trinitylake.commands):
+        trinitylake.commands[command]
+
+
+def run_command(arguments: list[str]) -> None:
+    """Run a command as its process would, to its exit."""
+    from trinitylake_ops.cli import main
+
+    sys.argv = ["trinitylake", *arguments]
+    main()
+
+
+def catalog(root: str) -> Any:
+    """Return the pyiceberg catalog of a lakehouse, by the path that users store in their configuration."""
+    from pyiceberg.catalog import load_catalog
+
+    implementation = "trinitylake_ops.tables.catalog.TrinityLakeCatalog"
+    return load_catalog("lake", **{"py-catalog-impl": implementation, "root": root})
+
+
+def rows(first: int, n_rows: int) -> Any:
+    """Return rows of orders."""
+    import pyarrow as pa
+
+    numbers = range(first, first + n_rows)
+    columns = {"id": list(numbers), "amount": [number / 4 for number in numbers], "name": [f"n{k}" for k in numbers]}
+    return pa.table(columns)
+
+
+def make_table(root: str, name: str) -> None:
+    """Create a table of orders by pyiceberg's interface."""
+    catalog(root).create_table(name, rows(0, 1).schema)
+
+
+def append(root: str, name: str, first: int, n_rows: int) -> None:
+    """Append rows by pyiceberg's interface."""
+    catalog(root).load_table(name).append(rows(first, n_rows))
+
+
+def delete_rows(root: str, name: str, condition: str) -> None:
+    """Delete rows by pyiceberg's interface."""
+    catalog(root).load_table(name).delete(condition)
+
+
+def outside_table(folder: str) -> None:
+    """Make an Iceberg table that is no lakehouse's, by pyiceberg's SQL catalog."""
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    Path(folder).mkdir(parents=True)
+    outside = SqlCatalog("outside", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}")
+    outside.create_namespace("far")
+    outside.create_table("far.things", rows(0, 1).schema).append(rows(0, 5))
+    shutil.copy(
+        Path(outside.load_table("far.things").metadata_location.removeprefix("file://")), f"{folder}/m.metadata.json"
+    )
+
+
+def many_tables(root: str, namespace: str, n_tables: int) -> None:
+    """Create tables without rows, in one commit."""
+    from trinitylake_ops import Lakehouse, TableDef
+
+    with Lakehouse.open(root).transaction(message="many tables", run_id="run-1") as txn:
+        for number in range(n_tables):
+            txn.create_table(namespace, f"t{number:04}", TableDef(properties={"number": str(number)}))
+
+
+def alter_tables(root: str, namespace: str, first: int, n_tables: int) -> None:
+    """Change tables, in a commit each."""
+    from trinitylake_ops import Lakehouse, TableDef
+
+    lake = Lakehouse.open(root)
+    for number in range(first, first + n_tables):
+        with lake.transaction() as txn:
+            txn.alter_table(namespace, f"t{number:04}", TableDef(properties={"changed": str(number)}))
+
+
+def write_lost(root: str) -> None:
+    """Leave a transaction that was saved and never committed."""
+    from trinitylake_ops import Lakehouse, TableDef
+
+    txn = Lakehouse.open(root).transaction()
+    txn.create_namespace("lost")
+    txn.create_table("lost", "t", TableDef())
+    txn.save()
+
+
+def damage(pattern: str, at: int) -> None:
+    """Change a byte of the first file that a pattern of whole paths names."""
+    path = first_file(pattern)
+    data = bytearray(path.read_bytes())
+    data[at % len(data)] ^= 0x40
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+
+def remove(pattern: str) -> None:
+    """Delete the first file that a pattern names."""
+    first_file(pattern).unlink()
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a file."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(text, encoding="utf-8")
+
+
+def copy_folder(source: str, target: str) -> None:
+    """Copy a lakehouse's folder, with times."""
+    shutil.copytree(source, target)
+
+
+def first_file(pattern: str) -> Path:
+    """Return the first file by name whose whole path matches. Raises LookupError where there is none."""
+    folder = Path(pattern.split("*", maxsplit=1)[0]).parent
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and fnmatch.fnmatch(str(path), pattern))
+    if not found:
+        raise LookupError(f"no file is named {pattern}")
+    return found[0]
+
+
+#: What a step can do, by its first word.
+DEEDS: Mapping[str, Callable[..., None]] = {
+    deed.__name__: deed
+    for deed in (
+        *(make_table, append, delete_rows, outside_table, many_tables, alter_tables, write_lost),
+        *(damage, remove, write_text, copy_folder),
+    )
+}
+
+
+def do(step: Mapping[str, Any], known: Mapping[str, str]) -> None:
+    """Do a step; a command ends by SystemExit."""
+    arguments = [known.get(value, value) if isinstance(value, str) else value for value in step["arguments"]]
+    if step["deed"] == "command":
+        run_command(arguments)
+    else:
+        DEEDS[step["deed"]](*arguments)
+
+
+def in_fork(
+    number: int, step: Mapping[str, Any], known: Mapping[str, str], job: Mapping[str, Any], world: World
+) -> Any:
+    """Do a step in a fork of this process; returns what it printed, its exit code, requests and writes."""
+    out = Path(job["out"])
+    streams = [out / f"{number}.{name}" for name in ("out", "err")]
+    child = os.fork()
+    if child == 0:
+        code = 70
+        try:
+            notes = Notes(out / "blobs")
+            watch(world, notes)
+            for descriptor, path in enumerate(streams, start=1):
+                os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+            try:
+                do(step, known)
+                code = 0
+            except SystemExit as ended:
+                code = int(ended.code or 0)
+            noted = {"requests": notes.requests, "rounds": notes.rounds, "written": sorted(notes.written)}
+            (out / f"{number}.json").write_text(json.dumps(noted))
+        except BaseException:  # noqa: BLE001 - a fork must not go on with its parent's work
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    _, status = os.waitpid(child, 0)
+    noted_path = out / f"{number}.json"
+    if not noted_path.exists():
+        raise RuntimeError(f"step {number}, {step}, broke off:\n{streams[1].read_text()}")
+    texts = [path.read_text(encoding="utf-8", errors="backslashreplace") for path in streams]
+    noted = json.loads(noted_path.read_text())
+    for path in (*streams, noted_path):
+        path.unlink()
+    return {**step, "code": os.waitstatus_to_exitcode(status), "out": texts[0], "err": texts[1], **noted}
+
+
+def settle_times(result: Mapping[str, Any], folder: Path, now_ns: int) -> None:
+    """Give files that a step wrote the time of the world's clock; what is no command writes by other ways, too."""
+    if result["deed"] == "command":
+        paths = [Path(place.partition(" file://")[2]) for place, _, _ in result["written"]]
+    else:
+        paths = list(folder.rglob("*"))
+    for path in paths:
+        if path.exists() and path.stat().st_mtime_ns // 1_000_000 >= _BEGUN_MS:
+            os.utime(path, ns=(now_ns, now_ns))
+
+
+def learn(result: Mapping[str, Any], known: dict[str, str]) -> None:
+    """Remember the digest of the plan that a command printed, for the step that approves it."""
+    if result["deed"] == "command" and "--json" in result["arguments"]:
+        try:
+            shown = json.loads(result["out"])
+        except ValueError:
+            return
+        if isinstance(shown, dict) and isinstance(shown.get("digest"), str):
+            known["@digest"] = shown["digest"]
+
+
+def scenario(job: Mapping[str, Any], world: World) -> Iterator[Any]:
+    """Do all steps, one after the other."""
+    world.rule_iceberg()
+    known: dict[str, str] = {}
+    folder = Path(job["folder"])
+    (Path(job["out"]) / "blobs").mkdir()
+    for number, step in enumerate(job["steps"]):
+        world.begin(number)
+        if step["deed"] == "forward":
+            world.now_ns += step["arguments"][0] * _HOUR_NS
+            continue
+        result = in_fork(number, step, known, job, world)
+        settle_times(result, folder, world.now_ns)
+        learn(result, known)
+        yield {"number": number, **result}
+
+
+def counts(job: Mapping[str, Any], world: World) -> Any:
+    """Return all figures of the tree's `benchmarks/request_counts.py`, at sizes that take seconds."""
+    world.begin(0)
+    requests = importlib.import_module("benchmarks.request_counts")
+    for name, value in job["settings"].items():
+        setattr(requests, name, value)
+    found: dict[str, Any] = {"find the latest version": requests.find_latest_rounds()}
+    for n_tables in job["settings"]["TABLE_COUNTS"]:
+        random.seed(n_tables)
+        found[f"{n_tables} tables"] = dataclasses.asdict(requests.at_size(n_tables))
+    return found
+
+
+def main() -> None:
+    """Do the job."""
+    job = json.loads(Path(sys.argv[1]).read_text())
+    world = World()
+    world.rule()
+    package = importlib.import_module("trinitylake_ops")
+    assert Path(str(package.__file__)).is_relative_to(job["tree"]), package.__file__
+    if job["kind"] == "counts":
+        result = counts(job, world)
+    else:
+        load()
+        gc.freeze()  # forks share what is loaded
+        result = list(scenario(job, world))
+    Path(job["out"], "result.json").write_text(json.dumps(result, default=str))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,305 @@
+"""The steps that both trees do: every command, as JSON and for people, and what goes wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+Step = dict[str, Any]
+
+COMMANDS = (
+    *("compact", "compact-tables", "create-namespace", "diff", "drop-export", "drop-namespace", "expire", "export"),
+    *("exports", "hint", "init", "log", "ls", "orphans", "prune-exports", "purge", "reconcile", "register-table"),
+    *("relocate", "repair", "resolve-commit", "restore", "rollback", "show", "tree", "trim", "undelete", "verify"),
+    "verify-export",
+)
+_NOBODY = "6f1b1c1e-5f0a-4c53-8a6e-1f0e8a7f6b2d"
+
+
+def steps(folder: Path) -> list[Step]:
+    """Return all steps; the lakehouses they make stand below ``folder``."""
+    return [
+        *_helps(),
+        *_beginnings(folder),
+        *_reads(folder),
+        *_changes(folder),
+        *_exports(folder),
+        *_space(folder),
+        *_misfortunes(folder),
+    ]
+
+
+def _deed(deed: str, *arguments: object) -> Step:
+    return {
+        "deed": deed,
+        "arguments": [argument if isinstance(argument, int) else str(argument) for argument in arguments],
+    }
+
+
+def _command(root: object, *arguments: object) -> Step:
+    return _deed("command", "--root", str(root), *map(str, arguments))
+
+
+def _both(root: object, *arguments: object) -> Iterator[Step]:
+    """A command that changes nothing, for people and as JSON."""
+    yield _command(root, *arguments)
+    yield _command(root, *arguments, "--json")
+
+
+def _planned(root: object, *arguments: object) -> Iterator[Step]:
+    """A plan for people and as JSON, a wrong digest, then what the plan says by its digest, and the plan after it."""
+    yield from _both(root, *arguments)
+    yield _command(root, *arguments, "--apply", "1-0000000000000000")
+    yield _command(root, *arguments, "--apply", "@digest", "--json")
+    yield from _both(root, *arguments)
+
+
+def _helps() -> Iterator[Step]:
+    yield _deed("command")
+    yield _deed("command", "--help")
+    yield _deed("command", "--version")
+    yield _deed("command", "nonsense")
+    yield _deed("command", "--nonsense", "log")
+    for command in COMMANDS:
+        yield _deed("command", command, "--help")
+        yield _deed("command", command, "--nonsense")
+        yield _deed("command", command, "a", "b", "c", "d")
+        yield _deed("command", command)
+
+
+def _beginnings(folder: Path) -> Iterator[Step]:
+    lake = folder / "lake"
+    yield from _both(folder / "nothing", "log")
+    for command in COMMANDS:
+        arguments = {"diff": ("1", "2"), "resolve-commit": ("1", _NOBODY), "rollback": ("1",)}.get(command, ())
+        yield _command("relative/root", command, *arguments)
+        yield _command("ftp://nowhere/lake", command, *arguments)
+        if command != "init":
+            yield _command(folder / "nothing", command, *arguments)
+    yield _command(folder / "nothing", "--storage-option", "x", "log")
+    yield _command(lake, "init", "--order", 2)
+    yield _command(lake, "init", "--node-compression", "gzip")
+    yield _command(lake, "init", "--property", "novalue")
+    yield _command(lake, "init", "--txn-ttl-millis", 10**30)
+    yield _command(lake, "init", "--txn-ttl-millis", 3_600_000, "--order", 8, "--property", "k=v=w", "--json")
+    yield _command(lake, "init")
+    yield _command(folder / "packed", "init", "--node-compression", "zstd", "--isolation-level", "serializable")
+    yield _command(folder / "lz4", "init", "--node-compression", "lz4", "--order", 3, "--json")
+    for root in (lake, folder / "packed", folder / "lz4"):
+        yield _command(root, "create-namespace", "sales", "--property", "owner=finance", "--json")
+        yield _command(root, "create-namespace", "sales")
+        yield _command(root, "create-namespace", "many")
+        yield _deed("many_tables", root, "many", 120)
+        yield _deed("alter_tables", root, "many", 3, 12)
+        yield _deed("make_table", root, "sales.orders")
+        for number in range(6):
+            yield _deed("append", root, "sales.orders", number * 10, 10)
+        yield _deed("delete_rows", root, "sales.orders", "id = 15")
+    yield _command(lake, "create-namespace", "")
+    yield _command(lake, "create-namespace", "x" * 10_000)
+    yield _command(lake, "create-namespace", "odd \x1b[31m ümläut", "--property", "novalue")
+    yield _command(lake, "create-namespace", "odd \x1b[31m ümläut", "--json")
+    yield _deed("make_table", lake, "sales.items")
+    yield _deed("append", lake, "sales.items", 0, 3)
+
+
+def _reads(folder: Path) -> Iterator[Step]:
+    lake = folder / "lake"
+    for root in (lake, folder / "packed", folder / "lz4"):
+        for arguments in (
+            ("log",),
+            ("log", "--stat"),
+            ("ls",),
+            ("ls", "many"),
+            ("show",),
+            ("tree",),
+            ("verify", "--deep"),
+        ):
+            yield from _both(root, *arguments)
+    for arguments in (
+        *(("log", "--limit", 3), ("log", "--limit", 0), ("log", "--limit", "x"), ("ls", "--version", 2)),
+        *(("ls", "nobody"), ("ls", "--version", 999), ("ls", "--version", "no-export"), ("ls", "--version", "-1")),
+        *(("ls", "--timestamp", "2024-01-01T03:00"), ("ls", "--timestamp", "1"), ("ls", "--timestamp", "never")),
+        *(("ls", "--version", 1, "--timestamp", "1"), ("show", "sales"), ("show", "sales.orders"), ("show", "nobody")),
+        *(("show", "sales.nobody"), ("show", "sales.orders", "--version", 3), ("show", "many.t0003")),
+        *(
+            ("diff", 1, 2),
+            ("diff", 2, 10),
+            ("diff", 5, 5),
+            ("diff", 1, 999),
+            ("diff", "x", 1),
+            ("tree", "--version", 2),
+        ),
+        *(("hint",), ("exports",), ("verify",), ("verify", "--max-requests", 3), ("verify", "--max-requests", 0)),
+        *(("verify", "--incremental"), ("verify", "--incremental"), ("verify", "--max-seconds", "nan")),
+        *(("verify", "--spark-master", "local"), ("verify", "--engine", "nobody")),
+        *(("resolve-commit", 3, _NOBODY), ("resolve-commit", 999, _NOBODY), ("resolve-commit", "x", _NOBODY)),
+        *(("resolve-commit", 3, "no-uuid"), ("resolve-commit", -1, _NOBODY)),
+    ):
+        yield from _both(lake, *arguments)
+    yield _command(lake, "log", "--html", folder / "log.html")
+    yield _command(lake, "verify", "--html", folder / "verify.html")
+    yield _command(lake, "verify", "--html", folder / "no" / "folder.html")
+
+
+def _changes(folder: Path) -> Iterator[Step]:
+    lake = folder / "lake"
+    yield from _both(lake, "rollback")
+    yield from _both(lake, "rollback", 999)
+    yield from _both(lake, "rollback", 5, "--table", "nobody")
+    yield from _both(lake, "rollback", 5, "--namespace", "nobody")
+    yield from _planned(lake, "rollback", 5, "--table", "many.t0003")
+    yield from _planned(lake, "rollback", 5, "--namespace", "many")
+    yield from _both(lake, "rollback", "--timestamp", "1")
+    yield from _planned(lake, "rollback", 8)
+    yield _command(lake, "rollback", 20, "--yes", "--reapply")
+    yield _command(lake, "rollback", 24, "--yes", "--json")
+    yield from _both(lake, "drop-namespace", "nobody")
+    yield from _both(lake, "drop-namespace", "many")
+    yield _command(lake, "drop-namespace", "odd \x1b[31m ümläut", "--yes")
+    yield _command(lake, "create-namespace", "passing")
+    yield from _planned(lake, "drop-namespace", "passing")
+    yield _deed("many_tables", lake, "sales", 5)
+    yield from _planned(lake, "drop-namespace", "many", "--cascade")
+    yield _command(lake, "compact", "--message", "smaller", "--json")
+    yield _command(lake, "compact")
+    yield from _planned(lake, "compact-tables", "sales.orders", "--min-files", 2)
+    yield from _both(lake, "compact-tables", "--target-bytes", 0)
+    yield from _both(lake, "compact-tables", "nobody.t")
+    yield _command(lake, "compact-tables", "--min-files", 2, "--run-id", "r1", "--message", "m", "--yes", "--json")
+    yield _deed("outside_table", folder / "outside")
+    metadata = folder / "outside" / "m.metadata.json"
+    yield _command(lake, "register-table", "sales.far", metadata)
+    yield _command(lake, "register-table", "sales.far", f"file://{metadata}", "--json")
+    yield _command(lake, "register-table", "sales.far", f"file://{metadata}")
+    yield _command(lake, "register-table", "nodot", f"file://{metadata}")
+    yield _command(lake, "register-table", "sales.gone", f"file://{folder}/outside/gone.metadata.json")
+    yield _command(lake, "register-table", "nobody.far", f"file://{metadata}")
+    by_catalog = ("--catalog", "outside", "--catalog-option", "type=sql")
+    place = ("--catalog-option", f"uri=sqlite:///{folder}/outside/catalog.db")
+    yield _command(lake, "register-table", *by_catalog, *place, "--json")
+    yield _command(lake, "register-table", *by_catalog, *place)
+    yield _command(lake, "register-table", *by_catalog, "--catalog-option", "novalue")
+    yield _command(lake, "register-table", "sales.far", *by_catalog)
+    yield from _both(lake, "show", "far.things")
+    yield from _both(lake, "verify", "--deep")
+    yield _command(lake, "--allow-root", f"file://{folder}/outside", "verify", "--deep", "--json")
+    yield from _both(lake, "relocate")
+    yield _deed("copy_folder", lake, folder / "moved")
+    yield from _planned(folder / "moved", "relocate")
+    yield from _both(folder / "moved", "verify", "--deep")
+
+
+def _exports(folder: Path) -> Iterator[Step]:
+    lake, other = folder / "lake", folder / "other"
+    yield _command(lake, "export", "pin", "--json")
+    yield _command(lake, "export", "pin")
+    yield _command(lake, "export", "old", "--version", 8, "--retain-for", "2h")
+    yield _command(lake, "export", "bad/name")
+    yield _command(lake, "export", "never", "--version", 999)
+    yield _command(lake, "export", "never", "--level", "nonsense")
+    yield _command(lake, "export", "part", "--namespace", "sales", "--definitions", "--json")
+    yield _command(lake, "export", "never", "--namespace", "nobody")
+    for level in ("metadata", "data", "full", "pin", "catalog", "tables", "definitions"):
+        yield _command(lake, "export", f"here-{level}", "--level", level, "--json")
+        yield _command(
+            lake,
+            "--allow-root",
+            f"file://{folder}/outside",
+            "export",
+            f"there-{level}",
+            "--level",
+            level,
+            "--target",
+            other / level,
+            "--json",
+        )
+        yield from _both(other / level, "verify", "--deep")
+        yield from _both(other / level, "log")
+        yield from _both(lake, "verify-export", f"there-{level}", "--deep")
+    yield from _both(lake, "exports")
+    yield from _both(lake, "verify-export", "pin")
+    yield from _both(lake, "verify-export", "nobody")
+    yield from _both(lake, "diff", "old", "pin")
+    yield from _both(lake, "ls", "--version", "old")
+    yield from _both(lake, "restore", "nobody")
+    yield from _planned(lake, "restore", "old", "--namespace", "many")
+    yield from _planned(lake, "restore", "pin")
+    yield from _both(lake, "restore", "pin", "--table", "nobody.t")
+    yield _command(lake, "drop-export", "nobody")
+    yield _command(lake, "drop-export", "part", "--json")
+    yield from _planned(lake, "prune-exports", "here-*", "--keep-last", 1)
+    yield from _both(lake, "prune-exports", "*", "--max-age", "nonsense")
+    yield from _both(lake, "prune-exports", "nobody*", "--keep-last", 1)
+
+
+def _space(folder: Path) -> Iterator[Step]:
+    for root in (folder / "lake", folder / "packed"):
+        yield from _both(root, "expire")
+        yield from _both(root, "expire", "--max-age", "nonsense")
+        yield from _both(root, "trim", "--max-age", "1h", "--keep-last", 1)
+        yield from _both(root, "purge")
+        yield from _both(root, "orphans")
+        yield _deed("write_lost", root)
+        yield _deed("forward", 50)
+        yield _deed("append", root, "sales.orders", 1000, 5)
+        yield from _planned(root, "trim", "--max-age", "1h", "--keep-last", 1)
+        yield from _both(root, "trim", "nobody.t", "--keep-last", 1)
+        yield _command(root, "expire", "--max-age", "1h", "--keep-last", 3, "--html", folder / "expire.html")
+        yield from _planned(root, "expire", "--max-age", "1h", "--keep-last", 3)
+        yield from _both(root, "log")
+        yield from _both(root, "ls", "--version", 4)
+        yield _command(root, "undelete", "4", "--json")
+        yield _command(root, "undelete", "4")
+        yield _command(root, "undelete", "999")
+        yield _command(root, "undelete", "x")
+        yield from _both(root, "purge")
+        yield _deed("forward", 50)
+        yield from _both(root, "purge", "--grace", "nonsense")
+        yield from _planned(root, "purge", "--grace", "10d")
+        yield _command(root, "purge", "--max-requests", 2, "--json")
+        yield from _planned(root, "purge")
+        yield _command(root, "undelete", "3")
+        yield from _planned(root, "orphans", "--older-than", "20h")
+        yield from _both(root, "orphans", "--inventory", f"file://{folder}/no/manifest.json")
+        yield _command(root, "reconcile", "--json")
+        yield _command(root, "reconcile", "--acknowledge", "999")
+        yield _command(root, "reconcile", "--acknowledge", "x")
+        yield from _both(root, "verify", "--deep")
+        yield from _both(root, "tree")
+        yield from _both(root, "log", "--stat")
+
+
+def _misfortunes(folder: Path) -> Iterator[Step]:
+    """What is damaged, missing or ahead, each in a lakehouse of its own: a copy of one that is whole."""
+    whole = folder / "lz4"
+    for name, *deeds in (
+        ("hint-gone", _deed("remove", folder / "hint-gone" / "_latest_hint.txt")),
+        ("hint-wrong", _deed("write_text", folder / "hint-wrong" / "_latest_hint.txt", "nonsense")),
+        ("hint-ahead", _deed("write_text", folder / "hint-ahead" / "_latest_hint.txt", "99")),
+        ("hint-behind", _deed("write_text", folder / "hint-behind" / "_latest_hint.txt", "3")),
+        ("node-gone", _deed("remove", folder / "node-gone" / "*-node-*.arrow")),
+        ("node-damaged", _deed("damage", folder / "node-damaged" / "*-node-*.arrow", 2000)),
+        ("definition-damaged", _deed("damage", folder / "definition-damaged" / "*-table-orders-*.binpb", 20)),
+        ("definition-gone", _deed("remove", folder / "definition-gone" / "*-table-t0050-*.binpb")),
+        ("settings-damaged", _deed("damage", folder / "settings-damaged" / "_lakehouse_def_*.binpb", 9)),
+        ("manifest-damaged", _deed("damage", folder / "manifest-damaged" / "*-m0.avro", 500)),
+        ("metadata-damaged", _deed("damage", folder / "metadata-damaged" / "*.metadata.json", 300)),
+        ("data-damaged", _deed("damage", folder / "data-damaged" / "*.parquet", 60)),
+        ("data-gone", _deed("remove", folder / "data-gone" / "*.parquet")),
+    ):
+        root = folder / name
+        yield _deed("copy_folder", whole, root)
+        yield from deeds
+        for arguments in (("log",), ("show", "sales.orders"), ("ls", "many"), ("hint",)):
+            yield _command(root, *arguments, "--json")
+        yield from _both(root, "verify", "--deep")
+        yield _command(root, "create-namespace", "more", "--json")
+        yield _command(root, "repair", "--json")
+        yield _command(root, "rollback", 5, "--yes", "--json")
+        yield from _both(root, "repair", "--to-last-good")
+        yield _command(root, "repair", "--to-last-good", "--apply", "@digest", "--json")
+        yield _command(root, "hint", "--repair", "--json")
+        yield _command(root, "expire", "--keep-last", 1, "--max-age", "1m", "--json")
+        yield _command(root, "orphans", "--json")
