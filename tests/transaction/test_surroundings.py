@@ -53,7 +53,7 @@ def test_the_last_time_is_followed_by_none(lakes: Lakes) -> None:
 def test_something_that_is_no_file_at_the_next_root_is_named(lakes: Lakes, tmp_path: Path) -> None:
     lake = lakes.local()
     (tmp_path / "lake" / root_path(1)).symlink_to("/nowhere")
-    with pytest.raises(StorageError, match=r"no file stands at .*remove it") as caught:
+    with pytest.raises(StorageError, match=r"something at .* that is no file; remove it") as caught:
         _create(lake)
     assert caught.value.path == root_path(1)
     assert left_over_paths(lake) == set()

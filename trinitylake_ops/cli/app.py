@@ -47,8 +47,8 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "reconcile": ("gc", "Settle what another program did to the settings."),
     "register-table": ("register", "Bring existing Iceberg tables in."),
     "relocate": ("change", "Plan or do the relocation of tables."),
-    "repair": ("change", "Plan or do what mends the findings of verify."),
-    "resolve-commit": ("change", "Say what became of a commit that got no answer."),
+    "repair": ("change", "Plan or do a repair of the findings of verify."),
+    "resolve-commit": ("change", "Show the outcome of a commit that got no answer."),
     "restore": ("exports", "Plan or do the restore of an export."),
     "rollback": ("change", "Plan or do a rollback."),
     "show": ("read", "Show the lakehouse, a namespace or a table."),
@@ -130,7 +130,7 @@ Exit codes:
     metavar="URI",
     envvar="TRINITYLAKE_ALLOWED_ROOTS",
     help="Read, and let tables of others write, below this root, too, such as that of registered tables; may be"
-    " repeated. What stands in a lakehouse never decides by itself what is read."
+    " repeated. The content of a lakehouse never decides by itself what is read."
     " [env: TRINITYLAKE_ALLOWED_ROOTS, with spaces between them]",
 )
 @click.version_option(package_name="trinitylake-ops", prog_name="trinitylake")

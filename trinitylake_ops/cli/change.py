@@ -58,7 +58,7 @@ def create_namespace(session: Session, namespace: str, properties: tuple[str, ..
     )
 
 
-@click.command("resolve-commit", short_help="Say what became of a commit that got no answer.")
+@click.command("resolve-commit", short_help="Show the outcome of a commit that got no answer.")
 @click.argument("version", type=WholeNumber())
 @click.argument("commit_id")
 @click.option("--fence", is_flag=True, help="Decide an undecided one: take its version with an empty commit.")
@@ -290,7 +290,7 @@ def verify(
         raise click.exceptions.Exit(1)
 
 
-@click.command(short_help="Plan or do what mends the findings of verify.")
+@click.command(short_help="Plan or do a repair of the findings of verify.")
 @click.option(
     "--to-last-good",
     is_flag=True,

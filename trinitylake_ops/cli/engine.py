@@ -95,6 +95,6 @@ def engine_options(command: C) -> C:
         default="local",
         show_default=True,
         callback=gather,
-        help="Who reads, lists, copies and deletes: threads of this process, or tasks of Spark, for many files on a"
+        help="The engine that reads and deletes files: threads of this process, or tasks of Spark, for many files on a"
         " storage far away. Plans, digests and reports are the same.",
     )(command)

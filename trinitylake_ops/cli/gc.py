@@ -219,8 +219,8 @@ def purge(
 @click.option(
     "--inventory",
     metavar="URI",
-    help="The manifest.json of an inventory of the storage (Amazon S3 Inventory) to take what stands from, instead of"
-    " listing it; what came since the inventory is not looked at.",
+    help="The manifest.json of an inventory of the storage (Amazon S3 Inventory) to take the files from, instead of"
+    " listing them. Files that came later are not looked at.",
 )
 @_budget_options
 @engine_options

@@ -81,7 +81,9 @@ def _register_one(session: Session, table: str, metadata_location: str, as_json:
         root_to_allow=needed,
     )
     if needed is not None:
-        print_notice(f"Its files lie elsewhere. Who reads it, or cleans up, must allow that: --allow-root {needed}")
+        print_notice(
+            f"Its files lie elsewhere. Its readers, and operations that delete, must allow that: --allow-root {needed}"
+        )
 
 
 def _catalog_properties(texts: tuple[str, ...]) -> Mapping[str, str]:

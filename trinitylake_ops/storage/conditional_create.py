@@ -65,7 +65,7 @@ def create_settled(
                 raise refusal from None
             raise _ambiguous(path, error) from error
     if lost_answer is None:
-        raise StorageError(f"something that is no file stands at {path!r}; remove it", path=path)
+        raise StorageError(f"there is something at {path!r} that is no file; remove it", path=path)
     raise _ambiguous(path, lost_answer)
 
 

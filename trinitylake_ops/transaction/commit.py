@@ -261,7 +261,7 @@ class Commit:
         try:
             self._in_one_round(requests)
         except Exception:  # the version is committed, whatever happens to the hint
-            logger.warning("version %d is committed, but what follows a commit failed", version, exc_info=True)
+            logger.warning("version %d is committed, but a step after the commit failed", version, exc_info=True)
 
     def _in_one_round(self, requests: Sequence[Callable[[], None]]) -> None:
         run_parallel(in_one_round(lambda request: request()), requests, self._files.storage.concurrency)

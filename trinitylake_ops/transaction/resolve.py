@@ -49,7 +49,7 @@ def resolve_commit(files: LakehouseFiles, version: int, commit_id: str, *, fence
     except (ValueError, AttributeError):
         raise InvalidInputError(f"{commit_id[:64]!r} is no commit id: give the one that the error named") from None
     if not 0 <= version <= MAX_VERSION:
-        raise InvalidInputError(f"version {version} is none that a commit makes: give one from 0 to {MAX_VERSION}")
+        raise InvalidInputError(f"no commit makes version {version}: give one from 0 to {MAX_VERSION}")
     owner = _owner(files, version)
     if owner is None:
         # The latest version is found before the root is read again, so a root that lands in between is found.

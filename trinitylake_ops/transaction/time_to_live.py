@@ -129,12 +129,12 @@ def _read(storage: Storage) -> int:
         found = decode_sealed_json(data, ORPHAN_BARRIER_PATH)[_FIELD]
         # no barrier was ever raised beyond its own time
         if type(found) is not int or not 0 <= found <= storage.now_ms():
-            raise TypeError(f"{_FIELD} is no time that has passed")
+            raise TypeError(f"{_FIELD} is no moment in the past")
     except FileMissingError:
         return 0
     except (CorruptFileError, KeyError, TypeError) as error:
         raise CorruptFileError(
-            "no number can be read that bars transactions from before orphans were removed; remove orphans once more,"
+            "the barrier for transactions from before a removal of orphans cannot be read; remove orphans once more,"
             " which writes it anew, and begin new transactions",
             path=ORPHAN_BARRIER_PATH,
         ) from error

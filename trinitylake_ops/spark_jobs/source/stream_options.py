@@ -19,7 +19,7 @@ STREAM_OPTIONS: Mapping[str, str] = {
     "on_overwrite": "where rows of the table were replaced or deleted: 'fail', or 'skip' to pass such commits by",
 }
 WRITE_OPTIONS: Mapping[str, str] = {
-    "stream_id": "of streams, required: what tells the stream from all others, the same when it is started again",
+    "stream_id": "of streams, required: the identity of the stream, the same when it is started again",
     "run_id": "of batch writes: a write with such an id commits once, however often it is repeated",
     "partition_by": "columns of a new table's partitions, with commas between them",
     "primary_key": "columns of a new table's key, with commas between them",

@@ -119,7 +119,7 @@ class ServerClock:
         if abs(difference_seconds) > MAX_DIFFERENCE_SECONDS:
             raise StorageError(
                 f"the date of the server's answers and the clock of this machine differ by {difference_seconds:.0f} s;"
-                " set right the one that is wrong, or ask what stands between them"
+                " set right the one that is wrong, or check the proxies between them"
             )
         return int(server_ms)
 

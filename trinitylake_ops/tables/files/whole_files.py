@@ -129,7 +129,8 @@ class TableFiles:
 
     def in_lists(self, locations: Sequence[str]) -> list[list[TableFile]]:
         """Return the manifests that manifest lists name, list by list, read in parallel."""
-        _ = self._snapshots  # read once, before the threads ask for it
+        if locations:
+            _ = self._snapshots  # read once, before the threads ask for it
         return run_parallel(self._in_list, locations, self._io.storage.concurrency)
 
     def _in_list(self, location: str) -> list[TableFile]:

@@ -306,7 +306,7 @@ def _say_once(root: str) -> None:
     if root not in _said:
         _said.add(root)
         logger.warning(
-            "the lakehouse at %s was copied or moved: its tables' files name the place where it stood before, and are"
+            "the lakehouse at %s was copied or moved: its tables' files name its former place, and are"
             " read here; 'trinitylake relocate' writes their metadata for this place",
             root,
         )

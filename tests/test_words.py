@@ -1,0 +1,97 @@
+"""Sentences of docstrings, comments and pages are short. Whether they can be read, a reader has to say."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[1]
+PACKAGE = PROJECT / "trinitylake_ops"
+FOLDERS = sorted({path.parent for path in PACKAGE.rglob("*.py") if path.parent.name != "generated"})
+#: Beside the log of long runs, whose entries name a command and all that it did in one sentence.
+PAGES = [
+    path for folder in (PROJECT, PROJECT / "docs") for path in sorted(folder.glob("*.md")) if path.name != "soak.md"
+]
+MOST_WORDS = 25
+_END = re.compile(r"(?<!\.\.)[.?!][\"'`)\]*]*(?=\s|$)")
+_ITEM = re.compile(r"\A\s*(?:[-*]|\d+\.)\s")
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Yield the sentences of a text. Code, tables, pictures and headings are left out; items stand alone."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", text)
+    text = re.sub(r"\]\([^)\s]*\)", "]", text)
+    text = re.sub(r"``[^`]*``|`[^`]*`", "code", text)
+    text = re.sub(r"::\n\n(?:[ \t]+.*\n?|\n)+", ".\n\n", text)
+    for block in re.split(r"\n\s*\n", text):
+        if "====" in block:
+            continue
+        for item in re.split(r"\n(?=\s*(?:[-*#]|\d+\.|\|)\s)", block):
+            if not re.match(r"\s*[|#]", item):
+                yield from _END.sub("\0", re.sub(r"\s+", " ", _ITEM.sub("", item))).split("\0")
+
+
+def n_words(sentence: str) -> int:
+    """Return how many words a sentence has: runs without white space that hold a letter or digit."""
+    return sum(bool(re.search(r"\w", word)) for word in sentence.split())
+
+
+def docstrings(source: str) -> Iterator[str]:
+    """Yield the docstrings of a module, its classes and functions."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node, clean=False)
+            if text is not None:
+                yield inspect.cleandoc(text)
+
+
+def comments(source: str) -> Iterator[str]:
+    """Yield the comments of a module: lines that follow each other as one."""
+    lines: list[str] = []
+    last = (-1, -1)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            if token.start != (last[0] + 1, last[1]):
+                yield "\n".join(lines)
+                lines = []
+            lines.append(token.string.lstrip("#: "))
+            last = token.start
+    yield "\n".join(lines)
+
+
+def too_long(text: str) -> list[str]:
+    return [sentence.strip() for sentence in sentences(text) if n_words(sentence) > MOST_WORDS]
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(PROJECT)))
+def test_sentences_of_docstrings_and_comments_are_short(folder: Path) -> None:
+    found = {
+        f"{path.name}: {sentence}"
+        for path in folder.glob("*.py")
+        for text in (*docstrings(path.read_text()), *comments(path.read_text()))
+        for sentence in too_long(text)
+    }
+    assert found == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_sentences_of_pages_are_short(page: Path) -> None:
+    assert too_long(page.read_text()) == []
+
+
+def test_long_sentences_are_noticed() -> None:
+    long = " ".join(["word"] * 26) + "."
+    assert too_long(f"Short. {long} Short again.") == [long[:-1]]
+    assert too_long(f"- one\n- {long}\n") == [long[:-1]]
+    assert too_long(f"| {long} |\n\n```\n{long}\n```\n`{long}`") == []
+    assert too_long(f"Run::\n\n    {long}\n\nAnd {' '.join(['word'] * 24)}.") == []
+    assert list(comments("x = 1  # one\n# two\n# three\n")) == ["", "one", "two\nthree"]
+    assert list(docstrings('"""Page."""\n\n\ndef f():\n    """Part."""\n')) == ["Page.", "Part."]
