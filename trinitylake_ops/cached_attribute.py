@@ -11,9 +11,9 @@ T = TypeVar("T")
 class cached_attribute(Generic[T]):  # noqa: N801 - written as a decorator, as functools.cached_property is
     """A method without arguments that is called once for each object; what it returns becomes the attribute.
 
-    ``functools.cached_property`` of Python 3.11 holds one lock for all objects of a class while it computes.
-    A file that is read slowly then stops all other threads, and a forked child waits for ever for a thread
-    that it does not have. Here two threads that come at once compute twice, and the last result stays.
+    ``functools.cached_property`` of Python 3.11 holds one lock for all objects of a class while it computes. A slow
+    read then stops all other threads. A child that is forked meanwhile waits for ever, as it does not have the reading
+    thread. Here two threads that ask at the same moment compute twice, and the last result stays.
     """
 
     def __init__(self, compute: Callable[[Any], T]):

@@ -10,7 +10,7 @@ import pytest
 from tests.lakes import Lakes
 from tests.maintenance.changes import append_rows, create
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.maintenance.exports import content as export_content
+from trinitylake_ops.maintenance.exports import destination as export_destination
 from trinitylake_ops.maintenance.exports import roots as export_roots
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.tables.files import copying
@@ -44,7 +44,7 @@ def test_copies_under_older_names_are_not_made_again(
 ) -> None:
     target = f"file://{lakes.folder}/target/"
     with monkeypatch.context() as older:
-        for module in (export_content, export_roots, copying):
+        for module in (export_destination, export_roots, copying):
             older.setattr(module, "derived_uuid", uuid.uuid5)
         maintenance.plan_export(lake, "first", target=target, level="full").execute()
     there = Lakehouse.open(target)

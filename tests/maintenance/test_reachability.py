@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -22,10 +23,11 @@ from trinitylake_ops.errors import (
     TransientError,
 )
 from trinitylake_ops.format.definitions import METADATA_LOCATION, ExportLevel, ExportRecord, ExportState, TableDef
+from trinitylake_ops.maintenance.plans.executor import LocalExecutor
 from trinitylake_ops.maintenance.reach.mark import CatalogReach, Mark, is_deletable, kept_roots
 from trinitylake_ops.maintenance.reach.survey import survey_versions
 from trinitylake_ops.maintenance.reach.table_files import table_files
-from trinitylake_ops.storage import Storage, StorageWrapper
+from trinitylake_ops.storage import MeteredStorage, Storage, StorageWrapper
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.files.reach import files_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO
@@ -533,3 +535,23 @@ def test_what_failed_in_the_middle_is_walked_again_from_the_start(aging: Aging, 
         cut.add([root])
     cut.add([root])
     assert (cut.nodes, cut.tables, cut.others) == (whole.nodes, whole.tables, whole.others)
+
+
+def test_how_much_is_gathered_at_a_time_changes_neither_what_is_reached_nor_what_is_read(lakes: Lakes) -> None:
+    class Gathering(LocalExecutor):
+        def __init__(self, window: int):
+            self.window = window
+
+    aging = Aging.on(lakes.storage())
+    for name in ("ns.a", "ns.b"):
+        append_rows(aging.lake, name)
+        append_rows(aging.lake, name)
+    outcomes = []
+    for window in (1, 2, 256, sys.maxsize):
+        metered = MeteredStorage(aging.lake.storage)
+        survey = survey_versions(Lakehouse(metered, cache="off"), executor=Gathering(window))
+        mark = Mark(survey, with_tables=True)
+        reads = metered.snapshot().requests
+        outcomes.append((mark.tables.files, reads))
+    assert len(outcomes[0][0]) > 8
+    assert outcomes[1:] == outcomes[:1] * 3

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import pytest
-from rich.table import Table
+from rich.console import Console
 
 from tests.lakes import table
 from trinitylake_ops import Lakehouse, maintenance
@@ -15,6 +16,7 @@ from trinitylake_ops.format.definitions import Column, DataType, LakehouseDef, S
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import (
     Document,
+    Table,
     cell,
     change_rows,
     jsonable,
@@ -132,3 +134,12 @@ def test_every_report_and_plan_serialises(lake: Lakehouse) -> None:
     for document in documents:
         assert json.loads(document.to_json()) == document.to_dict()
         assert str(document)
+
+
+def test_a_table_is_values_until_it_is_drawn() -> None:
+    table = new_table("T\x1b", "name", "n", rows=[("a\x07", 1), ("b", None)])
+    assert (table.columns, table.rows) == (("name", "n"), (("a\x07", 1), ("b", None)))
+    assert str(table).splitlines() == ["T\\x1b", "name   n", "a\\x07  1", "b"]
+    console = Console(width=40, record=True, file=io.StringIO())
+    console.print(table)
+    assert [line.rstrip() for line in console.export_text().splitlines()] == str(table).splitlines()

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.maintenance.plans.document import jsonable, table_text, visible
+from trinitylake_ops.maintenance.plans.document import Table, jsonable, table_text, visible
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE, StorageOptions
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
-    from rich.table import Table
 
     from trinitylake_ops import Lakehouse
     from trinitylake_ops.maintenance.plans.plan import Plan

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rich.table import Table
-
 from trinitylake_ops.errors import NamespaceNotEmptyError, PlanChangedError
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
-from trinitylake_ops.maintenance.plans.document import new_table
+from trinitylake_ops.maintenance.plans.document import Table, new_table
 from trinitylake_ops.maintenance.plans.plan import CommitReport, Plan, digest_of
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.roots import check_no_gap

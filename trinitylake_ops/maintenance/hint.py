@@ -10,12 +10,10 @@ import time
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from rich.table import Table
-
 from trinitylake_ops.errors import FileMissingError, StorageError
 from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, parse_hint
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
-from trinitylake_ops.maintenance.plans.document import Document, new_table
+from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.roots import HINT_READ_BYTES, Roots, find_latest
 from trinitylake_ops.versions.snapshot import is_sealed_root

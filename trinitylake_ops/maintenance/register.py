@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchIcebergTableError, NoSuchNamespaceError
 from pyiceberg.typedef import Identifier
-from rich.table import Table
 
 from trinitylake_ops.errors import InvalidInputError, ObjectExistsError, StorageError, TrinityLakeError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.locations import to_location
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse, uncached
-from trinitylake_ops.maintenance.plans.document import Document, new_table
+from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
 from trinitylake_ops.maintenance.reach.mark import CatalogReach, kept_roots
 from trinitylake_ops.maintenance.reach.survey import survey_versions
 from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata, is_below_tables

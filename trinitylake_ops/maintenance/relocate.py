@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from rich.table import Table
-
 from trinitylake_ops.errors import CommitConflictError, LocationNotAllowedError
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
-from trinitylake_ops.maintenance.plans.document import Document, new_table
+from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
 from trinitylake_ops.maintenance.plans.plan import Plan, digest_of
 from trinitylake_ops.maintenance.reach.survey import on_latest
 from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata

@@ -7,8 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from rich.table import Table
-
 from trinitylake_ops.errors import (
     CommitConflictError,
     ExportNotFoundError,
@@ -21,7 +19,7 @@ from trinitylake_ops.format.definitions import METADATA_LOCATION, LakehouseDef, 
 from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.format.nodes.keys import ObjectName
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached
-from trinitylake_ops.maintenance.plans.document import change_rows, new_table
+from trinitylake_ops.maintenance.plans.document import Table, change_rows, new_table
 from trinitylake_ops.maintenance.plans.plan import CommitReport, Plan, digest_of
 from trinitylake_ops.maintenance.state.export_records import record_of
 from trinitylake_ops.maintenance.state.version_record import ROLLED_BACK_TO

@@ -1,7 +1,4 @@
-"""The content of a page, without its form: headline, figures, tables.
-
-All text of other programs is clipped and made visible.
-"""
+"""The content of a page, without its form: headline, figures, tables. Text of other programs is clipped and visible."""
 
 from __future__ import annotations
 

@@ -19,13 +19,13 @@ from trinitylake_ops.storage.wrappers.retry import RetryStorage
 def open_storage(root_uri: str, storage_options: Mapping[str, str] | None = None) -> Storage:
     """Open the storage of a normalised root URI (FORMAT.md, L1), wrapped in retries.
 
-    ``file:///folder/`` takes the option ``fsync`` (``true``, the default, or ``false``),
-    ``memory://name/`` none of its own, ``s3://bucket/prefix/`` those of ``S3_OPTIONS``, of which
-    ``client`` (``s3fs``, the default, or ``obstore``) picks the library. Every root takes
-    ``whole_file_limit_bytes``, and those of the cache and ``allowed_roots``, which mean nothing here. Opening touches
-    no file and sends no request. Raises InvalidLocationError for a root of another scheme or form and
-    InvalidInputError for an option that is not known or not valid, neither of which repeats credentials, and
-    MissingExtraError where the library of an S3 client is not installed.
+    ``file:///folder/`` takes the option ``fsync`` (``true``, the default, or ``false``), ``memory://name/`` none of its
+    own. ``s3://bucket/prefix/`` takes ``S3_OPTIONS``; ``client`` (``s3fs``, the default, or ``obstore``) picks the
+    library. Every root takes ``whole_file_limit_bytes``, and the options of the cache and ``allowed_roots``, which mean
+    nothing here. Opening touches no file and sends no request.
+
+    Raises InvalidLocationError for a root of another scheme or form, and InvalidInputError for an option that is not
+    known or not valid. Neither repeats credentials. Raises MissingExtraError if an S3 client's library is missing.
     """
     scheme, separator, _ = root_uri.partition("://")
     if not separator or scheme not in _SCHEMES:

@@ -10,7 +10,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import dagster as dg
 from pydantic import Field, field_validator
-from rich.table import Table
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.metadata import markdown_table
@@ -19,6 +18,7 @@ from trinitylake_ops.dagster_plugin.options import MOST_DAYS, DigestText, Option
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance import Budget, OrphanReport, PurgeReport, RetentionPolicy
 from trinitylake_ops.maintenance.plans.budget import Spending
+from trinitylake_ops.maintenance.plans.document import Table
 
 _LAKEHOUSES_OWN = -1
 

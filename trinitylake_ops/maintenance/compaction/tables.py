@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from pyiceberg.manifest import DataFile
 from pyiceberg.table.metadata import TableMetadata
-from rich.table import Table
 
 from trinitylake_ops.errors import (
     CommitConflictError,
@@ -26,7 +25,7 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.nodes.keys import ObjectName
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
-from trinitylake_ops.maintenance.plans.document import Document, new_table
+from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
 from trinitylake_ops.maintenance.plans.plan import Plan, digest_of
 from trinitylake_ops.maintenance.reach.tables import defined, tables_of
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rich.table import Table
-
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
-from trinitylake_ops.maintenance.plans.document import Document, new_table
+from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
 from trinitylake_ops.transaction.commit import commit
 from trinitylake_ops.transaction.draft import Draft, RootStamp
 from trinitylake_ops.transaction.lakehouse import Lakehouse

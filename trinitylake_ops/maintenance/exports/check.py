@@ -6,15 +6,13 @@ import hashlib
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from rich.table import Table
-
 from trinitylake_ops.errors import CorruptFileError, ExportNotFoundError, FileMissingError, InvalidInputError
 from trinitylake_ops.format.definitions import ExportRecord, ExportState
 from trinitylake_ops.format.file_names import parse_root_path
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.maintenance.exports.roots import check_made_of
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse, uncached_on
-from trinitylake_ops.maintenance.plans.document import Document, new_table
+from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
 from trinitylake_ops.maintenance.reach.mark import CatalogReach
 from trinitylake_ops.maintenance.reach.survey import Progress, SurveyedRoot, no_progress
 from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata

@@ -12,16 +12,15 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
-from rich.table import Table
-
 from trinitylake_ops.errors import ExportNotFoundError, FileMissingError, InvalidInputError
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, ExportState
 from trinitylake_ops.format.file_names import new_export_root_path, new_manifest_path, table_prefix
 from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location
 from trinitylake_ops.format.nodes.node_file import NodeFile
 from trinitylake_ops.format.nodes.system_rows import MAX_TIME_MS
-from trinitylake_ops.maintenance.exports.content import Choice, Content, Destination, chosen_entries, gather
+from trinitylake_ops.maintenance.exports.content import Choice, Content, chosen_entries, gather
 from trinitylake_ops.maintenance.exports.copy import Copier
+from trinitylake_ops.maintenance.exports.destination import Destination
 from trinitylake_ops.maintenance.exports.roots import (
     TargetExport,
     TargetLakehouse,
@@ -33,7 +32,7 @@ from trinitylake_ops.maintenance.exports.roots import (
     root_in_same_lakehouse,
 )
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse, uncached_on
-from trinitylake_ops.maintenance.plans.document import Document, new_table
+from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.maintenance.plans.plan import Plan, digest_of
 from trinitylake_ops.maintenance.plans.retention import duration_ms

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from fnmatch import fnmatchcase
 
-from rich.table import Table
-
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.definitions import ExportRecord, ExportState
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
-from trinitylake_ops.maintenance.plans.document import new_table
+from trinitylake_ops.maintenance.plans.document import Table, new_table
 from trinitylake_ops.maintenance.plans.plan import CommitReport, Plan, digest_of
 from trinitylake_ops.maintenance.plans.retention import RetentionPolicy, VersionAge, judge
 from trinitylake_ops.maintenance.state.export_records import drop_exports

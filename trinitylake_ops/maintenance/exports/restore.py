@@ -10,16 +10,15 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from rich.table import Table
-
 from trinitylake_ops.errors import CommitConflictError
 from trinitylake_ops.format.definitions import ExportLevel
 from trinitylake_ops.format.file_names import table_prefix
-from trinitylake_ops.maintenance.exports.content import Choice, Content, Destination, chosen_entries, gather
+from trinitylake_ops.maintenance.exports.content import Choice, Content, chosen_entries, gather
 from trinitylake_ops.maintenance.exports.copy import Copier
+from trinitylake_ops.maintenance.exports.destination import Destination
 from trinitylake_ops.maintenance.exports.roots import check_made_of
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached
-from trinitylake_ops.maintenance.plans.document import change_rows, new_table
+from trinitylake_ops.maintenance.plans.document import Table, change_rows, new_table
 from trinitylake_ops.maintenance.plans.plan import CommitReport, Plan, digest_of
 from trinitylake_ops.maintenance.reach.survey import Progress, no_progress
 from trinitylake_ops.maintenance.rollbacks import (

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from rich.table import Table
-
 from trinitylake_ops.errors import (
     CommitConflictError,
     CommitOutcomeUnknownError,
@@ -26,7 +24,7 @@ from trinitylake_ops.format.nodes.system_rows import SEALED_AT_MILLIS
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.gc.freed import FreedFiles, freed_files
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse, uncached
-from trinitylake_ops.maintenance.plans.document import Document, new_table
+from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.maintenance.plans.plan import TimedPlan
 from trinitylake_ops.maintenance.plans.retention import RetentionPolicy, Verdict, protected_ms

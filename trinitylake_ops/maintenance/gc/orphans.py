@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Self
 
-from rich.table import Table
-
 from trinitylake_ops.errors import MaintenanceBlockedError
 from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
 from trinitylake_ops.format.file_names import (
@@ -28,7 +26,7 @@ from trinitylake_ops.format.file_names import (
 from trinitylake_ops.maintenance.gc.sweep import Deletion, DeletionReport, delete_unreached
 from trinitylake_ops.maintenance.plans.budget import NO_LIMITS, Budget, Spending
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached
-from trinitylake_ops.maintenance.plans.document import new_table
+from trinitylake_ops.maintenance.plans.document import Table, new_table
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.maintenance.plans.plan import TimedPlan, timed_digest
 from trinitylake_ops.maintenance.plans.retention import barred_before_ms, duration_ms, protected_ms

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Self
 
-from rich.table import Table
-
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, MaintenanceBlockedError, PlanChangedError
 from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState, LakehouseDef
 from trinitylake_ops.format.nodes.node_file import decode_node, encode_sealed_root
@@ -19,7 +17,7 @@ from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.gc.sweep import Deletion, DeletionReport, delete_unreached
 from trinitylake_ops.maintenance.plans.budget import NO_LIMITS, Budget, Spending
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached
-from trinitylake_ops.maintenance.plans.document import new_table
+from trinitylake_ops.maintenance.plans.document import Table, new_table
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.maintenance.plans.plan import TimedPlan, timed_digest
 from trinitylake_ops.maintenance.plans.retention import duration_ms, protected_ms

@@ -10,14 +10,12 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from rich.table import Table
-
 from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState, ExportRecord, ExportState, LakehouseDef
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
-from trinitylake_ops.maintenance.plans.document import Document, new_table
+from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
 from trinitylake_ops.maintenance.reach.root_chain import (
     acknowledged_versions,
     check_faulty,

@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rich.table import Table
-
 from trinitylake_ops.errors import CommitConflictError
 from trinitylake_ops.format.definitions import ExpirationState, TableDef
 from trinitylake_ops.maintenance.gc.trim_needs import TableTrim, candidates_of, trims_of
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
-from trinitylake_ops.maintenance.plans.document import Document, new_table
+from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
 from trinitylake_ops.maintenance.plans.plan import Plan, digest_of
 from trinitylake_ops.maintenance.plans.retention import RetentionPolicy
 from trinitylake_ops.maintenance.reach.mark import CatalogReach, kept_roots

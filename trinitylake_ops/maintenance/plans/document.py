@@ -8,19 +8,34 @@ import json
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.table import Table as RichTable
     from rich.text import Text
 
     from trinitylake_ops.versions.changes import Change
 
 _WIDEST_TABLE_CHARS = 100_000  # text outside a terminal is never cut or folded
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table for people: a title, the names of its columns, and rows of values. It prints as text; rich draws it."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[object, ...], ...]
+
+    def __rich__(self) -> RichTable:
+        return _drawn(self, self.title)
+
+    def __str__(self) -> str:
+        return table_text(self, _WIDEST_TABLE_CHARS)
 
 
 class Document(ABC):
@@ -45,7 +60,7 @@ class Document(ABC):
         return self.table()
 
     def __str__(self) -> str:
-        return table_text(self.table(), _WIDEST_TABLE_CHARS)
+        return str(self.table())
 
 
 def jsonable(value: Any) -> Any:
@@ -80,25 +95,30 @@ def table_text(table: Table, width_chars: int) -> str:
     """Return a table as text of that width, its title as a line of its own, without trailing spaces."""
     from rich.console import Console  # code that prints JSON does not need it
 
-    title, table.title = table.title, None
-    if title and not table.row_count:
-        return str(title)
+    title = visible(table.title)
+    if title and not table.rows:
+        return title
     text = io.StringIO()
     console = Console(file=text, width=width_chars, color_system=None)
-    console.print(table)
-    lines = [str(title)] if title else []
+    console.print(_drawn(table, title=None))
+    lines = [title] if title else []
     return "\n".join([*lines, *(line.rstrip() for line in text.getvalue().splitlines())])
 
 
 def new_table(title: str, *columns: str, rows: Iterable[Sequence[object]] = ()) -> Table:
-    """Return a table whose cells show their text as it is, nothing cut."""
-    from rich.table import Table
+    """Return a table whose cells show their values as they are, nothing cut."""
+    return Table(title, columns, tuple(map(tuple, rows)))
+
+
+def _drawn(table: Table, title: str | None) -> RichTable:
+    from rich.table import Table as RichTable
     from rich.text import Text
 
-    made = Table(title=Text(visible(title)), title_justify="left", box=None, pad_edge=False)
-    for column in columns:
+    shown = None if title is None else Text(visible(title))
+    made = RichTable(title=shown, title_justify="left", box=None, pad_edge=False)
+    for column in table.columns:
         made.add_column(Text(column), overflow="fold")
-    for row in rows:
+    for row in table.rows:
         made.add_row(*map(cell, row))
     return made
 

@@ -12,16 +12,13 @@ import json
 import re
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from trinitylake_ops.errors import FileMissingError, NotFoundError, PlanChangedError
 from trinitylake_ops.maintenance.plans.cost import Cost
-from trinitylake_ops.maintenance.plans.document import Document, new_table
+from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _DIGEST = re.compile(r"(\d{1,10})-(\d{1,15})-[0-9a-f]{64}", re.ASCII)
 

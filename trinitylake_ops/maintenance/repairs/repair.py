@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from rich.table import Table
-
 from trinitylake_ops.errors import (
     CorruptFileError,
     FileMissingError,
@@ -24,7 +22,7 @@ from trinitylake_ops.format.definitions import METADATA_LOCATION, LakehouseDef
 from trinitylake_ops.format.nodes.keys import KeyCodec, ObjectName
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse, uncached
-from trinitylake_ops.maintenance.plans.document import Document, new_table
+from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
 from trinitylake_ops.maintenance.plans.plan import Plan, digest_of
 from trinitylake_ops.maintenance.repairs.steps import (
     OPERATION,

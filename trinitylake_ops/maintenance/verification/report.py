@@ -9,12 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from rich.table import Table
-
 from trinitylake_ops.format.file_names import OPERATIONS_PREFIX, TABLES_PREFIX
 from trinitylake_ops.format.nodes.keys import ObjectName
 from trinitylake_ops.maintenance.plans.cost import Cost
-from trinitylake_ops.maintenance.plans.document import Document, new_table
+from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
 from trinitylake_ops.maintenance.state.version_record import VersionRecord
 from trinitylake_ops.versions.snapshot import Snapshot
 

@@ -1,9 +1,9 @@
 """Makes pyiceberg write sealed Parquet files wherever they go to a lakehouse.
 
-Data that ``Table.append``, ``overwrite`` and ``delete`` write come from the writer that pyiceberg's registry of file
-formats gives; there is no other place to ask for checksums of pages, or for key-value pairs of a footer. pyiceberg
-0.11 has no registry and makes Arrow's writer itself: there the place is its name for ``pyarrow.parquet``. Files that
-go elsewhere, through other FileIOs, are written as before.
+The data of ``Table.append``, ``overwrite`` and ``delete`` come from the writer in pyiceberg's registry of file formats.
+Only there can checksums of pages, or key-value pairs of a footer, be asked for. pyiceberg 0.11 has no registry and
+makes Arrow's writer itself: there the place is its name for ``pyarrow.parquet``. Files that go elsewhere, through other
+FileIOs, are written as before.
 """
 
 from __future__ import annotations
