@@ -34,7 +34,7 @@ _NO_REPEATS = (
 _NO_STREAM_READS = ("stream",)
 _SPARK = (
     "tests/spark_jobs/test_data_source.py",
-    "tests/spark_jobs/test_engines.py",
+    "tests/spark_jobs/test_engines.py::test_verify_expiry_purge_and_orphans",
     "tests/spark_jobs/test_table_reader.py",
     "tests/spark_jobs/test_table_writer.py",
 )
