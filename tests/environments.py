@@ -117,7 +117,7 @@ class Environment:
 
 
 def make_environment(folder: Path, extras: Sequence[str] = (), versions: Sequence[str] = ()) -> Environment:
-    """Make an environment with the core, extras, and the pinned versions but for those given as ``name==version``."""
+    """Make an environment with the core, extras, and the pinned versions, but for requirements of others."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True, capture_output=True)
     before = _sizes(folder)
     others = {canonicalize_name(Requirement(version).name) for version in versions}

@@ -76,7 +76,7 @@ def test_streams_need_a_newer_spark_than_the_rest(monkeypatch: pytest.MonkeyPatc
     source = TrinityLakeSource({"root": "memory://none", "path": "versions"})
     monkeypatch.setattr(spark_version.pyspark, "__version__", "4.1.3.dev0")
     with pytest.raises(InvalidInputError, match=r"streams that are read .* need Spark 4\.2, and this is 4\.1\.3\.dev0"):
-        source.streamReader(StructType())
+        source.streamReader(StructType()).initialOffset()
     monkeypatch.setattr(spark_version.pyspark, "__version__", "4.0.0")
     with pytest.raises(InvalidInputError, match=r"streams that are written .* need Spark 4\.1, and this is 4\.0\.0"):
         source.streamWriter(StructType(), overwrite=False)

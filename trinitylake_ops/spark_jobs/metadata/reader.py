@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructField, StructType
 
 from trinitylake_ops.spark_jobs.metadata.columns import METADATA_TABLES, MetadataTable, Row
-from trinitylake_ops.spark_jobs.runtime.spark_version import arrow_schema
+from trinitylake_ops.spark_jobs.runtime.spark_version import arrow_schema, value_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,9 +56,10 @@ class MetadataReader(DataSourceReader):
         return [InputPartition(pickle.dumps(part)) for part in self._opened.table.partitions()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if partition.value is None:  # the partition that Spark asks for if there is none
+        value = value_of(partition)
+        if value is None:
             return iter(())
-        return metadata_batches(self._opened, self._opened.table.rows(pickle.loads(partition.value)), self._schema)
+        return metadata_batches(self._opened, self._opened.table.rows(pickle.loads(value)), self._schema)
 
 
 def metadata_batches(opened: OpenedMetadata, rows: Iterator[Row], schema: StructType) -> Iterator[pa.RecordBatch]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pyspark
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from trinitylake_ops.errors import InvalidInputError
@@ -24,11 +26,23 @@ def spark_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def check_spark(least: tuple[int, int], what: str) -> None:
-    """Raise InvalidInputError where this Spark is older than ``what`` needs."""
-    if spark_version() < least:
-        needed = ".".join(map(str, least))
-        raise InvalidInputError(f"{what} by this source need Spark {needed}, and this is {pyspark.__version__}")
+def too_old(least: tuple[int, int], what: str) -> InvalidInputError:
+    """Return the error for what needs a newer Spark than this."""
+    needed = ".".join(map(str, least))
+    return InvalidInputError(f"{what} by this source need Spark {needed}, and this is {pyspark.__version__}")
+
+
+class TooOld(DataSourceStreamReader):
+    """The reader of streams that an older Spark gets: it says so when it is used, as errors before that get lost."""
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        raise too_old(STREAM_READS, "streams that are read")
+
+    def latestOffset(self, *_of_newer: Any) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        raise too_old(STREAM_READS, "streams that are read")
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        raise too_old(STREAM_READS, "streams that are read")
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -38,3 +52,11 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     if spark_version() < _TIMEZONE_IN_SCHEMAS:
         return to_arrow_schema(schema)
     return to_arrow_schema(schema, timezone="UTC")
+
+
+def value_of(partition: InputPartition | None) -> Any:
+    """Return what a partition was made with, None where there were none.
+
+    Spark reads once then, too: a partition without a value, and before 4.2 no partition.
+    """
+    return None if partition is None else partition.value

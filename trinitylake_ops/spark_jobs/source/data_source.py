@@ -27,7 +27,13 @@ from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.spark_jobs.runtime.active_session import activate
 from trinitylake_ops.spark_jobs.runtime.connect import default_parallelism, is_remote
 from trinitylake_ops.spark_jobs.runtime.handover import HANDOVER, handed_over, take_given
-from trinitylake_ops.spark_jobs.runtime.spark_version import STREAM_READS, STREAM_WRITES, check_spark
+from trinitylake_ops.spark_jobs.runtime.spark_version import (
+    STREAM_READS,
+    STREAM_WRITES,
+    TooOld,
+    spark_version,
+    too_old,
+)
 from trinitylake_ops.spark_jobs.runtime.task_frames import frame_by_tasks
 from trinitylake_ops.spark_jobs.source.stream_options import STREAM_OPTIONS
 
@@ -123,7 +129,8 @@ class TrinityLakeSource(DataSource):
         return reader
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        check_spark(STREAM_READS, "streams that are read")
+        if spark_version() < STREAM_READS:
+            return TooOld()
         from trinitylake_ops.spark_jobs.source.streams import stream_reader
 
         reader = stream_reader(self.options, self._taken(schema), schema)
@@ -136,7 +143,8 @@ class TrinityLakeSource(DataSource):
         return batch_writer(self._target(), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        check_spark(STREAM_WRITES, "streams that are written")
+        if spark_version() < STREAM_WRITES:
+            raise too_old(STREAM_WRITES, "streams that are written")
         from trinitylake_ops.spark_jobs.source.stream_writer import stream_writer
 
         return stream_writer(self._target(), schema, overwrite=overwrite)

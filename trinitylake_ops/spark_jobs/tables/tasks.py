@@ -21,6 +21,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from trinitylake_ops.spark_jobs.runtime.handover import HANDOVER, put_returned, take_given
+from trinitylake_ops.spark_jobs.runtime.spark_version import arrow_schema, value_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -157,8 +158,8 @@ class TableScanReader(DataSourceReader):
         return self._partitions
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Without files Spark asks for one partition without a value.
-        tasks: tuple[FileScanTask, ...] = pickle.loads(partition.value) if partition.value is not None else ()
+        value = value_of(partition)
+        tasks: tuple[FileScanTask, ...] = () if value is None else pickle.loads(value)
         return read_tasks(pickle.loads(self._pickled_job), tasks, self._schema)
 
 
@@ -180,7 +181,6 @@ def read_tasks(job: ReadJob, tasks: Sequence[FileScanTask], schema: StructType) 
     """Yield the rows of files as Spark wants them."""
     from pyiceberg.io.pyarrow import ArrowScan
 
-    from trinitylake_ops.spark_jobs.runtime.spark_version import arrow_schema
     from trinitylake_ops.tables.files.data_reading import file_batches, reading_at
 
     scan = ArrowScan(job.metadata, job.io, job.schema, job.row_filter)
