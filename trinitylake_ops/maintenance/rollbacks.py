@@ -15,16 +15,15 @@ from trinitylake_ops.errors import (
     NamespaceNotFoundError,
     VersionExpiredError,
 )
-from trinitylake_ops.format.definitions import METADATA_LOCATION, LakehouseDef, TableDef
-from trinitylake_ops.format.file_names import table_prefix
+from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.nodes.keys import ObjectName
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached
 from trinitylake_ops.maintenance.plans.document import Table, change_rows, new_table
 from trinitylake_ops.maintenance.plans.plan import CommitReport, Plan, PlannedOperation, digest_of
+from trinitylake_ops.maintenance.reach.tables import cannot_go_back, check_table_files
 from trinitylake_ops.maintenance.state.export_records import record_of
 from trinitylake_ops.maintenance.state.version_record import ROLLED_BACK_TO
 from trinitylake_ops.storage.parallel import run_parallel
-from trinitylake_ops.tables.files.reach import files_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS
 from trinitylake_ops.transaction.conflicts import describe_key
@@ -378,34 +377,6 @@ def _check_files(target: _Target, differences: Sequence[KeyChange]) -> None:
         run_parallel(files.definitions.namespace, namespaces, files.storage.concurrency)
         definitions = files.definitions.tables(tables)
     except FileMissingError as error:
-        raise _missing(snapshot.version, "a definition", error.path) from error
+        raise cannot_go_back(snapshot.version, "a definition", error.path) from error
     for definition in definitions:
         check_table_files(snapshot.version, target.io, definition)
-
-
-def check_table_files(version: int, io: StorageFileIO, definition: TableDef) -> None:
-    """Raise FileMissingError when a file that a managed Iceberg table needs is gone.
-
-    One listing tells; only files beyond the lakehouse's root, under another ``table_root``, take a request each.
-    """
-    is_ours = definition.is_managed and definition.is_iceberg
-    if not is_ours or METADATA_LOCATION not in definition.format_properties:
-        return
-    storage = io.storage
-    there = {info.path for info in storage.list(table_prefix(definition.id))}
-    try:
-        live = [file for file in files_of(definition, io) if file.live]
-    except FileMissingError as error:
-        path = (error.path or "").removeprefix(storage.root)
-        raise _missing(version, "a file of a table", path) from error
-    unlisted = [file for file in live if file.location not in there]
-    sizes_bytes = run_parallel(io.size_bytes, [file.location for file in unlisted], storage.concurrency)
-    for file, size_bytes in zip(unlisted, sizes_bytes, strict=True):
-        if size_bytes is None:
-            raise _missing(version, f"a {file.kind} file of a table", file.location)
-
-
-def _missing(version: int, what: str, path: str | None) -> FileMissingError:
-    return FileMissingError(
-        f"cannot go back to version {version}: {what} it needs is missing; nothing was changed", path=path
-    )

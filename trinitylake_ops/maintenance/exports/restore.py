@@ -21,9 +21,9 @@ from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached
 from trinitylake_ops.maintenance.plans.document import Table, change_rows, new_table
 from trinitylake_ops.maintenance.plans.plan import CommitReport, Plan, PlannedOperation, digest_of
 from trinitylake_ops.maintenance.reach.survey import Progress, no_progress
+from trinitylake_ops.maintenance.reach.tables import check_table_files
 from trinitylake_ops.maintenance.rollbacks import (
     RollbackPlan,
-    check_table_files,
     held_objects,
     is_chosen,
     plan_rollback,

@@ -23,12 +23,12 @@ from trinitylake_ops.format.file_names import (
     lease_path,
     parse_lease_path,
 )
-from trinitylake_ops.maintenance.gc.sweep import Deletion, DeletionReport, delete_unreached
+from trinitylake_ops.maintenance.gc.sweep import DeletingOperation, Deletion, DeletionReport, delete_unreached
 from trinitylake_ops.maintenance.plans.budget import NO_LIMITS, Budget, Spending
-from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached
+from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import Table, new_table
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
-from trinitylake_ops.maintenance.plans.plan import TimedOperation, TimedPlan, timed_digest
+from trinitylake_ops.maintenance.plans.plan import TimedPlan, timed_digest
 from trinitylake_ops.maintenance.plans.retention import barred_before_ms, duration_ms, protected_ms
 from trinitylake_ops.maintenance.reach.inventory import list_by_inventory, read_inventory
 from trinitylake_ops.maintenance.reach.listing import list_without
@@ -132,22 +132,11 @@ class OrphanPlan(TimedPlan):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OrphanRemoval(TimedOperation[OrphanPlan, OrphanReport]):
+class OrphanRemoval(DeletingOperation[OrphanPlan, OrphanReport]):
     """The removal of orphans of an age, None for the least, found by a listing or an ``inventory``."""
 
     older_than_ms: int | None
     inventory: str | None
-    executor: Executor
-
-    def plan(self, *, budget: Budget | Spending = NO_LIMITS, progress: Progress = no_progress) -> OrphanPlan:
-        """Plan on the latest version. Raises what :func:`plan_orphan_removal` raises."""
-        spending = Spending.of(budget)
-        counted = replace(self, lake=MeteredLakehouse(self.lake, spending).lake)
-        with spending.planning(progress) as told:
-            made = on_latest(
-                counted.lake, lambda base: counted.made_at(base, counted.lake.storage.now_ms(), progress=told)
-            )
-        return replace(made, operation=replace(made.operation, lake=uncached(self.lake)))
 
     def made_at(self, base: Snapshot, now_ms: int, *, progress: Progress = no_progress) -> OrphanPlan:
         """Return the plan with the same age for a version and time."""

@@ -14,12 +14,12 @@ from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
 from trinitylake_ops.format.nodes.node_file import decode_node, encode_sealed_root
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.gc.batches import PurgeBatch, unpurged_batches, with_purged
-from trinitylake_ops.maintenance.gc.sweep import Deletion, DeletionReport, delete_unreached
+from trinitylake_ops.maintenance.gc.sweep import DeletingOperation, Deletion, DeletionReport, delete_unreached
 from trinitylake_ops.maintenance.plans.budget import NO_LIMITS, Budget, Spending
-from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached
+from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import Table, new_table
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
-from trinitylake_ops.maintenance.plans.plan import TimedOperation, TimedPlan, timed_digest
+from trinitylake_ops.maintenance.plans.plan import TimedPlan, timed_digest
 from trinitylake_ops.maintenance.plans.retention import duration_ms, protected_ms
 from trinitylake_ops.maintenance.reach.listing import list_named
 from trinitylake_ops.maintenance.reach.mark import Mark
@@ -129,21 +129,10 @@ class PurgePlan(TimedPlan):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Purge(TimedOperation[PurgePlan, PurgeReport]):
+class Purge(DeletingOperation[PurgePlan, PurgeReport]):
     """The purge of versions that expired at least a grace ago, None for the least."""
 
     grace_ms: int | None
-    executor: Executor
-
-    def plan(self, *, budget: Budget | Spending = NO_LIMITS, progress: Progress = no_progress) -> PurgePlan:
-        """Plan on the latest version. Raises what :func:`plan_purge` raises."""
-        spending = Spending.of(budget)
-        counted = replace(self, lake=MeteredLakehouse(self.lake, spending).lake)
-        with spending.planning(progress) as told:
-            made = on_latest(
-                counted.lake, lambda base: counted.made_at(base, counted.lake.storage.now_ms(), progress=told)
-            )
-        return replace(made, operation=replace(made.operation, lake=uncached(self.lake)))
 
     def made_at(self, base: Snapshot, now_ms: int, *, progress: Progress = no_progress) -> PurgePlan:
         """Return the plan with the same grace for a version and time."""

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from trinitylake_ops.errors import FileMissingError, NotFoundError, PlanChangedError
@@ -23,6 +23,7 @@ from trinitylake_ops.versions.snapshot import Snapshot
 _DIGEST = re.compile(r"(\d{1,10})-(\d{1,15})-[0-9a-f]{64}", re.ASCII)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Plan(Document):
     """Base of plans: frozen dataclasses of data, which say what would be done.
 
@@ -30,7 +31,7 @@ class Plan(Document):
     """
 
     base_version: int
-    operation: PlannedOperation[Any, Any]
+    operation: PlannedOperation[Any, Any] = field(repr=False, compare=False)
 
     @property
     @abstractmethod
@@ -95,6 +96,7 @@ def timed_digest(base_version: int, now_ms: int, *content: object) -> str:
     return f"{base_version}-{now_ms}-{hashlib.sha256(text.encode('ascii')).hexdigest()}"
 
 
+@dataclass(frozen=True, kw_only=True)
 class TimedPlan(Plan):
     """Base of plans for a version and a time; ``now_ms`` is the storage's clock, in milliseconds since the epoch."""
 
