@@ -26,7 +26,7 @@ from benchmarks.report import table, write_result
 from benchmarks.s3 import radosgw
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.maintenance.exports import export as export_module
+from trinitylake_ops.maintenance.exports import work as export_module
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, Storage, StorageWrapper, open_storage
 from trinitylake_ops.tables.catalog import catalog_at
 

@@ -20,7 +20,7 @@ from tests.lakes import objects
 from tests.maintenance.changes import append_rows, create, drop, small_sizes
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import ExportExistsError, StorageError, StoragePermissionError
-from trinitylake_ops.maintenance.exports import export as export_module
+from trinitylake_ops.maintenance.exports import work as export_module
 from trinitylake_ops.storage import MemoryStorage, Storage, drop_memory_root
 from trinitylake_ops.storage.cache.storage import clear_process_caches
 from trinitylake_ops.tables.catalog import catalog_at

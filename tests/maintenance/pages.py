@@ -147,6 +147,6 @@ def enlarged(plan: ExpirationPlan, versions: int) -> ExpirationPlan:
         versions="1",
         verdicts=tuple(verdicts),
         bytes=freed.bytes,
-        _freed=freed,
-        _records=tuple(records),
+        freed=freed,
+        records=tuple(records),
     )

@@ -41,10 +41,11 @@ from trinitylake_ops.format.file_names import HINT_PATH, lease_path
 from trinitylake_ops.format.nodes.node_file import decode_node
 from trinitylake_ops.format.nodes.system_rows import COMMIT_ID
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.maintenance import Budget, ExpirationPlan
+from trinitylake_ops.maintenance import Budget
 from trinitylake_ops.maintenance.gc import sweep as deletion
 from trinitylake_ops.maintenance.gc.sweep import delete_files
 from trinitylake_ops.maintenance.plans import budget
+from trinitylake_ops.maintenance.plans.plan import PlannedT
 from trinitylake_ops.maintenance.state.export_manifest import manifest_targets
 from trinitylake_ops.maintenance.state.lease import lease
 from trinitylake_ops.storage import MeteredStorage, Storage, StorageWrapper
@@ -189,8 +190,14 @@ class Racing(StorageWrapper):
         super().create(path, data)
 
 
-def raced(plan: ExpirationPlan, *actions: Callable[[], Any]) -> ExpirationPlan:
-    return replace(plan, _lake=Lakehouse(Racing(plan._lake.storage, *actions)))
+def raced(plan: PlannedT, *actions: Callable[[], Any]) -> PlannedT:
+    """Return a plan whose execution others meet."""
+    return on(plan, Racing(plan.operation.lake.storage, *actions))
+
+
+def on(plan: PlannedT, storage: Storage) -> PlannedT:
+    """Return a plan that is executed on another storage."""
+    return replace(plan, operation=replace(plan.operation, lake=Lakehouse(storage)))
 
 
 def test_an_export_that_comes_at_the_last_moment_keeps_its_version(lake: Lakehouse) -> None:
@@ -294,7 +301,7 @@ def test_an_undelete_at_the_moment_of_the_purge_has_one_winner(aging: Aging, lak
     aging.later()
     plan = maintenance.plan_purge(lake)
     with pytest.raises(PlanChangedError, match="undeleted, in part"):
-        replace(plan, _lake=Lakehouse(Racing(lake.storage, lambda: maintenance.undelete(lake, 2)))).execute()
+        raced(plan, lambda: maintenance.undelete(lake, 2)).execute()
     assert live_versions(lake)[0] == 2
     plan = maintenance.plan_purge(lake)
     with pytest.raises(VersionExpiredError, match="purge has begun"):
@@ -544,7 +551,7 @@ def test_a_purge_that_slept_too_long_deletes_no_more(aging: Aging, lake: Lakehou
         def delete(self, path: str) -> None:
             raise AssertionError(f"{path} was deleted without a lease")
 
-    plan = replace(maintenance.plan_purge(lake), _lake=Lakehouse(Sleeping(lake.storage)))
+    plan = on(maintenance.plan_purge(lake), Sleeping(lake.storage))
     with pytest.raises(MaintenanceBlockedError, match="took over"):
         plan.execute()
     assert states(lake) == [("PURGED", "0-4")]
@@ -949,7 +956,7 @@ def test_what_was_published_since_the_plan_stays(aging: Aging, lake: Lakehouse) 
             txn.put_staged([staged[number]])
 
     publish(0)
-    report = replace(plan, _lake=Lakehouse(Racing(lake.storage, lambda: publish(1)))).execute(plan.digest)
+    report = raced(plan, lambda: publish(1)).execute(plan.digest)
     assert (report.files, report.still_needed, report.version) == (1, 2, 8)
     assert {"s0", "s1"} <= set(lake.snapshot().tables("n0"))
     assert maintenance.verify(lake).is_clean

@@ -31,8 +31,8 @@ from trinitylake_ops.errors import (
     VersionExpiredError,
 )
 from trinitylake_ops.format.definitions import TableDef
-from trinitylake_ops.maintenance.exports import export as export_module
-from trinitylake_ops.maintenance.exports.export import ExportReport
+from trinitylake_ops.maintenance import ExportReport
+from trinitylake_ops.maintenance.exports import work as export_module
 from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, StorageWrapper, drop_memory_root
 from trinitylake_ops.tables.catalog import catalog_at
 

@@ -22,7 +22,7 @@ from trinitylake_ops.errors import (
     TrinityLakeError,
     VersionExpiredError,
 )
-from trinitylake_ops.maintenance.exports import export as export_module
+from trinitylake_ops.maintenance.exports import work as export_module
 from trinitylake_ops.storage import LocalStorage, Storage, StorageWrapper
 from trinitylake_ops.tables.catalog import catalog_at
 

@@ -403,7 +403,7 @@ def test_pages_stay_small_where_everything_is_long(lake: Lakehouse) -> None:
     )
     plan.base.__dict__["definition"] = replace(plan.base.definition, exports=exports)
     records = tuple(replace(record, message="<&>" * 1_300, operation="<&>" * 100) for record in plan.records)
-    page = expiration_page(replace(plan, _records=records))
+    page = expiration_page(replace(plan, records=records))
     assert len(page.encode()) < MOST_PAGE_BYTES
     assert "2,960 more exports are not drawn" in parsed(page).text
     findings = tuple(

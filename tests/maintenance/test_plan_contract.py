@@ -5,21 +5,24 @@ import dataclasses
 import inspect
 import json
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from tests.maintenance.aging import Aging, keeping
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.format.file_names import is_immutable_path
+from trinitylake_ops.format.file_names import HINT_PATH, is_immutable_path
 from trinitylake_ops.maintenance.plans.cost import Cost
 from trinitylake_ops.maintenance.plans.document import Document
 from trinitylake_ops.maintenance.plans.executor import Executor, LocalExecutor, Weight
-from trinitylake_ops.maintenance.plans.plan import Plan
+from trinitylake_ops.maintenance.plans.plan import Plan, PlannedOperation
 from trinitylake_ops.spark_jobs.executor import SparkExecutor
 from trinitylake_ops.storage import Storage, StorageWrapper
+from trinitylake_ops.versions.snapshot import Snapshot
 
 
 def _away(lake: Lakehouse, target: str) -> Plan:
@@ -86,6 +89,71 @@ def test_a_plan_is_shown_and_its_report_is(aging: Aging, tmp_path: Path, name: s
     report = plan.execute()
     assert json.loads(report.to_json())["cost"]["duration_ms"] >= 0
     assert str(report)
+
+
+_NO_DATA = (Lakehouse, Snapshot, Storage, LocalExecutor, SparkExecutor, PlannedOperation)
+
+
+def _no_data(value: object, where: str, seen: set[int]) -> Iterator[str]:
+    """Yield what is no data in a value: what reaches a lakehouse, and what can be called."""
+    if id(value) in seen or isinstance(value, type | Enum):
+        return
+    seen.add(id(value))
+    if isinstance(value, _NO_DATA) or callable(value):
+        yield f"{where}: {type(value).__name__}"
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _no_data(item, f"{where}[{key!r}]", seen)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for item in value:
+            yield from _no_data(item, f"{where}[]", seen)
+    elif dataclasses.is_dataclass(value):
+        for spec in dataclasses.fields(value):
+            yield from _no_data(getattr(value, spec.name), f"{where}.{spec.name}", seen)
+    else:
+        for name, item in getattr(value, "__dict__", {}).items():
+            yield from _no_data(item, f"{where}.{name}", seen)
+
+
+@pytest.mark.parametrize("name", sorted(_MADE))
+def test_a_plan_is_data_and_its_operation_executes_it(aging: Aging, tmp_path: Path, name: str) -> None:
+    plan = _MADE[name](aging.lake, str(tmp_path / "away"))
+    fields = {spec.name: spec for spec in dataclasses.fields(plan)}
+    operation = fields.pop("operation")
+    assert (operation.repr, operation.compare) == (False, False)
+    seen: set[int] = set()
+    assert [found for field in fields for found in _no_data(getattr(plan, field), field, seen)] == []
+    assert not [field for field in fields if field.startswith("_")]
+
+    made_by = type(plan.operation)
+    assert issubclass(made_by, PlannedOperation)
+    assert made_by.__dataclass_params__.frozen
+    assert not inspect.isabstract(made_by)
+    assert dataclasses.fields(made_by)[0].name == "lake"
+    with mock.patch.object(made_by, "execute", autospec=True) as execute:
+        assert plan.execute(approved_digest="some") is execute.return_value
+    assert execute.call_args.args == (plan.operation, plan, "some")
+
+
+@pytest.mark.parametrize("name", sorted(_MADE))
+def test_an_operation_makes_its_plan_again(aging: Aging, tmp_path: Path, name: str) -> None:
+    plan = _MADE[name](aging.lake, str(tmp_path / "away"))
+    again = plan.operation.plan()
+    assert (type(again), again.base_version) == (type(plan), plan.base_version)
+    if not hasattr(plan, "now_ms"):
+        assert again.digest == plan.digest
+
+
+def test_what_steps_of_a_repair_do_is_data(aging: Aging) -> None:
+    aging.lake.storage.write(HINT_PATH, b"1")
+    plan = maintenance.plan_repair(aging.lake)
+    assert plan.to_take
+    assert list(_no_data(plan.to_take, "to_take", set())) == []
+
+
+def test_what_is_no_data_is_found(aging: Aging) -> None:
+    values = {"a": [aging.lake, aging.lake.snapshot()], "b": (print, aging.lake.storage)}
+    assert len(list(_no_data(values, "values", set()))) == 4
 
 
 def _defined(tree: ast.AST) -> set[str]:

@@ -287,7 +287,7 @@ def test_an_export_that_cannot_be_finished_any_more_is_dropped(
 ) -> None:
     """It was dropped before it was complete, and its version was purged since."""
     plan = maintenance.plan_export(lake, "begun", version=1)
-    begin(lake, plan.work.record, plan.work._check_source)
+    begin(lake, plan.record, plan.operation.work(plan)._check_source)
     begun = lake.latest_version()
     maintenance.drop_export(lake, "begun")
     alter(lake, "n0", "a")
@@ -427,9 +427,9 @@ def test_its_rollback_in_the_middle_of_an_operation_stops_it(
     )
     if operation == "purge" or kind == "create":
         with pytest.raises(MaintenanceBlockedError, match="reconcile"):
-            replace(plan, _lake=Lakehouse(interrupting)).execute()
+            replace(plan, operation=replace(plan.operation, lake=Lakehouse(interrupting))).execute()
     else:
-        replace(plan, _lake=Lakehouse(interrupting)).execute()  # it seals nothing
+        replace(plan, operation=replace(plan.operation, lake=Lakehouse(interrupting))).execute()  # it seals nothing
         assert interrupting.actions
         foreign.rollback(target, keeps_unknown=False)
     maintenance.reconcile(lake)

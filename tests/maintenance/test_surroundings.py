@@ -21,7 +21,7 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.file_names import HINT_PATH, root_path
 from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node, encode_node
-from trinitylake_ops.maintenance.exports import export as export_module
+from trinitylake_ops.maintenance.exports import work as export_module
 from trinitylake_ops.storage import LocalStorage
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.files.reach import files_of
@@ -76,7 +76,7 @@ def test_two_runs_begin_one_export_at_once(lakes: Lakes, monkeypatch: pytest.Mon
     def begin_after_the_other(on: Lakehouse, *arguments: Any) -> object:
         if not begun:
             begun.append(True)
-            begin(Lakehouse(lake.storage), second.work.record, second.work._check_source)
+            begin(Lakehouse(lake.storage), second.record, second.operation.work(second)._check_source)
         return begin(on, *arguments)
 
     monkeypatch.setattr(export_module, "begin", begin_after_the_other)

@@ -314,7 +314,7 @@ class Racing(StorageWrapper):
 
 def raced(lake: Lakehouse, plan: TrimPlan, *actions: Callable[[], None]) -> TrimPlan:
     """Return the plan on a storage where others are faster."""
-    return replace(plan, _lake=Lakehouse(Racing(lake.storage, *actions)))
+    return replace(plan, operation=replace(plan.operation, lake=Lakehouse(Racing(lake.storage, *actions))))
 
 
 def test_a_table_that_changes_meanwhile_is_planned_again(lake: Lakehouse) -> None:
@@ -402,7 +402,7 @@ def test_an_unknown_outcome_deletes_nothing(lake: Lakehouse) -> None:
             return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     with pytest.raises(errors.CommitOutcomeUnknownError):
-        replace(plan, _lake=Lakehouse(Unknown(lake.storage))).execute()
+        replace(plan, operation=replace(plan.operation, lake=Lakehouse(Unknown(lake.storage)))).execute()
     assert read(lake, "t") == [1]
     assert len(snapshot_ids(lake, "t")) == 1, "it was committed"
 

@@ -13,7 +13,7 @@ from tests.simulator.mutations import Mutation, both
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.format.definitions import ExpirationState
 from trinitylake_ops.maintenance import register
-from trinitylake_ops.maintenance.exports import export, restore
+from trinitylake_ops.maintenance.exports import restore, work
 from trinitylake_ops.maintenance.exports import roots as export_roots
 from trinitylake_ops.maintenance.gc import expire, orphans, purge
 from trinitylake_ops.maintenance.reach import mark as reachability
@@ -70,7 +70,7 @@ def _delete_roots() -> AbstractContextManager[Any]:
         for version in self._versions:
             self._lake.storage.delete(self._lake.files.roots.path(version))
 
-    return mock.patch.object(purge._Purge, "_seal", delete)
+    return mock.patch.object(purge._PurgeRun, "_seal", delete)
 
 
 def _undelete_what_is_being_purged() -> AbstractContextManager[Any]:
@@ -134,7 +134,7 @@ def _purge_before_its_time() -> AbstractContextManager[Any]:
     """No grace at all, and no check of what was undeleted meanwhile."""
     return both(
         mock.patch.object(purge, "protected_ms", return_value=0),
-        mock.patch.object(purge._Purge, "_check_batches"),
+        mock.patch.object(purge._PurgeRun, "_check_batches"),
     )
 
 
@@ -147,7 +147,7 @@ UPKEEP_MUTATIONS: Mapping[str, Mutation] = {
     "keep nothing that can be undeleted": _forget_expired_ones,
     "forget exports": _forget_exports,
     "remove orphans of any age": _remove_young_orphans,
-    "purge what was undeleted": _replacing(purge._Purge, "_check_batches", lambda self, definition, states=(): None),
+    "purge what was undeleted": _replacing(purge._PurgeRun, "_check_batches", lambda self, definition, states=(): None),
     "undelete what is being purged": _undelete_what_is_being_purged,
     "delete what the plan names, reached or not": _replacing(
         reachability.Mark, "__contains__", lambda self, path: False
@@ -166,7 +166,7 @@ UPKEEP_MUTATIONS: Mapping[str, Mutation] = {
         orphans, "barred_before_ms", lambda now_ms, older_than_ms: 0
     ),
     "roll back a choice, whatever else of it changed": _replacing(_ROLLBACK, "_check_unchanged", lambda *_: None),
-    "restore beside other commits": _replacing(restore.RestorePlan, "_check_base", lambda self, base: None),
+    "restore beside other commits": _replacing(restore.Restore, "_check_base", lambda self, plan, base: None),
     "export elsewhere beside other exports": _replacing(
         export_roots.TargetExport, "check_unchanged", lambda self, latest: None
     ),
@@ -183,7 +183,7 @@ RARE_UPKEEP_MUTATIONS: Mapping[str, Mutation] = {
     "remove orphans without a commit": _remove_orphans_unrecorded,
     "register beside purges": _register_beside_purges,
     "export into what others clean up, with copies of any age": _replacing(
-        export._Work, "_unendangered_content", lambda self, txn, listed, known: self.content
+        work.ExportWork, "_unendangered_content", lambda self, txn, listed, known: self.content
     ),
 }
 

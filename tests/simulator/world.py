@@ -45,7 +45,7 @@ from trinitylake_ops.format.file_names import (
 from trinitylake_ops.format.nodes import sections
 from trinitylake_ops.maintenance import hint as hint_module
 from trinitylake_ops.maintenance.exports import check as export_check_module
-from trinitylake_ops.maintenance.exports import export as export_module
+from trinitylake_ops.maintenance.exports import work as export_module
 from trinitylake_ops.maintenance.gc import sweep as deletion_module
 from trinitylake_ops.maintenance.plans import retention as retention_module
 from trinitylake_ops.maintenance.state import lease as lease_module

@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING
 from trinitylake_ops.faces import lazy_face
 
 if TYPE_CHECKING:
-    from trinitylake_ops.maintenance.compaction.tables import (
-        CompactTablesPlan,
-        CompactTablesReport,
-        plan_compact_tables,
-    )
+    from trinitylake_ops.maintenance.compaction.compacted import CompactTablesReport
+    from trinitylake_ops.maintenance.compaction.tables import CompactTablesPlan, plan_compact_tables
     from trinitylake_ops.maintenance.compaction.tree import CompactionReport, compact
     from trinitylake_ops.maintenance.drop_namespace import DropNamespacePlan, plan_drop_namespace
     from trinitylake_ops.maintenance.exports.check import ExportCheck, verify_export
-    from trinitylake_ops.maintenance.exports.export import ExportPlan, ExportReport, plan_export
+    from trinitylake_ops.maintenance.exports.export import ExportPlan, plan_export
     from trinitylake_ops.maintenance.exports.prune import PrunePlan, plan_prune_exports
     from trinitylake_ops.maintenance.exports.restore import RestorePlan, plan_restore, restore_export
+    from trinitylake_ops.maintenance.exports.work import ExportReport
+    from trinitylake_ops.maintenance.gc.batches import PurgeBatch
     from trinitylake_ops.maintenance.gc.expire import ExpirationPlan, ExpirationReport, plan_expiration, undelete
     from trinitylake_ops.maintenance.gc.orphans import OrphanPlan, OrphanReport, plan_orphan_removal
-    from trinitylake_ops.maintenance.gc.purge import PurgeBatch, PurgePlan, PurgeReport, plan_purge
+    from trinitylake_ops.maintenance.gc.purge import PurgePlan, PurgeReport, plan_purge
     from trinitylake_ops.maintenance.gc.reconcile import ReconcileReport, reconcile
     from trinitylake_ops.maintenance.gc.trim import TrimPlan, TrimReport, plan_trim_tables
     from trinitylake_ops.maintenance.hint import HintReport, HintState, inspect_hint, repair_hint
@@ -112,9 +111,9 @@ __all__ = [
 __getattr__, __dir__ = lazy_face(
     __name__,
     {
+        "compaction.compacted": ("CompactTablesReport",),
         "compaction.tables": (
             "CompactTablesPlan",
-            "CompactTablesReport",
             "plan_compact_tables",
         ),
         "compaction.tree": (
@@ -131,7 +130,6 @@ __getattr__, __dir__ = lazy_face(
         ),
         "exports.export": (
             "ExportPlan",
-            "ExportReport",
             "plan_export",
         ),
         "exports.prune": (
@@ -143,6 +141,8 @@ __getattr__, __dir__ = lazy_face(
             "plan_restore",
             "restore_export",
         ),
+        "exports.work": ("ExportReport",),
+        "gc.batches": ("PurgeBatch",),
         "gc.expire": (
             "ExpirationPlan",
             "ExpirationReport",
@@ -155,7 +155,6 @@ __getattr__, __dir__ = lazy_face(
             "plan_orphan_removal",
         ),
         "gc.purge": (
-            "PurgeBatch",
             "PurgePlan",
             "PurgeReport",
             "plan_purge",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from trinitylake_ops.errors import NamespaceNotEmptyError, PlanChangedError
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import Table, new_table
-from trinitylake_ops.maintenance.plans.plan import CommitReport, Plan, digest_of
+from trinitylake_ops.maintenance.plans.plan import CommitReport, Plan, PlannedOperation, digest_of
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.roots import check_no_gap
 
@@ -22,7 +22,7 @@ class DropNamespacePlan(Plan):
     base_version: int
     namespace: str
     tables: tuple[str, ...]
-    _lake: Lakehouse = field(repr=False, compare=False)
+    operation: DropNamespace = field(repr=False, compare=False)
 
     @property
     def digest(self) -> str:
@@ -46,19 +46,42 @@ class DropNamespacePlan(Plan):
         the namespace has other tables by now. Raises CommitConflictError when a concurrent commit touched it,
         NamespaceNotFoundError.
         """
-        metered = MeteredLakehouse(self._lake, keeps_cache=True)
+        return self.operation.execute(self, approved_digest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropNamespace(PlannedOperation[DropNamespacePlan, CommitReport]):
+    """The drop of a namespace; one that holds tables needs ``cascade``."""
+
+    namespace: str
+    cascade: bool
+
+    def plan(self) -> DropNamespacePlan:
+        """Plan on the latest version. Raises what :func:`plan_drop_namespace` raises."""
+        latest = self.lake.snapshot()
+        check_no_gap(self.lake.files.roots, latest.version)
+        tables = tuple(latest.tables(self.namespace))
+        if tables and not self.cascade:
+            raise NamespaceNotEmptyError(
+                f"namespace {self.namespace!r} holds {len(tables)} tables; drop them first, or cascade"
+            )
+        return DropNamespacePlan(base_version=latest.version, namespace=self.namespace, tables=tables, operation=self)
+
+    def execute(self, plan: DropNamespacePlan, approved_digest: str | None = None) -> CommitReport:
+        """Drop them in one commit. Raises what :meth:`DropNamespacePlan.execute` raises."""
+        metered = MeteredLakehouse(self.lake, keeps_cache=True)
         if approved_digest is not None:
-            plan_drop_namespace(metered.lake, self.namespace, cascade=True).check_approved(approved_digest)
+            replace(self, lake=metered.lake, cascade=True).plan().check_approved(approved_digest)
         with metered.lake.transaction(message=self.namespace[:_LONGEST_MESSAGE_CHARS], operation=_OPERATION) as txn:
-            if tuple(txn.tables(self.namespace)) != self.tables:
+            if tuple(txn.tables(self.namespace)) != plan.tables:
                 raise PlanChangedError(f"namespace {self.namespace!r} has other tables by now; look at the plan again")
             txn.drop_namespace(self.namespace, cascade=True)
         assert txn.committed_version is not None
         return CommitReport(
             operation=_OPERATION,
-            base_version=self.base_version,
+            base_version=plan.base_version,
             version=txn.committed_version,
-            changed=1 + len(self.tables),
+            changed=1 + len(plan.tables),
             cost=metered.cost(),
         )
 
@@ -68,9 +91,4 @@ def plan_drop_namespace(lake: Lakehouse, namespace: str, cascade: bool = False) 
 
     Raises NamespaceNotFoundError, NamespaceNotEmptyError, InvalidNameError.
     """
-    latest = lake.snapshot()
-    check_no_gap(lake.files.roots, latest.version)
-    tables = tuple(latest.tables(namespace))
-    if tables and not cascade:
-        raise NamespaceNotEmptyError(f"namespace {namespace!r} holds {len(tables)} tables; drop them first, or cascade")
-    return DropNamespacePlan(base_version=latest.version, namespace=namespace, tables=tables, _lake=lake)
+    return DropNamespace(lake=lake, namespace=namespace, cascade=cascade).plan()

@@ -14,7 +14,7 @@ from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
-from trinitylake_ops.maintenance.plans.plan import Plan, digest_of
+from trinitylake_ops.maintenance.plans.plan import Plan, PlannedOperation, digest_of
 from trinitylake_ops.maintenance.reach.survey import on_latest
 from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
 from trinitylake_ops.maintenance.reach.tables import defined, tables_of
@@ -60,7 +60,7 @@ class RelocationPlan(Plan):
     files: int
     left_table_root: str
     moved: tuple[MovedTable, ...] = field(repr=False, compare=False)
-    _lake: Lakehouse = field(repr=False, compare=False)
+    operation: Relocation = field(repr=False, compare=False)
 
     @property
     def digest(self) -> str:
@@ -89,8 +89,39 @@ class RelocationPlan(Plan):
         approved digest is not that of the new plan, CommitConflictError after MAX_ATTEMPTS. Raises the errors of
         planning and of a commit. Files of a failed attempt are deleted, best effort.
         """
-        metered = MeteredLakehouse(self._lake)
-        plan = plan_relocation(metered.lake)
+        return self.operation.execute(self, approved_digest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relocation(PlannedOperation[RelocationPlan, "RelocationReport"]):
+    """The relocation of all tables of the latest version."""
+
+    def plan(self) -> RelocationPlan:
+        """Plan on the latest version. Raises what :func:`plan_relocation` raises."""
+        return on_latest(self.lake, self._plan_on)
+
+    def _plan_on(self, base: Snapshot) -> RelocationPlan:
+        found = moved_tables(self.lake, base)
+        moved = tuple(one for one in found if one.files.deletes is None)
+        deletes = {one.name: one.files.deletes for one in found if one.files.deletes is not None}
+        return RelocationPlan(
+            base_version=base.version,
+            left_table_root=_left_table_root(self.lake, base, found),
+            tables=tuple(one.name for one in moved),
+            refused={
+                name: f"its position deletes name data files by their paths ({path!r}); {DELETES_REMEDY}"
+                for name, path in deletes.items()
+            },
+            files=sum(one.files.count for one in moved),
+            moved=moved,
+            operation=self,
+        )
+
+    def execute(self, plan: RelocationPlan, approved_digest: str | None = None) -> RelocationReport:
+        """Relocate by a plan made anew. Raises what :meth:`RelocationPlan.execute` raises."""
+        metered = MeteredLakehouse(self.lake)
+        here = replace(self, lake=metered.lake)
+        plan = here.plan()
         if approved_digest is not None:
             plan.check_approved(approved_digest)
         for attempt in range(1, MAX_ATTEMPTS + 1):
@@ -99,7 +130,7 @@ class RelocationPlan(Plan):
             except CommitConflictError:
                 if attempt == MAX_ATTEMPTS:
                     raise
-                plan = plan_relocation(metered.lake)
+                plan = here.plan()
                 continue
             return RelocationReport(
                 version=version, tables=plan.tables, refused=plan.refused, files=plan.files, cost=metered.cost()
@@ -132,7 +163,7 @@ def plan_relocation(lake: Lakehouse) -> RelocationPlan:
 
     Tables with position deletes are refused by name. Raises CorruptFileError and other StorageErrors.
     """
-    return on_latest(lake, lambda base: _plan(lake, base))
+    return Relocation(lake=lake).plan()
 
 
 def moved_tables(lake: Lakehouse, base: Snapshot) -> list[MovedTable]:
@@ -155,24 +186,6 @@ def moved_tables(lake: Lakehouse, base: Snapshot) -> list[MovedTable]:
             if files is not None
         ]
     return found
-
-
-def _plan(lake: Lakehouse, base: Snapshot) -> RelocationPlan:
-    found = moved_tables(lake, base)
-    moved = tuple(one for one in found if one.files.deletes is None)
-    return RelocationPlan(
-        base_version=base.version,
-        left_table_root=_left_table_root(lake, base, found),
-        tables=tuple(one.name for one in moved),
-        refused={
-            one.name: f"its position deletes name data files by their paths ({one.files.deletes!r}); {DELETES_REMEDY}"
-            for one in found
-            if one.files.deletes is not None
-        },
-        files=sum(one.files.count for one in moved),
-        moved=moved,
-        _lake=lake,
-    )
 
 
 def _left_table_root(lake: Lakehouse, base: Snapshot, found: Sequence[MovedTable]) -> str:

@@ -15,16 +15,15 @@ from trinitylake_ops.errors import (
     NamespaceNotFoundError,
     VersionExpiredError,
 )
-from trinitylake_ops.format.definitions import METADATA_LOCATION, LakehouseDef, TableDef
-from trinitylake_ops.format.file_names import table_prefix
+from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.nodes.keys import ObjectName
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached
 from trinitylake_ops.maintenance.plans.document import Table, change_rows, new_table
-from trinitylake_ops.maintenance.plans.plan import CommitReport, Plan, digest_of
+from trinitylake_ops.maintenance.plans.plan import CommitReport, Plan, PlannedOperation, digest_of
+from trinitylake_ops.maintenance.reach.tables import cannot_go_back, check_table_files
 from trinitylake_ops.maintenance.state.export_records import record_of
 from trinitylake_ops.maintenance.state.version_record import ROLLED_BACK_TO
 from trinitylake_ops.storage.parallel import run_parallel
-from trinitylake_ops.tables.files.reach import files_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS
 from trinitylake_ops.transaction.conflicts import describe_key
@@ -55,10 +54,7 @@ class RollbackPlan(Plan):
     only: tuple[str, ...]
     changes: tuple[Change, ...]
     message: str | None = None
-    _lake: Lakehouse = field(repr=False, compare=False)
-    _base: Snapshot = field(repr=False, compare=False)
-    _target: _Target = field(repr=False, compare=False)
-    _chosen: tuple[ObjectName, ...] = field(repr=False, compare=False)
+    operation: Rollback = field(repr=False, compare=False)
 
     @property
     def digest(self) -> str:
@@ -84,51 +80,80 @@ class RollbackPlan(Plan):
         too. Raises PlanChangedError when an approved digest is not that of the new plan. Raises CommitConflictError
         when, without ``reapply``, another commit was made since. Raises the errors of planning.
         """
-        metered = MeteredLakehouse(self._lake)
+        return self.operation.execute(self, approved_digest, reapply=reapply)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
+    """A rollback of chosen objects, or of all, from a base to a target, both of which were read."""
+
+    base: Snapshot
+    target: _Target
+    chosen: tuple[ObjectName, ...]
+    message: str | None
+
+    def plan(self) -> RollbackPlan:
+        """Plan on the base. Raises what :func:`plan_rollback` raises."""
+        base = self.base
+        check_no_gap(self.lake.files.roots, base.version)
+        differences = _checked_differences(base, self.target, self.chosen)
+        changes = [change_of(base.keys, difference) for difference in differences]
+        return RollbackPlan(
+            base_version=base.version,
+            to_version=self.target.snapshot.version,
+            only=tuple(str(name) for name in self.chosen),
+            changes=tuple(change for change in changes if change is not None),
+            message=self.message,
+            operation=self,
+        )
+
+    def execute(self, plan: RollbackPlan, approved_digest: str | None = None, *, reapply: bool = False) -> CommitReport:
+        """Commit what is planned again. Raises what :meth:`RollbackPlan.execute` raises."""
+        metered = MeteredLakehouse(self.lake)
         lake = metered.lake
         base = lake.snapshot()
-        now = _plan(lake, base, _target(lake, base, self._target.to), self._chosen, self.message)
+        here = replace(self, lake=lake, base=base, target=_target(lake, base, self.target.to))
+        now = here.plan()
         if approved_digest is not None:
             now.check_approved(approved_digest)
-        elif now.base_version != self.base_version and not reapply:
-            raise _lost_race(self.base_version, now.base_version)
+        elif now.base_version != plan.base_version and not reapply:
+            raise _lost_race(plan.base_version, now.base_version)
         return CommitReport(
             operation=_OPERATION,
             base_version=now.base_version,
-            version=now.commit(reapply),
+            version=here.commit(now, reapply),
             changed=len(now.changes),
             cost=metered.cost(),
         )
 
-    def commit(self, reapply: bool) -> int:
-        """Commit this plan as it is; returns the version. Raises what :meth:`execute` raises."""
-        if self._chosen:
-            return self._commit_subset(reapply)
-        info = CommitInfo(_OPERATION, self._message(), properties={ROLLED_BACK_TO: str(self.to_version)})
-        change = _WholeTree(self._target, info, reapply)
-        return self._lake.commit(change, self._base)
+    def commit(self, plan: RollbackPlan, reapply: bool) -> int:
+        """Commit a plan as it is; returns the version. Raises what :meth:`RollbackPlan.execute` raises."""
+        only = f"{': ' if plan.only else ''}{', '.join(plan.only)}"
+        message = (self.message or f"to version {plan.to_version}{only}")[:500]
+        if self.chosen:
+            return self._commit_subset(message, reapply)
+        info = CommitInfo(_OPERATION, message, properties={ROLLED_BACK_TO: str(plan.to_version)})
+        change = _WholeTree(self.target, info, reapply)
+        return self.lake.commit(change, self.base)
 
-    def _commit_subset(self, reapply: bool) -> int:
+    def _commit_subset(self, message: str, reapply: bool) -> int:
         for _ in range(DEFAULT_MAX_ATTEMPTS - 1 if reapply else 0):
             with suppress(CommitConflictError):
-                return self._commit_subset_once(reapply)
-        return self._commit_subset_once(reapply)
+                return self._commit_subset_once(message, reapply)
+        return self._commit_subset_once(message, reapply)
 
-    def _commit_subset_once(self, reapply: bool) -> int:
-        with self._lake.transaction(message=self._message(), operation=_OPERATION) as txn:
+    def _commit_subset_once(self, message: str, reapply: bool) -> int:
+        with self.lake.transaction(message=message, operation=_OPERATION) as txn:
             base = txn.base
-            if base.version != self.base_version and not reapply:
-                raise _lost_race(self.base_version, base.version)
-            txn.require(lambda latest: self._target.check_kept(latest.definition))
-            txn.require(lambda latest: _check_unchanged(base, latest, self._chosen))
-            for change in _checked_differences(base, self._target, self._chosen):
+            if base.version != self.base.version and not reapply:
+                raise _lost_race(self.base.version, base.version)
+            txn.require(lambda latest: self.target.check_kept(latest.definition))
+            txn.require(lambda latest: _check_unchanged(base, latest, self.chosen))
+            for change in _checked_differences(base, self.target, self.chosen):
                 txn.restore_entry(change.key, change.after)
             txn.date_forward()  # it took long to look for the files of tables, and none was written
         assert txn.committed_version is not None
         return txn.committed_version
-
-    def _message(self) -> str:
-        return (self.message or f"to version {self.to_version}{': ' if self.only else ''}{', '.join(self.only)}")[:500]
 
 
 @dataclass(frozen=True)
@@ -221,7 +246,8 @@ def plan_rollback(
     lake = uncached(lake)
     base = lake.snapshot()
     target = _target(lake, base, to, timestamp)
-    return _plan(lake, base, target, held_objects(base, target.snapshot, target.to, namespaces, tables), message)
+    chosen = held_objects(base, target.snapshot, target.to, namespaces, tables)
+    return Rollback(lake=lake, base=base, target=target, chosen=chosen, message=message).plan()
 
 
 def held_objects(
@@ -261,25 +287,6 @@ def _target(lake: Lakehouse, base: Snapshot, to: int | str | None, timestamp: da
     return _Target(str(to) if is_name else snapshot.version, snapshot, io)
 
 
-def _plan(
-    lake: Lakehouse, base: Snapshot, target: _Target, chosen: tuple[ObjectName, ...], message: str | None
-) -> RollbackPlan:
-    check_no_gap(lake.files.roots, base.version)
-    differences = _checked_differences(base, target, chosen)
-    changes = [change_of(base.keys, difference) for difference in differences]
-    return RollbackPlan(
-        base_version=base.version,
-        to_version=target.snapshot.version,
-        only=tuple(str(name) for name in chosen),
-        changes=tuple(change for change in changes if change is not None),
-        message=message,
-        _lake=lake,
-        _base=base,
-        _target=target,
-        _chosen=chosen,
-    )
-
-
 def rollback(
     lake: Lakehouse,
     to: int | str | None = None,
@@ -294,7 +301,8 @@ def rollback(
 
     It is planned once: another commit in between is met when this one is made.
     """
-    return plan_rollback(lake, to, namespaces, tables, timestamp=timestamp, message=message).commit(reapply)
+    plan = plan_rollback(lake, to, namespaces, tables, timestamp=timestamp, message=message)
+    return plan.operation.commit(plan, reapply)
 
 
 def chosen_objects(
@@ -369,34 +377,6 @@ def _check_files(target: _Target, differences: Sequence[KeyChange]) -> None:
         run_parallel(files.definitions.namespace, namespaces, files.storage.concurrency)
         definitions = files.definitions.tables(tables)
     except FileMissingError as error:
-        raise _missing(snapshot.version, "a definition", error.path) from error
+        raise cannot_go_back(snapshot.version, "a definition", error.path) from error
     for definition in definitions:
         check_table_files(snapshot.version, target.io, definition)
-
-
-def check_table_files(version: int, io: StorageFileIO, definition: TableDef) -> None:
-    """Raise FileMissingError when a file that a managed Iceberg table needs is gone.
-
-    One listing tells; only files beyond the lakehouse's root, under another ``table_root``, take a request each.
-    """
-    is_ours = definition.is_managed and definition.is_iceberg
-    if not is_ours or METADATA_LOCATION not in definition.format_properties:
-        return
-    storage = io.storage
-    there = {info.path for info in storage.list(table_prefix(definition.id))}
-    try:
-        live = [file for file in files_of(definition, io) if file.live]
-    except FileMissingError as error:
-        path = (error.path or "").removeprefix(storage.root)
-        raise _missing(version, "a file of a table", path) from error
-    unlisted = [file for file in live if file.location not in there]
-    sizes_bytes = run_parallel(io.size_bytes, [file.location for file in unlisted], storage.concurrency)
-    for file, size_bytes in zip(unlisted, sizes_bytes, strict=True):
-        if size_bytes is None:
-            raise _missing(version, f"a {file.kind} file of a table", file.location)
-
-
-def _missing(version: int, what: str, path: str | None) -> FileMissingError:
-    return FileMissingError(
-        f"cannot go back to version {version}: {what} it needs is missing; nothing was changed", path=path
-    )

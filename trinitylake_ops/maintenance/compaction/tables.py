@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pyiceberg.manifest import DataFile
 from pyiceberg.table.metadata import TableMetadata
@@ -24,9 +24,10 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.nodes.keys import ObjectName
-from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
-from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
-from trinitylake_ops.maintenance.plans.plan import Plan, digest_of
+from trinitylake_ops.maintenance.compaction.compacted import CompactTablesReport, report_of
+from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
+from trinitylake_ops.maintenance.plans.document import Table, new_table
+from trinitylake_ops.maintenance.plans.plan import Plan, PlannedOperation, digest_of
 from trinitylake_ops.maintenance.reach.tables import defined, tables_of
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.files.metadata import table_metadata
@@ -47,7 +48,6 @@ from trinitylake_ops.tables.writing.rewriting import (
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.saved import pinned_version
-from trinitylake_ops.versions.snapshot import Snapshot
 
 MAX_ATTEMPTS = 5
 
@@ -89,9 +89,7 @@ class CompactTablesPlan(Plan):
     tables: tuple[TableCompaction, ...]
     left: Mapping[str, str]
     older_spec_files: Mapping[str, int]
-    _lake: Lakehouse = field(repr=False, compare=False)
-    rules: RewriteRules = field(repr=False, compare=False)
-    _only: tuple[str, ...] | None = field(repr=False, compare=False)
+    operation: CompactTables = field(repr=False, compare=False)
 
     @property
     def digest(self) -> str:
@@ -146,7 +144,62 @@ class CompactTablesPlan(Plan):
         no table could be compacted, or after MAX_ATTEMPTS, and CorruptFileError if the number of rows changed. Raises
         the errors of ``write`` and of a commit. New files are deleted then, best effort, and nothing is lost.
         """
-        metered = MeteredLakehouse(self._lake)
+        return self.operation.execute(self, approved_digest, write=write, run_id=run_id, message=message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompactTables(PlannedOperation[CompactTablesPlan, CompactTablesReport]):
+    """The compaction of tables by rules. ``only`` names them as ``namespace.table``, None for all."""
+
+    rules: RewriteRules
+    only: tuple[str, ...] | None
+
+    def plan(self) -> CompactTablesPlan:
+        """Plan on the latest version. Raises what :func:`plan_compact_tables` raises."""
+        base, io = self.lake.snapshot(), reading_io(self.lake)
+        found: list[TableCompaction] = []
+        left: dict[str, str] = {}
+        older: dict[str, int] = {}
+
+        def look(item: tuple[ObjectName, TableDef]) -> tuple[TableCompaction, int] | str | None:
+            if not _is_candidate(item[1]):
+                return None if self.only is None else "only MANAGED Iceberg tables can be"
+            try:
+                return _looked_through(item[0], item[1], io, self.rules)
+            except (InvalidDefinitionError, FileMissingError, CorruptFileError) as error:
+                return str(error)
+
+        for batch in defined(base, tables_of(base, self.only)):
+            items = [(name, definition) for name, _, definition in batch]
+            looked = run_parallel(in_one_round(look), items, self.lake.storage.concurrency)
+            for (table, _), seen in zip(items, looked, strict=True):
+                if isinstance(seen, str):
+                    left[str(table)] = seen
+                if seen is None or isinstance(seen, str):
+                    continue
+                compaction, older_files = seen
+                if compaction.groups:
+                    found.append(compaction)
+                if older_files and not self.rules.repartition:
+                    older[str(table)] = older_files
+        if self.only is not None and left:
+            name, reason = next(iter(left.items()))
+            raise InvalidInputError(f"table {name} cannot be compacted: {reason}")
+        return CompactTablesPlan(
+            base_version=base.version, tables=tuple(found), left=left, older_spec_files=older, operation=self
+        )
+
+    def execute(
+        self,
+        plan: CompactTablesPlan,
+        approved_digest: str | None = None,
+        *,
+        write: GroupWriter = rewrite_here,
+        run_id: str | None = None,
+        message: str | None = None,
+    ) -> CompactTablesReport:
+        """Write the files of a plan anew and commit. Raises what :meth:`CompactTablesPlan.execute` raises."""
+        metered = MeteredLakehouse(self.lake)
         lake = metered.lake
         base = lake.snapshot()
         publication, since = publication_id(_OPERATION, run_id or str(uuid.uuid4())), base.version
@@ -154,12 +207,12 @@ class CompactTablesPlan(Plan):
             since = pinned_version(base, publication_id("pin", _OPERATION, run_id))
             version = published_version(lake, publication, since)
             if version is not None:
-                return _report(Publication(version, was_published=True), {}, {}, 0, metered.cost())
+                return report_of(Publication(version, was_published=True), {}, {}, 0, metered.cost())
         if approved_digest is not None:
-            _plan(lake, lake.snapshot(), self.rules, self._only).check_approved(approved_digest)
-        if self.is_empty:
-            return _report(Publication(base.version, was_published=False), {}, {}, 0, metered.cost())
-        work = _Work(lake, self, writing_io(self._lake), lake.storage.now_ms())
+            replace(self, lake=lake).plan().check_approved(approved_digest)
+        if plan.is_empty:
+            return report_of(Publication(base.version, was_published=False), {}, {}, 0, metered.cost())
+        work = _Work(lake, plan, writing_io(self.lake), lake.storage.now_ms())
         work.write(write)
         try:
             published, left, attempts = work.commit(publication, since, run_id, message)
@@ -167,58 +220,13 @@ class CompactTablesPlan(Plan):
             raise
         except TrinityLakeError:
             # Typed errors say that nothing was committed, so no version names these files.
-            work.discard(self.tables)
+            work.discard(plan.tables)
             raise
         if published.was_published:  # another process with the same run id was faster: only its files count
-            work.discard(self.tables)
-            return _report(published, {}, {}, attempts, metered.cost())
-        work.discard([one for one in self.tables if one.name in left])
-        return _report(published, work.staged, left, attempts, metered.cost())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompactedTable:
-    """The result for one table."""
-
-    table: str
-    files_before: int
-    files_after: int
-    rows: int
-    bytes_before: int
-    bytes_after: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompactTablesReport(Document):
-    """The compacted tables.
-
-    ``version`` holds the compacted tables. If there was nothing to do, it is the latest version at that time. With
-    ``was_done`` an earlier start of the same run committed it. ``left`` names tables of the plan that others changed
-    meanwhile, and how. ``cost`` is that of this process, without writing in others.
-    """
-
-    version: int
-    was_done: bool
-    tables: tuple[CompactedTable, ...]
-    left: Mapping[str, str]
-    attempts: int
-    cost: Cost
-
-    def table(self) -> Table:
-        """Return one row for each table."""
-        rows: list[tuple[object, ...]] = [
-            (one.table, f"{one.files_before:,}", f"{one.files_after:,}", f"{one.bytes_after:,}", "")
-            for one in self.tables
-        ]
-        rows += [(name, "", "", "", reason) for name, reason in self.left.items()]
-        done = f"committed as version {self.version}" if self.tables else f"nothing to do, version {self.version}"
-        if self.was_done:
-            done = f"this run had committed version {self.version} before"
-        title = (
-            f"Compaction of tables, {done}: {sum(one.files_before for one in self.tables):,} files became"
-            f" {sum(one.files_after for one in self.tables):,}; {self.cost.duration_ms / 1000:.1f} s"
-        )
-        return new_table(title, "table", "files", "became", "bytes", "left as it is", rows=rows)
+            work.discard(plan.tables)
+            return report_of(published, {}, {}, attempts, metered.cost())
+        work.discard([one for one in plan.tables if one.name in left])
+        return report_of(published, work.staged, left, attempts, metered.cost())
 
 
 def plan_compact_tables(
@@ -244,48 +252,7 @@ def plan_compact_tables(
     if min_input_files < 2:
         raise InvalidInputError(f"min_input_files is {min_input_files}, it must be at least 2")
     rules = RewriteRules(target_file_size_bytes, min_input_files, repartition)
-    return _plan(lake, lake.snapshot(), rules, None if tables is None else tuple(tables))
-
-
-def _plan(lake: Lakehouse, base: Snapshot, rules: RewriteRules, only: tuple[str, ...] | None) -> CompactTablesPlan:
-    io = reading_io(lake)
-    found: list[TableCompaction] = []
-    left: dict[str, str] = {}
-    older: dict[str, int] = {}
-
-    def look(item: tuple[ObjectName, TableDef]) -> tuple[TableCompaction, int] | str | None:
-        if not _is_candidate(item[1]):
-            return None if only is None else "only MANAGED Iceberg tables can be"
-        try:
-            return _looked_through(item[0], item[1], io, rules)
-        except (InvalidDefinitionError, FileMissingError, CorruptFileError) as error:
-            return str(error)
-
-    for batch in defined(base, tables_of(base, only)):
-        items = [(name, definition) for name, _, definition in batch]
-        looked = run_parallel(in_one_round(look), items, lake.storage.concurrency)
-        for (table, _), seen in zip(items, looked, strict=True):
-            if isinstance(seen, str):
-                left[str(table)] = seen
-            if seen is None or isinstance(seen, str):
-                continue
-            compaction, older_files = seen
-            if compaction.groups:
-                found.append(compaction)
-            if older_files and not rules.repartition:
-                older[str(table)] = older_files
-    if only is not None and left:
-        name, reason = next(iter(left.items()))
-        raise InvalidInputError(f"table {name} cannot be compacted: {reason}")
-    return CompactTablesPlan(
-        base_version=base.version,
-        tables=tuple(found),
-        left=left,
-        older_spec_files=older,
-        _lake=lake,
-        rules=rules,
-        _only=only,
-    )
+    return CompactTables(lake=lake, rules=rules, only=None if tables is None else tuple(tables)).plan()
 
 
 def _is_candidate(definition: TableDef) -> bool:
@@ -323,7 +290,7 @@ class _Work:
         self._begun_at_ms = begun_at_ms
         # Other processes write by this storage, too: it is not counted.
         self._io = io
-        self._rules = plan.rules
+        self._rules = plan.operation.rules
         self._written: dict[str, list[DataFile]] = {one.name: [] for one in plan.tables}
         self.staged: dict[str, StagedTable] = {}
 
@@ -405,30 +372,3 @@ class _Work:
         """Delete the new files of tables, which no version names, best effort."""
         for one in tables:
             delete_data_files(self._io, self._written[one.name])
-
-
-def _report(
-    publication: Publication,
-    staged: Mapping[str, StagedTable],
-    left: Mapping[str, str],
-    attempts: int,
-    cost: Cost,
-) -> CompactTablesReport:
-    return CompactTablesReport(
-        version=publication.version,
-        was_done=publication.was_published,
-        tables=tuple(
-            CompactedTable(
-                table=name,
-                files_before=table.removed_files,
-                files_after=table.added_files,
-                rows=table.added_rows,
-                bytes_before=table.removed_bytes,
-                bytes_after=table.added_bytes,
-            )
-            for name, table in staged.items()
-        ),
-        left=dict(left),
-        attempts=attempts,
-        cost=cost,
-    )

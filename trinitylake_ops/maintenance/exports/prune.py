@@ -11,7 +11,7 @@ from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.definitions import ExportRecord, ExportState
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import Table, new_table
-from trinitylake_ops.maintenance.plans.plan import CommitReport, Plan, digest_of
+from trinitylake_ops.maintenance.plans.plan import CommitReport, Plan, PlannedOperation, digest_of
 from trinitylake_ops.maintenance.plans.retention import RetentionPolicy, VersionAge, judge
 from trinitylake_ops.maintenance.state.export_records import drop_exports
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -37,8 +37,7 @@ class PrunePlan(Plan):
     base_version: int
     pattern: str
     verdicts: tuple[ExportVerdict, ...]
-    _lake: Lakehouse = field(repr=False, compare=False)
-    _policy: RetentionPolicy = field(repr=False, compare=False)
+    operation: PruneExports = field(repr=False, compare=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -70,10 +69,48 @@ class PrunePlan(Plan):
         Raises PlanChangedError when an approved digest is not that of the plan made again now,
         ExportNotFoundError, CommitConflictError, StorageError.
         """
-        metered = MeteredLakehouse(self._lake, keeps_cache=True)
-        plan = self
+        return self.operation.execute(self, approved_digest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneExports(PlannedOperation[PrunePlan, CommitReport]):
+    """The drop of old exports whose names match a pattern, by the rules of a policy."""
+
+    pattern: str
+    policy: RetentionPolicy
+
+    def plan(self) -> PrunePlan:
+        """Plan on the latest version. Raises what :func:`plan_prune_exports` raises."""
+        if self.policy.age_overrides:
+            raise InvalidInputError("rules for single versions mean nothing for exports; leave age_overrides out")
+        latest = self.lake.snapshot()
+        records = [
+            record
+            for record in latest.definition.exports
+            if record.state == ExportState.COMPLETE and fnmatchcase(record.name, self.pattern)
+        ]
+        ordered = sorted(records, key=lambda record: (record.created_at_millis, record.name))
+        verdicts = judge(_ages(ordered), replace(self.policy, protected_ms=0), self.lake.storage.now_ms())
+        return PrunePlan(
+            base_version=latest.version,
+            pattern=self.pattern,
+            verdicts=tuple(
+                ExportVerdict(
+                    name=record.name,
+                    created_at=utc_of(record.created_at_millis),
+                    is_dropped=verdict.expires,
+                    reason=verdict.reason.replace("superseded", "made").replace(" version of ", " one of "),
+                )
+                for record, verdict in reversed(list(zip(ordered, verdicts, strict=True)))
+            ),
+            operation=self,
+        )
+
+    def execute(self, plan: PrunePlan, approved_digest: str | None = None) -> CommitReport:
+        """Drop them in one commit. Raises what :meth:`PrunePlan.execute` raises."""
+        metered = MeteredLakehouse(self.lake, keeps_cache=True)
         if approved_digest is not None:
-            plan = plan_prune_exports(metered.lake, self.pattern, self._policy)
+            plan = replace(self, lake=metered.lake).plan()
             plan.check_approved(approved_digest)
         return CommitReport(
             operation=_OPERATION,
@@ -91,31 +128,7 @@ def plan_prune_exports(lake: Lakehouse, pattern: str, policy: RetentionPolicy) -
     Exports that other programs recorded, and those that are being made, are left alone. Raises InvalidInputError
     for a policy without any rule.
     """
-    if policy.age_overrides:
-        raise InvalidInputError("rules for single versions mean nothing for exports; leave age_overrides out")
-    latest = lake.snapshot()
-    records = [
-        record
-        for record in latest.definition.exports
-        if record.state == ExportState.COMPLETE and fnmatchcase(record.name, pattern)
-    ]
-    ordered = sorted(records, key=lambda record: (record.created_at_millis, record.name))
-    verdicts = judge(_ages(ordered), replace(policy, protected_ms=0), lake.storage.now_ms())
-    return PrunePlan(
-        base_version=latest.version,
-        pattern=pattern,
-        verdicts=tuple(
-            ExportVerdict(
-                name=record.name,
-                created_at=utc_of(record.created_at_millis),
-                is_dropped=verdict.expires,
-                reason=verdict.reason.replace("superseded", "made").replace(" version of ", " one of "),
-            )
-            for record, verdict in reversed(list(zip(ordered, verdicts, strict=True)))
-        ),
-        _lake=lake,
-        _policy=policy,
-    )
+    return PruneExports(lake=lake, pattern=pattern, policy=policy).plan()
 
 
 def _ages(ordered: Sequence[ExportRecord]) -> list[VersionAge]:

@@ -19,11 +19,11 @@ from trinitylake_ops.maintenance.exports.destination import Destination
 from trinitylake_ops.maintenance.exports.roots import check_made_of
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached
 from trinitylake_ops.maintenance.plans.document import Table, change_rows, new_table
-from trinitylake_ops.maintenance.plans.plan import CommitReport, Plan, digest_of
+from trinitylake_ops.maintenance.plans.plan import CommitReport, Plan, PlannedOperation, digest_of
 from trinitylake_ops.maintenance.reach.survey import Progress, no_progress
+from trinitylake_ops.maintenance.reach.tables import check_table_files
 from trinitylake_ops.maintenance.rollbacks import (
     RollbackPlan,
-    check_table_files,
     held_objects,
     is_chosen,
     plan_rollback,
@@ -53,16 +53,16 @@ class RestorePlan(Plan):
     changes: tuple[Change, ...]
     files: int
     bytes: int
-    _restoring: _Restoring = field(repr=False, compare=False)
-    _export: Snapshot = field(repr=False, compare=False)
-    _content: Content = field(repr=False, compare=False)
-    _removed: tuple[str, ...] = field(repr=False, compare=False)
+    export_version: int = field(repr=False, compare=False)
+    content: Content = field(repr=False, compare=False)
+    removed: tuple[str, ...] = field(repr=False, compare=False)
+    operation: Restore = field(repr=False, compare=False)
 
     @property
     def digest(self) -> str:
         """Return ``<base version>-<sha256>`` over the export and all changes."""
         changes = [[change.kind, change.namespace, change.table] for change in self.changes]
-        content = (self.name, self.target, self._export.version, list(self.only), changes, self.files)
+        content = (self.name, self.target, self.export_version, list(self.only), changes, self.files)
         return digest_of(self.base_version, _OPERATION, *content)
 
     @property
@@ -84,46 +84,7 @@ class RestorePlan(Plan):
         A removal of orphans deletes files that were copied before a failure. Raises PlanChangedError,
         CommitConflictError when another commit was made since the plan, CorruptFileError, StorageError.
         """
-        metered = MeteredLakehouse(self._restoring.lake, keeps_cache=True)
-        plan = self
-        if approved_digest is not None:
-            plan = replace(self._restoring, lake=metered.lake).plan()
-            plan.check_approved(approved_digest)
-        return CommitReport(
-            operation=_OPERATION,
-            base_version=plan.base_version,
-            version=plan.run(metered, progress),
-            changed=len(plan.changes),
-            cost=metered.cost(),
-        )
-
-    def run(self, metered: MeteredLakehouse, progress: Progress) -> int:
-        """Copy and commit by this lakehouse. Returns the version. Raises what :meth:`execute` raises."""
-        lake = metered.lake
-        io = self._restoring.reading(metered.also(self._export.files.storage), lake)
-        message = f"export {self.name} from {self.target}"[:_LONGEST_MESSAGE_CHARS]
-        with lake.transaction(message=message, operation=_OPERATION) as txn:
-            txn.require(self._check_base)
-            for key in self._removed:
-                txn.restore_entry(key, None)
-            for key, location in self._content.entries:
-                txn.restore_entry(key, location)
-            for table_id in sorted({table.places.table_id for table in self._content.tables}):
-                claim_location(lake.storage, f"{lake.root}{table_prefix(table_id)}".rstrip("/"), txn.base.definition)
-            copier = Copier(lake.storage, progress=progress, n_expected=self._content.n_files)
-            copier.copy_content(self._content, io)
-        assert txn.committed_version is not None
-        return txn.committed_version
-
-    def _check_base(self, base: Snapshot) -> None:
-        if base.version != self.base_version:
-            raise CommitConflictError(
-                f"version {base.version} was committed after version {self.base_version}, on which the restore was"
-                " planned; look at the new plan",
-                conflicts=(f"version {base.version}",),
-                base_version=self.base_version,
-                latest_version=base.version,
-            )
+        return self.operation.execute(self, approved_digest, progress=progress)
 
 
 def plan_restore(
@@ -144,7 +105,13 @@ def plan_restore(
     export = lake.exported(name, target_options)
     if export.files is lake.files:
         return plan_rollback(lake, name, namespaces, tables)
-    return _Restoring(lake, name, tuple(namespaces or ()), tuple(tables or ()), target_options).plan()
+    return Restore(
+        lake=lake,
+        name=name,
+        namespaces=tuple(namespaces or ()),
+        tables=tuple(tables or ()),
+        target_options=target_options,
+    ).plan()
 
 
 def restore_export(
@@ -159,17 +126,18 @@ def restore_export(
     return plan_restore(lake, name, namespaces, tables, target_options=target_options).execute().version
 
 
-@dataclass(frozen=True)
-class _Restoring:
-    """The objects to bring back from an export at another root, by name."""
+@dataclass(frozen=True, kw_only=True)
+class Restore(PlannedOperation[RestorePlan, CommitReport]):
+    """The restore of objects, by name, from an export at another root. ``export`` is what planning opened."""
 
-    lake: Lakehouse
     name: str
     namespaces: tuple[str, ...]
     tables: tuple[str, ...]
     target_options: Mapping[str, str] | None
+    export: Snapshot | None = None
 
     def plan(self) -> RestorePlan:
+        """Plan on the latest version. Raises what :func:`plan_restore` raises."""
         base, export = self.lake.snapshot(), self.lake.exported(self.name, self.target_options)
         check_made_of(export, base, self.name)
         only = held_objects(base, export, self.name, self.namespaces, self.tables)
@@ -180,7 +148,7 @@ class _Restoring:
         identifier = uuid.uuid4()
         fresh = Destination(self.lake.root, identifier, f"restore-{identifier}/")
         other = export.files.storage
-        io = self.reading(other, self.lake)
+        io = self._reading(other, self.lake)
         content = gather(export, Choice(ExportLevel.FULL), fresh, io, entries=different)
         own_io = reading_io(self.lake)
         for definition in content.uncopied:
@@ -197,13 +165,58 @@ class _Restoring:
             changes=tuple(change for change in named if change is not None),
             files=content.n_files,
             bytes=content.known_bytes,
-            _restoring=self,
-            _export=export,
-            _content=content,
-            _removed=removed,
+            export_version=export.version,
+            content=content,
+            removed=removed,
+            operation=replace(self, export=export),
         )
 
-    def reading(self, other: Storage, lake: Lakehouse) -> StorageFileIO:
+    def execute(
+        self, plan: RestorePlan, approved_digest: str | None = None, *, progress: Progress = no_progress
+    ) -> CommitReport:
+        """Copy missing files and commit. Raises what :meth:`RestorePlan.execute` raises."""
+        metered = MeteredLakehouse(self.lake, keeps_cache=True)
+        if approved_digest is not None:
+            plan = replace(self, lake=metered.lake).plan()
+            plan.check_approved(approved_digest)
+        return CommitReport(
+            operation=_OPERATION,
+            base_version=plan.base_version,
+            version=plan.operation.commit(plan, metered, progress),
+            changed=len(plan.changes),
+            cost=metered.cost(),
+        )
+
+    def commit(self, plan: RestorePlan, metered: MeteredLakehouse, progress: Progress) -> int:
+        """Copy and commit by this lakehouse. Returns the version. Raises what :meth:`RestorePlan.execute` raises."""
+        assert self.export is not None
+        lake = metered.lake
+        io = self._reading(metered.also(self.export.files.storage), lake)
+        message = f"export {self.name} from {plan.target}"[:_LONGEST_MESSAGE_CHARS]
+        with lake.transaction(message=message, operation=_OPERATION) as txn:
+            txn.require(lambda base: self._check_base(plan, base))
+            for key in plan.removed:
+                txn.restore_entry(key, None)
+            for key, location in plan.content.entries:
+                txn.restore_entry(key, location)
+            for table_id in sorted({table.places.table_id for table in plan.content.tables}):
+                claim_location(lake.storage, f"{lake.root}{table_prefix(table_id)}".rstrip("/"), txn.base.definition)
+            copier = Copier(lake.storage, progress=progress, n_expected=plan.content.n_files)
+            copier.copy_content(plan.content, io)
+        assert txn.committed_version is not None
+        return txn.committed_version
+
+    def _check_base(self, plan: RestorePlan, base: Snapshot) -> None:
+        if base.version != plan.base_version:
+            raise CommitConflictError(
+                f"version {base.version} was committed after version {plan.base_version}, on which the restore was"
+                " planned; look at the new plan",
+                conflicts=(f"version {base.version}",),
+                base_version=plan.base_version,
+                latest_version=base.version,
+            )
+
+    def _reading(self, other: Storage, lake: Lakehouse) -> StorageFileIO:
         """Return a reader of the export's files, and of those that were left in the lakehouse."""
         options = self.target_options if self.target_options is not None else options_for(self.lake, other.root)
         return StorageFileIO.on(other, options, read_only=True, others=[lake.storage])

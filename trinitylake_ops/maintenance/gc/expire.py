@@ -26,7 +26,7 @@ from trinitylake_ops.maintenance.gc.freed import FreedFiles, freed_files
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse, uncached
 from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
-from trinitylake_ops.maintenance.plans.plan import TimedPlan
+from trinitylake_ops.maintenance.plans.plan import TimedOperation, TimedPlan
 from trinitylake_ops.maintenance.plans.retention import RetentionPolicy, Verdict, protected_ms
 from trinitylake_ops.maintenance.reach.survey import (
     Progress,
@@ -95,7 +95,8 @@ class ExpirationPlan(TimedPlan):
     """The versions that would expire, and the reasons, at a version and time.
 
     ``exports`` are the names of exports that are past their time. ``files`` counts the files that only these versions
-    and exports reach, by kind, and ``bytes`` their sizes. A purge frees them.
+    and exports reach, by kind, and ``bytes`` their sizes. A purge frees them. ``records`` are those of all versions'
+    roots, ascending, those of the past included.
     """
 
     base_version: int
@@ -105,12 +106,9 @@ class ExpirationPlan(TimedPlan):
     verdicts: tuple[Verdict, ...]
     files: Mapping[str, int]
     bytes: int
-    _freed: FreedFiles = field(repr=False, compare=False)
-    _base: Snapshot = field(repr=False, compare=False)
-    _records: tuple[VersionRecord, ...] = field(repr=False, compare=False)
-    _policy: RetentionPolicy | None = field(repr=False, compare=False)
-    _executor: Executor = field(repr=False, compare=False)
-    _lake: Lakehouse = field(repr=False, compare=False)
+    freed: FreedFiles = field(repr=False, compare=False)
+    records: tuple[VersionRecord, ...] = field(repr=False, compare=False)
+    operation: Expiration = field(repr=False, compare=False)
 
     @property
     def digest(self) -> str:
@@ -118,19 +116,10 @@ class ExpirationPlan(TimedPlan):
         return self.plan_file().digest
 
     @property
-    def freed(self) -> FreedFiles:
-        """The files that a purge frees."""
-        return self._freed
-
-    @property
     def base(self) -> Snapshot:
         """The version at which it was planned, read past all caches."""
-        return self._base
-
-    @property
-    def records(self) -> tuple[VersionRecord, ...]:
-        """The records of all versions' roots, ascending, those of the past included."""
-        return self._records
+        assert self.operation.base is not None
+        return self.operation.base
 
     @property
     def is_empty(self) -> bool:
@@ -139,14 +128,14 @@ class ExpirationPlan(TimedPlan):
 
     def plan_file(self) -> PlanFile:
         """Return the files that a purge will be allowed to delete."""
-        sizes_bytes = self._freed.sizes_bytes
+        sizes_bytes = self.freed.sizes_bytes
         return PlanFile(_OPERATION, self.base_version, self.now_ms, self.versions, self.exports, sizes_bytes)
 
     def table(self) -> Table:
         """Return one row for each version, what happens to it and why."""
         title = (
             f"At version {self.base_version}: {len(VersionRanges.parse(self.versions))} of {len(self.verdicts)}"
-            f" versions expire, with {len(self._freed.sizes_bytes)} files of {self.bytes} bytes"
+            f" versions expire, with {len(self.freed.sizes_bytes)} files of {self.bytes} bytes"
         )
         rows: list[tuple[object, ...]] = [
             (verdict.version, "expires" if verdict.expires else "kept", verdict.reason) for verdict in self.verdicts
@@ -154,95 +143,150 @@ class ExpirationPlan(TimedPlan):
         rows += [(f"export {name}", "ends", "it is past the time for which it is retained") for name in self.exports]
         return new_table(title, "version", "verdict", "why", rows=rows)
 
-    def made_at(self, lake: Lakehouse, base: Snapshot, now_ms: int) -> Self:
-        """Return the plan with the same policy for another version and time."""
-        return type(self)(**vars(_plan(lake, base, now_ms, self._policy, executor=self._executor)))
-
     def execute(self, approved_digest: str | None = None, *, progress: Progress = no_progress) -> ExpirationReport:
         """Record the expiry in one commit. Versions that are kept by now are spared, and none is added.
 
         Raises PlanChangedError when the approved plan cannot be made again, MaintenanceBlockedError before a
         reconcile, CommitConflictError, StorageError.
         """
-        metered = MeteredLakehouse(self._lake)
-        lake = metered.lake
-        approved = self.as_approved(lake, approved_digest)
+        return self.operation.execute(self, approved_digest, progress=progress)
+
+    def within(self, freed: FreedFiles) -> Self:
+        """Return this plan with those of its files that others have, too."""
+        within = self.freed.within(freed)
+        return replace(self, freed=within, bytes=within.bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expiration(TimedOperation[ExpirationPlan, ExpirationReport]):
+    """The expiry of versions by a policy, None for the lakehouse's own. ``base`` is where a plan was made."""
+
+    policy: RetentionPolicy | None
+    executor: Executor
+    base: Snapshot | None = None
+
+    def plan(self, *, progress: Progress = no_progress) -> ExpirationPlan:
+        """Plan on the latest version. Raises what :func:`plan_expiration` raises."""
+        return on_latest(self.lake, lambda base: self.made_at(base, self.lake.storage.now_ms(), progress=progress))
+
+    def made_at(
+        self,
+        base: Snapshot,
+        now_ms: int,
+        *,
+        within: ExpirationPlan | None = None,
+        progress: Progress = no_progress,
+    ) -> ExpirationPlan:
+        """Plan at a version and time. ``within`` limits it to what another plan lets expire."""
+        survey = survey_versions(self.lake, base, progress, executor=self.executor)
+        survey.check_reconciled()
+        policy = own_policy = RetentionPolicy.of(base.definition)
+        if self.policy is not None:
+            policy = replace(self.policy, protected_ms=max(self.policy.protected_ms, own_policy.protected_ms))
+        verdicts = survey.verdicts(policy, now_ms)
+        expiring = [verdict.version for verdict in verdicts if verdict.expires]
+        exports = [record.name for record in base.definition.exports if is_lapsed(record, now_ms)]
+        if within is not None:
+            allowed = VersionRanges.parse(within.versions)
+            expiring = [version for version in expiring if version in allowed]
+            exports = [name for name in exports if name in within.exports]
+        freed = freed_files(survey, expiring, exports, progress)
+        return ExpirationPlan(
+            base_version=base.version,
+            now_ms=now_ms,
+            versions=str(VersionRanges.of(expiring)),
+            exports=tuple(sorted(exports)),
+            verdicts=verdicts,
+            files=freed.counts(),
+            bytes=freed.bytes,
+            freed=freed,
+            records=survey.records(),
+            operation=replace(self, base=base),
+        )
+
+    def execute(
+        self, plan: ExpirationPlan, approved_digest: str | None = None, *, progress: Progress = no_progress
+    ) -> ExpirationReport:
+        """Record the expiry in one commit. Raises what :meth:`ExpirationPlan.execute` raises."""
+        metered = MeteredLakehouse(self.lake)
+        here = replace(self, lake=metered.lake)
+        approved = here.as_approved(plan, approved_digest)
         for _ in range(_MAX_PLANS):
-            latest, now = on_latest(lake, lambda base: (base, approved._on(base, lake, progress)))
+            latest, now = on_latest(here.lake, lambda base: (base, here._on(base, approved, progress)))
             if now.is_empty:
-                return now._report(approved, None, None, metered)
+                return _report(now, approved, None, None, metered)
             try:
-                return now._commit(lake, latest, approved, metered)
+                return _commit(now, latest, approved, metered)
             except _DecidingSettingsChangedError:
                 continue
         raise CommitConflictError(
             "exports, expirations or settings of the lakehouse changed each time; nothing expired, run it again"
         )
 
-    def _on(self, latest: Snapshot, lake: Lakehouse, progress: Progress) -> ExpirationPlan:
-        """Return this plan on this or a later version: without versions kept there, and never with more."""
-        if latest.version == self.base_version:
-            return self
-        now = _plan(lake, latest, self.now_ms, self._policy, within=self, progress=progress, executor=self._executor)
-        freed = now._freed.within(self._freed)
-        return replace(now, _freed=freed, bytes=freed.bytes)
+    def _on(self, latest: Snapshot, approved: ExpirationPlan, progress: Progress) -> ExpirationPlan:
+        """Return a plan on its or a later version: without versions kept there, and never with more."""
+        if latest.version == approved.base_version:
+            return approved
+        return self.made_at(latest, approved.now_ms, within=approved, progress=progress).within(approved.freed)
 
-    def _commit(
-        self, lake: Lakehouse, base: Snapshot, approved: ExpirationPlan, metered: MeteredLakehouse
-    ) -> ExpirationReport:
-        written_since_ms = lake.storage.now_ms()
-        plan_path = write_plan_file(lake.storage, self.plan_file())
-        batch = ExpirationBatch(
-            id=str(uuid.uuid4()),
-            versions=self.versions,
-            plan_path=plan_path,
-            digest=self.digest,
+
+def _commit(
+    plan: ExpirationPlan, base: Snapshot, approved: ExpirationPlan, metered: MeteredLakehouse
+) -> ExpirationReport:
+    lake = metered.lake
+    written_since_ms = lake.storage.now_ms()
+    plan_path = write_plan_file(lake.storage, plan.plan_file())
+    batch = ExpirationBatch(id=str(uuid.uuid4()), versions=plan.versions, plan_path=plan_path, digest=plan.digest)
+
+    def expired(base: Snapshot) -> LakehouseDef:
+        nonlocal batch
+        batch = replace(batch, expired_at_version=base.version + 1, expired_at_millis=lake.storage.now_ms())
+        return without_exports(
+            replace(base.definition, expirations=(*base.definition.expirations, batch)), plan.exports
         )
 
-        def expired(base: Snapshot) -> LakehouseDef:
-            nonlocal batch
-            batch = replace(batch, expired_at_version=base.version + 1, expired_at_millis=lake.storage.now_ms())
-            return without_exports(
-                replace(base.definition, expirations=(*base.definition.expirations, batch)), self.exports
-            )
+    change = StateChange(
+        _OPERATION,
+        f"versions {plan.versions or 'none'}{', exports ' if plan.exports else ''}{', '.join(plan.exports)}",
+        expired,
+        _check_same_settings,
+        {
+            "versions": len(VersionRanges.parse(plan.versions)),
+            "files": len(plan.freed.sizes_bytes),
+            "bytes": plan.bytes,
+        },
+    )
+    try:
+        version = change.commit(lake, base, written_since_ms=written_since_ms)
+    except CommitOutcomeUnknownError:
+        raise
+    except TrinityLakeError:
+        discard(lake.storage, [plan_path])
+        raise
+    return _report(plan, approved, version, batch, metered)
 
-        change = StateChange(
-            _OPERATION,
-            f"versions {self.versions or 'none'}{', exports ' if self.exports else ''}{', '.join(self.exports)}",
-            expired,
-            _check_same_settings,
-            {
-                "versions": len(VersionRanges.parse(self.versions)),
-                "files": len(self._freed.sizes_bytes),
-                "bytes": self.bytes,
-            },
-        )
-        try:
-            version = change.commit(lake, base, written_since_ms=written_since_ms)
-        except CommitOutcomeUnknownError:
-            raise
-        except TrinityLakeError:
-            discard(lake.storage, [plan_path])
-            raise
-        return self._report(approved, version, batch, metered)
 
-    def _report(
-        self, approved: ExpirationPlan, version: int | None, batch: ExpirationBatch | None, metered: MeteredLakehouse
-    ) -> ExpirationReport:
-        spared = VersionRanges.parse(approved.versions) - VersionRanges.parse(self.versions)
-        grace_ms = protected_ms(metered.lake.snapshot().definition)
-        return ExpirationReport(
-            version=version,
-            batch=None if batch is None else batch.id,
-            versions=self.versions,
-            spared=str(spared),
-            exports=self.exports,
-            files=len(self._freed.sizes_bytes),
-            bytes=self.bytes,
-            plan_path=None if batch is None else batch.plan_path,
-            purgeable_at_ms=None if batch is None else batch.expired_at_millis + grace_ms,
-            cost=metered.cost(),
-        )
+def _report(
+    plan: ExpirationPlan,
+    approved: ExpirationPlan,
+    version: int | None,
+    batch: ExpirationBatch | None,
+    metered: MeteredLakehouse,
+) -> ExpirationReport:
+    spared = VersionRanges.parse(approved.versions) - VersionRanges.parse(plan.versions)
+    grace_ms = protected_ms(metered.lake.snapshot().definition)
+    return ExpirationReport(
+        version=version,
+        batch=None if batch is None else batch.id,
+        versions=plan.versions,
+        spared=str(spared),
+        exports=plan.exports,
+        files=len(plan.freed.sizes_bytes),
+        bytes=plan.bytes,
+        plan_path=None if batch is None else batch.plan_path,
+        purgeable_at_ms=None if batch is None else batch.expired_at_millis + grace_ms,
+        cost=metered.cost(),
+    )
 
 
 class _DecidingSettingsChangedError(TrinityLakeError):
@@ -270,54 +314,7 @@ def plan_expiration(
     InvalidInputError for an empty policy, MaintenanceBlockedError before a reconcile, StorageError. Raises
     CorruptFileError and FileMissingError for a kept root or node that cannot be read.
     """
-    lake = uncached(lake)
-    return on_latest(
-        lake, lambda base: _plan(lake, base, lake.storage.now_ms(), policy, progress=progress, executor=executor)
-    )
-
-
-def _plan(
-    lake: Lakehouse,
-    base: Snapshot,
-    now_ms: int,
-    policy: RetentionPolicy | None,
-    *,
-    within: ExpirationPlan | None = None,
-    progress: Progress = no_progress,
-    executor: Executor,
-) -> ExpirationPlan:
-    """Plan at a version and time. ``within`` limits it to what another plan lets expire."""
-    survey = survey_versions(lake, base, progress, executor=executor)
-    survey.check_reconciled()
-    own_policy = RetentionPolicy.of(base.definition)
-    chosen = (
-        own_policy
-        if policy is None
-        else replace(policy, protected_ms=max(policy.protected_ms, own_policy.protected_ms))
-    )
-    verdicts = survey.verdicts(chosen, now_ms)
-    expiring = [verdict.version for verdict in verdicts if verdict.expires]
-    exports = [record.name for record in base.definition.exports if is_lapsed(record, now_ms)]
-    if within is not None:
-        allowed = VersionRanges.parse(within.versions)
-        expiring = [version for version in expiring if version in allowed]
-        exports = [name for name in exports if name in within.exports]
-    freed = freed_files(survey, expiring, exports, progress)
-    return ExpirationPlan(
-        base_version=base.version,
-        now_ms=now_ms,
-        versions=str(VersionRanges.of(expiring)),
-        exports=tuple(sorted(exports)),
-        verdicts=verdicts,
-        files=freed.counts(),
-        bytes=freed.bytes,
-        _freed=freed,
-        _base=base,
-        _records=survey.records(),
-        _policy=policy,
-        _executor=executor,
-        _lake=lake,
-    )
+    return Expiration(lake=uncached(lake), policy=policy, executor=executor).plan(progress=progress)
 
 
 def undelete(lake: Lakehouse, versions: str | int | Iterable[int]) -> int:

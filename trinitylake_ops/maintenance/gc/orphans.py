@@ -23,9 +23,9 @@ from trinitylake_ops.format.file_names import (
     lease_path,
     parse_lease_path,
 )
-from trinitylake_ops.maintenance.gc.sweep import Deletion, DeletionReport, delete_unreached
+from trinitylake_ops.maintenance.gc.sweep import DeletingOperation, Deletion, DeletionReport, delete_unreached
 from trinitylake_ops.maintenance.plans.budget import NO_LIMITS, Budget, Spending
-from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached
+from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import Table, new_table
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.maintenance.plans.plan import TimedPlan, timed_digest
@@ -78,11 +78,9 @@ class OrphanPlan(TimedPlan):
     unowned_bytes: int
     inventory: str | None
     inventory_created_at_ms: int | None
-    _sizes_bytes: Mapping[str, int] = field(repr=False, compare=False)
-    _owners: Mapping[str, int] = field(repr=False, compare=False)
-    _older_than_ms: int | None = field(repr=False, compare=False)
-    _executor: Executor = field(repr=False, compare=False)
-    _lake: Lakehouse = field(repr=False, compare=False)
+    sizes_bytes: Mapping[str, int] = field(repr=False, compare=False)
+    owners: Mapping[str, int] = field(repr=False, compare=False)
+    operation: OrphanRemoval = field(repr=False, compare=False)
 
     @property
     def digest(self) -> str:
@@ -95,7 +93,7 @@ class OrphanPlan(TimedPlan):
         return not self._all()
 
     def _all(self) -> dict[str, int]:
-        return {**self._sizes_bytes, **self._owners}
+        return {**self.sizes_bytes, **self.owners}
 
     @property
     def paths(self) -> list[str]:
@@ -115,12 +113,6 @@ class OrphanPlan(TimedPlan):
         rows = [(path, _kind(path), sizes_bytes[path]) for path in self.paths[:_LISTED]]
         return new_table(title, "path", "kind", "bytes", rows=rows)
 
-    def made_at(self, lake: Lakehouse, base: Snapshot, now_ms: int) -> Self:
-        """Return the plan with the same age for another version and time."""
-        return type(self)(
-            **vars(_plan(lake, base, now_ms, self._older_than_ms, self.inventory, executor=self._executor))
-        )
-
     def execute(
         self,
         approved_digest: str | None = None,
@@ -136,11 +128,57 @@ class OrphanPlan(TimedPlan):
         Raises BudgetSpentBeforeError if the budget was used up before anything could be deleted. Files that cannot be
         deleted are in the report.
         """
+        return self.operation.execute(self, approved_digest, budget=budget, progress=progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrphanRemoval(DeletingOperation[OrphanPlan, OrphanReport]):
+    """The removal of orphans of an age, None for the least, found by a listing or an ``inventory``."""
+
+    older_than_ms: int | None
+    inventory: str | None
+
+    def made_at(self, base: Snapshot, now_ms: int, *, progress: Progress = no_progress) -> OrphanPlan:
+        """Return the plan with the same age for a version and time."""
+        _check_no_purge(base.definition)
+        known = None if self.inventory is None else read_inventory(self.lake, self.inventory)
+        age_ms = max(self.older_than_ms or 0, protected_ms(base.definition))
+        mark = Mark(survey_versions(self.lake, base, progress, executor=self.executor), progress=progress)
+        if known is None:
+            listed = list_without(self.lake.storage, self.executor, mark.catalog.paths)
+        else:
+            listed = list_by_inventory(self.lake, self.executor, known, mark, progress)
+        found = find_orphans(self.lake, mark, listed, now_ms - age_ms)
+        sizes_bytes = {**found.sizes_bytes, **found.owners}
+        return OrphanPlan(
+            base_version=base.version,
+            now_ms=now_ms,
+            older_than_ms=age_ms,
+            files=dict(sorted(Counter(map(_kind, sizes_bytes)).items())),
+            bytes=sum(sizes_bytes.values()),
+            unowned_files=found.unowned_files,
+            unowned_bytes=found.unowned_bytes,
+            inventory=None if known is None else known.location,
+            inventory_created_at_ms=None if known is None else known.created_at_ms,
+            sizes_bytes=found.sizes_bytes,
+            owners=found.owners,
+            operation=self if known is None else replace(self, inventory=known.location),
+        )
+
+    def execute(
+        self,
+        plan: OrphanPlan,
+        approved_digest: str | None = None,
+        *,
+        budget: Budget | Spending = NO_LIMITS,
+        progress: Progress = no_progress,
+    ) -> OrphanReport:
+        """Delete what nothing reaches by then. Raises what :meth:`OrphanPlan.execute` raises."""
         spending = Spending.of(budget)
-        metered = MeteredLakehouse(self._lake, spending)
+        metered = MeteredLakehouse(self.lake, spending)
         lake = metered.lake
         with spending.planning(progress):
-            approved = self.as_approved(lake, approved_digest)
+            approved = replace(self, lake=lake).as_approved(plan, approved_digest)
         if approved.is_empty:
             return OrphanReport.of(Deletion(), version=None, still_needed=0, cost=metered.cost())
         with lease(lake.storage, _OPERATION) as held:
@@ -149,7 +187,7 @@ class OrphanPlan(TimedPlan):
             with spending.planning(progress) as told:
 
                 def marked(base: Snapshot) -> Mark:
-                    survey = survey_versions(lake, base, told, executor=approved._executor)
+                    survey = survey_versions(lake, base, told, executor=self.executor)
                     return Mark(survey, with_tables=has_tables, progress=told)
 
                 mark = on_latest(lake, marked)
@@ -171,19 +209,19 @@ class OrphanPlan(TimedPlan):
                 {"files": len(approved.paths), "bytes": approved.bytes},
             )
             version = change.commit(lake, mark.base)
-            doomed = {path: size for path, size in approved._sizes_bytes.items() if path not in mark}
+            doomed = {path: size for path, size in approved.sizes_bytes.items() if path not in mark}
             done = delete_unreached(lake.storage, doomed, mark, held, spending, progress)
-            still_needed = len(approved._sizes_bytes) - len(doomed) + done.spared
+            still_needed = len(approved.sizes_bytes) - len(doomed) + done.spared
             # deleted last: without it, the owner of the other files is unknown
-            if done.is_complete and approved._owners:
-                inhabited = {table_id_in(path) for path in approved._sizes_bytes if path in mark}
+            if done.is_complete and approved.owners:
+                inhabited = {table_id_in(path) for path in approved.sizes_bytes if path in mark}
                 owners = {
                     path: size
-                    for path, size in approved._owners.items()
+                    for path, size in approved.owners.items()
                     if path not in mark and table_id_in(path) not in inhabited
                 }
                 last = delete_unreached(lake.storage, owners, mark, held, spending)
-                still_needed += len(approved._owners) - len(owners) + last.spared
+                still_needed += len(approved.owners) - len(owners) + last.spared
                 done = replace(
                     last,
                     files=done.files + last.files,
@@ -212,53 +250,8 @@ def plan_orphan_removal(
     of an inventory and of marking.
     """
     older_than_ms = None if older_than is None else duration_ms(older_than, "older_than")
-    spending = Spending.of(budget)
-    counted = MeteredLakehouse(lake, spending).lake
-
-    def plan(base: Snapshot) -> OrphanPlan:
-        return _plan(counted, base, counted.storage.now_ms(), older_than_ms, inventory, told, executor=executor)
-
-    with spending.planning(progress) as told:
-        made = on_latest(counted, plan)
-    return replace(made, _lake=uncached(lake))
-
-
-def _plan(
-    lake: Lakehouse,
-    base: Snapshot,
-    now_ms: int,
-    older_than_ms: int | None,
-    inventory: str | None,
-    progress: Progress = no_progress,
-    *,
-    executor: Executor,
-) -> OrphanPlan:
-    _check_no_purge(base.definition)
-    known = None if inventory is None else read_inventory(lake, inventory)
-    age_ms = max(older_than_ms or 0, protected_ms(base.definition))
-    mark = Mark(survey_versions(lake, base, progress, executor=executor), progress=progress)
-    if known is None:
-        listed = list_without(lake.storage, executor, mark.catalog.paths)
-    else:
-        listed = list_by_inventory(lake, executor, known, mark, progress)
-    found = find_orphans(lake, mark, listed, now_ms - age_ms)
-    sizes_bytes = {**found.sizes_bytes, **found.owners}
-    return OrphanPlan(
-        base_version=base.version,
-        now_ms=now_ms,
-        older_than_ms=age_ms,
-        files=dict(sorted(Counter(map(_kind, sizes_bytes)).items())),
-        bytes=sum(sizes_bytes.values()),
-        unowned_files=found.unowned_files,
-        unowned_bytes=found.unowned_bytes,
-        inventory=None if known is None else known.location,
-        inventory_created_at_ms=None if known is None else known.created_at_ms,
-        _sizes_bytes=found.sizes_bytes,
-        _owners=found.owners,
-        _older_than_ms=older_than_ms,
-        _executor=executor,
-        _lake=lake,
-    )
+    removal = OrphanRemoval(lake=lake, older_than_ms=older_than_ms, inventory=inventory, executor=executor)
+    return removal.plan(budget=budget, progress=progress)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
-from typing import Self
+from datetime import timedelta
 
-from trinitylake_ops.errors import CorruptFileError, FileMissingError, MaintenanceBlockedError, PlanChangedError
-from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState, LakehouseDef
+from trinitylake_ops.errors import FileMissingError, MaintenanceBlockedError, PlanChangedError
+from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
 from trinitylake_ops.format.nodes.node_file import decode_node, encode_sealed_root
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.maintenance.gc.sweep import Deletion, DeletionReport, delete_unreached
+from trinitylake_ops.maintenance.gc.batches import PurgeBatch, unpurged_batches, with_purged
+from trinitylake_ops.maintenance.gc.sweep import DeletingOperation, Deletion, DeletionReport, delete_unreached
 from trinitylake_ops.maintenance.plans.budget import NO_LIMITS, Budget, Spending
-from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached
+from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import Table, new_table
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.maintenance.plans.plan import TimedPlan, timed_digest
@@ -31,16 +31,14 @@ from trinitylake_ops.maintenance.reach.survey import (
     on_latest,
     pinned_versions,
     survey_versions,
-    versions_in,
 )
 from trinitylake_ops.maintenance.reach.table_files import is_below_tables
 from trinitylake_ops.maintenance.state.lease import Lease, lease
-from trinitylake_ops.maintenance.state.plan_file import read_plan_file
 from trinitylake_ops.maintenance.state.state_change import StateChange
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.lakehouse import Lakehouse
-from trinitylake_ops.versions.snapshot import Snapshot, utc_of
+from trinitylake_ops.versions.snapshot import Snapshot
 
 _OPERATION = "purge"
 _SEALED_AT_ONCE = 64
@@ -66,18 +64,6 @@ class PurgeReport(DeletionReport):
         return new_table(title, *columns, rows=[*rows, *self.failure_rows(len(columns))])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PurgeBatch:
-    """A batch of expired versions: its state, when it may be purged, and whether its plan can be read."""
-
-    id: str
-    versions: str
-    state: str
-    purgeable_at: datetime
-    is_due: bool
-    has_plan: bool
-
-
 @dataclass(frozen=True, kw_only=True)
 class PurgePlan(TimedPlan):
     """The roots and files that a purge would seal and delete.
@@ -95,9 +81,7 @@ class PurgePlan(TimedPlan):
     still_needed: int
     sizes_bytes: Mapping[str, int] = field(repr=False, compare=False)
     planned: Mapping[str, int] = field(repr=False, compare=False)
-    _grace_ms: int | None = field(repr=False, compare=False)
-    executor: Executor = field(repr=False, compare=False)
-    _lake: Lakehouse = field(repr=False, compare=False)
+    operation: Purge = field(repr=False, compare=False)
 
     @property
     def digest(self) -> str:
@@ -127,10 +111,6 @@ class PurgePlan(TimedPlan):
         ]
         return new_table(title, "versions", "state", "purge from", "plan", rows=rows)
 
-    def made_at(self, lake: Lakehouse, base: Snapshot, now_ms: int) -> Self:
-        """Return the plan with the same grace for another version and time."""
-        return type(self)(**vars(_plan(lake, base, now_ms, self._grace_ms, executor=self.executor)))
-
     def execute(
         self,
         approved_digest: str | None = None,
@@ -145,21 +125,63 @@ class PurgePlan(TimedPlan):
         BudgetSpentBeforeError if the budget was used up before anything could be sealed or deleted. Files that cannot
         be deleted are in the report.
         """
+        return self.operation.execute(self, approved_digest, budget=budget, progress=progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Purge(DeletingOperation[PurgePlan, PurgeReport]):
+    """The purge of versions that expired at least a grace ago, None for the least."""
+
+    grace_ms: int | None
+
+    def made_at(self, base: Snapshot, now_ms: int, *, progress: Progress = no_progress) -> PurgePlan:
+        """Return the plan with the same grace for a version and time."""
+        grace_ms = max(self.grace_ms or 0, protected_ms(base.definition))
+        batches, versions, planned = unpurged_batches(self.lake, base.definition, now_ms, grace_ms)
+        doomed: dict[str, int] = {}
+        if any(batch.is_due for batch in batches):
+            survey = survey_versions(self.lake, base, progress, executor=self.executor)
+            mark = _marked(survey, versions, planned, progress)
+            check_not_pinned(survey, versions, now_ms)
+            doomed = {path: size for path, size in planned.items() if path not in mark}
+        return PurgePlan(
+            base_version=base.version,
+            now_ms=now_ms,
+            versions=str(versions),
+            batches=batches,
+            files=len(doomed),
+            bytes=sum(doomed.values()),
+            still_needed=len(planned) - len(doomed),
+            sizes_bytes=doomed,
+            planned=planned,
+            operation=replace(self, grace_ms=grace_ms),
+        )
+
+    def execute(
+        self,
+        plan: PurgePlan,
+        approved_digest: str | None = None,
+        *,
+        budget: Budget | Spending = NO_LIMITS,
+        progress: Progress = no_progress,
+    ) -> PurgeReport:
+        """Seal the versions and delete the files. Raises what :meth:`PurgePlan.execute` raises."""
         spending = Spending.of(budget)
-        metered = MeteredLakehouse(self._lake, spending)
+        metered = MeteredLakehouse(self.lake, spending)
         with spending.planning(progress):
-            approved = self.as_approved(metered.lake, approved_digest)
+            approved = replace(self, lake=metered.lake).as_approved(plan, approved_digest)
         if approved.is_empty:
             return PurgeReport.of(Deletion(), version=None, still_needed=0, cost=metered.cost(), versions="")
         with lease(metered.lake.storage, _OPERATION) as held:
-            return _Purge(approved, metered, held, spending, progress).run()
+            return _PurgeRun(approved, metered, held, spending, progress).run()
 
 
-class _Purge:
+class _PurgeRun:
     """One run, under the lease."""
 
     def __init__(self, plan: PurgePlan, metered: MeteredLakehouse, held: Lease, spending: Spending, progress: Progress):
         self._plan = plan
+        self._executor = plan.operation.executor
         self._metered = metered
         self._lake = metered.lake
         self._held = held
@@ -180,7 +202,7 @@ class _Purge:
         doomed = {path: size for path, size in self._plan.sizes_bytes.items() if path not in mark}
         still_needed = len(self._plan.planned) - len(doomed)
         if self._is_resumed:  # files that are gone would use up the budget, and count twice
-            standing = list_named(self._lake.storage, self._plan.executor, doomed)
+            standing = list_named(self._lake.storage, self._executor, doomed)
             doomed = {info.path: doomed[info.path] for info in standing if info.path in doomed}
         deletion = delete_unreached(self._lake.storage, doomed, mark, self._held, self._spending, self._progress)
         still_needed += deletion.spared
@@ -198,7 +220,7 @@ class _Purge:
         with self._spending.planning(self._progress) as progress:
 
             def marked(base: Snapshot) -> Mark:
-                survey = survey_versions(self._lake, base, progress, executor=self._plan.executor)
+                survey = survey_versions(self._lake, base, progress, executor=self._executor)
                 return _marked(survey, self._versions, self._plan.planned, progress)
 
             mark = on_latest(self._lake, marked)
@@ -298,16 +320,6 @@ class _Purge:
         return version
 
 
-def with_purged(batches: Iterable[ExpirationBatch], finished: Iterable[str]) -> tuple[ExpirationBatch, ...]:
-    """Return batches of which some are finished. One record holds the versions of all that were ever purged."""
-    finished = set(finished)
-    done = [batch for batch in batches if batch.state == ExpirationState.PURGED or batch.id in finished]
-    left = tuple(batch for batch in batches if batch not in done)
-    if not done:
-        return left
-    return (replace(done[-1], versions=str(versions_in(done)), state=ExpirationState.PURGED, plan_path=""), *left)
-
-
 def check_not_pinned(survey: Survey, versions: VersionRanges, now_ms: int) -> None:
     """Raise MaintenanceBlockedError if an export that another program recorded names an expired version's root."""
     for version, pins in sorted(pinned_versions(survey, now_ms).items()):
@@ -334,85 +346,7 @@ def plan_purge(
     negative grace, MaintenanceBlockedError before a reconcile, BudgetSpentBeforeError, what marking raises.
     """
     grace_ms = None if grace is None else duration_ms(grace, "the grace")
-    spending = Spending.of(budget)
-    counted = MeteredLakehouse(lake, spending).lake
-    with spending.planning(progress) as told:
-        plan = on_latest(
-            counted,
-            lambda base: _plan(counted, base, counted.storage.now_ms(), grace_ms, told, executor=executor),
-        )
-    return replace(plan, _lake=uncached(lake))
-
-
-def _plan(
-    lake: Lakehouse,
-    base: Snapshot,
-    now_ms: int,
-    grace_ms: int | None,
-    progress: Progress = no_progress,
-    *,
-    executor: Executor,
-) -> PurgePlan:
-    grace_ms = max(grace_ms or 0, protected_ms(base.definition))
-    planned: dict[str, int] = {}
-    shown: list[PurgeBatch] = []
-    versions = VersionRanges()
-    for batch in base.definition.expirations:
-        if batch.state == ExpirationState.PURGED:
-            continue
-        expired_at_ms = _expired_at_ms(lake, batch)
-        is_due = batch.state == ExpirationState.PURGING or expired_at_ms + grace_ms <= now_ms
-        sizes_bytes = _planned_files(lake, batch)
-        if is_due:
-            planned |= sizes_bytes or {}
-            versions |= batch.ranges()
-        shown.append(
-            PurgeBatch(
-                id=batch.id,
-                versions=batch.versions,
-                state=batch.state.name.lower(),
-                purgeable_at=utc_of(expired_at_ms + grace_ms),
-                is_due=is_due,
-                has_plan=sizes_bytes is not None,
-            )
-        )
-    doomed: dict[str, int] = {}
-    if any(batch.is_due for batch in shown):
-        survey = survey_versions(lake, base, progress, executor=executor)
-        mark = _marked(survey, versions, planned, progress)
-        check_not_pinned(survey, versions, now_ms)
-        doomed = {path: size for path, size in planned.items() if path not in mark}
-    return PurgePlan(
-        base_version=base.version,
-        now_ms=now_ms,
-        versions=str(versions),
-        batches=tuple(shown),
-        files=len(doomed),
-        bytes=sum(doomed.values()),
-        still_needed=len(planned) - len(doomed),
-        sizes_bytes=doomed,
-        planned=planned,
-        _grace_ms=grace_ms,
-        executor=executor,
-        _lake=lake,
-    )
-
-
-def _expired_at_ms(lake: Lakehouse, batch: ExpirationBatch) -> int:
-    """Return when a batch expired: the later of the time in its record and the time of the root that has it."""
-    try:
-        written_ms = lake.storage.stat(lake.files.roots.path(batch.expired_at_version)).last_modified_ms
-    except FileMissingError:
-        written_ms = 0
-    return max(batch.expired_at_millis, written_ms)
-
-
-def _planned_files(lake: Lakehouse, batch: ExpirationBatch) -> dict[str, int] | None:
-    """Return the files that a batch's plan frees, None if the plan is lost."""
-    try:
-        return dict(read_plan_file(lake.storage, batch).sizes_bytes)
-    except (FileMissingError, CorruptFileError):
-        return None
+    return Purge(lake=lake, grace_ms=grace_ms, executor=executor).plan(budget=budget, progress=progress)
 
 
 def _marked(survey: Survey, leaving: VersionRanges, planned: Iterable[str], progress: Progress) -> Mark:

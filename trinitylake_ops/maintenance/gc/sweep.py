@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
@@ -19,14 +20,16 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.file_names import OPERATIONS_PREFIX, TABLES_PREFIX
 from trinitylake_ops.maintenance.plans.budget import NO_LIMITS, Budget, Spending, counting
-from trinitylake_ops.maintenance.plans.cost import Cost
+from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse, uncached
 from trinitylake_ops.maintenance.plans.document import Document
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor, Fence
+from trinitylake_ops.maintenance.plans.plan import ReportT, TimedOperation, TimedT
 from trinitylake_ops.maintenance.reach.mark import Mark
-from trinitylake_ops.maintenance.reach.survey import Progress, no_progress
+from trinitylake_ops.maintenance.reach.survey import Progress, no_progress, on_latest
 from trinitylake_ops.maintenance.reach.table_files import table_id_in
 from trinitylake_ops.maintenance.state.lease import Lease
 from trinitylake_ops.storage import Storage
+from trinitylake_ops.versions.snapshot import Snapshot
 
 _PASSING = (ThrottledError, TransientError, AmbiguousWriteError)
 _TRIES = 4
@@ -291,3 +294,22 @@ def _prefix_of(path: str) -> str:
     if table_id is not None:
         return f"{TABLES_PREFIX}{table_id}/"
     return OPERATIONS_PREFIX if path.startswith(OPERATIONS_PREFIX) else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeletingOperation(TimedOperation[TimedT, ReportT]):
+    """Base of operations that delete, and whose plans count against a budget."""
+
+    executor: Executor
+
+    @abstractmethod
+    def made_at(self, base: Snapshot, now_ms: int, *, progress: Progress = no_progress) -> TimedT:
+        """Return the plan for a version and a time, in milliseconds since the epoch."""
+
+    def plan(self, *, budget: Budget | Spending = NO_LIMITS, progress: Progress = no_progress) -> TimedT:
+        """Plan on the latest version. Raises BudgetSpentBeforeError, and what ``plan_`` of its kind raises."""
+        spending = Spending.of(budget)
+        here = replace(self, lake=MeteredLakehouse(self.lake, spending).lake)
+        with spending.planning(progress) as told:
+            made = on_latest(here.lake, lambda base: here.made_at(base, here.lake.storage.now_ms(), progress=told))
+        return replace(made, operation=replace(made.operation, lake=uncached(self.lake)))

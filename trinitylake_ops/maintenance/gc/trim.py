@@ -8,14 +8,14 @@ versions then reach are freed when those are expired and purged.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from trinitylake_ops.errors import CommitConflictError
 from trinitylake_ops.format.definitions import ExpirationState, TableDef
 from trinitylake_ops.maintenance.gc.trim_needs import TableTrim, candidates_of, trims_of
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
-from trinitylake_ops.maintenance.plans.plan import Plan, digest_of
+from trinitylake_ops.maintenance.plans.plan import Plan, PlannedOperation, digest_of
 from trinitylake_ops.maintenance.plans.retention import RetentionPolicy
 from trinitylake_ops.maintenance.reach.mark import CatalogReach, kept_roots
 from trinitylake_ops.maintenance.reach.survey import on_latest, survey_versions
@@ -45,10 +45,8 @@ class TrimPlan(Plan):
     tables: tuple[TableTrim, ...]
     unreadable: tuple[str, ...]
     unwritable: tuple[str, ...]
-    _lake: Lakehouse = field(repr=False, compare=False)
-    base: Snapshot = field(repr=False, compare=False)
-    _policy: RetentionPolicy | None = field(repr=False, compare=False)
-    _only: tuple[str, ...] | None = field(repr=False, compare=False)
+    definition_location: str = field(repr=False, compare=False)
+    operation: Trim = field(repr=False, compare=False)
 
     @property
     def snapshots_dropped(self) -> int:
@@ -90,21 +88,51 @@ class TrimPlan(Plan):
         PlanChangedError when an approved digest is not that of the new plan, CommitConflictError after MAX_ATTEMPTS.
         Raises the errors of planning and of a commit. Files of a failed attempt are deleted, best effort.
         """
-        metered = MeteredLakehouse(self._lake)
-        approved = {(trim.namespace, trim.table, trim.table_id): frozenset(trim.dropped) for trim in self.tables}
-        plan = plan_trim_tables(metered.lake, self._policy, tables=self._only)
+        return self.operation.execute(self, approved_digest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trim(PlannedOperation[TrimPlan, "TrimReport"]):
+    """The trim of tables by a policy, None for the lakehouse's own. ``only`` names tables as ``namespace.table``."""
+
+    policy: RetentionPolicy | None
+    only: tuple[str, ...] | None
+
+    def plan(self) -> TrimPlan:
+        """Plan on the latest version. Raises what :func:`plan_trim_tables` raises."""
+        return on_latest(self.lake, self._plan_on)
+
+    def _plan_on(self, base: Snapshot) -> TrimPlan:
+        check_no_gap(self.lake.files.roots, base.version)
+        found = candidates_of(self.lake, base, self.only)
+        kept = _kept_definitions(self.lake, base, self.policy) if found.tables else frozenset()
+        return TrimPlan(
+            base_version=base.version,
+            tables=trims_of(self.lake, found.tables, kept),
+            unreadable=found.unreadable,
+            unwritable=found.unwritable,
+            definition_location=base.definition_location,
+            operation=self,
+        )
+
+    def execute(self, plan: TrimPlan, approved_digest: str | None = None) -> TrimReport:
+        """Trim the tables of a plan, made anew. Raises what :meth:`TrimPlan.execute` raises."""
+        metered = MeteredLakehouse(self.lake)
+        here = replace(self, lake=metered.lake)
+        approved = {(trim.namespace, trim.table, trim.table_id): frozenset(trim.dropped) for trim in plan.tables}
+        now = here.plan()
         if approved_digest is not None:
-            plan.check_approved(approved_digest)
+            now.check_approved(approved_digest)
         for attempt in range(1, MAX_ATTEMPTS + 1):
-            trims = _within(plan.tables, approved)
+            trims = _within(now.tables, approved)
             try:
-                version = _commit(metered.lake, plan, trims) if trims else plan.base_version
+                version = _commit(metered.lake, now, trims) if trims else now.base_version
             except CommitConflictError:
                 if attempt == MAX_ATTEMPTS:
                     raise
-                plan = plan_trim_tables(metered.lake, self._policy, tables=self._only)
+                now = here.plan()
                 continue
-            return _report(self, trims, version, attempt, metered.cost())
+            return _report(plan, trims, version, attempt, metered.cost())
         raise AssertionError("the last attempt returns or raises")
 
 
@@ -145,24 +173,7 @@ def plan_trim_tables(
     that cannot be trimmed and for an empty policy. Raises CorruptFileError and other StorageErrors for a kept file that
     cannot be read.
     """
-    only = None if tables is None else tuple(tables)
-    return on_latest(lake, lambda base: _plan(lake, base, policy, only))
-
-
-def _plan(lake: Lakehouse, base: Snapshot, policy: RetentionPolicy | None, only: tuple[str, ...] | None) -> TrimPlan:
-    check_no_gap(lake.files.roots, base.version)
-    found = candidates_of(lake, base, only)
-    kept = _kept_definitions(lake, base, policy) if found.tables else frozenset()
-    return TrimPlan(
-        base_version=base.version,
-        tables=trims_of(lake, found.tables, kept),
-        unreadable=found.unreadable,
-        unwritable=found.unwritable,
-        _lake=lake,
-        base=base,
-        _policy=policy,
-        _only=only,
-    )
+    return Trim(lake=lake, policy=policy, only=None if tables is None else tuple(tables)).plan()
 
 
 def _kept_definitions(lake: Lakehouse, base: Snapshot, policy: RetentionPolicy | None) -> frozenset[str]:
@@ -214,7 +225,7 @@ def _commit(lake: Lakehouse, plan: TrimPlan, trims: Sequence[tuple[TableTrim, fr
 
 def _check_settings(base: Snapshot, plan: TrimPlan) -> None:
     """Exports and expirations decide what is kept, so the plan holds only while they are unchanged."""
-    if base.definition_location != plan.base.definition_location:
+    if base.definition_location != plan.definition_location:
         raise CommitConflictError(
             f"version {base.version} changed what is kept since the trim was planned; plan it again",
             conflicts=("settings of the lakehouse: changed since the plan",),

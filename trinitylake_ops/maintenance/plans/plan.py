@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from abc import abstractmethod
-from dataclasses import dataclass
-from typing import Any, Self
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from trinitylake_ops.errors import FileMissingError, NotFoundError, PlanChangedError
 from trinitylake_ops.maintenance.plans.cost import Cost
@@ -23,10 +23,15 @@ from trinitylake_ops.versions.snapshot import Snapshot
 _DIGEST = re.compile(r"(\d{1,10})-(\d{1,15})-[0-9a-f]{64}", re.ASCII)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Plan(Document):
-    """Base of plans: frozen dataclasses whose ``execute`` returns a report, which is a frozen dataclass, too."""
+    """Base of plans: frozen dataclasses of data, which say what would be done.
+
+    ``operation`` made the plan and executes it; it is no part of the content.
+    """
 
     base_version: int
+    operation: PlannedOperation[Any, Any] = field(repr=False, compare=False)
 
     @property
     @abstractmethod
@@ -91,39 +96,65 @@ def timed_digest(base_version: int, now_ms: int, *content: object) -> str:
     return f"{base_version}-{now_ms}-{hashlib.sha256(text.encode('ascii')).hexdigest()}"
 
 
+@dataclass(frozen=True, kw_only=True)
 class TimedPlan(Plan):
     """Base of plans for a version and a time; ``now_ms`` is the storage's clock, in milliseconds since the epoch."""
 
     now_ms: int
 
-    @abstractmethod
-    def made_at(self, lake: Lakehouse, base: Snapshot, now_ms: int) -> Self:
-        """Return the plan with the same options for another version and time."""
 
-    def as_approved(self, lake: Lakehouse, approved_digest: str | None) -> Self:
+PlannedT = TypeVar("PlannedT", bound=Plan)
+TimedT = TypeVar("TimedT", bound=TimedPlan)
+ReportT = TypeVar("ReportT", bound=Document)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedOperation(ABC, Generic[PlannedT, ReportT]):
+    """Base of what plans and executes: a lakehouse, options, an executor, and what planning opened of them."""
+
+    lake: Lakehouse
+
+    @abstractmethod
+    def plan(self) -> PlannedT:
+        """Plan on the latest version; only reads."""
+
+    @abstractmethod
+    def execute(self, plan: PlannedT, approved_digest: str | None = None) -> ReportT:
+        """Do what a plan says. Each kind takes further options. Raises what ``execute`` of its plan raises."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedOperation(PlannedOperation[TimedT, ReportT]):
+    """Base of operations whose plans are for a version and a time."""
+
+    @abstractmethod
+    def made_at(self, base: Snapshot, now_ms: int) -> TimedT:
+        """Return the plan for a version and a time, in milliseconds since the epoch."""
+
+    def as_approved(self, plan: TimedT, approved_digest: str | None) -> TimedT:
         """Return the plan of a digest, made again. It is this one if no digest was given, or its own.
 
         Raises PlanChangedError when that is not the approved plan, or no plan can be made there any more.
         """
-        if approved_digest in (None, self.digest):
-            return self
+        if approved_digest in (None, plan.digest):
+            return plan
         match = _DIGEST.fullmatch(str(approved_digest))
         if match is None:
             raise PlanChangedError(f"{approved_digest!r} is not the digest of such a plan: look at the plan again")
         base_version, now_ms = int(match[1]), int(match[2])
-        if now_ms > lake.storage.now_ms():
+        if now_ms > self.lake.storage.now_ms():
             raise PlanChangedError("the approved plan bears a time that is still to come: look at the plan again")
         try:
-            base = lake.snapshot(base_version)
+            base = self.lake.snapshot(base_version)
         except NotFoundError as error:
             raise PlanChangedError(
                 f"the approved plan was made at version {base_version}, which cannot be read any more: look at the plan"
                 " again"
             ) from error
         try:
-            then = self.made_at(lake, base, now_ms)
+            then = self.made_at(base, now_ms)
         except FileMissingError as error:
-            if lake.latest_version() == base_version:
+            if self.lake.latest_version() == base_version:
                 raise
             raise PlanChangedError(
                 f"the approved plan was made at version {base_version}; what it was made of is gone since, such as an"

@@ -6,9 +6,8 @@ the hint. All other findings are listed with advice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from trinitylake_ops.errors import (
     CorruptFileError,
@@ -23,16 +22,18 @@ from trinitylake_ops.format.nodes.keys import KeyCodec, ObjectName
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse, uncached
 from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
-from trinitylake_ops.maintenance.plans.plan import Plan, digest_of
+from trinitylake_ops.maintenance.plans.plan import Plan, PlannedOperation, digest_of
+from trinitylake_ops.maintenance.repairs.advice import advice_on
 from trinitylake_ops.maintenance.repairs.steps import (
     OPERATION,
-    claim_folders,
-    drop_exports,
-    go_back,
+    ClaimFolders,
+    DropExports,
+    GoBack,
+    RestoreEntries,
+    SetHint,
+    SettleDefinition,
+    Step,
     gone_exports,
-    restore,
-    set_hint,
-    settle_definition,
 )
 from trinitylake_ops.maintenance.verification.report import Finding, VerifyReport
 from trinitylake_ops.maintenance.verification.verify import verify
@@ -41,52 +42,9 @@ from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot
 
-_RESTORE = "restore the file from a backup of the storage"
-_OLDER = f"{_RESTORE}; else versions that need it stay damaged until they expire"
-
 #: The findings of damaged files, not of a storage that does not return them.
 _DAMAGED = (FileMissingError, CorruptFileError)
 
-#: Advice on findings that repair leaves.
-_ADVICE = {
-    "root-missing": _RESTORE,
-    "root-corrupt": f"{_RESTORE}; other versions do not need it",
-    "latest-sealed": f"{_RESTORE}; else move it away",
-    "root-beyond-gap": "restore the missing root from a backup; commit nothing before",
-    "root-naming-mixed": "find out which program wrote it, then move it away",
-    "node-corrupt": _OLDER,
-    "node-missing": _OLDER,
-    "pointer-damaged": _OLDER,
-    "tree-invariant": _OLDER,
-    "definition-unreadable": _OLDER,
-    "definition-changed": f"{_RESTORE}; else let the program that wrote it commit the settings of creation",
-    "key-malformed": "find the program that wrote it, then roll back to a version before",
-    "namespace-missing": "create the namespace again, or roll back to a version before",
-    "chain-broken": "find the program that wrote it; then reconcile --acknowledge its versions",
-    "time-not-rising": "find the clock that is wrong; then reconcile --acknowledge its versions",
-    "time-in-future": "set the clock right",
-    "table-file-missing": _OLDER,
-    "table-file-size": _OLDER,
-    "table-file-corrupt": _OLDER,
-    "table-unreadable": _OLDER,
-    "table-names-code": "find out who wrote it; any commit to the table leaves the property out",
-    "file-changed": _RESTORE,
-    "export-unreadable": "drop the export and make it again",
-    "export-damaged": "drop the export and make it again",
-    "export-unpinned": "drop the export",
-    "export-cut-off": "run the export again, or drop it",
-    "zombie-root": "find the program that wrote it; seal it by restoring the file that the purge wrote",
-    "purge-unfinished": "run purge",
-    "lease-stale": "run the operation again",
-    "lease-unreadable": "allow verify to read it",
-    "operation-file-damaged": "run the operation that writes it again; what it says is not relied on",
-    "owner-damaged": "move the file away, if the folder is this lakehouse's; repair then writes it anew",
-    "owner-other": "find that lakehouse before anything is removed; if it has no such table, do as with a damaged one",
-    "owner-missing": "read the definition of the lakehouse again first; repair then writes it",
-    "record-damaged": "run verify --incremental, which writes a new one",
-    "record-not-written": "allow verify to create files under _ops/, or run it without --incremental",
-}
-_LEFT = "run orphans"
 _TO_LAST_GOOD = "repair --to-last-good"
 
 
@@ -142,8 +100,8 @@ class RepairPlan(Plan):
     to_last_good: bool
     steps: tuple[RepairStep, ...]
     not_mended: tuple[Unmended, ...]
-    _runs: tuple[Callable[[Lakehouse, int], int], ...] = field(repr=False, compare=False)
-    _lake: Lakehouse = field(repr=False, compare=False)
+    to_take: tuple[Step, ...] = field(repr=False, compare=False)
+    operation: Repair = field(repr=False, compare=False)
 
     @property
     def digest(self) -> str:
@@ -169,21 +127,50 @@ class RepairPlan(Plan):
         CommitConflictError when one is committed meanwhile. Raises MaintenanceBlockedError while another operation has
         the lease that reconcile needs, StorageError.
         """
+        return self.operation.execute(self, approved_digest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repair(PlannedOperation[RepairPlan, RepairReport]):
+    """The repair of a report's findings, None for a new report."""
+
+    report: VerifyReport | None
+    to_last_good: bool
+
+    def plan(self) -> RepairPlan:
+        """Plan on the latest version. Raises what :func:`plan_repair` raises."""
+        report = self.report or verify(self.lake)
+        if not report.is_complete:
+            raise InvalidInputError(
+                f"this report of verify ended early, as {report.stopped}: verify without limits first"
+            )
+        if self.lake.latest_version() != report.latest_version:
+            raise PlanChangedError(f"a version was committed after version {report.latest_version}: verify again")
+        if self.to_last_good and report.unanswered:
+            raise StorageError(
+                f"the storage did not give {len(report.unanswered)} files, so that nobody can tell what is whole;"
+                " nothing was changed: repair again",
+                path=report.unanswered[0],
+            )
+        return _Planner(self, report).plan()
+
+    def execute(self, plan: RepairPlan, approved_digest: str | None = None) -> RepairReport:
+        """Take all steps of a plan. Raises what :meth:`RepairPlan.execute` raises."""
         if approved_digest is not None:
-            self.check_approved(approved_digest)
-        metered = MeteredLakehouse(self._lake)
-        version = self.base_version
-        if self.steps and metered.lake.latest_version() != version:
+            plan.check_approved(approved_digest)
+        metered = MeteredLakehouse(self.lake)
+        version = plan.base_version
+        if plan.steps and metered.lake.latest_version() != version:
             raise PlanChangedError(
                 f"a version was committed after version {version}: verify, and look at the plan again"
             )
-        for run in self._runs:
-            version = run(metered.lake, version)
+        for step in plan.to_take:
+            version = step.take(metered.lake, version)
         return RepairReport(
-            base_version=self.base_version,
+            base_version=plan.base_version,
             version=version,
-            steps=self.steps,
-            not_mended=self.not_mended,
+            steps=plan.steps,
+            not_mended=plan.not_mended,
             cost=metered.cost(),
         )
 
@@ -207,19 +194,7 @@ def plan_repair(lake: Lakehouse, report: VerifyReport | None = None, *, to_last_
     that a limit ended early, PlanChangedError for one of an earlier version. Raises StorageError, also if the storage
     did not return what ``to_last_good`` needs.
     """
-    lake = uncached(lake)
-    report = report or verify(lake)
-    if not report.is_complete:
-        raise InvalidInputError(f"this report of verify ended early, as {report.stopped}: verify without limits first")
-    if lake.latest_version() != report.latest_version:
-        raise PlanChangedError(f"a version was committed after version {report.latest_version}: verify again")
-    if to_last_good and report.unanswered:
-        raise StorageError(
-            f"the storage did not give {len(report.unanswered)} files, so that nobody can tell what is whole;"
-            " nothing was changed: repair again",
-            path=report.unanswered[0],
-        )
-    return _Planner(lake, report, to_last_good).plan()
+    return Repair(lake=uncached(lake), report=report, to_last_good=to_last_good).plan()
 
 
 def repair(lake: Lakehouse, report: VerifyReport | None = None, *, to_last_good: bool = False) -> RepairReport:
@@ -228,13 +203,14 @@ def repair(lake: Lakehouse, report: VerifyReport | None = None, *, to_last_good:
 
 
 class _Planner:
-    def __init__(self, lake: Lakehouse, report: VerifyReport, to_last_good: bool):
-        self._lake = lake
+    def __init__(self, repair: Repair, report: VerifyReport):
+        self._repair = repair
+        self._lake = repair.lake
         self._report = report
-        self._to_last_good = to_last_good
+        self._to_last_good = repair.to_last_good
         self._wrong = {finding.path for finding in report.findings if finding.severity == "error"}
         self._steps: list[RepairStep] = []
-        self._runs: list[Callable[[Lakehouse, int], int]] = []
+        self._to_take: list[Step] = []
         self._mended: set[Finding] = set()
         self._nowhere_whole: set[str | None] = set()
 
@@ -254,8 +230,8 @@ class _Planner:
             to_last_good=self._to_last_good,
             steps=tuple(self._steps),
             not_mended=tuple(map(self._unmended, left)),
-            _runs=tuple(self._runs),
-            _lake=self._lake,
+            to_take=tuple(self._to_take),
+            operation=self._repair,
         )
 
     def _is_latest_damaged(self) -> bool:
@@ -269,7 +245,7 @@ class _Planner:
         return any(finding.path == base.definition_location for finding in self._found("definition-changed"))
 
     def _unmended(self, finding: Finding) -> Unmended:
-        advice = _ADVICE.get(finding.code, _LEFT)
+        advice = advice_on(finding.code)
         if finding.path in self._nowhere_whole:
             advice += "; no older version has it whole: drop the object, or roll back to a version without it"
         elif finding.mend == _TO_LAST_GOOD and not self._to_last_good:
@@ -287,9 +263,9 @@ class _Planner:
             return None
         return base
 
-    def _add(self, run: Callable[[Lakehouse, int], int], action: str, what: str, version: int | None = None) -> None:
+    def _add(self, step: Step, action: str, what: str, version: int | None = None) -> None:
         self._steps.append(RepairStep(action=action, what=what, version=version))
-        self._runs.append(run)
+        self._to_take.append(step)
 
     def _found(self, *codes: str) -> list[Finding]:
         return [finding for finding in self._report.findings if finding.code in codes]
@@ -297,7 +273,7 @@ class _Planner:
     def _plan_reconcile(self) -> None:
         if found := self._found("reconcile-needed"):
             self._mended.update(found)
-            self._add(settle_definition, "reconcile", "settings that another program replaced")
+            self._add(SettleDefinition(), "reconcile", "settings that another program replaced")
 
     def _plan_exports(self, definition: LakehouseDef) -> None:
         gone = gone_exports(self._lake, definition)
@@ -308,18 +284,18 @@ class _Planner:
         paths |= {path for record in records for path in (record.root_location, record.manifest_path)}
         found = self._found("export-unreadable", "export-damaged")
         self._mended.update(finding for finding in found if finding.path in paths)
-        self._add(partial(drop_exports, gone), "drop-export", f"exports without their root: {', '.join(gone)}")
+        self._add(DropExports(tuple(gone)), "drop-export", f"exports without their root: {', '.join(gone)}")
 
     def _plan_owners(self) -> None:
         if table_ids := self._report.unclaimed:
             self._mended.update(self._found("owner-missing"))
             what = f"folders of {len(table_ids)} tables, such as {table_ids[0]!r}, by an owner file"
-            self._add(partial(claim_folders, table_ids), "claim", what)
+            self._add(ClaimFolders(tuple(table_ids)), "claim", what)
 
     def _plan_hint(self) -> None:
         if found := self._found("hint-wrong"):
             self._mended.update(found)
-            self._add(set_hint, "hint", "the hint file")
+            self._add(SetHint(), "hint", "the hint file")
 
     # Back to what is whole
 
@@ -331,7 +307,7 @@ class _Planner:
         target = next((snapshot for snapshot in self._older(base) if snapshot.version not in damaged), None)
         if target is not None:
             what = "all, with the tree of the newest version that is whole"
-            self._add(partial(go_back, target), "rollback", what, target.version)
+            self._add(GoBack(target.version, target.root), "rollback", what, target.version)
 
     def _older(self, base: Snapshot) -> Iterator[Snapshot]:
         """Yield the older versions that can be gone back to, newest first."""
@@ -365,7 +341,7 @@ class _Planner:
         for version in sorted({version for _, version, _ in restored.values()}, reverse=True):
             chosen = {key: location for key, (_, at, location) in restored.items() if at == version}
             names = sorted(str(name) for name, at, _ in restored.values() if at == version)
-            self._add(partial(restore, version, chosen), "rollback", ", ".join(names), version)
+            self._add(RestoreEntries(version, chosen), "rollback", ", ".join(names), version)
 
     def _id_of(self, snapshot: Snapshot, location: str, name: ObjectName) -> str | None:
         """Return the id in a definition, None where it cannot be read."""

@@ -5,12 +5,14 @@ Each checks again whether it is needed, so that a repair that was cut off can be
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
 from trinitylake_ops.format.definitions import ExportState, LakehouseDef
 from trinitylake_ops.format.locations import is_uri, to_location
+from trinitylake_ops.format.nodes.node_file import NodeFile
 from trinitylake_ops.maintenance.gc.reconcile import reconcile
 from trinitylake_ops.maintenance.hint import repair_hint
 from trinitylake_ops.maintenance.state.export_records import without_exports
@@ -27,9 +29,19 @@ from trinitylake_ops.versions.snapshot import Snapshot
 OPERATION = "repair"
 
 
-def settle_definition(lake: Lakehouse, latest: int) -> int:
-    """Reconcile another program's changes to the lakehouse definition."""
-    return reconcile(lake).version or latest
+class Step(Protocol):
+    """A step, as data."""
+
+    def take(self, lake: Lakehouse, latest: int) -> int:
+        """Take the step on the version that is expected to be the latest. Return the latest one then."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettleDefinition:
+    """Reconciles another program's changes to the lakehouse definition."""
+
+    def take(self, lake: Lakehouse, latest: int) -> int:
+        return reconcile(lake).version or latest
 
 
 def gone_exports(lake: Lakehouse, definition: LakehouseDef) -> list[str]:
@@ -47,30 +59,44 @@ def gone_exports(lake: Lakehouse, definition: LakehouseDef) -> list[str]:
     return gone
 
 
-def drop_exports(names: Collection[str], lake: Lakehouse, latest: int) -> int:
-    """Forget exports of these names whose roots are still gone."""
+@dataclass(frozen=True, slots=True)
+class DropExports:
+    """Forgets exports of these names whose roots are still gone."""
 
-    def dropped(base: Snapshot) -> LakehouseDef | None:
-        gone = [name for name in gone_exports(lake, base.definition) if name in names]
-        return without_exports(base.definition, gone) if gone else None
+    names: tuple[str, ...]
 
-    change = StateChange(OPERATION, f"exports without their root: {', '.join(names)}", dropped)
-    return change.commit(lake, _expected(lake, latest))
+    def take(self, lake: Lakehouse, latest: int) -> int:
+        def dropped(base: Snapshot) -> LakehouseDef | None:
+            gone = [name for name in gone_exports(lake, base.definition) if name in self.names]
+            return without_exports(base.definition, gone) if gone else None
 
-
-def set_hint(lake: Lakehouse, latest: int) -> int:
-    """Let the hint name the latest version."""
-    return max(repair_hint(lake).latest, latest)
+        change = StateChange(OPERATION, f"exports without their root: {', '.join(self.names)}", dropped)
+        return change.commit(lake, _expected(lake, latest))
 
 
-def claim_folders(table_ids: Sequence[str], lake: Lakehouse, latest: int) -> int:
-    """Write the owner files of tables that versions define.
+@dataclass(frozen=True, slots=True)
+class SetHint:
+    """Lets the hint name the latest version."""
+
+    def take(self, lake: Lakehouse, latest: int) -> int:
+        return max(repair_hint(lake).latest, latest)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimFolders:
+    """Writes the owner files of tables that versions define.
 
     Raises FileExistsAlreadyError for an owner file of another lakehouse.
     """
-    storage, lakehouse_id = lake.storage, lake.snapshot().definition.id
-    run_parallel(lambda table_id: claim_folder(storage, table_id, lakehouse_id), table_ids, storage.concurrency)
-    return latest
+
+    table_ids: tuple[str, ...]
+
+    def take(self, lake: Lakehouse, latest: int) -> int:
+        storage, lakehouse_id = lake.storage, lake.snapshot().definition.id
+        run_parallel(
+            lambda table_id: claim_folder(storage, table_id, lakehouse_id), self.table_ids, storage.concurrency
+        )
+        return latest
 
 
 def _expected(lake: Lakehouse, latest: int) -> Snapshot:
@@ -95,36 +121,50 @@ def _lost_race(base_version: int, latest_version: int) -> CommitConflictError:
 class _Tree:
     """The tree of an earlier version under the current lakehouse definition. The latest tree is not read."""
 
-    target: Snapshot
+    version: int
+    root: NodeFile
 
     def draft(self, base: Snapshot, stamp: RootStamp) -> Draft | None:
-        info = CommitInfo(OPERATION, f"to version {self.target.version}, the newest one that is whole")
-        return draft_of_tree(base, stamp, self.target.root, info, is_rollback=True)
+        info = CommitInfo(OPERATION, f"to version {self.version}, the newest one that is whole")
+        return draft_of_tree(base, stamp, self.root, info, is_rollback=True)
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
         raise _lost_race(base.version, latest.version)
 
 
-def go_back(target: Snapshot, lake: Lakehouse, latest: int) -> int:
-    """Commit the tree of an earlier version."""
-    base = _expected(lake, latest)
-    check_no_gap(lake.files.roots, base.version)
-    check_not_expired(target.version, base.definition)
-    return lake.commit(_Tree(target), base)
+@dataclass(frozen=True, slots=True)
+class GoBack:
+    """Commits the tree of an earlier version, by its root."""
+
+    version: int
+    root: NodeFile
+
+    def take(self, lake: Lakehouse, latest: int) -> int:
+        base = _expected(lake, latest)
+        check_no_gap(lake.files.roots, base.version)
+        check_not_expired(self.version, base.definition)
+        return lake.commit(_Tree(self.version, self.root), base)
 
 
-def restore(version: int, entries: Mapping[str, str], lake: Lakehouse, latest: int) -> int:
-    """Let keys point to the definitions that an earlier version has."""
-    check_no_gap(lake.files.roots, latest)
+@dataclass(frozen=True, slots=True)
+class RestoreEntries:
+    """Lets keys point to the definitions that an earlier version has."""
 
-    def check(base: Snapshot) -> None:
-        check_not_expired(version, base.definition)
-        if base.version != latest:
-            raise _lost_race(latest, base.version)
+    version: int
+    entries: Mapping[str, str]
 
-    with lake.transaction(message=f"objects of version {version}, which has them whole", operation=OPERATION) as txn:
-        txn.require(check)
-        for key, location in sorted(entries.items()):
-            txn.restore_entry(key, location)
-    assert txn.committed_version is not None
-    return txn.committed_version
+    def take(self, lake: Lakehouse, latest: int) -> int:
+        check_no_gap(lake.files.roots, latest)
+
+        def check(base: Snapshot) -> None:
+            check_not_expired(self.version, base.definition)
+            if base.version != latest:
+                raise _lost_race(latest, base.version)
+
+        message = f"objects of version {self.version}, which has them whole"
+        with lake.transaction(message=message, operation=OPERATION) as txn:
+            txn.require(check)
+            for key, location in sorted(self.entries.items()):
+                txn.restore_entry(key, location)
+        assert txn.committed_version is not None
+        return txn.committed_version

@@ -1,0 +1,331 @@
+"""The copies of an export: made in three steps, each of which can be repeated (docs/protocol.md, "Export")."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from trinitylake_ops.errors import ExportNotFoundError, FileMissingError
+from trinitylake_ops.format.definitions import ExportLevel, ExportRecord
+from trinitylake_ops.format.file_names import table_prefix
+from trinitylake_ops.format.locations import is_uri, to_location
+from trinitylake_ops.format.nodes.node_file import NodeFile
+from trinitylake_ops.maintenance.exports.content import Choice, Content, chosen_entries, gather
+from trinitylake_ops.maintenance.exports.copy import Copier
+from trinitylake_ops.maintenance.exports.destination import Destination
+from trinitylake_ops.maintenance.exports.roots import (
+    TargetExport,
+    TargetLakehouse,
+    Write,
+    built_root,
+    copied_root,
+    export_id,
+    lakehouse_def_copy,
+    root_in_same_lakehouse,
+)
+from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse, uncached_on
+from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
+from trinitylake_ops.maintenance.plans.executor import Executor
+from trinitylake_ops.maintenance.reach.survey import Progress
+from trinitylake_ops.maintenance.state.export_manifest import CopiedFile, begin_manifest, finish_manifest
+from trinitylake_ops.maintenance.state.export_records import (
+    begin,
+    check_copying,
+    complete,
+)
+from trinitylake_ops.storage import FileInfo, open_storage
+from trinitylake_ops.tables.files.reach import files_of
+from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
+from trinitylake_ops.tables.ownership import claim_location
+from trinitylake_ops.transaction.commit import discard
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.transaction import Transaction
+from trinitylake_ops.tree.nodes.node import TreeLimits
+from trinitylake_ops.versions.snapshot import Snapshot
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportReport(Document):
+    """A finished export: its root's location, and the copies that this run sent.
+
+    ``files`` are all its files. ``target_version`` is the version of the lakehouse at another root.
+    """
+
+    name: str
+    version: int
+    level: str
+    location: str
+    manifest_path: str
+    committed_version: int
+    target_version: int | None
+    files: int
+    copied_files: int
+    copied_bytes: int
+    resumed: bool
+    cost: Cost
+
+    def table(self) -> Table:
+        """Return one row."""
+        row = (self.name, self.version, self.level, self.location, self.files, self.copied_files, self.copied_bytes)
+        columns = ("name", "version", "level", "root", "files", "files copied", "bytes copied")
+        return new_table("Export", *columns, rows=[row])
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The version to export, a reader of its files, and the lakehouse at another root."""
+
+    source: Snapshot
+    io: StorageFileIO
+    target: TargetLakehouse | None
+    target_options: Mapping[str, str] | None
+
+
+@dataclass(frozen=True)
+class ExportWork:
+    """One export with all its copies, ready to be done."""
+
+    opened: Opened
+    record: ExportRecord
+    choice: Choice
+    content: Content
+    executor: Executor
+
+    @property
+    def source(self) -> Snapshot:
+        """The version to export."""
+        return self.opened.source
+
+    @property
+    def target(self) -> TargetLakehouse | None:
+        """The lakehouse at another root, None for an export that stays."""
+        return self.opened.target
+
+    @classmethod
+    def on(
+        cls,
+        lake: Lakehouse,
+        source: Snapshot,
+        record: ExportRecord,
+        choice: Choice,
+        target_options: Mapping[str, str] | None,
+        executor: Executor,
+    ) -> ExportWork:
+        """Find the files to copy. Raises what :func:`plan_export` raises."""
+        io = reading_io(lake)
+        target = None
+        destination = Destination.same_root(lake.root, export_id(record))
+        if record.target_uri:
+            there = uncached_on(open_storage(record.target_uri, target_options), target_options)
+            target = TargetLakehouse.open(there, source, choice)
+            destination = Destination.other_root(record.target_uri, source.definition.id, choice.level)
+        content = Content()
+        if choice.level != ExportLevel.MINIMAL:
+            there_already = {} if target is None else target.entries()
+            content = gather(source, choice, destination, io, there_already, executor=executor)
+        if choice.copies_definitions and target is None:
+            content.add_lakehouse_def(source.definition_location, lakehouse_def_copy(export_id(record)))
+        return cls(Opened(source, io, target, target_options), record, choice, content, executor)
+
+    @property
+    def into_version(self) -> int | None:
+        """The version that the lakehouse at the target has, None where there is none."""
+        return None if self.target is None or self.target.base is None else self.target.base.version
+
+    @property
+    def known_bytes(self) -> int:
+        """Bytes of the root of a minimal export, else of data files and manifests."""
+        if self.choice.level == ExportLevel.MINIMAL:
+            return self.source.files.storage.stat(self.source.location).size_bytes
+        return self.content.known_bytes
+
+    def run(self, lake: Lakehouse, retain_for_ms: int | None, progress: Progress) -> ExportReport:
+        """Make the export in three steps. Raises what :meth:`ExportPlan.execute` raises."""
+        metered = MeteredLakehouse(lake)
+        retain_until_ms = None if retain_for_ms is None else lake.storage.now_ms() + retain_for_ms
+        wanted = replace(self.record, created_at_millis=lake.storage.now_ms(), retain_until_millis=retain_until_ms)
+        record, resumed = begin(metered.lake, wanted, self._check_source)
+        work = replace(self, record=record)
+        if record.manifest_path != self.record.manifest_path:  # another run began it since the plan
+            work = ExportWork.on(lake, self.source, record, self.choice, self.opened.target_options, self.executor)
+        try:
+            if work.target is None:
+                copied = work.copy_here(metered, progress, resumed=resumed)
+            else:
+                copied = work.copy_elsewhere(metered, progress)
+            until_ms = None if retain_for_ms is None else lake.storage.now_ms() + retain_for_ms
+            version = complete(metered.lake, record, copied.root_location, until_ms, self._check_source)
+        except (ExportNotFoundError, FileMissingError):
+            _clean_up_if_dropped(metered.lake, work)
+            raise
+        return ExportReport(
+            name=record.name,
+            version=record.version,
+            level=record.level.name.lower(),
+            location=copied.root_location,
+            manifest_path=record.manifest_path,
+            committed_version=version,
+            target_version=copied.target_version,
+            files=copied.files,
+            copied_files=copied.copier.copied_files,
+            copied_bytes=copied.copier.copied_bytes,
+            resumed=resumed,
+            cost=metered.cost(),
+        )
+
+    def _check_source(self, base: Snapshot) -> None:
+        """Raise ExportNotFoundError if the source is another export that was dropped. Its files are not kept."""
+        if self.source.location == base.files.roots.path(self.source.version):
+            return
+        exported = base.definition.exported_snapshots.values()
+        if self.source.location not in (to_location(base.files.storage.root, location) for location in exported):
+            raise ExportNotFoundError(
+                f"the export at {self.source.location!r}, which was to be exported as {self.record.name!r}, was dropped"
+                f" meanwhile; drop {self.record.name!r}, too"
+            )
+
+    def copy_here(self, metered: MeteredLakehouse, progress: Progress, *, resumed: bool) -> _Copied:
+        """Copy within the lakehouse. The root of a minimal export is the source's own."""
+        storage = metered.lake.storage
+        there = {info.path: info.size_bytes for info in storage.list()} if resumed else {}
+        copier = Copier(storage, there, progress=progress, n_expected=self.content.n_files + 1, executor=self.executor)
+        if self.choice.level == ExportLevel.MINIMAL:
+            root = copied_root(self.source, self.record.root_location)
+        else:
+            targets = [*self.content.targets(), *((None, path) for path in self._node_paths())]
+            begin_manifest(storage, self.record, targets, with_definitions=self.choice.with_definitions)
+            for table_id in self._table_ids():
+                claim_location(storage, f"{storage.root}{table_prefix(table_id)}".rstrip("/"), self.source.definition)
+            copier.copy_content(self.content, StorageFileIO.on(storage, self.opened.io.storage_options, read_only=True))
+            tree = self._built_tree(copier.place)
+            copied_def = lakehouse_def_copy(export_id(self.record))
+            definition_path = copied_def if self.choice.copies_definitions else self.source.definition_location
+            root = root_in_same_lakehouse(self.source, tree, definition_path, self.record.root_location)
+        files = [*copier.files, CopiedFile.of(self.source.location, self.record.root_location, root)]
+        finish_manifest(storage, self.record, files, with_definitions=self.choice.with_definitions)
+        copier.place({self.record.root_location: root})
+        return _Copied(copier, self.record.root_location, len(files), None)
+
+    def _built_tree(self, write: Write) -> NodeFile:
+        limits, created_at_ms = TreeLimits.of(self.source.definition), self.record.created_at_millis
+        return built_root(self.content.entries, limits, export_id(self.record), created_at_ms, write)
+
+    def _node_paths(self) -> list[str]:
+        """Return the locations of the nodes: the manifest names them before they are written."""
+        paths: list[str] = []
+        self._built_tree(paths.extend)
+        return paths
+
+    def copy_elsewhere(self, metered: MeteredLakehouse, progress: Progress) -> _Copied:
+        """Copy to another root, unless an earlier run has done so. Commit a version there."""
+        assert self.target is not None
+        lake = self.target.lake
+        storage = metered.also(lake.storage)
+        target = replace(self.target, lake=uncached_on(storage, lake.storage_options))
+        writer = TargetExport(target, self.source, metered.lake.root, self.record, self.choice)
+        copier = Copier(storage, progress=progress, n_expected=self.content.n_files + 1, executor=self.executor)
+        txn = writer.begin()
+        listed = list(storage.list())
+        copier.there = {info.path: info.size_bytes for info in listed}
+        copier.known = self._known() & copier.there.keys()
+        self._check_standing(copier.there)
+        content = self.content if txn is None else self._unendangered_content(txn, listed, copier.known)
+        for table_id in self._table_ids():
+            claim_location(storage, f"{storage.root}{table_prefix(table_id)}".rstrip("/"), writer.target_definition)
+        copier.copy_content(content, StorageFileIO.on(metered.lake.storage, self.opened.io.storage_options))
+        tree = NodeFile() if txn is not None else writer.whole_tree(content.entries, copier.place)
+        finish_manifest(metered.lake.storage, self.record, copier.files, with_definitions=self.choice.with_definitions)
+        version = writer.put(tree) if txn is None else writer.commit(txn, content.entries)
+        location = f"{storage.root}{target.lake.files.roots.path(version)}"
+        return _Copied(copier, location, len(copier.files) + 1, version)
+
+    def _unendangered_content(self, txn: Transaction, listed: Iterable[FileInfo], known: Container[str]) -> Content:
+        """Return the files to copy into a lakehouse that others may clean up meanwhile.
+
+        Names may be taken there by files that its latest version does not reach. These are copies of an export that was
+        cut off, or files of older versions, which can be purged. Young files are taken over, and the transaction is as
+        old as they are. If one is older than half its time to live, all copies get other names.
+        """
+        modified_ms = {info.path: info.last_modified_ms for info in listed}
+        eldest_ms = txn.base.files.storage.now_ms() - txn.base.definition.txn_ttl_millis // 2
+        for generation in itertools.count():
+            content = self._renamed_content(generation)
+            targets = {target for _, target in content.targets() if target not in known}
+            oldest_ms = min((modified_ms[target] for target in targets & modified_ms.keys()), default=None)
+            if oldest_ms is None:
+                return content
+            if oldest_ms >= eldest_ms:
+                txn.date_back(oldest_ms)
+                return content
+        raise AssertionError("unreachable")
+
+    def _renamed_content(self, generation: int) -> Content:
+        """Return the files to copy under the names of a generation. Files that the target has keep their names."""
+        if not generation:
+            return self.content
+        assert self.target is not None
+        names = Destination.other_root(self.record.target_uri, self.source.definition.id, self.choice.level, generation)
+        there = self.target.entries()
+        unchanged = {key: place for key, place in self.content.entries if there.get(key) == place}
+        chosen = chosen_entries(self.source, self.choice.namespaces)
+        changed = [(key, location) for key, location in chosen if key not in unchanged]
+        content = gather(self.source, self.choice, names, self.opened.io, entries=changed, executor=self.executor)
+        content.entries = sorted([*unchanged.items(), *content.entries])
+        return content
+
+    def _check_standing(self, there: Container[str]) -> None:
+        """Raise FileMissingError if the target has lost a definition that its tree points to."""
+        assert self.target is not None
+        new = {copy.target for copy in self.content.definitions}
+        for _, place in self.content.entries:
+            if self.choice.copies_definitions and not is_uri(place) and place not in new and place not in there:
+                raise FileMissingError(
+                    f"the lakehouse at {self.target.lake.root} has lost {place!r}, which an earlier export copied:"
+                    " restore it there, or export to another target",
+                    path=place,
+                )
+
+    def _table_ids(self) -> list[str]:
+        return sorted({table.places.table_id for table in self.content.tables})
+
+    def _known(self) -> frozenset[str]:
+        """Return the files of the tables to copy that the target's version already has.
+
+        Its definitions are only read if there are such tables. Definitions that a partial export left at its source
+        vanish from there with that export.
+        """
+        ids = set(self._table_ids())
+        if self.target is None or self.target.base is None or not ids:
+            return frozenset()
+        base, lake = self.target.base, self.target.lake
+        io = reading_io(lake)
+        found: set[str] = set()
+        for key, location in self.target.entries().items():
+            name = base.keys.decode(key)
+            if name is not None and name.table is not None:
+                definition = base.table_at(location)
+                if definition.id in ids:
+                    found.update(file.location for file in files_of(definition, io) if file.live)
+        return frozenset(found)
+
+
+@dataclass(frozen=True)
+class _Copied:
+    copier: Copier
+    root_location: str
+    files: int
+    target_version: int | None
+
+
+def _clean_up_if_dropped(lake: Lakehouse, work: ExportWork) -> None:
+    """Delete root and manifest of an export that was dropped meanwhile, and raise ExportNotFoundError for it.
+
+    A removal of orphans deletes the other copies.
+    """
+    latest = lake.snapshot()
+    try:
+        check_copying(latest, work.record)
+    except ExportNotFoundError:
+        discard(lake.storage, [path for path in (work.record.root_location, work.record.manifest_path) if path])
+        raise
