@@ -116,7 +116,7 @@ class PlannedOperation(ABC, Generic[PlannedT, ReportT]):
 
     @abstractmethod
     def plan(self) -> PlannedT:
-        """Plan on the latest version; only reads."""
+        """Make the plan, on the latest version unless a base was read; only reads."""
 
     @abstractmethod
     def execute(self, plan: PlannedT, approved_digest: str | None = None) -> ReportT:
