@@ -382,7 +382,8 @@ def test_of_two_records_that_differ_the_older_one_is_believed() -> None:
         path = next(  # metadata files and owners know the id of a table that has some
             path
             for path in immutable(storage, ".binpb")
-            if "-table-" in path and not list(storage.list(f"tables/{TableDef.from_bytes(memory.read(path)).id}/"))
+            if "-table-" in path
+            and not list(storage.list(f"tables/{TableDef.from_bytes(memory.read(path), path).id}/"))
         )
         storage.delete(older)
         other = replace(TableDef.from_bytes(memory.read(path), path), id="other")
