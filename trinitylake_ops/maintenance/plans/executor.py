@@ -1,8 +1,8 @@
-"""Who carries out the bulk of an operation's requests: threads of this process, or executors elsewhere.
+"""Executors carry out the bulk of an operation's requests, by threads of this process or elsewhere.
 
-What an operation decides stays with whoever runs it: plans, leases, marks, commits. Its requests to the storage for
+The decisions of an operation stay in its own process: plans, leases, marks, commits. Its requests to the storage for
 each of many files - to read, copy, check or delete it - go through an :class:`Executor`. They are work on batches of
-things. The same work runs in both cases, so plans and reports are the same (docs/engines.md).
+things. Every executor runs the same work, so plans and reports are the same (docs/engines.md).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Weight(Enum):
-    """What one thing of work is. By it an executor decides how many things go together, in one batch."""
+    """The kind of one thing of work. An executor decides by it how many things go into one batch."""
 
     ANSWER = auto()  # a small file, or whether one stands
     DEFINITION = auto()  # a definition, and what its table's metadata says
@@ -37,31 +37,31 @@ class Weight(Enum):
 
 
 class Work(Protocol[A_contra, T_co]):
-    """What is done for each of many things: a walker, copier, checker, or what lists.
+    """Work on many things: a walker, a copier, a checker or a lister.
 
-    It pickles, with the storages that it asks, and doing it twice, or late, is as good as once. Its threads are those
-    of the storage's ``*_many`` methods. What it raises ends the operation.
+    It pickles, with the storages that it asks. To do it twice, or late, is as good as to do it once. Its threads are
+    those of the storage's ``*_many`` methods. An error that it raises ends the operation.
     """
 
     @property
     def weight(self) -> Weight:
-        """What each thing is."""
+        """The kind of each thing."""
 
     @property
     def storages(self) -> Sequence[Storage]:
         """The storages that it asks, whose requests are counted."""
 
     def __call__(self, things: Sequence[A_contra], /) -> Sequence[T_co]:
-        """Return what becomes of each thing of a batch, in order."""
+        """Return the result of each thing of a batch, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """What makes it safe to send a batch of deletes, as it was seen just before.
+    """The conditions under which a batch of deletes is safe, as they were seen just before.
 
     The lease of number ``lease`` is held until ``until_ms`` by the storage's clock. ``next_root`` is the path of the
-    version after the marked ones. Where a larger lease stands, the time is over, or that version is there, nothing more
-    may be sent.
+    version after the marked ones. Nothing more may be sent if there is a larger lease or that version, or if the time
+    is over.
     """
 
     lease: int
@@ -71,49 +71,49 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What became of files to delete: failures by path, and those that were ``held_back``, which may still stand."""
+    """The outcome of a delete: failures by path, and ``held_back`` files, which may still be there."""
 
     failures: Mapping[str, StorageError]
     held_back: frozenset[str] = field(default_factory=frozenset)
 
 
 class Listing(Protocol):
-    """What is to be listed: in one go, or cut into parts."""
+    """Files to list: in one go, or cut into parts."""
 
     def whole(self) -> Iterator[FileInfo]:
-        """Yield all files in one go, and perhaps others that nobody asked for. Raises StorageError."""
+        """Yield all files in one go, and perhaps others beside them. Raises StorageError."""
 
     def parts(self) -> tuple[Work[Any, Sequence[FileInfo]], Sequence[Any]]:
         """Return the work that lists parts, and the parts."""
 
 
 class Executor(Protocol):
-    """Carries out work on many things. Nobody asks one what it is: what differs, it does itself."""
+    """Carries out work on many things. Callers never ask for its kind: it handles all differences itself."""
 
     @property
     def window(self) -> int:
-        """How many things are worth gathering before the work that follows on them begins."""
+        """The number of things to gather before the next work on them begins."""
 
     def map(self, work: Work[A, T], things: Sequence[A]) -> Iterator[T]:
-        """Yield what becomes of each thing, in order, done in batches by its weight. Raises what work raises."""
+        """Yield the result of each thing, in order, done in batches by its weight. Raises the errors of the work."""
 
     def listed(self, listing: Listing) -> Iterator[FileInfo]:
-        """Yield what is listed, in no set order. Raises StorageError."""
+        """Yield the listed files, in no set order. Raises StorageError."""
 
     def prefetch(self, read: Callable[[], None]) -> None:
-        """Read what will be asked for, where that is cheaper here than later; elsewhere nothing is done."""
+        """Read files ahead if that is cheaper here than later; else do nothing."""
 
     def limited(self, storage: Storage, spending: Spending) -> Storage:
-        """Return the storage that keeps a run within its budget. Raises InvalidInputError where nobody can."""
+        """Return a storage that keeps a run within its budget. Raises InvalidInputError if that is impossible."""
 
     def rounds_at_once(self, storage: Storage) -> int:
-        """Return how many requests that delete are sent between two looks at what allows them."""
+        """Return how many deletes are sent between two looks at the fence."""
 
     def delete(self, storage: Storage, paths: Sequence[str], fence: Fence | None) -> Sent:
-        """Delete files; with a fence nothing is sent once it does not hold, and nothing is under way at the end."""
+        """Delete files. Nothing is sent once the fence does not hold, and nothing is under way at the end."""
 
 
-#: How many things go together by weight, for what is held of them at a time; others go all at once.
+#: The largest batches by weight, which bound the memory that they take. Other things go all at once.
 _BATCH = MappingProxyType(
     {
         Weight.DEFINITION: 256,
@@ -129,21 +129,21 @@ _BATCH = MappingProxyType(
 class LocalExecutor:
     """The threads of this process."""
 
-    #: What is gathered is held in this process's memory, and walked at once by the same threads.
+    #: Gathered things are held in this process's memory, and the same threads walk them at once.
     window = _BATCH[Weight.DEFINITION]
 
     def map(self, work: Work[A, T], things: Sequence[A]) -> Iterator[T]:
-        """Yield what becomes of each thing, batch after batch. Raises what work raises."""
+        """Yield the result of each thing, batch after batch. Raises the errors of the work."""
         batch = _BATCH.get(work.weight, max(1, len(things)))
         for start in range(0, len(things), batch):
             yield from work(things[start : start + batch])
 
     def listed(self, listing: Listing) -> Iterator[FileInfo]:
-        """Yield what is listed in one go, as it comes. Raises StorageError."""
+        """Yield the files of a whole listing as they come. Raises StorageError."""
         return listing.whole()
 
     def prefetch(self, read: Callable[[], None]) -> None:
-        """Do nothing: whoever asks later asks the same storage by the same threads."""
+        """Do nothing: later reads ask the same storage by the same threads."""
 
     def limited(self, storage: Storage, spending: Spending) -> Storage:
         """Return a storage that refuses requests beyond the budget."""
@@ -154,10 +154,10 @@ class LocalExecutor:
         return storage.concurrency
 
     def delete(self, storage: Storage, paths: Sequence[str], fence: Fence | None) -> Sent:
-        """Delete files at once: whoever made the fence has just seen that it holds."""
+        """Delete files at once: the caller has just seen that the fence holds."""
         del fence
         return Sent(storage.delete_many(paths))
 
 
-#: What operations use unless they are given another one.
+#: The executor of operations that are given no other.
 LOCAL = LocalExecutor()
