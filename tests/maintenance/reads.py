@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trinitylake_ops.format.file_names import is_immutable_path
+from trinitylake_ops.maintenance import DropNamespacePlan, PrunePlan
 from trinitylake_ops.storage import Storage, StorageWrapper
 
 
@@ -21,5 +22,11 @@ class ReadPaths(StorageWrapper):
         """Return the reads of nodes and definitions, which a cache keeps."""
         return [path for path in self.paths if is_immutable_path(path)]
 
-    def forget(self) -> None:
+    def check_nothing_is_read_again(self, plan: DropNamespacePlan | PrunePlan) -> None:
+        """Execute an approved plan, and check that it reads no node or definition that planning has read."""
+        plan_reads = set(self.immutable())
+        assert plan_reads
         self.paths.clear()
+        report = plan.execute(plan.digest)
+        assert not plan_reads & set(self.immutable())
+        assert report.cost.requests["read"] == len(self.paths)

@@ -90,9 +90,4 @@ def test_what_the_plan_read_is_not_read_again(lakes: Lakes) -> None:
         maintenance.plan_export(lake, name).execute()
     plan = maintenance.plan_prune_exports(Lakehouse.open(reads.root, storage=reads), "*", rules(keep_last=1))
     assert len(plan.names) == 2
-    plan_reads = set(reads.immutable())
-    assert plan_reads
-    reads.forget()
-    report = plan.execute(plan.digest)
-    assert not plan_reads & set(reads.immutable())
-    assert report.cost.requests["read"] == len(reads.paths)
+    reads.check_nothing_is_read_again(plan)

@@ -70,8 +70,7 @@ class DropNamespace(PlannedOperation[DropNamespacePlan, CommitReport]):
     def execute(self, plan: DropNamespacePlan, approved_digest: str | None = None) -> CommitReport:
         """Drop them in one commit. Raises what :meth:`DropNamespacePlan.execute` raises."""
         metered = MeteredLakehouse(self.lake, keeps_cache=True)
-        if approved_digest is not None:
-            replace(self, lake=metered.lake, cascade=True).plan().check_approved(approved_digest)
+        replace(self, lake=metered.lake, cascade=True).checked(plan, approved_digest)
         with metered.lake.transaction(message=self.namespace[:_LONGEST_MESSAGE_CHARS], operation=_OPERATION) as txn:
             if tuple(txn.tables(self.namespace)) != plan.tables:
                 raise PlanChangedError(f"namespace {self.namespace!r} has other tables by now; look at the plan again")

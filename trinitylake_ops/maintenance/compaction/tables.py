@@ -208,8 +208,7 @@ class CompactTables(PlannedOperation[CompactTablesPlan, CompactTablesReport]):
             version = published_version(lake, publication, since)
             if version is not None:
                 return report_of(Publication(version, was_published=True), {}, {}, 0, metered.cost())
-        if approved_digest is not None:
-            replace(self, lake=lake).plan().check_approved(approved_digest)
+        replace(self, lake=lake).checked(plan, approved_digest)
         if plan.is_empty:
             return report_of(Publication(base.version, was_published=False), {}, {}, 0, metered.cost())
         work = _Work(lake, plan, writing_io(self.lake), lake.storage.now_ms())

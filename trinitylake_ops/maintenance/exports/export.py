@@ -166,9 +166,7 @@ class Export(PlannedOperation[ExportPlan, ExportReport]):
     ) -> ExportReport:
         """Export, or finish an export. Raises what :meth:`ExportPlan.execute` raises."""
         retain_for_ms = plan.retain_for_ms
-        if approved_digest is not None:
-            plan = replace(self, version=plan.version).plan()
-            plan.check_approved(approved_digest)
+        plan = replace(self, version=plan.version).checked(plan, approved_digest)
         return plan.operation.work(plan).run(self.lake, retain_for_ms, progress)
 
 

@@ -109,9 +109,7 @@ class PruneExports(PlannedOperation[PrunePlan, CommitReport]):
     def execute(self, plan: PrunePlan, approved_digest: str | None = None) -> CommitReport:
         """Drop them in one commit. Raises what :meth:`PrunePlan.execute` raises."""
         metered = MeteredLakehouse(self.lake, keeps_cache=True)
-        if approved_digest is not None:
-            plan = replace(self, lake=metered.lake).plan()
-            plan.check_approved(approved_digest)
+        plan = replace(self, lake=metered.lake).checked(plan, approved_digest)
         return CommitReport(
             operation=_OPERATION,
             base_version=plan.base_version,

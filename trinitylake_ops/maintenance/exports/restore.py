@@ -176,9 +176,7 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
     ) -> CommitReport:
         """Copy missing files and commit. Raises what :meth:`RestorePlan.execute` raises."""
         metered = MeteredLakehouse(self.lake, keeps_cache=True)
-        if approved_digest is not None:
-            plan = replace(self, lake=metered.lake).plan()
-            plan.check_approved(approved_digest)
+        plan = replace(self, lake=metered.lake).checked(plan, approved_digest)
         return CommitReport(
             operation=_OPERATION,
             base_version=plan.base_version,

@@ -122,6 +122,17 @@ class PlannedOperation(ABC, Generic[PlannedT, ReportT]):
     def execute(self, plan: PlannedT, approved_digest: str | None = None) -> ReportT:
         """Do what a plan says. Each kind takes further options. Raises what ``execute`` of its plan raises."""
 
+    def checked(self, plan: PlannedT, approved_digest: str | None) -> PlannedT:
+        """Return the plan, made again by this operation if a digest was approved.
+
+        Raises PlanChangedError when the plan of now is not the approved one, and what ``plan`` raises.
+        """
+        if approved_digest is None:
+            return plan
+        now = self.plan()
+        now.check_approved(approved_digest)
+        return now
+
 
 @dataclass(frozen=True, kw_only=True)
 class TimedOperation(PlannedOperation[TimedT, ReportT]):
