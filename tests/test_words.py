@@ -17,7 +17,10 @@ PACKAGE = PROJECT / "trinitylake_ops"
 FOLDERS = sorted({path.parent for path in PACKAGE.rglob("*.py") if path.parent.name != "generated"})
 #: Beside the log of long runs, whose entries name a command and all that it did in one sentence.
 PAGES = [
-    path for folder in (PROJECT, PROJECT / "docs") for path in sorted(folder.glob("*.md")) if path.name != "soak.md"
+    path
+    for folder in (PROJECT, PROJECT / "docs", PROJECT / "docs" / "decisions", PACKAGE / "format")
+    for path in sorted(folder.glob("*.md"))
+    if path.name != "soak.md"
 ]
 MOST_WORDS = 25
 _END = re.compile(r"(?<!\.\.)[.?!][\"'`)\]*]*(?=\s|$)")
@@ -139,7 +142,7 @@ def test_sentences_of_messages_are_short(folder: Path) -> None:
     assert found == set()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
 def test_sentences_of_pages_are_short(page: Path) -> None:
     assert too_long(page.read_text()) == []
 
