@@ -173,8 +173,8 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
     )
     engine: Literal["local", "spark"] = Field(
         default="local",
-        description="What carries out the bulk of expire, purge, orphans, export and verify: 'local', threads of the"
-        " process of the run, or 'spark', tasks of the Spark that the code location has.",
+        description="What carries out the bulk of expire, purge, orphans, export and verify. 'local' means threads of"
+        " the process of the run; 'spark' means tasks of the Spark that the code location has.",
     )
 
     @field_validator("root", mode="before")

@@ -172,9 +172,9 @@ class Places:
         match = _TABLE_FOLDER.fullmatch(uri)
         folder = match[1] if match else uri[: uri.rindex("/") + 1]
         raise LocationNotAllowedError(
-            f"{_shown(uri)} lies beyond the lakehouse at {self.root}, which alone does not make it readable: if you"
-            f" trust whoever writes this lakehouse with it, allow a root that holds it, such as {_shown(folder)}, by"
-            " --allow-root, TRINITYLAKE_ALLOWED_ROOTS, or the storage option 'allowed_roots'",
+            f"{_shown(uri)} lies beyond the lakehouse at {self.root}, which alone does not make it readable; if you"
+            f" trust whoever writes this lakehouse with it, allow a root that holds it, such as {_shown(folder)};"
+            " --allow-root, TRINITYLAKE_ALLOWED_ROOTS and the storage option 'allowed_roots' do so",
             path=cut(uri),
         )
 

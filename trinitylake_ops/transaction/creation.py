@@ -35,7 +35,7 @@ def create_lakehouse(files: LakehouseFiles, definition: LakehouseDef) -> None:
     if definition.node_file_max_size_bytes > storage.whole_file_limit_bytes:
         raise InvalidDefinitionError(
             f"node_file_max_size_bytes is {definition.node_file_max_size_bytes}, and no node of more than"
-            f" {storage.whole_file_limit_bytes} is read: choose less, or raise the storage option"
+            f" {storage.whole_file_limit_bytes} is read; choose less, or raise the storage option"
             " 'whole_file_limit_bytes' for all who open the lakehouse"
         )
     if has_roots(storage):

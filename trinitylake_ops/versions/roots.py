@@ -191,7 +191,7 @@ def one_naming(root_uri: str, paths: Iterable[str]) -> RootNaming | None:
         first, second, *_ = found.values()
         raise CorruptFileError(
             f"{root_uri} holds root files of several namings, such as {first!r} and {second!r}, but a lakehouse has"
-            " one: check the storage's address, find out which of them are its own, and move the others away",
+            " one; check the storage's address, find out which of them are its own, and move the others away",
             path=second,
         )
     return next(iter(found), None)

@@ -137,8 +137,9 @@ def _repair_at_once(run: Running[None]) -> None:
 
 REPAIR_AT_ONCE = Operation(
     job="repair",
-    description="Verifies the lakehouse and mends at once what changes no namespace and no table: the hint, settings"
-    " that another program took back, exports whose root is gone. All else is left to repair_plan and repair_apply.",
+    description="Verifies the lakehouse and mends at once what changes no namespace and no table. That is the hint,"
+    " settings that another program took back, and exports whose root is gone. All else is left to repair_plan and"
+    " repair_apply.",
     step=_repair_at_once,
     changes_exports=True,
 )

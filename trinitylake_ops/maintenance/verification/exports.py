@@ -81,8 +81,8 @@ class ExportVerifier:
         (found,) = self._lake.storage.read_available([record.manifest_path], limit_bytes=MAX_FILE_LIST_BYTES)
         if isinstance(found, FileMissingError):
             message = (
-                f"export {record.name!r} is unfinished and has no manifest: it began just now, or the file is lost,"
-                " and its copies are orphans until it is finished"
+                f"export {record.name!r} is unfinished and has no manifest; it began just now, or the file is lost;"
+                " its copies are orphans until it is finished"
             )
             self._findings.warn(
                 "manifest-missing", message, record.manifest_path, record.version, "export or drop-export"

@@ -52,7 +52,7 @@ def check_owners(
             elif owner is not None and definition is not None and owner != definition.id and table_id in defined_ids:
                 message = (
                     f"it says that the folder of table {table_id!r} of this lakehouse is that of lakehouse"
-                    f" {owner[:_SHOWN_CHARS]!r}: no file there is ever removed from here, and that one may remove all"
+                    f" {owner[:_SHOWN_CHARS]!r}; no file there is ever removed from here, and that one may remove all"
                 )
                 findings.error("owner-other", message, path, None)
     return tuple(table_id for table_id, path in owners.items() if table_id in defined_ids and path not in listing)
@@ -63,7 +63,7 @@ def warn_of_missing(missing: Sequence[str], findings: Findings) -> None:
     if missing:
         path = owner_path(missing[0])
         message = (
-            f"{len(missing)} tables, such as {missing[0]!r}, have no owner file in their folders: once no version"
+            f"{len(missing)} tables, such as {missing[0]!r}, have no owner file in their folders; once no version"
             " defines such a table, nobody knows whose the files are that are left there"
         )
         findings.warn("owner-missing", message, path, None, "repair")

@@ -95,7 +95,7 @@ class SourceOptions:
         storage = {name.removeprefix(STORAGE_PREFIX): given[name] for name in given if name.startswith(STORAGE_PREFIX)}
         if secret := next((name for name in storage if name in SECRET_OPTIONS), None):
             raise InvalidInputError(
-                f"the option {STORAGE_PREFIX + secret!r} would be seen in Spark's plans and logs: credentials come from"
+                f"the option {STORAGE_PREFIX + secret!r} would be seen in Spark's plans and logs; credentials come from"
                 f" the environment of the driver, by {OPTIONS_VARIABLE} or AWS's variables, set before Spark starts"
             )
         plain = {name: value for name, value in given.items() if not name.startswith(STORAGE_PREFIX)}

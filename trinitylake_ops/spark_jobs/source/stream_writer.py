@@ -31,7 +31,7 @@ def stream_writer(target: WriteTarget, schema: StructType, *, overwrite: bool) -
     options = target.options
     if options.stream_id is None:
         raise InvalidInputError(
-            "the option 'stream_id' is missing: a name of this stream alone, which stays when it is"
+            "the option 'stream_id' is missing; give a name of this stream alone, which stays when it is"
             " started again, so that each of its batches is committed once"
         )
     if options.run_id is not None or options.replaces_partitions:

@@ -59,7 +59,7 @@ class FolderOwners:
         if definition is not None and definition.id == self._elsewhere.names.lakehouse_id:
             raise LocationNotAllowedError(
                 f"the table root {cut(table_root.root)!r} is the root of another copy of this lakehouse, which would"
-                " remove what is written there: 'trinitylake relocate' gives up that table root",
+                " remove what is written there; 'trinitylake relocate' gives up that table root",
                 path=cut(table_root.root),
             )
         self._checked_roots.add(table_root.root)
