@@ -49,10 +49,11 @@ create_venv() {
 
 install() {
     local pip=("$venv/bin/python" -m pip --disable-pip-version-check --no-input -qq)
+    # Most modules of a gigabyte of packages are never imported: Python compiles each at its first import.
     # The build backend comes first, so that packages built here are built by the pinned one.
     "${pip[@]}" install --constraint constraints.txt pip setuptools wheel </dev/null
     echo "==> installing $(wc -l <constraints.txt) pinned packages (about 1 GB, a few minutes)"
-    "${pip[@]}" install --constraint constraints.txt --no-build-isolation --editable '.[all,bench,deploy,test,lint]' </dev/null
+    "${pip[@]}" install --no-compile --constraint constraints.txt --no-build-isolation --editable '.[all,bench,deploy,test,lint]' </dev/null
 }
 
 command -v "$python" >/dev/null || fail "$python not found; install it as root: apt-get install python3 python3-venv"

@@ -62,7 +62,7 @@ from trinitylake_ops.tree.nodes import elsewhere as elsewhere_module
 
 Kind = Literal["read", "stat", "list", "create", "write", "delete"]
 Fault = Literal["refused", "answer lost", "late", "twice", "crash before", "crash after", "clock jump"]
-#: What is requested of which files: rows of the matrix that a thousand runs fill. Rarer requests are shown, too.
+#: What is requested of which files: rows of the matrix that hundreds of runs fill. Rarer requests are shown, too.
 REQUESTS = (
     "read hint", "read root", "read node", "read definition", "read saved transaction",
     "stat root", "list roots", "list requests for a turn",
