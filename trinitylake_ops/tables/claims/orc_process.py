@@ -1,8 +1,7 @@
 """Reads a column of an ORC file in a process of its own.
 
 Damaged or hostile streams can end that process, but not the caller. Apache ORC believes the streams of a stripe.
-Lengths, runs and dictionaries in them lead it out of its memory. ``python -m trinitylake_ops.tables.claims.orc_process
-PATH COLUMN`` is that process; it imports Arrow alone.
+Lengths, runs and dictionaries in them lead it out of its memory.
 """
 
 from __future__ import annotations
@@ -17,16 +16,15 @@ from contextlib import contextmanager
 from typing import IO, BinaryIO, cast
 
 import pyarrow as pa
-from pyarrow import orc
 
-#: The memory that the process may hold, the libraries in it included.
-MAX_BYTES = 1 << 30
+from trinitylake_ops.tables.claims import orc_reader
+
 _PIECE_BYTES = 8 << 20
 _LONGEST_REASON_CHARS = 200
 
 
 def column_in_process(stream: IO[bytes], column: str) -> Iterator[pa.RecordBatch]:
-    """Yield batches of a column of an ORC file, one for each stripe. Each has at most ``MAX_BYTES``.
+    """Yield batches of a column of an ORC file, one for each stripe. Each has at most as much as that process may hold.
 
     The file is copied to the local disk meanwhile. Raises ValueError for a file that cannot be read.
     """
@@ -40,7 +38,7 @@ def column_in_process(stream: IO[bytes], column: str) -> Iterator[pa.RecordBatch
 @contextmanager
 def _started(path: str, column: str) -> Iterator[subprocess.Popen[bytes]]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", __name__, path, column]
+    command = [sys.executable, "-m", orc_reader.__name__, path, column]
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment) as process,
@@ -70,21 +68,3 @@ def _check_end(process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
         errors.seek(0)
         lines = errors.read().decode(errors="replace").strip().splitlines() or [f"exit code {code}"]
         raise ValueError(lines[-1][:_LONGEST_REASON_CHARS])
-
-
-def main(path: str, column: str) -> None:
-    """Write the batches of a column to standard output, as a stream of Arrow."""
-    import resource  # in this process only: not every system has it
-
-    _, most_bytes = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (MAX_BYTES, most_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    file = orc.ORCFile(path)
-    schema = pa.schema([file.schema.field(column)])
-    with pa.ipc.new_stream(sys.stdout.buffer, schema) as writer:
-        for number in range(file.nstripes):
-            writer.write_batch(file.read_stripe(number, columns=[column]))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
