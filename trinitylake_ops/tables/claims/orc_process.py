@@ -1,7 +1,8 @@
 """Reads a column of an ORC file in a process of its own.
 
 Damaged or hostile streams can end that process, but not the caller. Apache ORC believes the streams of a stripe.
-Lengths, runs and dictionaries in them lead it out of its memory.
+Lengths, runs and dictionaries in them lead it out of its memory. ``python -m trinitylake_ops.tables.claims.orc_process
+PATH COLUMN`` is that process; it imports Arrow alone.
 """
 
 from __future__ import annotations
@@ -13,18 +14,19 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, BinaryIO, cast
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
-import pyarrow as pa
+if TYPE_CHECKING:
+    import pyarrow as pa
 
-from trinitylake_ops.tables.claims import orc_reader
-
+#: The memory that the process may hold, the libraries in it included.
+MAX_BYTES = 1 << 30
 _PIECE_BYTES = 8 << 20
 _LONGEST_REASON_CHARS = 200
 
 
 def column_in_process(stream: IO[bytes], column: str) -> Iterator[pa.RecordBatch]:
-    """Yield batches of a column of an ORC file, one for each stripe. Each has at most as much as that process may hold.
+    """Yield batches of a column of an ORC file, one for each stripe. Each has at most ``MAX_BYTES``.
 
     The file is copied to the local disk meanwhile. Raises ValueError for a file that cannot be read.
     """
@@ -38,7 +40,7 @@ def column_in_process(stream: IO[bytes], column: str) -> Iterator[pa.RecordBatch
 @contextmanager
 def _started(path: str, column: str) -> Iterator[subprocess.Popen[bytes]]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", orc_reader.__name__, path, column]
+    command = [sys.executable, "-m", __name__, path, column]
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment) as process,
@@ -51,6 +53,8 @@ def _started(path: str, column: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _batches_of(process: subprocess.Popen[bytes]) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
     try:
         with pa.ipc.open_stream(cast(BinaryIO, process.stdout)) as reader:
             yield from reader
@@ -68,3 +72,26 @@ def _check_end(process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
         errors.seek(0)
         lines = errors.read().decode(errors="replace").strip().splitlines() or [f"exit code {code}"]
         raise ValueError(lines[-1][:_LONGEST_REASON_CHARS])
+
+
+def main(path: str, column: str) -> None:
+    """Write the batches of a column to standard output, as a stream of Arrow."""
+    # Arrow works without numpy, and to load that takes longer than all the rest.
+    cast(dict[str, Any], sys.modules)["numpy"] = None
+    import resource  # in this process only: not every system has it
+
+    import pyarrow as pa
+    from pyarrow import orc
+
+    _, most_bytes = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (MAX_BYTES, most_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    file = orc.ORCFile(path)
+    schema = pa.schema([file.schema.field(column)])
+    with pa.ipc.new_stream(sys.stdout.buffer, schema) as writer:
+        for number in range(file.nstripes):
+            writer.write_batch(file.read_stripe(number, columns=[column]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
