@@ -8,10 +8,11 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from importlib import metadata
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -44,6 +45,12 @@ def declared() -> dict[str, list[Requirement]]:
     return {extra: [Requirement(text) for text in of] for extra, of in texts.items()}
 
 
+@cache
+def packages_distributions() -> Mapping[str, list[str]]:
+    """Return the distributions of each top module that is installed: to find out, all their lists of files are read."""
+    return metadata.packages_distributions()
+
+
 def distributions_of(extra: str) -> set[str]:
     """Return the names of the distributions that an extra declares, by the extras it names, too."""
     found: set[str] = set()
@@ -71,6 +78,7 @@ def installed_with(extras: Iterable[str]) -> set[str]:
     return {name for name, _ in found}
 
 
+@cache
 def _required(name: str, extra: str) -> list[Requirement]:
     try:
         texts = requires(name) or []

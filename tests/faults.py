@@ -8,6 +8,7 @@ moment then covers every point at which a process can die. ``now_ms`` is no requ
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,11 @@ from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper
 
 T = TypeVar("T")
 Moment = Literal["before", "after"]
+EFFECTS = ("create", "write", "delete")  # kinds of requests that change files
+
+
+#: What differs in paths from run to run: UUIDs, and the folders that are made of their bits.
+_RANDOM = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[01]{4}/[01]{4}/[01]{4}/[01]{8}")
 
 
 class DeathError(BaseException):
@@ -94,6 +100,7 @@ class FaultyStorage(StorageWrapper):
         self.plan = tuple(plan)
         self._lock = threading.Lock()
         self._log: list[Request] = []
+        self._effects: list[tuple[str, str]] = []
         self._n_concerned = [0] * len(self.plan)
 
     @property
@@ -101,6 +108,15 @@ class FaultyStorage(StorageWrapper):
         """Every request so far, in the order in which they were sent."""
         with self._lock:
             return tuple(self._log)
+
+    @property
+    def effects(self) -> tuple[tuple[str, str], ...]:
+        """Kind and path of all that was done to files, in order, with the random parts of names left out.
+
+        Two runs of one program, on the same files and up to their ends by a fault, left the same where these are equal.
+        """
+        with self._lock:
+            return tuple((kind, _RANDOM.sub("*", path)) for kind, path in self._effects)
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         return self._send(
@@ -138,7 +154,11 @@ class FaultyStorage(StorageWrapper):
         faults = self._register(kind, path)
         _strike(faults, "before", path)
         try:
-            return request()
+            answer = request()
+            if kind in EFFECTS:
+                with self._lock:
+                    self._effects.append((kind, path))
+            return answer
         finally:  # the answer that gets lost may be a refusal
             _strike(faults, "after", path)
 

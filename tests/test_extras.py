@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,6 +20,7 @@ from tests.environments import (
     installed_with,
     make_environment,
     modules_beyond,
+    packages_distributions,
     run_without,
 )
 from trinitylake_ops import Lakehouse

@@ -11,7 +11,8 @@ import sys
 
 import pytest
 
-from tests.cli.test_processes import PROGRAM, run
+from tests.cli.forked import run
+from tests.cli.test_processes import PROGRAM
 from tests.lakes import Lakes, lakes
 from trinitylake_ops.cli.wording import LONGEST_ECHO_CHARS, SaidFormatter, said
 

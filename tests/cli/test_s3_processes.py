@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests import proxy as wire
-from tests.cli.test_processes import Result, assert_one_line, run, run_all
+from tests.cli.forked import Result, run
+from tests.cli.test_processes import assert_one_line, run_one_anew
 from tests.lakes import check_lake
 from tests.proxy import FaultyProxy, WireFault
 from tests.servers.s3_server import S3Server
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.debian_packages
 WRONG_SECRET = "wrong-secret-of-this-test"
 WRONG_KEY = "wrong-key-of-this-test"
 PATIENCE_S, SHORT_TIMEOUT_S = "30", "0.5"  # the short one where nobody answers
-LONGEST_S = 30  # with the start of Python, two processes at a time
+LONGEST_S = 30
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def test_what_can_be_wrong(
             arguments(radosgw, "s3://no-such-bucket-of-mine/lake", client, "init"): "does not exist",
         }
     started = time.monotonic()
-    results = run_all(list(expected))
+    results = run_one_anew(list(expected))
     assert time.monotonic() - started < LONGEST_S * len(expected) / 2
     for result, part in zip(results, expected.values(), strict=True):
         assert_refused(result, radosgw, part)

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.local_only("chooses its places itself")
 N_WRITERS = 16
 N_SHARED_TABLES = 4
 CONTENDED = 0.3  # of all transactions change a table that others change, too
-SECONDS, SOAK_SECONDS = 20, 300
+SECONDS, THREADS_SECONDS, SOAK_SECONDS = 8, 20, 300
 #: On a busy machine they go on until there are so many: of fewer, what each has would be chance.
 FEWEST_COMMITS = 8 * N_WRITERS
 LATEST_END_S = 240  # after the time is over
@@ -45,7 +45,7 @@ def cases() -> Iterator[object]:
         )
         soak = [*marks, pytest.mark.soak, pytest.mark.timeout(1_800)]
         yield pytest.param(place, SOAK_SECONDS, 1, marks=soak, id=f"{place}-long")
-        yield pytest.param(place, SECONDS, 4, marks=soak, id=f"{place}-threads")
+        yield pytest.param(place, THREADS_SECONDS, 4, marks=soak, id=f"{place}-threads")
 
 
 @pytest.fixture

@@ -149,23 +149,28 @@ def assert_converges(
 
 
 class Convergence:
-    """Asserts that storages converge, once for the one on which nothing had happened yet."""
+    """Asserts that what a fault left converges: once for all ends by one fault before which the same had been done."""
 
     def __init__(self, operation: Operation, base: dict[str, bytes], expected: State):
         self._operation = operation
         self._base = base
         self._expected = expected
-        self._was_untouched = False
+        self._seen: set[object] = set()
 
-    def check(self, storage: Storage, where: object) -> None:
-        is_untouched = {info.path: storage.read(info.path) for info in storage.list()} == self._base
-        if not (is_untouched and self._was_untouched):
-            assert_converges(self._operation, storage, self._base, self._expected, where)
-        self._was_untouched |= is_untouched
+    def check(self, faulty: FaultyStorage, error: BaseException | None, where: object) -> None:
+        if error is None or faulty.effects not in self._seen:
+            assert_converges(self._operation, faulty.inner, self._base, self._expected, where)
+        if error is not None:
+            self._seen.add(faulty.effects)
 
 
-def broken(storage: Storage, fault: Fault) -> Lakehouse:
-    return Lakehouse(FaultyStorage(storage, [fault], concurrency=1))
+def run_broken(operation: Operation, storage: Storage, fault: Fault) -> tuple[FaultyStorage, BaseException | None]:
+    faulty = FaultyStorage(storage, [fault], concurrency=1)
+    try:
+        operation.run(Lakehouse(faulty))
+    except (DeathError, StorageError) as error:
+        return faulty, error
+    return faulty, None
 
 
 # Before a request all is as it was after the last write before it: what the soak has, too, is not news.
@@ -181,11 +186,10 @@ def test_it_dies_at_every_request(
     for request in requests:
         if moment == "after" and request.kind in ("read", "stat", "list"):
             continue
-        storage = restored()
         death = fail(request.number, DeathError, moment)  # type: ignore[arg-type]
-        with pytest.raises(DeathError):
-            operation.run(broken(storage, death))
-        convergence.check(storage, (moment, request))
+        faulty, error = run_broken(operation, restored(), death)
+        assert isinstance(error, DeathError)
+        convergence.check(faulty, error, (moment, request))
 
 
 @pytest.mark.parametrize("fault", ["error", "lost response"])
@@ -198,13 +202,11 @@ def test_every_request_fails_or_loses_its_answer(
     for request in requests:
         if fault == "lost response" and request.kind not in ("create", "write", "delete"):
             continue
-        storage = restored()
         number = request.number
         injected = fail(number, StorageFullError) if fault == "error" else lose_response(number)
-        try:
-            operation.run(broken(storage, injected))
-        except StorageError as error:
+        faulty, error = run_broken(operation, restored(), injected)
+        if isinstance(error, StorageError):
             n_refused += 1
             assert error.path is not None, "a typed error that names the file is an answer too"
-        convergence.check(storage, (fault, request))
+        convergence.check(faulty, error, (fault, request))
     assert n_refused or fault == "lost response"

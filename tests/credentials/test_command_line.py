@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import io
-import logging
-import os
-import signal
-import sys
-import tempfile
-import traceback
-
 import pytest
 
-from tests.cli.test_processes import Result, assert_one_line
+from tests.cli.forked import Result, run
+from tests.cli.test_processes import assert_one_line
 from tests.cli.test_processes import run as run_program
 from tests.credentials.canaries import ACCESS_KEY_ID, SECRET_ACCESS_KEY, SESSION_TOKEN, WRONG_SECRET_ACCESS_KEY, leaks
 from tests.credentials.server import CanaryServer
 from tests.maintenance.changes import append_rows, create, expire
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.cli import main
 from trinitylake_ops.cli.app import trinitylake
 
 pytestmark = pytest.mark.debian_packages
@@ -67,41 +59,6 @@ def filled(canaries: CanaryServer) -> CanaryServer:
     lake.storage.create("copy.metadata.json", lake.storage.read(metadata_location))
     expire(lake, "0")
     return canaries
-
-
-def run(*arguments: str, **environment: str) -> Result:
-    """Run the command line in a forked process: all that a new one does, but for its start and its imports."""
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        sys.stdout.flush()
-        pid = os.fork()
-        if pid == 0:
-            _run_and_exit(arguments, environment, out.fileno(), err.fileno())
-        _, status = os.waitpid(pid, 0)
-        for stream in (out, err):
-            stream.seek(0)
-        return Result(os.waitstatus_to_exitcode(status), out.read().decode(), err.read().decode())
-
-
-def _run_and_exit(arguments: tuple[str, ...], environment: dict[str, str], out: int, err: int) -> None:
-    code = 99
-    try:
-        signal.alarm(60)
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        sys.stdout, sys.stderr = (
-            io.TextIOWrapper(io.FileIO(fd, "w", closefd=False), "utf-8", write_through=True) for fd in (1, 2)
-        )
-        os.environ.pop("TRINITYLAKE_ROOT", None)
-        os.environ.update(environment)
-        logging.getLogger().handlers = []
-        sys.argv = ["trinitylake", *arguments]
-        main()
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else code
-    except BaseException:  # noqa: BLE001 - a child must never run on into pytest
-        traceback.print_exc()
-    finally:
-        os._exit(code)
 
 
 def assert_silent(result: Result) -> None:

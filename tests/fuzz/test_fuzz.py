@@ -19,6 +19,8 @@ from tests.fuzz.decoders import DECODERS, corpus, regressions
 from tests.fuzz.run import MAX_BYTES
 
 _VARIANTS = 150
+#: Each variant of such a decoder takes a process of its own.
+_FEWER_VARIANTS = {"inventory_orc": 50}
 _SOAK_S = 600
 #: Their own files say whose decoders these are; Arrow's default allocator reserves more addresses than it uses.
 _ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "PYTHONFAULTHANDLER": "1"}
@@ -46,7 +48,12 @@ def faults(folder: Path, *arguments: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What is wrong with each decoder after so many variants."""
-    return faults(tmp_path_factory.mktemp("fuzz"), *DECODERS, "--count", str(_VARIANTS))
+    folder = tmp_path_factory.mktemp("fuzz")
+    others = [name for name in DECODERS if name not in _FEWER_VARIANTS]
+    wrong = faults(folder, *others, "--count", str(_VARIANTS))
+    for name, count in _FEWER_VARIANTS.items():
+        wrong |= faults(folder, name, "--count", str(count))
+    return wrong
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -75,11 +82,11 @@ def endless(wbits: int) -> bytes:
     return b"".join(packer.compress(zeros) for _ in range(2 * MAX_BYTES // len(zeros))) + packer.flush()
 
 
-@pytest.mark.parametrize("name", ["inventory_csv", "table_metadata_gzip"])
-def test_a_small_file_that_decompresses_to_a_gigabyte_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_small_file_that_decompresses_to_a_gigabyte_is_refused(tmp_path: Path) -> None:
     bomb = tmp_path / "bomb"
     bomb.write_bytes(endless(31))
-    assert not faults(tmp_path, name, "--count", "0", "--input", str(bomb))[name]
+    names = ("inventory_csv", "table_metadata_gzip")
+    assert faults(tmp_path, *names, "--count", "0", "--input", str(bomb)) == dict.fromkeys(names, "")
 
 
 @pytest.mark.soak

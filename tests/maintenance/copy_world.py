@@ -7,9 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
+import pytest
+from pyiceberg.table import Table
 
 from tests.maintenance.aging import DAY_MS, keeping
 from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
 from trinitylake_ops.tables.catalog import catalog_at
 
@@ -61,10 +64,48 @@ class Copy:
         return Copy(root, dict(self.versions), self.needs, dict(self.exports))
 
 
+@dataclass(frozen=True)
+class Scan:
+    """The rows of a table, and every file that was read for them: its storage, its path and its bytes."""
+
+    rows: list[int]
+    read: dict[tuple[str, str], bytes]
+
+    def is_valid(self) -> bool:
+        """Whether all that was read stands there unchanged, so that a scan would read the same once more."""
+        return all(_bytes_at(*place) is data for place, data in self.read.items())
+
+
+class Recorder:
+    """Notes which files the storages in memory read, from ``begin`` to ``end``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self._read: dict[tuple[str, str], bytes] | None = None
+        find = MemoryStorage._find
+
+        def finding(storage: MemoryStorage, path: str) -> tuple[bytes, int]:
+            found = find(storage, path)
+            if self._read is not None:
+                self._read[storage.root, path] = found[0]
+            return found
+
+        monkeypatch.setattr(MemoryStorage, "_find", finding)
+
+    def begin(self) -> None:
+        self._read = {}
+
+    def end(self) -> dict[tuple[str, str], bytes]:
+        read, self._read = self._read, None
+        assert read
+        return read
+
+
 class CopyWorld:
     """Lakehouses that were made of one another, and a journal of what was done."""
 
-    def __init__(self, seed: int, clock: Clock):
+    def __init__(self, seed: int, clock: Clock, recorder: Recorder):
+        self._recorder = recorder
+        self._scans: dict[tuple[str, str], Scan] = {}
         self.rng = random.Random(seed)
         self.clock = clock
         self.name = f"memory://copies-{seed}"
@@ -125,8 +166,18 @@ class CopyWorld:
     def _check(self, copy: Copy, version: int) -> None:
         catalog = catalog_at(copy.open(), version)
         names = catalog.list_tables("n") if catalog.namespace_exists("n") else []
-        found = {name[1]: _rows(catalog.load_table(name).scan().to_arrow()) for name in names}
+        found = {name[1]: self._rows(copy.root, catalog.load_table(name)) for name in names}
         assert found == copy.versions[version], f"version {version} of {copy.root} after {self.journal}"
+
+    def _rows(self, root: str, table: Table) -> list[int]:
+        """Scan a table, unless it was scanned before and nothing that it read has changed or gone since."""
+        place = (root, table.metadata_location)
+        scan = self._scans.get(place)
+        if scan is None or not scan.is_valid():
+            self._recorder.begin()
+            rows = sorted(table.refresh().scan().to_arrow()["id"].to_pylist())
+            scan = self._scans[place] = Scan(rows, self._recorder.end())
+        return scan.rows
 
     # What people do
 
@@ -297,8 +348,11 @@ class CopyWorld:
         copy.versions.update(zip(new, contents, strict=True))
 
 
-def _rows(table: pa.Table) -> list[int]:
-    return sorted(table["id"].to_pylist())
+def _bytes_at(root: str, path: str) -> bytes | None:
+    try:
+        return MemoryStorage(root)._find(path)[0]
+    except FileMissingError:
+        return None
 
 
 def _live(lake: Lakehouse) -> set[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.maintenance.copy_world import Clock, CopyWorld
+from tests.maintenance.copy_world import Clock, CopyWorld, Recorder
 from trinitylake_ops.storage import MemoryStorage
 
 pytestmark = pytest.mark.filterwarnings("ignore:Delete operation did not match any records")
@@ -16,8 +16,9 @@ _SEEDS_EACH = 10
 def _run(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
     clock = Clock()
     monkeypatch.setattr(MemoryStorage, "now_ms", lambda _storage: clock.now_ms)
+    recorder = Recorder(monkeypatch)
     for seed in seeds:
-        world = CopyWorld(seed, clock)
+        world = CopyWorld(seed, clock, recorder)
         try:
             for _ in range(_STEPS):
                 world.step()

@@ -17,7 +17,6 @@ from trinitylake_ops.storage import LocalStorage, Storage
 from trinitylake_ops.tables.catalog import catalog_at
 
 TABLES = [f"t{number}" for number in range(5)]
-OVERWRITES = 30
 ROWS = 10_000
 
 
@@ -62,7 +61,8 @@ def contents_of(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.local_only("measures what stands on a disk")
-def test_after_30_overwrites_of_5_tables(lakes: Lakes, tmp_path: Path, outside: Path) -> None:
+@pytest.mark.parametrize("n_overwrites", [10, pytest.param(30, marks=pytest.mark.soak)])
+def test_after_many_overwrites_of_5_tables(lakes: Lakes, tmp_path: Path, outside: Path, n_overwrites: int) -> None:
     folder = tmp_path / "lake"
     storage = AgingStorage(LocalStorage(f"file://{folder}/", fsync=False), 1_790_000_000_000)
     lake = lake_with_tables(storage)
@@ -73,7 +73,7 @@ def test_after_30_overwrites_of_5_tables(lakes: Lakes, tmp_path: Path, outside: 
     lake = allowing(lake, outside)
     maintenance.register_table(lake, "ns", "external", external.metadata_location)
     untouched = contents_of(outside)
-    for seed in range(OVERWRITES):
+    for seed in range(n_overwrites):
         overwrite_all(lake, seed)
         storage.time_ms += 60_000
     shutil.copytree(folder, tmp_path / "before")
@@ -88,12 +88,12 @@ def test_after_30_overwrites_of_5_tables(lakes: Lakes, tmp_path: Path, outside: 
     purged = maintenance.plan_purge(lake).execute()
 
     fresh = lake_with_tables(LocalStorage(f"file://{tmp_path}/fresh/", fsync=False))
-    overwrite_all(fresh, OVERWRITES - 1)
+    overwrite_all(fresh, n_overwrites - 1)
     assert trimmed.version is not None
-    assert expired.files >= purged.files > len(TABLES) * (OVERWRITES - 1)
+    assert expired.files >= purged.files > len(TABLES) * (n_overwrites - 1)
     assert purged.is_complete
     assert bytes_under(folder) <= 1.2 * bytes_under(tmp_path / "fresh")
-    assert bytes_under(folder) < bytes_under(tmp_path / "before") / 15
+    assert bytes_under(folder) < bytes_under(tmp_path / "before") / (n_overwrites / 2)
     assert contents_of(outside) == untouched
     assert {path: storage.read(path) for path in stray} == stray
     for name, before in kept.items():

@@ -228,9 +228,12 @@ N_WALKS = 72
 N_STEPS = 14
 
 
-@pytest.mark.parametrize("part", [0, 1, *(pytest.param(part, marks=pytest.mark.soak) for part in (2, 3))])
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.soak) for part in (1, 2, 3))])
 def test_a_thousand_sound_lakehouses_have_no_findings(part: int) -> None:
-    """After each of 14 steps by chance in 72 lakehouses: 1,008 lakehouses, each verified; half of it in a test run."""
+    """After each of 14 steps by chance in 72 lakehouses, which makes 1,008, each is verified.
+
+    A test run has a quarter of them.
+    """
     n_verified = 0
     for seed in range(part, N_WALKS, 4):
         rng = random.Random(seed)

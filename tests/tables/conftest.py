@@ -15,10 +15,16 @@ __all__ = ["lakes"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each test on both, or once where ``--lakes`` names a server."""
+    """Run each test on both, or once where ``--lakes`` names a server.
+
+    A module whose files are refused by what stands in them, wherever they are, says ``ON_DISK_IN_SOAK``: its tests in
+    folders run in ``make soak``.
+    """
     if "lake" in metafunc.fixturenames:
         on_server = metafunc.config.getoption("lakes") != "default"
-        metafunc.parametrize("lake", ["server"] if on_server else ["memory", "local"], indirect=True)
+        marks = [pytest.mark.soak] if getattr(metafunc.module, "ON_DISK_IN_SOAK", False) else []
+        places = ["server"] if on_server else ["memory", pytest.param("local", marks=marks)]
+        metafunc.parametrize("lake", places, indirect=True)
 
 
 @pytest.fixture

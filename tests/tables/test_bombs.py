@@ -35,6 +35,8 @@ from trinitylake_ops.tables.files.metadata import metadata_json, read_table_meta
 from trinitylake_ops.tables.files.reach import files_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 
+ON_DISK_IN_SOAK = True  # tests/tables/conftest.py
+
 #: What a lakehouse's reader may take beyond what it has before, and how long.
 EXTRA_BYTES = 256 << 20
 SECONDS = 10

@@ -37,6 +37,8 @@ from trinitylake_ops.tables.io.checked_files import CheckedFileIO, check_parquet
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.io.input_file import WHOLE_FILE_BYTES
 
+ON_DISK_IN_SOAK = True  # tests/tables/conftest.py
+
 
 def parquet_of_zeros(n_rows: int) -> bytes:
     sink = pa.BufferOutputStream()

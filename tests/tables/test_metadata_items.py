@@ -16,6 +16,8 @@ from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.claims.names import MAX_NAME_CHARS
 from trinitylake_ops.tables.files.metadata import MAX_ITEMS, MAX_SCHEMA_PARTS, table_metadata
 
+ON_DISK_IN_SOAK = True  # tests/tables/conftest.py
+
 
 @pytest.fixture
 def table_lake(lake: Lakehouse) -> Lakehouse:

@@ -29,6 +29,8 @@ from trinitylake_ops.tables.properties import names_code
 from trinitylake_ops.tables.writing.staging import stage_data_files
 from trinitylake_ops.tables.writing.write_plan import plan_write
 
+ON_DISK_IN_SOAK = True  # tests/tables/conftest.py
+
 CODE = {
     "write.py-location-provider.impl": "this.Provider",
     "write.location-provider.impl": "org.example.Provider",

@@ -161,6 +161,7 @@ ERRORS: list[tuple[type[TrinityLakeError], Callable[[Transaction], Any]]] = [
 ]
 
 
+@pytest.mark.local_only("is refused before anything is asked of a storage")
 @pytest.mark.parametrize(("kind", "call"), ERRORS)
 def test_what_is_refused_leaves_the_transaction_as_it_was(
     filled: Lakehouse, kind: type[TrinityLakeError], call: Callable[[Transaction], Any]

@@ -15,7 +15,7 @@ from botocore.credentials import RefreshableCredentials
 from obstore.store import S3Store
 
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.s3.s3fs_client import MIN_BYTES_PER_SECOND
+from trinitylake_ops.storage.s3.s3fs_client import MIN_BYTES_PER_SECOND, service_models
 from trinitylake_ops.storage.s3.settings import S3Settings
 
 if TYPE_CHECKING:
@@ -114,6 +114,7 @@ class ObstoreClients:
 
     def _resolve(self) -> None:
         session = botocore.session.Session()
+        session.register_component("data_loader", service_models())
         options = self._options
         if "access_key_id" in options:
             session.set_credentials(

@@ -107,7 +107,7 @@ class S3Client:
     def _new_file_system(self) -> s3fs.S3FileSystem:
         options, settings = self._options, self._settings
         session = AioSession()
-        session.register_component("data_loader", _service_models())
+        session.register_component("data_loader", service_models())
         session.register("before-call.s3", _stay_in_region)
         file_system = s3fs.S3FileSystem(
             session=session,
@@ -141,8 +141,8 @@ def _stay_in_region(params: dict[str, Any], **_: Any) -> None:
 
 
 @cache
-def _service_models() -> Any:
-    """Botocore's data about S3: most of the time and memory that a client takes, and the same for each."""
+def service_models() -> Any:
+    """Return botocore's data about S3: most of the time and memory that a client takes, and the same for each."""
     return AioSession().get_component("data_loader")
 
 

@@ -14,10 +14,10 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, BinaryIO, cast
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
-import pyarrow as pa
-from pyarrow import orc
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 #: The memory that the process may hold, the libraries in it included.
 MAX_BYTES = 1 << 30
@@ -53,6 +53,8 @@ def _started(path: str, column: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _batches_of(process: subprocess.Popen[bytes]) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
     try:
         with pa.ipc.open_stream(cast(BinaryIO, process.stdout)) as reader:
             yield from reader
@@ -74,7 +76,12 @@ def _check_end(process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
 
 def main(path: str, column: str) -> None:
     """Write the batches of a column to standard output, as a stream of Arrow."""
+    # Arrow works without numpy, and to load that takes longer than all the rest.
+    cast(dict[str, Any], sys.modules)["numpy"] = None
     import resource  # in this process only: not every system has it
+
+    import pyarrow as pa
+    from pyarrow import orc
 
     _, most_bytes = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_BYTES, most_bytes))

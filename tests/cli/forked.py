@@ -1,0 +1,59 @@
+"""The command line in processes forked from the warm test process: no start of Python, and no imports."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from typing import NamedTuple
+
+from trinitylake_ops.cli import main
+from trinitylake_ops.storage.cache.storage import clear_process_caches
+
+
+class Result(NamedTuple):
+    """What a run of the command line left."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run(*arguments: object, **environment: str) -> Result:
+    """Run the command line in a forked process: all that a new one does, but for its start and its imports."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            _run_and_exit([str(argument) for argument in arguments], environment, out.fileno(), err.fileno())
+        _, status = os.waitpid(pid, 0)
+        for stream in (out, err):
+            stream.seek(0)
+        return Result(os.waitstatus_to_exitcode(status), out.read().decode(), err.read().decode())
+
+
+def _run_and_exit(arguments: list[str], environment: dict[str, str], out: int, err: int) -> None:
+    code = 99
+    try:
+        signal.alarm(60)
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        sys.stdout, sys.stderr = (
+            io.TextIOWrapper(io.FileIO(fd, "w", closefd=False), "utf-8", write_through=True) for fd in (1, 2)
+        )
+        os.environ.pop("TRINITYLAKE_ROOT", None)
+        os.environ.update(environment)
+        logging.getLogger().handlers = []
+        sys.argv = ["trinitylake", *arguments]
+        clear_process_caches()
+        main()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else code
+    except BaseException:  # noqa: BLE001 - a child must never run on into pytest
+        traceback.print_exc()
+    finally:
+        os._exit(code)
