@@ -22,6 +22,8 @@ class Reason:
     why: str
 
 
+_REFUSED_LATER = "where a table's place is not allowed, more tables are read before that is said (8b31942)"
+_CLEARER = "the message says what to do in a sentence of its own (9af9311)"
 _ALL_REPAIRED = "verify names damaged versions, looks at tables of others, and says which repair mends (da562a0)"
 
 #: All differences that are meant, each with the commit that made it. They are with revisions before these commits.
@@ -31,6 +33,13 @@ REASONS: Sequence[Reason] = (
     Reason("verify --deep", FIGURES, "out", _ALL_REPAIRED),
     Reason("--allow-root verify --deep", REQUESTS, "read", _ALL_REPAIRED),
     Reason("--allow-root verify --deep", ROUNDS, "rounds", _ALL_REPAIRED),
+    Reason("orphans", REQUESTS, "read", _REFUSED_LATER),
+    Reason("orphans", ROUNDS, "rounds", _REFUSED_LATER),
+    Reason("expire --max-age 1h --keep-last 3", REQUESTS, "read", _REFUSED_LATER),
+    Reason("expire --max-age 1h --keep-last 3", ROUNDS, "rounds", _REFUSED_LATER),
+    Reason("verify --deep --json", JSON_FIELDS, ".not_allowed.far.things", _CLEARER),
+    Reason("verify --deep --json", JSON_FIELDS, ".not_allowed.sales.far", _CLEARER),
+    Reason("verify --deep --json", JSON_FIELDS, ".unchecked[]", _CLEARER),
     Reason("--apply 1-0000000000000000", FIGURES, "err", "the error of another plan names no digest (380804f)"),
 )
 
