@@ -108,7 +108,8 @@ def main(root: str, event_logs: str) -> None:
         "spark.ui.enabled": True,
     }
     os.environ[OPTIONS_VARIABLE] = ",".join(f"{name}={value}" for name, value in options.items())
-    with session_scope("credentials", **conf) as spark:
+    # One core: each core has Python workers of its own, which show no more than the first.
+    with session_scope("credentials", "local[1]", **conf) as spark:
         spark.sparkContext.setLogLevel("INFO")
         lake = Lakehouse.create(root, options)
         frame = spark.range(3).selectExpr("id", "'marker-of-the-test' as text")

@@ -96,7 +96,7 @@ class Pages:
     def launch(
         self, job: str, config: Mapping[str, Any], status: str = "Success", *, picture: str | None = None
     ) -> str:
-        """Launch a job with a configuration, and wait until its page shows how it ended; returns the run's id.
+        """Launch a job with a configuration, and open its page, which shows how it ended; returns the run's id.
 
         ``picture`` is the name of one of the launchpad.
         """
@@ -105,10 +105,13 @@ class Pages:
             self.picture(picture)
         self.launch_button.click()
         self.page.wait_for_url(_RUN_PAGE)
-        found = _RUN_PAGE.search(self.page.url)
+        found = _RUN_PAGE.search(run_page := self.page.url)
         assert found is not None
+        self.look()
+        self.page.goto("about:blank")  # the page of a run that goes on is drawn anew all the time
         ended = self.topology.wait_for_run(found["run_id"])
         assert ended == status.upper(), self.topology.messages(found["run_id"])
+        self.page.goto(run_page)
         expect(self.page.get_by_text(status, exact=True).first).to_be_visible()
         return found["run_id"]
 

@@ -280,6 +280,33 @@ def test_a_cursor_that_somebody_destroyed_is_told_and_it_goes_on(
     assert gap.startswith("the cursor was lost, as it cannot be read: ")
 
 
+# A schedule
+
+
+def test_a_tick_of_the_schedule_expires_what_is_old_within_its_limits(topology: Topology, expiring: Lakehouse) -> None:
+    by_schedule = {"tags": [{"key": "dagster/schedule_name", "value": EXPIRY}], "statuses": list(FINISHED)}
+    topology.wait_until(lambda: bool(topology.runs(**by_schedule)), "a run of the schedule")
+    stop_schedule(topology)
+    first = topology.runs(**by_schedule)[-1]
+    assert (first["jobName"], first["status"]) == ("expiring_expire_scheduled", "SUCCESS"), topology.messages(
+        first["runId"]
+    )
+    committed = {info.run_id: info for info in expiring.history() if info.operation == "expire"}
+    assert list(committed) == [first["runId"]]
+    base = committed[first["runId"]].version - 1
+    assert {info.state for info in expiring.history() if info.version < base} == {"expired"}
+    (reported,) = events(topology, "expiring", "lakehouse")
+    assert reported["versions"] == f"0-{base - 1}"
+
+
+def stop_schedule(topology: Topology) -> None:
+    query = """query ($selector: ScheduleSelector!) { scheduleOrError(scheduleSelector: $selector) {
+        ... on Schedule { scheduleState { id } } } }"""
+    state = topology.graphql(query, selector={**CODE, "scheduleName": EXPIRY})["scheduleOrError"]["scheduleState"]
+    result = topology.graphql("mutation ($id: String!) { stopRunningSchedule(id: $id) { __typename } }", id=state["id"])
+    assert result["stopRunningSchedule"]["__typename"] == "ScheduleStateResult"
+
+
 # Deletions
 
 
@@ -317,30 +344,6 @@ def deleted_files(topology: Topology, run_id: str) -> int:
     """Return how many files a run says that it deleted."""
     (output,) = [event for event in topology.events(run_id) if event["__typename"] == "ExecutionStepOutputEvent"]
     return int(values(output)["files"])
-
-
-def test_a_tick_of_the_schedule_expires_what_is_old_within_its_limits(topology: Topology, expiring: Lakehouse) -> None:
-    by_schedule = {"tags": [{"key": "dagster/schedule_name", "value": EXPIRY}], "statuses": list(FINISHED)}
-    topology.wait_until(lambda: bool(topology.runs(**by_schedule)), "a run of the schedule")
-    stop_schedule(topology)
-    first = topology.runs(**by_schedule)[-1]
-    assert (first["jobName"], first["status"]) == ("expiring_expire_scheduled", "SUCCESS"), topology.messages(
-        first["runId"]
-    )
-    committed = {info.run_id: info for info in expiring.history() if info.operation == "expire"}
-    assert list(committed) == [first["runId"]]
-    base = committed[first["runId"]].version - 1
-    assert {info.state for info in expiring.history() if info.version < base} == {"expired"}
-    (reported,) = events(topology, "expiring", "lakehouse")
-    assert reported["versions"] == f"0-{base - 1}"
-
-
-def stop_schedule(topology: Topology) -> None:
-    query = """query ($selector: ScheduleSelector!) { scheduleOrError(scheduleSelector: $selector) {
-        ... on Schedule { scheduleState { id } } } }"""
-    state = topology.graphql(query, selector={**CODE, "scheduleName": EXPIRY})["scheduleOrError"]["scheduleState"]
-    result = topology.graphql("mutation ($id: String!) { stopRunningSchedule(id: $id) { __typename } }", id=state["id"])
-    assert result["stopRunningSchedule"]["__typename"] == "ScheduleStateResult"
 
 
 def test_a_killed_purge_leaves_a_clean_lakehouse_and_the_next_one_in_the_queue_completes_it(

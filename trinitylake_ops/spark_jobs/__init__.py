@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trinitylake_ops.faces import lazy_face
+from trinitylake_ops.spark_jobs.runtime.worker_memory import spare_modules
 
 if TYPE_CHECKING:
     from trinitylake_ops.spark_jobs.executor import spark_executor
@@ -56,3 +57,5 @@ __getattr__, __dir__ = lazy_face(
     },
     extra="spark",
 )
+
+spare_modules()
