@@ -30,7 +30,7 @@ QUICK_TESTS := tests/format tests/tree tests/transaction tests/golden tests/tabl
 	tests/tables/test_staging.py tests/tables/test_ownership.py tests/tables/test_avro_decoder.py \
 	tests/test_architecture.py tests/test_project.py tests/test_public_api.py tests/test_threat_model.py
 
-.PHONY: help setup demo ui test check bytecode lint bench proto package constraints soak clean
+.PHONY: help setup demo ui test check lint bench proto package constraints soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -52,24 +52,8 @@ ui: ## open the Dagster UI on the runs of the demo, http://127.0.0.1:PORT
 	@TRINITYLAKE_ROOT="$(ROOT)" DAGSTER_HOME="$(DAGSTER_HOME)" exec $(BIN)/dagster-webserver \
 		--host 127.0.0.1 --port "$(PORT)" --python-file definitions.py --log-level warning
 
-# The linters leave a processor free, and the workers of a fresh clone would each make the bytecode of all tests.
-bytecode: setup ## begin to compile all tests, in the background (make test does so beside lint)
-	@$(if $(strip $(ARGS)),:,PYTEST_ADDOPTS= $(BIN)/python -m pytest --collect-only -qq </dev/null >/dev/null 2>&1 &)
-
-# A worker that dies ends the run: pytest-xdist waits for ever after some of those it replaces.
-test: bytecode lint ## check everything: lint, all tests, and beside them transactions and races once more on radosgw (not with ARGS)
-	@selection=$$(scripts/debian_packages.sh); pytest="$(BIN)/python -m pytest"; again=$$(mktemp); \
-	if $(if $(strip $(ARGS)),false,true) && [ -z "$$selection" ]; then \
-		PYTEST_ADDOPTS= $$pytest -n 1 -p no:cacheprovider --lakes=radosgw $(TESTS_ON_RADOSGW) \
-			$(LONG_ON_RADOSGW:%=--ignore=%) >"$$again" 2>&1 & \
-	else true & fi; \
-	beside=$$!; trap 'kill $$beside 2>/dev/null || true; rm -f "$$again"' EXIT; \
-	echo "==> pytest"; \
-	$$pytest -n 4 --max-worker-restart=0 --durations=25 --dist loadfile --no-loadscope-reorder -m "not soak$${selection:+ and $$selection}" $(ARGS) \
-		&& main=0 || main=$$?; \
-	wait $$beside && other=0 || other=$$?; \
-	if [ -s "$$again" ]; then echo "==> pytest, lakehouses on radosgw"; cat "$$again"; fi; \
-	exit $$((main ? main : other))
+test: setup ## check everything: all tests, and beside them lint, transactions and races once more on radosgw (not with ARGS)
+	@TESTS_ON_RADOSGW="$(TESTS_ON_RADOSGW)" LONG_ON_RADOSGW="$(LONG_ON_RADOSGW)" scripts/run_tests.sh $(ARGS)
 
 check: lint ## lint, types, contracts and the quick tests, for the minutes between
 	@echo "==> pytest, the quick tests"; $(BIN)/python -m pytest -q -n 2 --max-worker-restart=0 --dist loadfile \
