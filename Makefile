@@ -7,7 +7,8 @@ MAKEFLAGS += --no-print-directory
 # Whoever asks Python to keep no bytecode has no use for it here: each of many processes would compile all modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-PYTHON ?= python3
+# By default the system's own Python, if it is 3.11 or newer, else python3 on the PATH.
+PYTHON ?=
 BIN := .venv/bin
 # Root of the demo's lakehouse: an absolute path, or s3://bucket/prefix with AWS_ACCESS_KEY_ID and so on in the environment.
 ROOT ?= $(CURDIR)/.demo/lakehouse

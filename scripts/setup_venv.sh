@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-python=${PYTHON:-python3}
+python=${PYTHON:-}
 venv=.venv
 stamp=$venv/.installed
 
@@ -49,13 +49,19 @@ create_venv() {
 
 install() {
     local pip=("$venv/bin/python" -m pip --disable-pip-version-check --no-input -qq)
-    # Most modules of a gigabyte of packages are never imported: Python compiles each at its first import.
     # The build backend comes first, so that packages built here are built by the pinned one.
     "${pip[@]}" install --constraint constraints.txt pip setuptools wheel </dev/null
     echo "==> installing $(wc -l <constraints.txt) pinned packages (about 1 GB, a few minutes)"
+    # Most modules are never imported: Python compiles the others at their first import.
     "${pip[@]}" install --no-compile --constraint constraints.txt --no-build-isolation --editable '.[all,bench,deploy,test,lint]' </dev/null
 }
 
+# The system's own Python is preferred: distributions build it with profile-guided optimisation.
+if [ -z "$python" ]; then
+    python=python3
+    /usr/bin/python3 -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11) or not ensurepip.version())' \
+        2>/dev/null && python=/usr/bin/python3
+fi
 command -v "$python" >/dev/null || fail "$python not found; install it as root: apt-get install python3 python3-venv"
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     fail "$("$python" --version) is too old; set PYTHON to a Python 3.11 or newer"

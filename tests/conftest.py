@@ -1,5 +1,6 @@
 """Settings for all tests."""
 
+import gc
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -68,6 +69,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(
         key=lambda item: next((at for at, name in enumerate(_LONGEST) if name in item.path.parts), len(_LONGEST))
     )
+
+
+def pytest_collection_finish() -> None:
+    """Let garbage collections pass over all modules and tests, which stay: some tests ask for many collections."""
+    gc.collect()
+    gc.freeze()
 
 
 class _ByFile(LoadFileScheduling):
