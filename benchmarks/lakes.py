@@ -70,6 +70,7 @@ class SlowStorage(StorageWrapper):
     def __init__(self, inner: Storage):
         super().__init__(inner)
         self.concurrency = 32
+        self.few_reads = self.few_creates = 1
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         time.sleep(REQUEST_SECONDS)

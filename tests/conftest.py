@@ -11,12 +11,18 @@ from xdist.scheduler import LoadFileScheduling
 from xdist.scheduler.protocol import Scheduling
 
 from tests.unordered import shuffle_lists
+from trinitylake_ops.storage import beside
 from trinitylake_ops.storage.cache.storage import clear_process_caches
+from trinitylake_ops.versions import roots
 
 # In CI the same examples are tried on every run; elsewhere new ones. Deadlines only measure the machine.
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("local", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") == "true" else "local")
+
+#: In tests and their fixtures, what is done beside is done at once, so that requests come in one order.
+_PUT_BESIDE = beside.put
+beside.put = beside.do
 
 #: A property of a test (``record_property``) whose text is shown when all tests have run.
 SHOWN = "shown"
@@ -55,6 +61,19 @@ def _lists_as_chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     """Let all storages of this process list in random order where that is asked for."""
     if request.config.getoption("lists") == "shuffled":
         shuffle_lists(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def _beside_as_marked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the thread do what is done beside, in tests of that thread."""
+    if request.node.get_closest_marker("beside") is not None:
+        monkeypatch.setattr(beside, "put", _PUT_BESIDE)
+
+
+@pytest.fixture(autouse=True)
+def _opened_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``open`` found is never as good as new, however fast this machine is: but for tests of that."""
+    monkeypatch.setattr(roots, "_JUST_NOW_S", 0.0)
 
 
 @pytest.fixture(autouse=True)

@@ -39,6 +39,7 @@ def test_a_gap_among_the_roots_stops_rollback_and_drop(tmp_path: Path) -> None:
         create(lake, f"n{number}")
     lake.storage.delete(root_path(2))
     lake.storage.delete(HINT_PATH)
+    lake = Lakehouse(lake.storage)  # who knows the latest version finds it beyond the gap
     for plan in (lambda: maintenance.plan_rollback(lake, 0), lambda: maintenance.plan_drop_namespace(lake, "n0")):
         with pytest.raises(CorruptFileError, match="root of version 2 is missing, though version 4 exists") as caught:
             plan()

@@ -49,7 +49,7 @@ from trinitylake_ops.maintenance.exports import work as export_module
 from trinitylake_ops.maintenance.gc import sweep as deletion_module
 from trinitylake_ops.maintenance.plans import retention as retention_module
 from trinitylake_ops.maintenance.state import lease as lease_module
-from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, RetryStorage, Storage
+from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, RetryStorage, Storage, beside
 from trinitylake_ops.storage.cache import storage as cache_module
 from trinitylake_ops.tables.io import file_io as file_io_module
 from trinitylake_ops.transaction import commit as commit_module
@@ -99,6 +99,7 @@ class Process:
     storage: SimulatedStorage = field(init=False)
     shared: Any = None
     bad_requests: int = 0  # that are still to come
+    beside: list[beside.Work] = field(default_factory=list)  # that waits to be done
 
 
 @dataclass(eq=False)
@@ -109,6 +110,7 @@ class _Thread:
     body: greenlet.greenlet
     waits_for: SimulatedEvent | None = None
     stopped_until: int = 0
+    is_beside: bool = False  # an interrupt never comes to such a thread
 
 
 @dataclass(eq=False)
@@ -287,13 +289,14 @@ class World:
 
     def _start(self, process: Process) -> None:
         process.storage = SimulatedStorage(self, process)
+        process.beside.clear()
         process.shared = process.make(process.storage)
         for thread in process.threads:
             self._threads.append(_Thread(process, greenlet.greenlet(lambda body=thread: body(process))))
 
     def _interrupt(self, thread: _Thread) -> None:
         """Press Ctrl-C while a thread waits for an answer, for another thread, or for its pause to end."""
-        if thread.process.is_interrupted and thread.body:  # it has begun
+        if thread.process.is_interrupted and thread.body and not thread.is_beside:  # it has begun
             self.log.append((thread.process.name, "is interrupted", "", ""))
             self._resume(thread, KeyboardInterrupt)
 
@@ -333,7 +336,8 @@ class World:
             mock.patch.object(Storage, "concurrency", 1),
             mock.patch.object(commit_module, "time", _Pauses(self)),
             mock.patch.object(fairness_module, "time", _Pauses(self)),
-            # A thread beside would not be simulated: requests for turns are renewed by each attempt alone.
+            mock.patch.object(beside, "put", self.put_beside),
+            # A thread of its own would not be simulated: requests for turns are renewed by each attempt alone.
             mock.patch.object(fairness_module, "start_beside"),
             mock.patch.object(deletion_module, "time", _Pauses(self)),
             mock.patch.object(hint_module, "time", _Pauses(self)),
@@ -358,6 +362,22 @@ class World:
                 yield
             finally:
                 logging.disable(logging.NOTSET)
+
+    def put_beside(self, work: beside.Work) -> None:
+        """Let a thread of the process do work beside the one that asks, and equal work once."""
+        here = greenlet.getcurrent()
+        process = next((thread.process for thread in self._threads if thread.body is here), None)
+        if process is None:  # the test itself
+            beside.do(work)
+        elif work not in process.beside:
+            process.beside.append(work)
+
+            def body() -> None:
+                self.hand_over()
+                process.beside.remove(work)
+                beside.do(work)
+
+            self._threads.append(_Thread(process, greenlet.greenlet(body), is_beside=True))
 
     def pause(self, seconds: float) -> None:
         del seconds  # how long anything takes is for the seed to decide

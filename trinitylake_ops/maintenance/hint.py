@@ -14,12 +14,13 @@ from trinitylake_ops.errors import FileMissingError, StorageError
 from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, parse_hint
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
+from trinitylake_ops.storage import beside
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.roots import HINT_READ_BYTES, Roots, find_latest
 from trinitylake_ops.versions.snapshot import is_sealed_root
 
 _MOST_LOOKS = 20
-_PAUSE_S = 0.02  # beside the reads: mostly longer than a writer takes from its root to its hint
+_PAUSE_S = 0.1  # beside the reads: mostly longer than a writer takes from its root to its hint
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class HintReport(Document):
 
 def inspect_hint(lake: Lakehouse) -> HintReport:
     """Compare the hint with the latest version. Raises LakehouseNotFoundError, StorageError."""
+    beside.flush()  # of commits of this process
     metered = MeteredLakehouse(lake)
     state, hinted, latest = _state(metered.lake.files.roots)
     for _ in range(_MOST_LOOKS):

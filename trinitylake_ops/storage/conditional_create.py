@@ -69,16 +69,20 @@ def create_settled(
     raise _ambiguous(path, lost_answer)
 
 
-def create_fresh(storage: Storage, files: Mapping[str, bytes]) -> None:
-    """Create files as :func:`create_fresh_file` does, in parallel.
+def create_fresh(storage: Storage, files: Mapping[str, bytes], beside: Callable[[], None] | None = None) -> None:
+    """Create files as :func:`create_fresh_file` does, in parallel, and do ``beside`` in the same round.
 
     Raises the first failure once no create is on its way any more.
     """
 
-    def create_one(path: str) -> None:
-        create_fresh_file(storage, path, files[path])
+    def create_one(path: str | None) -> None:
+        if path is not None:
+            create_fresh_file(storage, path, files[path])
+        elif beside is not None:
+            beside()
 
-    run_parallel(in_one_round(create_one), list(files), storage.concurrency)
+    paths: list[str | None] = [*files, *([None] if beside is not None else [])]
+    run_parallel(in_one_round(create_one), paths, storage.concurrency, storage.few_creates)
 
 
 def create_fresh_file(storage: Storage, path: str, data: bytes) -> None:

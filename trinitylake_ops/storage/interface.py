@@ -46,6 +46,14 @@ class Storage(ABC):
     root: str
     #: How many requests ``*_many`` keep in flight.
     concurrency: int = 16
+    #: So many reads are made one after the other: handing them to threads would take longer than they do.
+    few_reads: int = 1
+    #: The same of creates.
+    few_creates: int = 1
+    #: Whether ``prepare`` does something.
+    prepares: bool = False
+    #: Whether a list asks for names with its prefix only, and not for a whole folder.
+    lists_by_prefix: bool = False
     #: How many files one request of ``delete_batch`` takes.
     delete_batch_size: int = 1
     #: The most bytes that ``read`` returns when the caller gives neither a length nor a limit.
@@ -71,6 +79,17 @@ class Storage(ABC):
         Raises FileExistsAlreadyError when the name is occupied, AmbiguousWriteError when the answer
         was lost and the file may have been created.
         """
+
+    def prepare(self, path: str, data: bytes) -> None:
+        """Do ahead what a create of this very object at this path would have to wait for. It sends no request.
+
+        Follow it by ``create``, and by ``unprepare`` in any case. Raises what ``create`` raises.
+        """
+        del path, data  # a request to a server has no part that could go ahead
+
+    def unprepare(self, data: bytes) -> None:
+        """Undo a ``prepare`` that no ``create`` followed."""
+        del data
 
     @abstractmethod
     def write(self, path: str, data: bytes) -> None:
@@ -122,7 +141,7 @@ class Storage(ABC):
 
     def read_many(self, paths: Sequence[str]) -> builtins.list[bytes]:
         """Read several files in parallel, in the order given. Raises the first failure."""
-        return run_parallel(in_one_round(self.read), paths, self.concurrency)
+        return run_parallel(in_one_round(self.read), paths, self.concurrency, self.few_reads)
 
     def read_available(
         self, paths: Sequence[str], *, limit_bytes: int | None = None
@@ -135,7 +154,7 @@ class Storage(ABC):
             except StorageError as error:
                 return error
 
-        return run_parallel(in_one_round(read_or_error), paths, self.concurrency)
+        return run_parallel(in_one_round(read_or_error), paths, self.concurrency, self.few_reads)
 
     def create_many(self, files: Mapping[str, bytes]) -> None:
         """Create several files in parallel, each if absent. Raises the first failure after all ended."""
@@ -143,7 +162,7 @@ class Storage(ABC):
         def create_one(item: tuple[str, bytes]) -> None:
             self.create(*item)
 
-        run_parallel(in_one_round(create_one), list(files.items()), self.concurrency)
+        run_parallel(in_one_round(create_one), list(files.items()), self.concurrency, self.few_creates)
 
     def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
         """Delete up to ``delete_batch_size`` files in one request. Returns the failures by path (S5).

@@ -32,6 +32,7 @@ class MemoryStorage(Storage):
     """
 
     concurrency = 1  # threads would only wait for the lock
+    lists_by_prefix = True
 
     def __init__(self, root: str, *, whole_file_limit_bytes: int = WHOLE_FILE_LIMIT_BYTES):
         name, path = split_root(root, "memory")

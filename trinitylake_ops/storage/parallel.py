@@ -44,14 +44,14 @@ def in_one_round(call: Callable[[A], T]) -> Callable[[A], T]:
     return call_in_round
 
 
-def run_parallel(call: Callable[[A], T], arguments: Sequence[A], concurrency: int) -> list[T]:
-    """Map ``call`` over the arguments with up to ``concurrency`` threads, in order.
+def run_parallel(call: Callable[[A], T], arguments: Sequence[A], concurrency: int, few: int = 1) -> list[T]:
+    """Map ``call`` over the arguments with up to ``concurrency`` threads, in order. ``few`` calls need no threads.
 
     All calls end before the first failure (in argument order) is raised. So nothing still runs when the caller goes on.
     The calling thread takes part in the work and never waits for a thread that has not started. So nested calls, a
     crowded pool and a freshly forked process cannot deadlock.
     """
-    if len(arguments) <= 1 or concurrency <= 1:
+    if len(arguments) <= few or concurrency <= 1:
         return [call(argument) for argument in arguments]
     batch = _Batch(call, arguments)
     n_extra_threads = min(concurrency, len(arguments), MAX_POOL_THREADS + 1) - 1

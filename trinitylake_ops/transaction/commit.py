@@ -23,6 +23,7 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.file_names import MAX_VERSION
 from trinitylake_ops.format.nodes.node_file import decode_system_rows
 from trinitylake_ops.format.nodes.system_rows import COMMIT_ID, CREATED_AT_MILLIS, MAX_TIME_MS
+from trinitylake_ops.storage import beside
 from trinitylake_ops.storage.conditional_create import create_fresh, create_settled
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
@@ -31,7 +32,7 @@ from trinitylake_ops.transaction.time_to_live import AgeLimit, OperationAge, Tra
 from trinitylake_ops.transaction.turns import LOSSES_BEFORE_ASKING, Courtesy, TurnRequest
 from trinitylake_ops.versions.commit_info import CommitCost
 from trinitylake_ops.versions.latest import latest_after, reading_bases
-from trinitylake_ops.versions.roots import Roots, read_roots
+from trinitylake_ops.versions.roots import KnownRoot, Roots, count_created_root, read_roots
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
 logger = logging.getLogger(__name__)
@@ -75,10 +76,10 @@ def commit(
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The version that holds a change, and the bytes of its root; None where nothing had to be committed."""
+    """The version that holds a change, and its root; None where nothing had to be committed."""
 
     version: int
-    root_file: bytes | None
+    root: KnownRoot | None
 
 
 class DraftOutdatedError(TrinityLakeError):
@@ -118,6 +119,7 @@ class Commit:
         self._courtesy = courtesy
         self._kept: dict[str, bytes] = {}  # definitions, which attempts share
         self._nodes: dict[str, bytes] = {}  # files of this attempt
+        self._prepared: bytes | None = None  # the root of this attempt, where its storage prepares
         self._n_lost = 0
         self._n_requests = 0
         #: The current attempt: the version that it would be, and what its root carries. None before it is sent.
@@ -165,14 +167,16 @@ class Commit:
             attempt = self._draft(base)
             if attempt is None:
                 return Committed(base.version, None)
-            root_file = self._write(attempt, base)
             try:
-                is_ours = self._send(attempt, root_file, base)
+                root = self._write(attempt, base)
+                is_ours = self._send(attempt, root.data, base)
             except DraftOutdatedError:
                 self._discard_nodes()
                 continue
+            finally:
+                self._unprepare()
             if is_ours:
-                return Committed(attempt.version, root_file)
+                return Committed(attempt.version, root)
             self._discard_nodes()
             return None
 
@@ -187,8 +191,8 @@ class Commit:
         draft = self._change.draft(base, stamp)
         return None if draft is None else _Attempt(version, stamp.commit_id, draft)
 
-    def _write(self, attempt: _Attempt, base: Snapshot) -> bytes:
-        """Write all files of an attempt except the root, in one round. Returns the root's bytes."""
+    def _write(self, attempt: _Attempt, base: Snapshot) -> KnownRoot:
+        """Write all files of an attempt except the root, in one round. Returns the root, which is prepared beside."""
         draft = attempt.draft
         # Such files are a lakehouse definition from before a merge, or definitions of a transaction that left a group.
         replaced = sorted(self._kept.keys() - draft.definition_files.keys())
@@ -203,10 +207,20 @@ class Commit:
         self._n_requests += len(fresh) + len(nodes) + 1
         n_bytes = sum(map(len, self._kept.values())) + sum(map(len, nodes.values()))
         cost = CommitCost(self._n_lost + 1, self._n_requests + 1, n_bytes)
-        root_file = draft.root_file(cost, base.files.roots.path(attempt.version), attempt.version)
+        root = draft.root(cost, base.files.roots.path(attempt.version), attempt.version)
         self._nodes = nodes
-        create_fresh(self._files.storage, {**fresh, **nodes})
-        return root_file
+        storage = base.files.roots.storage
+        if storage.prepares:
+            self._prepared = root.data
+        prepare = functools.partial(storage.prepare, root.path, root.data) if storage.prepares else None
+        create_fresh(self._files.storage, {**fresh, **nodes}, prepare)
+        return root
+
+    def _unprepare(self) -> None:
+        """Undo what was prepared for a root that was not sent."""
+        if self._prepared is not None:
+            self._files.roots.storage.unprepare(self._prepared)
+            self._prepared = None
 
     def _send(self, attempt: _Attempt, root_file: bytes, base: Snapshot) -> bool:
         """Create the root if absent, within the time to live.
@@ -232,12 +246,17 @@ class Commit:
         return latest
 
     def _settle(self, committed: Committed, turn: TurnRequest) -> None:
-        """Write the hint, or delete the files that were written for nothing."""
-        if committed.root_file is not None:
-            self._write_hint(committed.version, turn)
+        """Let the hint follow, or delete the files that were written for nothing."""
+        if committed.root is None:
+            turn.withdraw()
+            discard(self._files.storage, self._kept)
             return
-        turn.withdraw()
-        discard(self._files.storage, self._kept)
+        self._files.roots.keep(committed.root)
+        self._files.hint.note(committed.version)
+        if self._n_lost >= LOSSES_BEFORE_ASKING:
+            beside.put(turn.withdraw)
+        if self._courtesy is not None:
+            self._courtesy.look_now_and_then(self._files.storage)
 
     def _latest_after(self, known: int, turn: TurnRequest, attempt_seconds: float) -> Snapshot:
         """Return the latest version. In the same round, ask for a turn where it is time to."""
@@ -247,21 +266,6 @@ class Commit:
             requests.append(functools.partial(turn.lost, self._n_lost, attempt_seconds))
         self._in_one_round(requests)
         return found[0]
-
-    def _write_hint(self, version: int, turn: TurnRequest) -> None:
-        """Write the hint.
-
-        In the same round, withdraw the request for a turn, and now and then look for requests of others.
-        """
-        requests: list[Callable[[], None]] = [functools.partial(self._files.hint.write, version)]
-        if self._n_lost >= LOSSES_BEFORE_ASKING:
-            requests.append(turn.withdraw)
-        if self._courtesy is not None and self._courtesy.is_time_to_look():
-            requests.append(functools.partial(self._courtesy.look, self._files.storage))
-        try:
-            self._in_one_round(requests)
-        except Exception:  # the version is committed, whatever happens to the hint
-            logger.warning("version %d is committed, but a step after the commit failed", version, exc_info=True)
 
     def _in_one_round(self, requests: Sequence[Callable[[], None]]) -> None:
         run_parallel(in_one_round(lambda request: request()), requests, self._files.storage.concurrency)
@@ -329,6 +333,7 @@ def create_root(
     create the root. Any other typed error means that the root was not created.
     """
     path = roots.path(version)
+    count_created_root()
     try:
         return create_settled(
             roots.storage,

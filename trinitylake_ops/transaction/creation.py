@@ -94,7 +94,7 @@ def create_first_version(files: LakehouseFiles, definition: LakehouseDef, root: 
     data = TreeLimits.of(definition).encoded(root, files.roots.path(0))
     is_ours = create_root(files.roots, 0, data, root.system[COMMIT_ID])
     if is_ours:
-        files.hint.write(0)
+        files.hint.note(0)
     return is_ours
 
 

@@ -19,6 +19,7 @@ from trinitylake_ops.format.nodes.system_rows import (
 from trinitylake_ops.tree.editor import EditedTree, apply_messages, carried_tree
 from trinitylake_ops.tree.nodes.node import TreeLimits
 from trinitylake_ops.versions.commit_info import CommitCost, CommitInfo
+from trinitylake_ops.versions.roots import KnownRoot
 from trinitylake_ops.versions.snapshot import Snapshot
 
 
@@ -69,14 +70,16 @@ class Draft:
     definition_files: Mapping[str, bytes]
     definition: LakehouseDef
 
-    def root_file(self, cost: CommitCost, path: str, version: int) -> bytes:
+    def root(self, cost: CommitCost, path: str, version: int) -> KnownRoot:
         """Return the root of a version that will stand at ``path``.
 
         Raises InvalidDefinitionError for a ``node_compression`` that this program cannot write.
         """
         tree, system = self.tree.root, {**self.root_system, COMMIT_INFO: self.info.encode(cost, version)}
-        root = NodeFile(tree.keys, tree.values, tree.children, tree.buffer, system)
-        return TreeLimits.of(self.definition).encoded(root, path)
+        node = NodeFile(tree.keys, tree.values, tree.children, tree.buffer, system)
+        data = TreeLimits.of(self.definition).encoded(node, path)
+        node.file_size_bytes = node.memory_bytes = len(data)
+        return KnownRoot(version, path, data, node)
 
 
 def draft_of_tree(

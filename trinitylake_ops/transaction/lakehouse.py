@@ -35,9 +35,9 @@ from trinitylake_ops.versions.commit_info import CommitInfo, acting_run
 from trinitylake_ops.versions.definition_store import DefinitionStore
 from trinitylake_ops.versions.hint import HintWriter
 from trinitylake_ops.versions.history import VersionInfo, history
-from trinitylake_ops.versions.latest import latest_snapshot
+from trinitylake_ops.versions.latest import latest_snapshot, open_latest
 from trinitylake_ops.versions.lookup import VersionLookup
-from trinitylake_ops.versions.roots import Roots, find_latest, open_roots
+from trinitylake_ops.versions.roots import Roots, find_latest
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
 
@@ -66,8 +66,9 @@ class Lakehouse:
             files = private_cache_view(storage, is_immutable_path, self.storage_options)
         look_up = self._latest_definition
         self.elsewhere = elsewhere = Elsewhere(self.root, self.storage_options, look_up=look_up, follows_moves=False)
+        roots = Roots(storage, keeps_newest=cache != "off")
         nodes, definitions = NodeStore(files, elsewhere=elsewhere), DefinitionStore(files, elsewhere=elsewhere)
-        self.files = LakehouseFiles(files, nodes, definitions, HintWriter(storage), Roots(storage))
+        self.files = LakehouseFiles(files, nodes, definitions, HintWriter(storage), roots)
         self._lookup = VersionLookup(self.files, self._version_elsewhere)
         is_shared = cache == "shared"
         self._queue = shared_queue(storage_identity(self.root, self.storage_options)) if is_shared else CommitQueue()
@@ -118,7 +119,7 @@ class Lakehouse:
         root = normalize_root_uri(root_uri)
         cache: Literal["shared", "private"] = "private" if storage else "shared"
         lake = cls(storage or open_storage(root, storage_options), storage_options, cache=cache)
-        open_roots(lake.files.roots)
+        open_latest(lake.files)
         return lake
 
     def on(self, storage: Storage) -> Lakehouse:

@@ -12,9 +12,11 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.format.file_names import TURN_PREFIX, new_turn_path, parse_turn_path
+from trinitylake_ops.storage import beside
 from trinitylake_ops.storage.interface import Storage
 
 logger = logging.getLogger(__name__)
@@ -127,10 +129,11 @@ class Courtesy:
         self._asking: Mapping[str, int] = {}
         self._n_pauses = _FEWEST_PAUSES
 
-    def is_time_to_look(self) -> bool:
-        """Count a commit. Returns whether to look for requests beside the writing of the hint."""
+    def look_now_and_then(self, storage: Storage) -> None:
+        """Count a commit. Beside one in so many, look for requests of others."""
         self._n_commits += 1
-        return self._n_commits % COMMITS_BETWEEN_LOOKS == 0
+        if self._n_commits % COMMITS_BETWEEN_LOOKS == 0:
+            beside.put(partial(self.look, storage))
 
     def look(self, storage: Storage) -> None:
         """Look for requests of others."""

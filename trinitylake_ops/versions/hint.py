@@ -6,6 +6,7 @@ import logging
 
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.format.file_names import HINT_PATH
+from trinitylake_ops.storage import beside
 from trinitylake_ops.storage.interface import Storage
 
 logger = logging.getLogger(__name__)
@@ -22,13 +23,20 @@ class HintWriter:
     @property
     def n_failures(self) -> int:
         """How many hints could not be written."""
+        beside.flush()
         return len(self._failed)
 
-    def write(self, version: int) -> None:
-        """Let the hint name a version that was just committed, unless we have committed a newer one, too."""
-        if version < self._newest:
-            return
-        self._newest = version
+    def note(self, version: int) -> None:
+        """Let the hint name a version that was just committed, unless we have committed a newer one, too.
+
+        It is written beside: the caller does not wait, and of versions that follow each other at once only the last is.
+        """
+        if version >= self._newest:
+            self._newest = version
+            beside.put(self._write_newest)
+
+    def _write_newest(self) -> None:
+        version = self._newest
         try:
             self._storage.write(HINT_PATH, str(version).encode("ascii"))
         except TrinityLakeError as error:

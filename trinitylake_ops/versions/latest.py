@@ -6,8 +6,14 @@ import contextlib
 from collections.abc import Iterator
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, TransactionExpiredError, VersionExpiredError
-from trinitylake_ops.format.nodes.node_file import decode_node
-from trinitylake_ops.versions.roots import ProbedRoots, find_latest_after, find_latest_from, read_hint
+from trinitylake_ops.versions.roots import (
+    ProbedRoots,
+    find_latest_after,
+    find_latest_again,
+    find_latest_from,
+    open_roots,
+    read_hint,
+)
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
 _MOST_LOOKS = 5
@@ -33,9 +39,25 @@ def latest_snapshot(files: LakehouseFiles, probed: ProbedRoots | None = None) ->
 
 
 def _found_latest(files: LakehouseFiles, probed: ProbedRoots | None = None) -> Snapshot:
+    opened = files.roots.take_opened()
+    if opened is not None and not (probed and probed.wanted):
+        return Snapshot(files, opened.root.version, opened.root.path, opened.root.node, opened.read_at_ms)
+    newest = files.roots.newest
+    if newest is not None:
+        read_at_ms = files.storage.now_ms()
+        found = find_latest_again(files.roots, newest, probed or ProbedRoots(files.roots.storage))
+        return _snapshot(files, *found, read_at_ms)
     hinted = read_hint(files.storage)
     read_at_ms = files.storage.now_ms()  # asked before any root is read; a storage may know it from the hint's answer
     return _snapshot(files, *find_latest_from(files.roots, hinted, probed), read_at_ms)
+
+
+def open_latest(files: LakehouseFiles) -> None:
+    """Find the latest version of a lakehouse that was not looked at before; who asks for it next asks no storage.
+
+    Raises LakehouseNotFoundError, StorageError, and CorruptFileError when roots of several namings are there.
+    """
+    files.roots.opened(*open_roots(files.roots))
 
 
 def latest_after(files: LakehouseFiles, known: int) -> Snapshot:
@@ -46,8 +68,8 @@ def latest_after(files: LakehouseFiles, known: int) -> Snapshot:
 
 
 def _snapshot(files: LakehouseFiles, version: int, root_file: bytes, read_at_ms: int) -> Snapshot:
-    path = files.roots.path(version)
-    return Snapshot(files, version, path, decode_node(root_file, path), read_at_ms)
+    root = files.roots.known(version, root_file)
+    return Snapshot(files, version, root.path, root.node, read_at_ms)
 
 
 @contextlib.contextmanager

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
+from trinitylake_ops.cached_attribute import cached_attribute
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, LakehouseNotFoundError, StorageError
 from trinitylake_ops.format.file_names import (
     HINT_PATH,
@@ -17,23 +20,82 @@ from trinitylake_ops.format.file_names import (
     parse_root_path,
     root_naming,
 )
+from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node
+from trinitylake_ops.format.nodes.system_rows import COMMIT_ID
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 
 logger = logging.getLogger(__name__)
 
+#: What the names of version 0 begin with in all namings, and those of no other version.
+_OLDEST_PREFIX = min((naming.path(0).partition(".")[0] for naming in ROOT_NAMINGS), key=len)
 HINT_READ_BYTES = 64  # more than any number takes, with white space; a file of garbage may be huge
+
+
+class KnownRoot:
+    """A root that this process has read or created: its bytes, decoded when somebody asks."""
+
+    def __init__(self, version: int, path: str, data: bytes, node: NodeFile | None = None):
+        self.version = version
+        self.path = path
+        self.data = data
+        self._node = node
+
+    @property
+    def node(self) -> NodeFile:
+        """The decoded root. Raises CorruptFileError."""
+        if self._node is None:
+            self._node = decode_node(self.data, self.path)
+        return self._node
+
+    @cached_attribute
+    def _mark(self) -> tuple[int, bytes]:
+        """Where its ``commit_id`` stands, which no other root has; no bytes where it has none, or is compressed."""
+        try:
+            commit_id = self.node.system.get(COMMIT_ID, "").encode()
+        except CorruptFileError:
+            return 0, b""
+        offset = self.data.find(commit_id)
+        return (offset, commit_id) if offset >= 0 else (0, b"")
+
+    def still_stands(self, storage: Storage) -> bool:
+        """Whether this very root stands at its path, and not one of a lakehouse that was put in its place.
+
+        Reads its ``commit_id`` only, if it has one. Raises StorageError.
+        """
+        offset, commit_id = self._mark
+        try:
+            if not commit_id:
+                return storage.read(self.path) == self.data
+            return storage.read(self.path, offset=offset, length=len(commit_id)) == commit_id
+        except FileMissingError:
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class JustOpened:
+    """The latest version that ``open`` found: when by the storage's clock, and what this process had done by then."""
+
+    root: KnownRoot
+    read_at_ms: int
+    found_at_s: float
+    n_created: int
 
 
 class Roots:
     """The root nodes of one lakehouse: their storage and their names.
 
-    A lakehouse keeps its naming, so that it is found out once: on opening, otherwise when it is first needed.
+    A lakehouse keeps its naming, so that it is found out once: on opening, otherwise when it is first needed. It also
+    keeps the newest root that it knows, from which the latest one is found in a round. Without ``keeps_newest`` it
+    reads all roots anew.
     """
 
-    def __init__(self, storage: Storage, known_naming: RootNaming | None = None):
+    def __init__(self, storage: Storage, known_naming: RootNaming | None = None, *, keeps_newest: bool = True):
         self.storage = storage
         self.known_naming = known_naming
+        self.newest: KnownRoot | None = None
+        self._just_opened: JustOpened | None = None
+        self._keeps_newest = keeps_newest
 
     @property
     def naming(self) -> RootNaming:
@@ -50,14 +112,55 @@ class Roots:
         """
         return self.naming.path(version)
 
+    def known(self, version: int, data: bytes) -> KnownRoot:
+        """Return the root of the latest version by its bytes, and keep it. The same bytes are decoded once."""
+        newest = self.newest
+        if newest is not None and newest.version == version and newest.data == data:
+            return newest
+        found = KnownRoot(version, self.path(version), data)
+        self.keep(found)
+        return found
+
+    def keep(self, root: KnownRoot) -> None:
+        """Keep the root of the latest version."""
+        if self._keeps_newest:
+            self.newest = root
+
+    def opened(self, version: int, data: bytes, read_at_ms: int) -> None:
+        """Keep the latest version that ``open`` found for the first who asks, if that is at once."""
+        if self._keeps_newest:
+            found = self.known(version, data)
+            self._just_opened = JustOpened(found, read_at_ms, time.monotonic(), _n_created)
+
+    def take_opened(self) -> JustOpened | None:
+        """Return what ``open`` found, once, if it is as good as new and this process created no root since."""
+        opened, self._just_opened = self._just_opened, None
+        if opened is None or opened.n_created != _n_created:
+            return None
+        return opened if time.monotonic() - opened.found_at_s < _JUST_NOW_S else None
+
+
+def count_created_root() -> None:
+    """Note that this process creates a root: what it opened before is no longer new."""
+    global _n_created  # noqa: PLW0603 - of the process
+    _n_created += 1
+
+
+_n_created = 0
+#: For so long what ``open`` found is the latest version. The next statement comes in that time; a message from a
+#: process that has committed since hardly does.
+_JUST_NOW_S = 0.005
+
 
 def find_latest(roots: Roots) -> tuple[int, bytes]:
     """Return the latest version and the bytes of its root.
 
     The hint only says where to start: a missing, garbage, stale or leading one costs requests and never fails. A right
-    hint takes two sequential rounds. A naming that is neither known yet nor ours costs one more. Raises
-    LakehouseNotFoundError, CorruptFileError, StorageError.
+    hint takes two sequential rounds, and one where ``roots`` knows the latest version already. A naming that is neither
+    known yet nor ours costs one more. Raises LakehouseNotFoundError, CorruptFileError, StorageError.
     """
+    if roots.newest is not None:
+        return find_latest_again(roots, roots.newest, ProbedRoots(roots.storage))
     return find_latest_from(roots, read_hint(roots.storage))
 
 
@@ -81,6 +184,13 @@ def find_latest_after(roots: Roots, known: int) -> tuple[int, bytes]:
     probed = ProbedRoots(roots.storage)
     naming = roots.naming
     hinted = _with_hint(roots.storage, probed.read_one, _pair(naming, known))
+    return _latest_beyond(roots, naming, known, hinted, probed)
+
+
+def _latest_beyond(
+    roots: Roots, naming: RootNaming, known: int, hinted: int | None, probed: ProbedRoots
+) -> tuple[int, bytes]:
+    """Go on from a version that is known to exist, and from its successor, which was read."""
     is_latest = known == MAX_VERSION or probed.contents[naming.path(known + 1)] is None
     start = max(known if is_latest else known + 1, hinted or 0)
     probed.read(_pair(naming, start))  # no root is read twice, unless the hint names a later version
@@ -89,18 +199,44 @@ def find_latest_after(roots: Roots, known: int) -> tuple[int, bytes]:
     return _latest_from(roots, naming, start, probed)
 
 
-def open_roots(roots: Roots) -> tuple[int, bytes]:
-    """Return the same as :func:`find_latest`, in as many rounds, for a lakehouse that was not looked at before.
+def find_latest_again(roots: Roots, newest: KnownRoot, probed: ProbedRoots) -> tuple[int, bytes]:
+    """Return the same as :func:`find_latest` in one round, where ``newest`` is still the latest.
+
+    The round reads the hint, the successor of ``newest``, a few bytes of ``newest`` itself, and what ``probed`` wants.
+    """
+    naming = roots.naming
+    path = naming.path(newest.version)
+    stands: list[bool] = []
+
+    def read_or_compare(read_path: str) -> None:
+        if read_path == path:
+            stands.append(newest.still_stands(roots.storage))
+        else:
+            probed.read_one(read_path)
+
+    paths = dict.fromkeys([*_pair(naming, newest.version), *map(naming.path, probed.wanted)])
+    hinted = _with_hint(roots.storage, read_or_compare, list(paths))
+    if stands[0]:
+        probed.contents[path] = newest.data
+        probed.standing.add(path)
+        return _latest_beyond(roots, naming, newest.version, hinted, probed)
+    roots.newest = None
+    return find_latest_from(roots, hinted, probed)
+
+
+def open_roots(roots: Roots) -> tuple[int, bytes, int]:
+    """Return the same as :func:`find_latest` for a lakehouse that was not looked at before, with the storage's time.
 
     All names that version 0 and the hint's version can have are probed. Roots of several namings raise
     CorruptFileError.
     """
     probed = ProbedRoots(roots.storage)
     start = _probe_oldest(probed) or 0
+    read_at_ms = roots.storage.now_ms()
     naming = next((naming for naming in ROOT_NAMINGS if naming.path(0) in probed.standing), ROOT_NAMING)
     probed.read([*_pair(naming, start), *(other.path(start) for other in ROOT_NAMINGS)])
     one_naming(roots.storage.root, probed.standing)
-    return _latest_from(roots, naming, start, probed)
+    return *_latest_from(roots, naming, start, probed), read_at_ms
 
 
 class ProbedRoots:
@@ -118,7 +254,7 @@ class ProbedRoots:
     def read(self, paths: Iterable[str]) -> None:
         """Read roots in one round. Raises the first failure to read a root that exists."""
         unread = [path for path in dict.fromkeys(paths) if path not in self.contents]
-        run_parallel(in_one_round(self.read_one), unread, self.storage.concurrency)
+        run_parallel(in_one_round(self.read_one), unread, self.storage.concurrency, self.storage.few_reads)
 
     def read_one(self, path: str) -> None:
         """Read a root. Raises StorageError."""
@@ -133,13 +269,17 @@ def _probe_oldest(probed: ProbedRoots) -> int | None:
     """Return the hint. In the same round, find which names of version 0 exist."""
 
     def probe(path: str) -> None:
+        if path == _OLDEST_PREFIX:
+            probed.standing.update(info.path for info in probed.storage.list(path) if root_naming(info.path))
+            return
         try:
             probed.storage.read(path, length=1)  # some storages do not say why they refuse a stat
         except FileMissingError:
             return
         probed.standing.add(path)
 
-    return _with_hint(probed.storage, probe, [naming.path(0) for naming in ROOT_NAMINGS])
+    names = [_OLDEST_PREFIX] if probed.storage.lists_by_prefix else [naming.path(0) for naming in ROOT_NAMINGS]
+    return _with_hint(probed.storage, probe, names)
 
 
 def _with_hint(storage: Storage, probe: Callable[[str], None], paths: Sequence[str]) -> int | None:
@@ -152,7 +292,7 @@ def _with_hint(storage: Storage, probe: Callable[[str], None], paths: Sequence[s
         else:
             probe(path)
 
-    run_parallel(in_one_round(read_or_probe), [HINT_PATH, *paths], storage.concurrency)
+    run_parallel(in_one_round(read_or_probe), [HINT_PATH, *paths], storage.concurrency, storage.few_reads)
     return hinted[0]
 
 

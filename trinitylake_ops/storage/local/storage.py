@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import logging
 import os
 import stat
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from trinitylake_ops.errors import FileMissingError, InvalidLocationError
 from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES, FileInfo, Storage
@@ -26,11 +28,20 @@ from trinitylake_ops.storage.local.posix_files import (
     sync_folder,
     write_new_file,
 )
+from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.storage.paths import TEMPORARY_PREFIX, check_path, check_prefix, check_range, is_hidden, split_root
 
 logger = logging.getLogger(__name__)
 
 _MAX_KNOWN_FOLDERS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """Bytes that are on the device under a temporary name."""
+
+    data: bytes
+    temporary: bytes
 
 
 class LocalStorage(Storage):
@@ -48,6 +59,7 @@ class LocalStorage(Storage):
     """
 
     concurrency = 8  # enough to share the waits for fsync; more threads only contend
+    few_reads = 4  # of files that were read or written lately
     delete_batch_size = 1000  # an unlink is faster than handing it to a thread
 
     def __init__(self, root: str, *, fsync: bool = True, whole_file_limit_bytes: int = WHOLE_FILE_LIMIT_BYTES):
@@ -57,6 +69,9 @@ class LocalStorage(Storage):
         self.root = root
         self.fsync = fsync
         self.whole_file_limit_bytes = whole_file_limit_bytes
+        self.few_creates = 1 if fsync else 4  # without waits for a device
+        self.prepares = fsync
+        self._prepared: dict[int, _Prepared] = {}
         self._folder = path.encode()
         self._temporary_folder = (path + TEMPORARY_PREFIX).encode().rstrip(b"/")
         self._known_folders: set[bytes] = set()
@@ -79,6 +94,24 @@ class LocalStorage(Storage):
         place = self._locate(path)
         with translated(self.root, path, "look up"):
             return os.path.islink(place) or not self._is_folder_without_links(path.rpartition("/")[0])
+
+    def prepare(self, path: str, data: bytes) -> None:
+        """Bring the bytes of a file to the device under a temporary name, so that ``create`` only has to link it."""
+        if self.fsync:
+            with translated(self.root, path, "create"):
+                self._sync(self._make_folder(self._temporary_folder))
+                temporary = self._new_temporary()
+                self._prepared[id(data)] = _Prepared(data, temporary)
+                try:
+                    write_new_file(temporary, data, fsync=True)
+                except BaseException:
+                    self.unprepare(data)
+                    raise
+
+    def unprepare(self, data: bytes) -> None:
+        prepared = self._prepared.pop(id(data), None)
+        if prepared is not None:
+            _remove_temporary(prepared.temporary)
 
     def create(self, path: str, data: bytes) -> None:
         self._put(path, data, link_to_free_name, "create")
@@ -126,11 +159,12 @@ class LocalStorage(Storage):
         self, path: str, target: bytes, data: bytes, publish: Callable[[bytes, bytes], None], verb: str
     ) -> None:
         folder = os.path.dirname(target)
-        self._make_folder(self._temporary_folder)
-        self._make_folder(folder)
-        temporary = os.path.join(self._temporary_folder, uuid.uuid4().hex.encode())
+        made = [*self._make_folder(self._temporary_folder), *self._make_folder(folder)]
+        prepared = self._prepared.pop(id(data), None)
+        temporary = self._new_temporary() if prepared is None else prepared.temporary
         try:
-            write_new_file(temporary, data, fsync=self.fsync)
+            if prepared is None:
+                write_new_file(temporary, data, fsync=self.fsync)
             try:
                 publish(temporary, target)
             except OSError as error:
@@ -141,26 +175,34 @@ class LocalStorage(Storage):
             _remove_temporary(temporary)
         if self.fsync:
             try:
-                sync_folder(folder)
+                self._sync(made, folder)
             except OSError as error:  # the file is visible, but a crash of the machine may lose it
                 raise ambiguous_write(error, self.root, path, verb) from error
 
-    def _make_folder(self, folder: bytes) -> None:
-        """Make a folder and its parents. Sync the entry of each folder at or below the root.
+    def _new_temporary(self) -> bytes:
+        return os.path.join(self._temporary_folder, uuid.uuid4().hex.encode())
 
-        An existing folder is synced too, once, as its maker may not have done so yet.
+    def _sync(self, made: Sequence[bytes], *folders: bytes) -> None:
+        """Bring the entries of folders to the device, and in the same wait those of folders that were just made."""
+        run_parallel(sync_folder, list({*folders, *map(os.path.dirname, made)}), self.concurrency)
+        self._known_folders.update(made)
+
+    def _make_folder(self, folder: bytes) -> builtins.list[bytes]:
+        """Make a folder and its parents. Returns those at or below the root whose entry may not be on the device.
+
+        An existing folder is among them once, as its maker may not have synced it yet. Without ``fsync`` none are.
         """
         if folder in self._known_folders or folder == b"/":
-            return
+            return []
         is_below_root = folder.startswith(self._folder)
-        if is_below_root or not os.path.isdir(folder):
-            self._make_folder(os.path.dirname(folder))
+        made = self._make_folder(os.path.dirname(folder)) if is_below_root or not os.path.isdir(folder) else []
         was_missing = make_one_folder(folder)
-        if self.fsync and (is_below_root or was_missing):
-            sync_folder(os.path.dirname(folder))
         if len(self._known_folders) >= _MAX_KNOWN_FOLDERS:
             self._known_folders.clear()
+        if self.fsync and (is_below_root or was_missing):
+            return [*made, folder]
         self._known_folders.add(folder)
+        return made
 
     def _walk(self, prefix: str) -> Iterator[FileInfo]:
         """Read one folder after the other. Only the names of folders still to read are kept."""

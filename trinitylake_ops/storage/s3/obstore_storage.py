@@ -63,6 +63,7 @@ class ObstoreS3Storage(S3Storage):
     """
 
     concurrency = 32
+    lists_by_prefix = True
 
     def __init__(self, root: str, options: Mapping[str, str] | None = None):
         super().__init__(root, options)

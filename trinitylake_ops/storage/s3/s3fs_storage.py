@@ -44,6 +44,7 @@ class S3Storage(Storage):
 
     # Enough to hide the latency of a distant bucket. Near a server, the one event loop is the limit sooner.
     concurrency = 16
+    lists_by_prefix = True
     delete_batch_size = MAX_KEYS_PER_REQUEST
 
     def __init__(self, root: str, options: Mapping[str, str] | None = None):

@@ -1,8 +1,8 @@
 """The base of all wrappers around a storage.
 
-A wrapper overrides the single operations (read, stat, create, write, delete, delete_batch, list, now_ms, is_linked,
-drop_cached). It leaves ``exists`` and the ``*_many`` methods alone. These are inherited from Storage and call the
-single operations of the outermost wrapper. So in ``Retry(Meter(Local))`` as in ``Meter(Retry(Local))`` a
+A wrapper overrides the single operations (read, stat, prepare, create, write, delete, delete_batch, list, now_ms,
+is_linked, drop_cached). It leaves ``exists`` and the ``*_many`` methods alone. These are inherited from Storage and
+call the single operations of the outermost wrapper. So in ``Retry(Meter(Local))`` as in ``Meter(Retry(Local))`` a
 ``create_many`` of five files is five creates, and each passes every wrapper once. In the first stack the meter counts
 each attempt, in the second each file. Beside the calls, ``parallel.current_round`` tells that they belong to one
 parallel round.
@@ -23,6 +23,10 @@ class StorageWrapper(Storage):
         self.inner = inner
         self.root = inner.root
         self.concurrency = inner.concurrency
+        self.few_reads = inner.few_reads
+        self.few_creates = inner.few_creates
+        self.prepares = inner.prepares
+        self.lists_by_prefix = inner.lists_by_prefix
         self.delete_batch_size = inner.delete_batch_size
         self.whole_file_limit_bytes = inner.whole_file_limit_bytes
 
@@ -34,6 +38,12 @@ class StorageWrapper(Storage):
 
     def create(self, path: str, data: bytes) -> None:
         self.inner.create(path, data)
+
+    def prepare(self, path: str, data: bytes) -> None:
+        self.inner.prepare(path, data)
+
+    def unprepare(self, data: bytes) -> None:
+        self.inner.unprepare(data)
 
     def write(self, path: str, data: bytes) -> None:
         self.inner.write(path, data)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
 from trinitylake_ops.format.definitions import LakehouseDef
-from trinitylake_ops.format.nodes.node_file import decode_node
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.transaction.commit import (
     Commit,
@@ -221,9 +220,8 @@ class Group:
     def _newest_base(self, newest: Committed | None) -> Snapshot:
         """Return the newest known version: one that a member began on, or the one committed just before."""
         bases = [member.base for member in self._members.pending]
-        if newest is not None and newest.root_file is not None:
-            path = self._files.roots.path(newest.version)
-            bases.append(Snapshot(self._files, newest.version, path, decode_node(newest.root_file, path)))
+        if newest is not None and newest.root is not None:
+            bases.append(Snapshot(self._files, newest.version, newest.root.path, newest.root.node))
         return max(bases, key=lambda snapshot: snapshot.version)
 
     def abandoned(self) -> list[Member]:

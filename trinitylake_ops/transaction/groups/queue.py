@@ -86,7 +86,8 @@ class CommitQueue:
         rest_ms = own.begun_at_ms + own.base.definition.txn_ttl_millis - files.storage.now_ms()
         if not self._courtesy.give_way(files.storage, _MOST_OF_THE_REST * rest_ms / 1000):
             return None
-        return Committed(*find_latest_after(files.roots, own.base.version))
+        version, data = find_latest_after(files.roots, own.base.version)
+        return Committed(version, files.roots.known(version, data))
 
     def _gather(self, group: Group) -> None:
         """Take the members of the next version from the queue: the leader, then in order all that fit.

@@ -1,0 +1,122 @@
+"""Files that are on the device before they get their names, and how often a commit waits for the device."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import CommitConflictError, FileExistsAlreadyError
+from trinitylake_ops.format.file_names import root_path
+from trinitylake_ops.storage import LocalStorage
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "lake"
+
+
+@pytest.fixture
+def storage(folder: Path) -> LocalStorage:
+    return LocalStorage(f"file://{folder}/")
+
+
+class Waits:
+    """The system calls that bring something to the device, in their order, and those that give a name."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self._lock = threading.Lock()
+        true_fsync, true_link = os.fsync, os.link
+
+        def fsync(descriptor: int) -> None:
+            name = os.readlink(f"/proc/self/fd/{descriptor}")
+            with self._lock:
+                self.synced.append(name)
+            true_fsync(descriptor)
+
+        def link(source: bytes, target: bytes) -> None:
+            with self._lock:
+                self.synced.append(f"link {os.fsdecode(target)}")
+            true_link(source, target)
+
+        self.synced: list[str] = []
+        monkeypatch.setattr(os, "fsync", fsync)
+        monkeypatch.setattr(os, "link", link)
+
+
+def test_a_prepared_file_is_on_the_device_before_its_name_is_given(
+    storage: LocalStorage, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage.create("first", b"x")
+    waits = Waits(monkeypatch)
+    data = b"prepared"
+    storage.prepare("name", data)
+    (temporary,) = (folder / "_ops/tmp").iterdir()
+    assert waits.synced == [str(temporary)]
+    assert not (folder / "name").exists()
+    storage.create("name", data)
+    assert waits.synced == [str(temporary), f"link {folder}/name", str(folder)]
+    assert (folder / "name").read_bytes() == data
+    assert list((folder / "_ops/tmp").iterdir()) == []
+
+
+def test_what_was_prepared_for_nothing_goes(storage: LocalStorage, folder: Path) -> None:
+    data = b"prepared"
+    storage.prepare("name", data)
+    storage.unprepare(data)
+    storage.unprepare(data)
+    assert list((folder / "_ops/tmp").iterdir()) == []
+    storage.create("name", data)
+    assert storage.read("name") == data
+
+
+def test_a_prepared_file_meets_a_name_that_is_taken(storage: LocalStorage, folder: Path) -> None:
+    data = b"prepared"
+    storage.prepare("name", data)
+    storage.create("name", b"another")
+    with pytest.raises(FileExistsAlreadyError):
+        storage.create("name", data)
+    assert storage.read("name") == b"another"
+    assert list((folder / "_ops/tmp").iterdir()) == []
+
+
+def test_without_fsync_nothing_is_prepared(folder: Path) -> None:
+    storage = LocalStorage(f"file://{folder}/", fsync=False)
+    storage.prepare("name", b"x")
+    assert not folder.exists() or list(folder.iterdir()) == []
+
+
+def test_a_commit_waits_three_times_for_the_device(
+    storage: LocalStorage, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New files and the next root's bytes; their folders, new ones too; the root's name. Each in one round."""
+    lake = Lakehouse.create(storage.root, storage=storage)
+    with lake.transaction() as txn:
+        txn.create_namespace("a")
+    waits = Waits(monkeypatch)
+    with lake.transaction() as txn:
+        txn.create_namespace("b")
+    synced = [name.removeprefix(f"{folder}") for name in waits.synced]
+    (link,) = [at for at, name in enumerate(synced) if name == f"link {folder}/{root_path(2)}"]
+    assert synced[link + 1 :][0] == "", "the root's name, and then nothing but the hint"
+    bodies = [name for name in synced[:link] if name.startswith("/_ops/tmp/")]
+    assert len(bodies) == 2, "a definition and the root"
+    (named,) = [name for name in synced[:link] if name.startswith("link ")]
+    definition = Path(named.removeprefix(f"link {folder}"))
+    folders = set(map(str, definition.parents)) - {"/"} | {""}
+    assert {name for name in synced[:link] if name not in bodies and name != named} <= folders
+    assert str(definition.parent) in synced[:link]
+
+
+def test_the_folder_of_an_unfinished_commit_holds_no_temporary_file(storage: LocalStorage, folder: Path) -> None:
+    lake = Lakehouse.create(storage.root, storage=storage)
+    first, second = lake.transaction(), Lakehouse(storage).transaction()
+    for txn in (first, second):
+        txn.create_namespace("a")
+    first.commit()
+    with pytest.raises(CommitConflictError):
+        second.commit()
+    assert list((folder / "_ops/tmp").iterdir()) == []

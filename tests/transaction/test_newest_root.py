@@ -1,0 +1,186 @@
+"""The newest root that a process knows: the latest version is found from it in one round, and never taken on trust."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.foreign import ForeignLake
+from tests.lakes import check_lake, table
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.format.file_names import HINT_PATH, root_path
+from trinitylake_ops.storage import LocalStorage, MemoryStorage, MeteredStorage, drop_memory_root
+from trinitylake_ops.transaction.commit import create_root
+from trinitylake_ops.versions import roots as roots_module
+
+ROOT = "memory://newest-root/"
+
+
+@pytest.fixture
+def meter() -> MeteredStorage:
+    drop_memory_root(ROOT)
+    return MeteredStorage(MemoryStorage(ROOT))
+
+
+@pytest.fixture
+def lake(meter: MeteredStorage) -> Lakehouse:
+    lake = Lakehouse.create(ROOT, storage=meter)
+    commit(lake, "a")
+    return lake
+
+
+def commit(lake: Lakehouse, namespace: str) -> int:
+    with lake.transaction() as txn:
+        txn.create_namespace(namespace)
+    assert txn.committed_version is not None
+    return txn.committed_version
+
+
+def test_a_warm_begin_takes_one_round_and_a_commit_two(lake: Lakehouse, meter: MeteredStorage) -> None:
+    with meter.measure() as begin:
+        txn = lake.transaction()
+    assert (begin.counts.requests, begin.counts.rounds) == ({"read": 3}, 1)
+    assert begin.counts.bytes_read == len(b"1") + 36, "the hint, and the commit_id of the root that it names"
+    txn.create_namespace("b")
+    with meter.measure() as committing:
+        txn.commit()
+    assert (committing.counts.requests, committing.counts.rounds) == ({"create": 2, "write": 1}, 3), "the hint beside"
+
+
+@pytest.mark.parametrize("hint", [b"0", b"1", b"2", b"3", b"4294967295", b"garbage", None])
+def test_no_hint_misleads_who_knows_a_version(lake: Lakehouse, meter: MeteredStorage, hint: bytes | None) -> None:
+    other = Lakehouse(meter)
+    for n_others in range(4):
+        meter.delete(HINT_PATH) if hint is None else meter.write(HINT_PATH, hint)
+        assert lake.snapshot().version == lake.latest_version() == 1 + n_others
+        commit(other, f"of-another-{n_others}")
+    meter.delete(HINT_PATH) if hint is None else meter.write(HINT_PATH, hint)
+    assert lake.snapshot().namespaces() == ["a", *(f"of-another-{n}" for n in range(4))]
+
+
+def test_commits_of_another_program_are_seen(lake: Lakehouse, meter: MeteredStorage) -> None:
+    foreign = ForeignLake(meter)
+    for number in range(3):
+        version = foreign.commit_table("a", f"t{number}")
+        assert lake.snapshot().version == version
+        assert lake.snapshot().tables("a") == [f"t{n}" for n in range(number + 1)]
+
+
+@pytest.mark.parametrize("n_versions", [1, 2, 3, 5])
+def test_a_lakehouse_that_was_put_in_the_place_of_another_is_not_taken_for_it(
+    lake: Lakehouse, meter: MeteredStorage, n_versions: int
+) -> None:
+    """Also where it has as many versions: a commit on the old one's nodes would damage it."""
+    commit(lake, "b")
+    for info in list(meter.list()):
+        meter.delete(info.path)
+    fresh = Lakehouse.create(ROOT, storage=meter.inner)
+    for number in range(n_versions):
+        commit(fresh, f"new-{number}")
+    assert lake.snapshot().namespaces() == [f"new-{number}" for number in range(n_versions)]
+    assert commit(lake, "c") == n_versions + 1
+    check_lake(Lakehouse(meter))
+
+
+def test_a_root_without_a_commit_id_is_compared_as_a_whole(lake: Lakehouse, meter: MeteredStorage) -> None:
+    version = ForeignLake(meter).commit_table("a", "t")
+    assert lake.snapshot().version == version
+    data = meter.read(root_path(version))
+    with meter.measure() as begin:
+        assert lake.snapshot().version == version
+    assert begin.counts.rounds == 1
+    assert begin.counts.bytes_read > len(data)
+
+
+def test_a_root_that_was_committed_is_the_one_that_is_read(lake: Lakehouse, meter: MeteredStorage) -> None:
+    commit(lake, "b")
+    with lake.transaction() as txn:
+        for number in range(20):
+            txn.create_table("b", f"t{number}", table())
+        txn.drop_namespace("a")
+    kept, read = lake.snapshot().root, Lakehouse(meter).snapshot().root
+    assert (kept, kept.file_size_bytes, kept.is_flat) == (read, read.file_size_bytes, read.is_flat)
+    assert lake.snapshot().tree_shape() == Lakehouse(meter).snapshot().tree_shape()
+
+
+def test_a_damaged_latest_root_is_told_by_who_reads_it_and_open_finds_it(meter: MeteredStorage) -> None:
+    lake = Lakehouse.create(ROOT, storage=meter)
+    meter.write(root_path(commit(lake, "a")), b"garbage")
+    opened = Lakehouse.open(ROOT, storage=meter)
+    assert opened.latest_version() == 1
+    with pytest.raises(Exception, match="Arrow"):
+        opened.snapshot()
+
+
+def test_reads_past_the_caches_keep_no_root(lake: Lakehouse, meter: MeteredStorage) -> None:
+    uncached = Lakehouse(meter, cache="off")
+    for _ in range(2):
+        with meter.measure() as begin:
+            uncached.snapshot()
+        assert begin.counts.rounds == 2
+        assert begin.counts.bytes_read == len(b"1") + len(meter.inner.read(root_path(1)))
+
+
+# What ``open`` found
+
+
+def test_who_begins_at_once_after_open_asks_for_nothing(
+    lake: Lakehouse, meter: MeteredStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roots_module, "_JUST_NOW_S", math.inf)
+    with meter.measure() as opening:
+        opened = Lakehouse.open(ROOT, storage=meter)
+    assert opening.counts.rounds == 2
+    with meter.measure() as begin:
+        txn = opened.transaction()
+    assert begin.counts.requests == {"read": 1}, "the settings, by which it is isolated"
+    with meter.measure() as second:
+        opened.snapshot()
+    assert second.counts.rounds == 1, "what open found is taken once"
+    txn.create_table("a", "t", table())
+    assert txn.commit() == 2
+
+
+def test_open_and_a_first_read_take_three_rounds_and_eight_requests(
+    lake: Lakehouse, meter: MeteredStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roots_module, "_JUST_NOW_S", math.inf)
+    with meter.measure() as cold:
+        assert Lakehouse.open(ROOT, storage=meter).snapshot().namespaces() == ["a"]
+    assert (sum(cold.counts.requests.values()), cold.counts.rounds) == (8, 3)
+
+
+def test_who_waits_after_open_asks_again(lake: Lakehouse, meter: MeteredStorage) -> None:
+    opened = Lakehouse.open(ROOT, storage=meter)
+    with meter.measure() as begin:
+        opened.snapshot()
+    assert (begin.counts.requests, begin.counts.rounds) == ({"read": 3}, 1)
+
+
+def test_what_open_found_is_not_new_once_this_process_committed(
+    lake: Lakehouse, meter: MeteredStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roots_module, "_JUST_NOW_S", math.inf)
+    opened = Lakehouse.open(ROOT, storage=meter)
+    commit(lake, "b")
+    assert opened.snapshot().namespaces() == ["a", "b"]
+
+
+def test_creating_a_root_counts_also_where_its_answer_is_lost(
+    lake: Lakehouse, meter: MeteredStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roots_module, "_JUST_NOW_S", math.inf)
+    opened = Lakehouse.open(ROOT, storage=meter)
+    assert not create_root(lake.files.roots, 1, b"another", "another")
+    with meter.measure() as begin:
+        opened.snapshot()
+    assert begin.counts.rounds == 1
+
+
+def test_a_local_folder_is_opened_without_a_list(tmp_path: object) -> None:
+    meter = MeteredStorage(LocalStorage(f"file://{tmp_path}/lake/", fsync=False))
+    Lakehouse.create(meter.root, storage=meter)
+    with meter.measure() as opening:
+        Lakehouse.open(meter.root, storage=meter)
+    assert opening.counts.requests == {"read": 10}, "a list would read the names of all roots"

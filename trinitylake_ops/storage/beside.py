@@ -1,0 +1,105 @@
+"""Work that nobody waits for, done by one thread of the process: such as the hint after a commit.
+
+Nothing durable depends on it. What is asked for again before its turn is done once. It is done before the process ends
+and before it forks; a killed process leaves it undone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+Work = Callable[[], None]
+
+logger = logging.getLogger(__name__)
+
+#: The thread rests so long after each work, so that what many commits ask for is done once.
+REST_S = 0.02
+#: So long the end of a process, or a fork, waits for work that is left.
+LONGEST_WAIT_S = 10.0
+
+
+class _Beside:
+    """The thread, started at first use, and what it has to do."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Start anew, in a forked child: the thread is not there."""
+        self._changed = threading.Condition(threading.Lock())
+        self._waiting: dict[Work, None] = {}
+        self._is_working = False
+        self._n_flushing = 0
+        self._thread: threading.Thread | None = None
+
+    def put(self, work: Work) -> None:
+        with self._changed:
+            self._waiting[work] = None
+            try:
+                self._start()
+            except RuntimeError:  # an interpreter that ends starts no threads
+                del self._waiting[work]
+            else:
+                self._changed.notify_all()
+                return
+        do(work)
+
+    def flush(self, longest_s: float) -> bool:
+        deadline_s = time.monotonic() + longest_s
+        with self._changed:
+            self._n_flushing += 1
+            self._changed.notify_all()
+            try:
+                while self._waiting or self._is_working:
+                    rest_s = deadline_s - time.monotonic()
+                    if rest_s <= 0 or not self._changed.wait(rest_s):
+                        return False
+            finally:
+                self._n_flushing -= 1
+        return True
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="trinitylake-beside", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._waiting))
+                work = next(iter(self._waiting))
+                del self._waiting[work]
+                self._is_working = True
+            do(work)
+            with self._changed:
+                self._is_working = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._n_flushing > 0, REST_S)
+
+
+def do(work: Work) -> None:
+    """Do work. What it raises is logged."""
+    try:
+        work()
+    except Exception:  # nobody waits for it, so nobody else can tell
+        logger.warning("work beside a commit failed; the commit stands", exc_info=True)
+
+
+def put(work: Work) -> None:
+    """Let work be done beside. Equal work that still waits is done once."""
+    _beside.put(work)
+
+
+def flush(longest_s: float = LONGEST_WAIT_S) -> bool:
+    """Wait until all work is done, and return whether it is."""
+    return _beside.flush(longest_s)
+
+
+_beside = _Beside()
+atexit.register(flush)
+os.register_at_fork(before=flush, after_in_child=_beside.forget)
