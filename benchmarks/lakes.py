@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from trinitylake_ops import Lakehouse, TableDef
 from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.format.file_names import new_table_path
-from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper
+from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper, beside
 from trinitylake_ops.transaction.commit import commit
 from trinitylake_ops.transaction.draft import Draft, RootStamp
 from trinitylake_ops.tree.bulk_load import bulk_load
@@ -50,6 +51,20 @@ def change_tables(lake: Lakehouse, tables: Iterable[int]) -> None:
     with lake.transaction() as txn:
         for number in tables:
             txn.alter_table("ns", name(number), changed())
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Let what is done beside commits wait until the block ends: nobody waits for it, and it is not counted."""
+    waiting: dict[beside.Work, None] = {}
+    put = beside.put
+    beside.put = lambda work: waiting.update({work: None})
+    try:
+        yield
+    finally:
+        beside.put = put
+        for work in waiting:
+            beside.do(work)
 
 
 class MadeUpDefinitions(StorageWrapper):

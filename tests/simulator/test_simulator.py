@@ -22,7 +22,7 @@ from tests.simulator.upkeep_mutations import RARE_UPKEEP_MUTATIONS, UPKEEP_CONDI
 from tests.simulator.world import empty_cells, matrix
 
 #: Enough for every fault to meet every kind of request; `make soak` goes on from here.
-N_SEEDS = 400
+N_SEEDS = 600
 N_PARTS = 4
 N_SOAK_SEEDS = 20_000
 N_SEEDS_OF_A_PAIR = 100

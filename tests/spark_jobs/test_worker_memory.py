@@ -20,9 +20,10 @@ def test_modules_are_frozen_once_in_workers_and_nowhere_else(spark: SparkSession
     assert used_often
     for counts in used_often:
         assert counts[-1] == counts[-2] > 10_000
+    n_frozen = gc.get_freeze_count()  # by the tests themselves
     spare_modules()
     gc.collect()
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() <= n_frozen
 
 
 def count_frozen(_: int) -> tuple[int, int]:

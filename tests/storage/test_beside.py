@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -16,6 +18,7 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import TransientError
 from trinitylake_ops.format.file_names import HINT_PATH
 from trinitylake_ops.storage import MemoryStorage, StorageWrapper, beside, drop_memory_root
+from trinitylake_ops.transaction.turns import Courtesy
 
 pytestmark = pytest.mark.beside
 
@@ -60,6 +63,76 @@ def test_work_that_fails_is_logged_and_others_are_done(caplog: pytest.LogCapture
     assert beside.flush(60)
     assert after.n_done == 1
     assert "the disk is on fire" in caplog.text
+
+
+def test_a_thread_that_cannot_start_or_dies_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = beside._Beside()
+    works = [Counted() for _ in range(3)]
+    for work in works:
+        work.may_end.set()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", mock.Mock(side_effect=RuntimeError("can't start new thread")))
+        made.put(works[0])
+        assert works[0].n_done == 1, "done at once, where nobody else can"
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading, "excepthook", lambda *_: None)
+    made.put(die)
+    assert made.flush(60)
+    made.put(works[1])
+    assert made.flush(60)
+    assert works[1].n_done == 1
+
+
+def test_a_flush_waits_for_what_was_asked_for_before_it_alone() -> None:
+    made = beside._Beside()
+    first, later = Counted(), Counted()
+    made.put(first)
+    assert first.has_begun.wait(60)
+    flushed = threading.Thread(target=lambda: results.append(made.flush(60)))
+    results: list[bool] = []
+    flushed.start()
+    while made._n_flushing == 0:
+        flushed.join(0.01)
+    made.put(later)
+    first.may_end.set()
+    flushed.join(60)
+    assert results == [True]
+    assert later.n_done == 0
+    later.may_end.set()
+    assert made.flush(60)
+
+
+def test_who_waited_in_vain_for_work_does_not_wait_for_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside, "LONGEST_WAIT_S", 0.01)
+    made = beside._Beside()
+    hanging = Counted()
+    made.put(hanging)
+    assert hanging.has_begun.wait(60)
+    assert not made.flush(0.01)
+    assert not made.flush(3600), "at once"
+    hanging.may_end.set()
+    while hanging.n_done == 0:
+        assert hanging.may_end.wait(60)
+    later = Counted()
+    later.may_end.set()
+    made.put(later)
+    while later.n_done == 0:
+        made.flush(0.005)
+
+
+def test_looks_for_turns_do_not_pile_up() -> None:
+    courtesy, storage = Courtesy(), MemoryStorage("memory://beside/")
+    hanging = Counted()
+    beside.put(hanging)
+    assert hanging.has_begun.wait(60)
+    for _ in range(100):
+        courtesy.look_now_and_then(storage)
+    assert len(beside._beside._waiting) == 1
+    hanging.may_end.set()
+    assert beside.flush(60)
 
 
 class SlowHint(StorageWrapper):
@@ -165,3 +238,27 @@ def test_a_child_works_beside_by_a_thread_of_its_own(tmp_path: Path) -> None:
     assert os.waitpid(child, 0)[1] == 0
     assert (tmp_path / HINT_PATH).read_text() == "2"
     assert lake.latest_version() == 2
+
+
+def test_a_lakehouse_that_is_removed_does_not_come_back(tmp_path: Path) -> None:
+    for number in range(10):
+        folder = tmp_path / str(number)
+        lake = Lakehouse.create(str(folder), {"fsync": "false"})
+        commit(lake, 1)
+        (folder / HINT_PATH).unlink(missing_ok=True)
+        folder.rename(tmp_path / "moved")
+        assert beside.flush(60)
+        commit(Lakehouse.open(str(tmp_path / "moved")), 2)
+        assert beside.flush(60)
+        assert not folder.exists()
+        shutil.rmtree(tmp_path / "moved")
+
+
+def test_a_closed_lakehouse_writes_nothing_more(tmp_path: Path) -> None:
+    for number in range(10):
+        lake = Lakehouse.create(str(tmp_path / str(number)), {"fsync": "false"})
+        commit(lake, 1)
+        lake.close()
+        assert (tmp_path / str(number) / HINT_PATH).read_text() == "1"
+        shutil.rmtree(tmp_path / str(number))
+    assert list(tmp_path.iterdir()) == []

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.errors import CommitConflictError, FileExistsAlreadyError
+from trinitylake_ops.errors import CommitConflictError, FileExistsAlreadyError, StorageError, TrinityLakeError
 from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.storage import LocalStorage
 
@@ -120,3 +122,68 @@ def test_the_folder_of_an_unfinished_commit_holds_no_temporary_file(storage: Loc
     with pytest.raises(CommitConflictError):
         second.commit()
     assert list((folder / "_ops/tmp").iterdir()) == []
+
+
+def test_commits_go_on_where_the_folder_of_temporary_files_was_removed(storage: LocalStorage, folder: Path) -> None:
+    """A restore that copies files alone leaves it out, and so does who removes empty folders."""
+    lake = Lakehouse.create(storage.root, storage=storage)
+    for number in range(4):
+        with lake.transaction() as txn:
+            txn.create_namespace(f"n{number}")
+    for number in range(4):
+        (folder / "_ops/tmp").rmdir()
+        (folder / "_ops").rmdir()
+        with lake.transaction() as txn:
+            txn.drop_namespace(f"n{number}")
+    assert lake.snapshot().namespaces() == []
+
+
+def test_what_cannot_be_prepared_is_created_all_the_same(
+    storage: LocalStorage, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage.create("first", b"x")
+    true_open, n_failed = os.open, 0
+
+    def refusing(name: bytes, *arguments: int, **options: int) -> int:
+        nonlocal n_failed
+        if b"_ops/tmp/" in name and n_failed == 0:
+            n_failed += 1
+            raise OSError(errno.EMFILE, "too many open files")
+        return true_open(name, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refusing)
+    data = b"prepared"
+    storage.prepare("name", data)
+    assert n_failed == 1
+    storage.create("name", data)
+    assert storage.read("name") == data
+    assert list((folder / "_ops/tmp").iterdir()) == []
+
+
+# Notes that need not be safe
+
+
+def test_a_note_is_written_over_and_makes_no_folder(storage: LocalStorage, folder: Path) -> None:
+    storage.jot("hint", b"9")
+    assert not folder.exists()
+    storage.create("file", b"x")
+    for note in (b"9", b"10", b"11", b"8"):
+        storage.jot("hint", note)
+        assert storage.read("hint") == note
+    assert list((folder / "_ops/tmp").iterdir()) == []
+    shutil.rmtree(folder)
+    storage.jot("hint", b"12")
+    assert not folder.exists()
+
+
+def test_a_note_follows_no_link_and_waits_for_no_pipe(storage: LocalStorage, folder: Path, tmp_path: Path) -> None:
+    storage.create("file", b"x")
+    (tmp_path / "outside").write_bytes(b"1")
+    (folder / "hint").symlink_to(tmp_path / "outside")
+    with pytest.raises(StorageError):
+        storage.jot("hint", b"2")
+    assert (tmp_path / "outside").read_bytes() == b"1"
+    (folder / "hint").unlink()
+    os.mkfifo(folder / "hint")
+    with pytest.raises(TrinityLakeError):
+        storage.jot("hint", b"2")

@@ -167,6 +167,34 @@ def test_what_open_found_is_not_new_once_this_process_committed(
     assert opened.snapshot().namespaces() == ["a", "b"]
 
 
+def test_what_open_found_is_not_told_after_something_newer(
+    lake: Lakehouse, meter: MeteredStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process is not counted: no read of one object goes back behind an earlier one."""
+    monkeypatch.setattr(roots_module, "_JUST_NOW_S", math.inf)
+    opened = Lakehouse.open(ROOT, storage=meter)
+    ForeignLake(meter).commit_table("a", "t")
+    assert opened.latest_version() == 2
+    assert opened.snapshot().version == 2
+
+
+def test_who_opened_while_a_root_was_on_its_way_asks_again(
+    lake: Lakehouse, meter: MeteredStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roots_module, "_JUST_NOW_S", math.inf)
+    found: list[Lakehouse] = []
+    create = meter.create
+
+    def opening_before(path: str, data: bytes) -> None:
+        if path == root_path(2):
+            found.append(Lakehouse.open(ROOT, storage=MemoryStorage(ROOT)))
+        create(path, data)
+
+    monkeypatch.setattr(meter, "create", opening_before)
+    commit(lake, "b")
+    assert found[0].snapshot().version == 2
+
+
 def test_creating_a_root_counts_also_where_its_answer_is_lost(
     lake: Lakehouse, meter: MeteredStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

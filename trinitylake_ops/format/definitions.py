@@ -45,6 +45,10 @@ class _OpenEnum(IntEnum):
         member._value_ = value
         return member
 
+    def __reduce_ex__(self, protocol: object) -> tuple[type[Self], tuple[int]]:
+        # Pythons before 3.11.4 pickle by name, which no class has for an unknown number.
+        return type(self), (self._value_,)
+
 
 class IsolationLevel(_OpenEnum):
     """The reads that a transaction is checked for when others committed first."""

@@ -1,7 +1,7 @@
 """Work that nobody waits for, done by one thread of the process: such as the hint after a commit.
 
 Nothing durable depends on it. What is asked for again before its turn is done once. It is done before the process ends
-and before it forks; a killed process leaves it undone.
+and before it forks. A process that is killed, or ends by ``os._exit``, leaves it undone.
 """
 
 from __future__ import annotations
@@ -24,25 +24,29 @@ LONGEST_WAIT_S = 10.0
 
 
 class _Beside:
-    """The thread, started at first use, and what it has to do."""
+    """The thread, started at first use, and what it has to do, in the order in which it was first asked for."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
         """Start anew, in a forked child: the thread is not there."""
-        self._changed = threading.Condition(threading.Lock())
-        self._waiting: dict[Work, None] = {}
-        self._is_working = False
+        self._changed = threading.Condition()  # its lock may be taken again by a signal handler that forks
+        self._waiting: dict[Work, int] = {}
+        self._n_put = 0
+        self._working_on: int | None = None
+        self._given_up: int | None = None
         self._n_flushing = 0
         self._thread: threading.Thread | None = None
 
     def put(self, work: Work) -> None:
         with self._changed:
-            self._waiting[work] = None
+            if work not in self._waiting:
+                self._n_put += 1
+                self._waiting[work] = self._n_put
             try:
                 self._start()
-            except RuntimeError:  # an interpreter that ends starts no threads
+            except RuntimeError:  # an interpreter that ends, or a limit on threads
                 del self._waiting[work]
             else:
                 self._changed.notify_all()
@@ -52,33 +56,50 @@ class _Beside:
     def flush(self, longest_s: float) -> bool:
         deadline_s = time.monotonic() + longest_s
         with self._changed:
+            last = self._n_put
             self._n_flushing += 1
             self._changed.notify_all()
             try:
-                while self._waiting or self._is_working:
+                while self._is_undone(last):
                     rest_s = deadline_s - time.monotonic()
+                    if self._is_hanging():
+                        return False
                     if rest_s <= 0 or not self._changed.wait(rest_s):
+                        if longest_s >= LONGEST_WAIT_S:
+                            self._given_up = self._working_on
                         return False
             finally:
                 self._n_flushing -= 1
         return True
 
+    def _is_undone(self, last: int) -> bool:
+        """Whether work that was asked for up to some moment waits, or is being done."""
+        is_working = self._working_on is not None and self._working_on <= last
+        return is_working or any(number <= last for number in self._waiting.values())
+
+    def _is_hanging(self) -> bool:
+        """Whether somebody waited in vain before for the work that is being done."""
+        return self._working_on is not None and self._working_on == self._given_up
+
     def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="trinitylake-beside", daemon=True)
-            self._thread.start()
+        if self._thread is None or not self._thread.is_alive():
+            thread = threading.Thread(target=self._work, name="trinitylake-beside", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def _work(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: bool(self._waiting))
                 work = next(iter(self._waiting))
-                del self._waiting[work]
-                self._is_working = True
-            do(work)
+                self._working_on = self._waiting.pop(work)
+            try:
+                do(work)
+            finally:
+                with self._changed:
+                    self._working_on = None
+                    self._changed.notify_all()
             with self._changed:
-                self._is_working = False
-                self._changed.notify_all()
                 self._changed.wait_for(lambda: self._n_flushing > 0, REST_S)
 
 

@@ -95,6 +95,13 @@ class Storage(ABC):
     def write(self, path: str, data: bytes) -> None:
         """Create or atomically replace a file (S4)."""
 
+    def jot(self, path: str, data: bytes) -> None:
+        """Write a note whose loss, damage or delay costs requests at most. It need not be atomic, nor outlive a crash.
+
+        No folder is made for it: where the folder is gone, nothing is written.
+        """
+        self.write(path, data)
+
     @abstractmethod
     def delete(self, path: str) -> None:
         """Delete a file; a missing file is no error (S5)."""

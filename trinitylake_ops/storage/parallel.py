@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -55,7 +56,9 @@ def run_parallel(call: Callable[[A], T], arguments: Sequence[A], concurrency: in
         return [call(argument) for argument in arguments]
     batch = _Batch(call, arguments)
     n_extra_threads = min(concurrency, len(arguments), MAX_POOL_THREADS + 1) - 1
-    threads = [_shared_pool.submit(batch.work) for _ in range(n_extra_threads)]
+    threads: list[Future[None]] = []
+    with contextlib.suppress(RuntimeError):  # an interpreter that ends starts no threads: the caller does all
+        threads.extend(_shared_pool.submit(batch.work) for _ in range(n_extra_threads))
     batch.work()
     for thread in threads:
         if not thread.cancel():

@@ -119,7 +119,7 @@ class Commit:
         self._courtesy = courtesy
         self._kept: dict[str, bytes] = {}  # definitions, which attempts share
         self._nodes: dict[str, bytes] = {}  # files of this attempt
-        self._prepared: bytes | None = None  # the root of this attempt, where its storage prepares
+        self._unprepare: Callable[[], None] | None = None  # of the root of this attempt, where its storage prepares
         self._n_lost = 0
         self._n_requests = 0
         #: The current attempt: the version that it would be, and what its root carries. None before it is sent.
@@ -174,7 +174,8 @@ class Commit:
                 self._discard_nodes()
                 continue
             finally:
-                self._unprepare()
+                if self._unprepare is not None:
+                    self._unprepare()
             if is_ours:
                 return Committed(attempt.version, root)
             self._discard_nodes()
@@ -209,18 +210,12 @@ class Commit:
         cost = CommitCost(self._n_lost + 1, self._n_requests + 1, n_bytes)
         root = draft.root(cost, base.files.roots.path(attempt.version), attempt.version)
         self._nodes = nodes
-        storage = base.files.roots.storage
+        storage, prepare = base.files.roots.storage, None
         if storage.prepares:
-            self._prepared = root.data
-        prepare = functools.partial(storage.prepare, root.path, root.data) if storage.prepares else None
+            prepare = functools.partial(storage.prepare, root.path, root.data)
+            self._unprepare = functools.partial(storage.unprepare, root.data)
         create_fresh(self._files.storage, {**fresh, **nodes}, prepare)
         return root
-
-    def _unprepare(self) -> None:
-        """Undo what was prepared for a root that was not sent."""
-        if self._prepared is not None:
-            self._files.roots.storage.unprepare(self._prepared)
-            self._prepared = None
 
     def _send(self, attempt: _Attempt, root_file: bytes, base: Snapshot) -> bool:
         """Create the root if absent, within the time to live.
@@ -344,6 +339,8 @@ def create_root(
         )
     except AmbiguousWriteError as error:
         raise outcome_unknown(roots, version, commit_id, error.message) from error
+    finally:
+        count_created_root()  # who opened a lakehouse meanwhile may have missed it
 
 
 def outcome_unknown(roots: Roots, version: int, commit_id: str, reason: str) -> CommitOutcomeUnknownError:

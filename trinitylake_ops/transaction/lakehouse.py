@@ -17,7 +17,7 @@ from trinitylake_ops.format.definitions import IsolationLevel, LakehouseDef, Tab
 from trinitylake_ops.format.file_names import is_immutable_path
 from trinitylake_ops.format.limits import validate_lakehouse_def
 from trinitylake_ops.format.locations import as_uri, normalize_root_uri
-from trinitylake_ops.storage import Storage, open_storage
+from trinitylake_ops.storage import Storage, beside, open_storage
 from trinitylake_ops.storage.cache.options import storage_identity
 from trinitylake_ops.storage.cache.storage import CacheStorage, private_cache_view, shared_cache_view
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
@@ -138,6 +138,13 @@ class Lakehouse:
 
     def _latest_definition(self) -> LakehouseDef | None:
         return latest_snapshot(self.files).definition
+
+    def close(self) -> None:
+        """Wait until what follows commits beside is done, such as the hint; for who then removes or moves the folder.
+
+        The lakehouse can still be used.
+        """
+        beside.flush()
 
     # Versions
 

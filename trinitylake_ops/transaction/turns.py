@@ -12,7 +12,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.format.file_names import TURN_PREFIX, new_turn_path, parse_turn_path
@@ -126,6 +125,7 @@ class Courtesy:
 
     def __init__(self) -> None:
         self._n_commits = 0
+        self._storage: Storage | None = None
         self._asking: Mapping[str, int] = {}
         self._n_pauses = _FEWEST_PAUSES
 
@@ -133,7 +133,12 @@ class Courtesy:
         """Count a commit. Beside one in so many, look for requests of others."""
         self._n_commits += 1
         if self._n_commits % COMMITS_BETWEEN_LOOKS == 0:
-            beside.put(partial(self.look, storage))
+            self._storage = storage
+            beside.put(self._look)
+
+    def _look(self) -> None:
+        if self._storage is not None:
+            self.look(self._storage)
 
     def look(self, storage: Storage) -> None:
         """Look for requests of others."""

@@ -32,6 +32,9 @@ _OLDEST_PREFIX = min((naming.path(0).partition(".")[0] for naming in ROOT_NAMING
 HINT_READ_BYTES = 64  # more than any number takes, with white space; a file of garbage may be huge
 
 
+_UUID_CHARS = 36
+
+
 class KnownRoot:
     """A root that this process has read or created: its bytes, decoded when somebody asks."""
 
@@ -50,13 +53,16 @@ class KnownRoot:
 
     @cached_attribute
     def _mark(self) -> tuple[int, bytes]:
-        """Where its ``commit_id`` stands, which no other root has; no bytes where it has none, or is compressed."""
+        """Where its ``commit_id`` stands, which no other root has.
+
+        No bytes where it has none, where it is no UUID, or where the file is compressed.
+        """
         try:
             commit_id = self.node.system.get(COMMIT_ID, "").encode()
         except CorruptFileError:
             return 0, b""
         offset = self.data.find(commit_id)
-        return (offset, commit_id) if offset >= 0 else (0, b"")
+        return (offset, commit_id) if offset >= 0 and len(commit_id) == _UUID_CHARS else (0, b"")
 
     def still_stands(self, storage: Storage) -> bool:
         """Whether this very root stands at its path, and not one of a lakehouse that was put in its place.
@@ -122,8 +128,8 @@ class Roots:
         return found
 
     def keep(self, root: KnownRoot) -> None:
-        """Keep the root of the latest version."""
-        if self._keeps_newest:
+        """Keep the root of the latest version, unless another thread found a later one since."""
+        if self._keeps_newest and (self.newest is None or root.version >= self.newest.version):
             self.newest = root
 
     def opened(self, version: int, data: bytes, read_at_ms: int) -> None:
@@ -141,7 +147,7 @@ class Roots:
 
 
 def count_created_root() -> None:
-    """Note that this process creates a root: what it opened before is no longer new."""
+    """Note that this process creates a root, or did: what it opened before is no longer new."""
     global _n_created  # noqa: PLW0603 - of the process
     _n_created += 1
 
@@ -149,7 +155,7 @@ def count_created_root() -> None:
 _n_created = 0
 #: For so long what ``open`` found is the latest version. The next statement comes in that time; a message from a
 #: process that has committed since hardly does.
-_JUST_NOW_S = 0.005
+_JUST_NOW_S = 0.001
 
 
 def find_latest(roots: Roots) -> tuple[int, bytes]:
@@ -159,6 +165,7 @@ def find_latest(roots: Roots) -> tuple[int, bytes]:
     hint takes two sequential rounds, and one where ``roots`` knows the latest version already. A naming that is neither
     known yet nor ours costs one more. Raises LakehouseNotFoundError, CorruptFileError, StorageError.
     """
+    roots.take_opened()  # it is older than what is found now
     if roots.newest is not None:
         return find_latest_again(roots, roots.newest, ProbedRoots(roots.storage))
     return find_latest_from(roots, read_hint(roots.storage))
@@ -181,6 +188,7 @@ def find_latest_after(roots: Roots, known: int) -> tuple[int, bytes]:
 
     Otherwise it takes one more round, as the hint is read in the first one, too.
     """
+    roots.take_opened()
     probed = ProbedRoots(roots.storage)
     naming = roots.naming
     hinted = _with_hint(roots.storage, probed.read_one, _pair(naming, known))

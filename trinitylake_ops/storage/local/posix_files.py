@@ -27,6 +27,22 @@ def write_new_file(name: bytes, data: bytes, *, fsync: bool, mode: int = 0o666) 
         os.close(descriptor)
 
 
+def overwrite_in_place(name: bytes, data: bytes) -> bool:
+    """Overwrite a regular file of the same size where it is. Returns False where there is none."""
+    try:
+        descriptor = os.open(name, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return False
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != len(data):
+            return False
+        os.pwrite(descriptor, data, 0)
+        return True
+    finally:
+        os.close(descriptor)
+
+
 def read_range(name: bytes, offset: int, length: int | None, check_size: Callable[[int], None] | None = None) -> bytes:
     """Read one version of a regular file. Anything else than a regular file counts as missing.
 

@@ -24,6 +24,7 @@ from trinitylake_ops.storage.local.os_errors import (
 from trinitylake_ops.storage.local.posix_files import (
     link_to_free_name,
     make_one_folder,
+    overwrite_in_place,
     read_range,
     sync_folder,
     write_new_file,
@@ -96,17 +97,21 @@ class LocalStorage(Storage):
             return os.path.islink(place) or not self._is_folder_without_links(path.rpartition("/")[0])
 
     def prepare(self, path: str, data: bytes) -> None:
-        """Bring the bytes of a file to the device under a temporary name, so that ``create`` only has to link it."""
-        if self.fsync:
-            with translated(self.root, path, "create"):
-                self._sync(self._make_folder(self._temporary_folder))
-                temporary = self._new_temporary()
-                self._prepared[id(data)] = _Prepared(data, temporary)
-                try:
-                    write_new_file(temporary, data, fsync=True)
-                except BaseException:
-                    self.unprepare(data)
-                    raise
+        """Bring the bytes of a file to the device under a temporary name, so that ``create`` only has to link it.
+
+        Best effort: where that fails, ``create`` does all of it, and says what is wrong.
+        """
+        if not self.fsync:
+            return
+        temporary = self._new_temporary()
+        try:
+            self._sync(self._make_folder(self._temporary_folder))
+            write_new_file(temporary, data, fsync=True)
+        except OSError as error:
+            logger.debug("%r is not prepared: %s", path, error)
+            _remove_temporary(temporary)
+            return
+        self._prepared[id(data)] = _Prepared(data, temporary)
 
     def unprepare(self, data: bytes) -> None:
         prepared = self._prepared.pop(id(data), None)
@@ -118,6 +123,21 @@ class LocalStorage(Storage):
 
     def write(self, path: str, data: bytes) -> None:
         self._put(path, data, os.replace, "write")
+
+    def jot(self, path: str, data: bytes) -> None:
+        """Overwrite a note where it is, or replace one of another size. Nothing is synced, and no folder is made."""
+        target = self._locate(path)
+        with translated(self.root, path, "write"):
+            if overwrite_in_place(target, data):
+                return
+            temporary = self._new_temporary()
+            try:
+                write_new_file(temporary, data, fsync=False)
+                os.replace(temporary, target)
+            except (FileNotFoundError, NotADirectoryError):
+                return  # somebody removes the folder, which must not come back
+            finally:
+                _remove_temporary(temporary)
 
     def delete(self, path: str) -> None:
         with translated(self.root, path, "delete"):

@@ -1,11 +1,11 @@
 """The base of all wrappers around a storage.
 
-A wrapper overrides the single operations (read, stat, prepare, create, write, delete, delete_batch, list, now_ms,
-is_linked, drop_cached). It leaves ``exists`` and the ``*_many`` methods alone. These are inherited from Storage and
-call the single operations of the outermost wrapper. So in ``Retry(Meter(Local))`` as in ``Meter(Retry(Local))`` a
-``create_many`` of five files is five creates, and each passes every wrapper once. In the first stack the meter counts
-each attempt, in the second each file. Beside the calls, ``parallel.current_round`` tells that they belong to one
-parallel round.
+A wrapper overrides the single operations (read, stat, prepare, create, write, jot, delete, delete_batch, list,
+now_ms, is_linked, drop_cached). It leaves ``exists`` and the ``*_many`` methods alone. These are inherited from
+Storage and call the single operations of the outermost wrapper. So in ``Retry(Meter(Local))`` as in
+``Meter(Retry(Local))`` a ``create_many`` of five files is five creates, and each passes every wrapper once. In the
+first stack the meter counts each attempt, in the second each file. Beside the calls, ``parallel.current_round`` tells
+that they belong to one parallel round.
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ class StorageWrapper(Storage):
 
     def write(self, path: str, data: bytes) -> None:
         self.inner.write(path, data)
+
+    def jot(self, path: str, data: bytes) -> None:
+        self.write(path, data)  # of a wrapper that knows writes only
 
     def delete(self, path: str) -> None:
         self.inner.delete(path)

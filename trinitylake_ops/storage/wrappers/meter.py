@@ -127,6 +127,11 @@ class MeteredStorage(StorageWrapper):
         self.inner.write(path, data)
         self._count_written(data)
 
+    def jot(self, path: str, data: bytes) -> None:
+        self._count("write")
+        self.inner.jot(path, data)
+        self._count_written(data)
+
     def delete(self, path: str) -> None:
         self._count("delete")
         self.inner.delete(path)

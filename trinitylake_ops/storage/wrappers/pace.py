@@ -48,6 +48,10 @@ class PacedStorage(StorageWrapper):
         self._wait()
         self.inner.write(path, data)
 
+    def jot(self, path: str, data: bytes) -> None:
+        self._wait()
+        self.inner.jot(path, data)
+
     def delete(self, path: str) -> None:
         self._wait()
         self.inner.delete(path)

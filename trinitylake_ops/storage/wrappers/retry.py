@@ -93,6 +93,9 @@ class RetryStorage(StorageWrapper):
     def write(self, path: str, data: bytes) -> None:
         self._retry_idempotent(self.inner.write, path, data)
 
+    def jot(self, path: str, data: bytes) -> None:
+        self._retry_idempotent(self.inner.jot, path, data)
+
     def delete(self, path: str) -> None:
         self._retry_idempotent(self.inner.delete, path)
 
