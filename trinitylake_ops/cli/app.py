@@ -18,6 +18,7 @@ from trinitylake_ops.cli.context import Session, storage_options_of
 from trinitylake_ops.cli.signals import Terminated
 from trinitylake_ops.cli.wording import SaidFormatter, log_warning, said
 from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.storage import beside
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
 
 EXIT_USAGE = 2
@@ -168,6 +169,7 @@ def run() -> int:
         code = 0
         if sys.stdout is not None:
             sys.stdout.flush()
+        beside.flush()  # what it warns of is still shown
         held.flush()
     except click.exceptions.Exit as ended:
         held.flush()

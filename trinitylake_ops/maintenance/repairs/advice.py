@@ -5,6 +5,8 @@ from __future__ import annotations
 _RESTORE = "restore the file from a backup of the storage"
 _OLDER = f"{_RESTORE}; else versions that need it stay damaged until they expire"
 
+_LEFT = "run orphans"
+
 _ADVICE = {
     "root-missing": _RESTORE,
     "root-corrupt": f"{_RESTORE}; other versions do not need it",
@@ -42,10 +44,19 @@ _ADVICE = {
     "owner-missing": "read the definition of the lakehouse again first; repair then writes it",
     "record-damaged": "run verify --incremental, which writes a new one",
     "record-not-written": "allow verify to create files under _ops/, or run it without --incremental",
+    "external-unreadable": "ask the owner of the table; else drop it, or register it again",
+    "moved": "run relocate",
+    "hint-wrong": "run hint --repair; where it is ahead, restore the root that it names first",
+    "reconcile-needed": "run reconcile",
+    "manifest-missing": "run the export again, or drop it",
+    "plan-missing": "run purge, then orphans",
+    "plan-left": _LEFT,
+    "transaction-left": _LEFT,
+    "export-left": _LEFT,
+    "orphans": _LEFT,
 }
-_LEFT = "run orphans"
 
 
 def advice_on(code: str) -> str:
     """Return what an operator can do about findings of this code."""
-    return _ADVICE.get(code, _LEFT)
+    return _ADVICE.get(code, "see the findings of verify in docs/operations.md")
