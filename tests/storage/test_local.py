@@ -32,16 +32,6 @@ WRITES: list[Callable[[LocalStorage, str, bytes], None]] = [LocalStorage.create,
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "lake"
-
-
-@pytest.fixture
-def storage(folder: Path) -> LocalStorage:
-    return LocalStorage(f"file://{folder}/")
-
-
-@pytest.fixture
 def open_folder() -> Iterator[Path]:
     """A folder that every user may enter, unlike tmp_path."""
     path = Path(tempfile.mkdtemp(prefix="trinitylake-test-"))

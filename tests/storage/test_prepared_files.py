@@ -16,16 +16,6 @@ from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.storage import LocalStorage
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "lake"
-
-
-@pytest.fixture
-def storage(folder: Path) -> LocalStorage:
-    return LocalStorage(f"file://{folder}/")
-
-
 class Waits:
     """The system calls that bring something to the device, in their order, and those that give a name."""
 

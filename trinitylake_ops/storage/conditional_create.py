@@ -69,8 +69,8 @@ def create_settled(
     raise _ambiguous(path, lost_answer)
 
 
-def create_fresh(storage: Storage, files: Mapping[str, bytes], beside: Callable[[], None] | None = None) -> None:
-    """Create files as :func:`create_fresh_file` does, in parallel, and do ``beside`` in the same round.
+def create_fresh(storage: Storage, files: Mapping[str, bytes], also: Callable[[], None] | None = None) -> None:
+    """Create files as :func:`create_fresh_file` does, in parallel, and call ``also`` in the same round.
 
     Raises the first failure once no create is on its way any more.
     """
@@ -78,10 +78,10 @@ def create_fresh(storage: Storage, files: Mapping[str, bytes], beside: Callable[
     def create_one(path: str | None) -> None:
         if path is not None:
             create_fresh_file(storage, path, files[path])
-        elif beside is not None:
-            beside()
+        elif also is not None:
+            also()
 
-    paths: list[str | None] = [*files, *([None] if beside is not None else [])]
+    paths: list[str | None] = [*files, *([None] if also is not None else [])]
     run_parallel(in_one_round(create_one), paths, storage.concurrency, storage.few_creates)
 
 

@@ -83,7 +83,7 @@ class Storage(ABC):
     def prepare(self, path: str, data: bytes) -> None:
         """Do ahead what a create of this very object at this path would have to wait for. It sends no request.
 
-        Follow it by ``create``, and by ``unprepare`` in any case. Raises what ``create`` raises.
+        Follow it by ``create``, and by ``unprepare`` in any case. Best effort: what it cannot do, ``create`` does.
         """
         del path, data  # a request to a server has no part that could go ahead
 

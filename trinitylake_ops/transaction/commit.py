@@ -193,7 +193,7 @@ class Commit:
         return None if draft is None else _Attempt(version, stamp.commit_id, draft)
 
     def _write(self, attempt: _Attempt, base: Snapshot) -> KnownRoot:
-        """Write all files of an attempt except the root, in one round. Returns the root, which is prepared beside."""
+        """Write all files of an attempt except the root, in one round. Returns the root, prepared in that round."""
         draft = attempt.draft
         # Such files are a lakehouse definition from before a merge, or definitions of a transaction that left a group.
         replaced = sorted(self._kept.keys() - draft.definition_files.keys())
