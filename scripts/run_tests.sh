@@ -34,6 +34,8 @@ if [ $# = 0 ]; then
     compiled=$!
     jobs+=("$compiled")
 fi
+SPARK_SUBMIT_OPTS=$(scripts/share_classes.sh)
+export SPARK_SUBMIT_OPTS
 selection=$(scripts/debian_packages.sh)
 [ -z "$compiled" ] || wait "$compiled" || true # what cannot be collected is told below
 
