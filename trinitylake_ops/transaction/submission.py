@@ -19,11 +19,14 @@ from trinitylake_ops.versions.snapshot import Entry, Snapshot
 
 _LONGEST_OPERATION = "alter-definition"
 _LONGEST_SUMMARY_CHARS = 200
+_SHORT_CHARS = 64  # an operation and a run of such lengths leave room for all else
 _LARGEST_COUNTS = {"set": 10**9, "deleted": 10**9}
 
 
 def check_info(info: CommitInfo) -> None:
     """Raise InvalidInputError for a message so long that the commit cannot add its own entries."""
+    if not (info.message or info.properties) and max(len(info.operation), len(info.run_id or "")) <= _SHORT_CHARS:
+        return
     _largest(info, "\N{LARGE BLUE CIRCLE}" * _LONGEST_SUMMARY_CHARS).largest()
 
 
@@ -57,6 +60,7 @@ class Submission:
         self._was_saved = was_saved
         self._keys = base.keys
         self._paths: dict[str, str] = {}
+        self._files: dict[str, bytes] = {}  # of the last draft: another one on a later base has the same
         self._definition_path: str | None = None
 
     @property
@@ -90,7 +94,7 @@ class Submission:
             else:
                 path = self._paths.setdefault(key, self._new_path(key))
                 messages[key] = path
-                files[path] = entry.to_bytes(path)
+                files[path] = self._files.get(path) or self._changes.definition_file(key, path)
         lakehouse_def, definition = None, self._changes.definition
         if definition == base.definition:
             definition = None
@@ -99,6 +103,7 @@ class Submission:
             files[lakehouse_def] = definition.to_bytes(lakehouse_def)
         if not messages and definition is None:
             return None
+        self._files = files
         return Writes(messages, files, self._info_on(base, messages), lakehouse_def, definition)
 
     def rename_files(self) -> None:

@@ -300,12 +300,10 @@ class Transaction(CatalogReader):
 
     def _write(self, key: str, entry: Entry | None) -> None:
         self._check_changeable()
-        if isinstance(entry, NamespaceDef | TableDef):
-            entry.to_bytes()  # a definition that cannot be stored is refused here, not at the commit
-        elif is_namespace_key(key):
+        self._changes.write(key, entry)
+        if not isinstance(entry, NamespaceDef | TableDef) and is_namespace_key(key):
             # The namespace is dropped, or set to a definition of another version, perhaps with another id.
             self._changes.replaced_namespaces.add(self.object_name(key).namespace)
-        self._changes.writes[key] = entry
 
     # Ending
 
@@ -381,6 +379,7 @@ class Transaction(CatalogReader):
     def _end(self) -> None:
         self._is_open = False
         self._changes.writes.clear()
+        self._changes.encoded.clear()
 
     def __enter__(self) -> Self:
         self._check_open()
