@@ -349,7 +349,7 @@ def _latest_from(roots: Roots, naming: RootNaming, start: int, probed: ProbedRoo
     roots.known_naming = naming
     if start == MAX_VERSION or probed.contents[naming.path(start + 1)] is None:
         return start, root
-    latest = _gallop(roots, start + 1)
+    latest = find_later(roots, start + 1)
     return latest, roots.storage.read(roots.path(latest))
 
 
@@ -401,10 +401,10 @@ def read_hint(storage: Storage) -> int | None:
         return None
 
 
-def _gallop(roots: Roots, known: int) -> int:
-    """Return the latest version, searching from one that exists.
+def find_later(roots: Roots, known: int) -> int:
+    """Return the latest version, searching from one that exists: one look where it is the latest.
 
-    Version numbers have no gaps, since no name is ever freed.
+    Version numbers have no gaps, since no name is ever freed. Raises StorageError.
     """
     step = 1
     while known + step <= MAX_VERSION and _stands(roots, known + step):

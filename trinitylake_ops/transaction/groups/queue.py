@@ -20,7 +20,7 @@ from trinitylake_ops.transaction.groups.group import Group
 from trinitylake_ops.transaction.groups.member import Member
 from trinitylake_ops.transaction.submission import Submission
 from trinitylake_ops.transaction.turns import Courtesy
-from trinitylake_ops.versions.roots import find_latest
+from trinitylake_ops.versions.roots import find_later
 from trinitylake_ops.versions.snapshot import LakehouseFiles
 
 _PATIENCE_SECONDS = 1.0
@@ -94,11 +94,7 @@ class CommitQueue:
         longest_s = _MOST_OF_THE_REST * rest_ms / 1000
         gave_way = self._courtesy.give_way(files.storage, longest_s)
         with files.storage.in_line(min(longest_s, LONGEST_LINE_S)) as has_waited:
-            yield self._latest(files) if gave_way or has_waited else None
-
-    def _latest(self, files: LakehouseFiles) -> Committed:
-        version, data = find_latest(files.roots)
-        return Committed(version, files.roots.known(version, data))
+            yield _latest(files, own.base.version) if gave_way or has_waited else None
 
     def _gather(self, group: Group) -> None:
         """Take the members of the next version from the queue: the leader, then in order all that fit.
@@ -151,6 +147,14 @@ class CommitQueue:
             self._newest = None  # the next arrival has read the latest version itself
         else:
             self._leader.wakes.set()
+
+
+def _latest(files: LakehouseFiles, known: int) -> Committed | None:
+    """Return the latest version, None where it is the one that is known."""
+    version = find_later(files.roots, known)
+    if version == known:
+        return None
+    return Committed(version, files.roots.known(version, files.roots.storage.read(files.roots.path(version))))
 
 
 def shared_queue(identity: str) -> CommitQueue:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from trinitylake_ops.errors import CorruptFileError, InvalidLocationError, StorageError
@@ -65,6 +66,17 @@ class NodeStore:
         for path, data in zip(distant, self.elsewhere.read_available(distant), strict=True):
             found[path] = data if isinstance(data, StorageError) else self._decoded_distant(path, data)
         return [found[place] if isinstance(place, str) else place for place in places]
+
+    def unread_path(self, location: str) -> str | None:
+        """Return the path of a node of this lakehouse that has not been read; None for others, and for none."""
+        path = self._path_or_error(location)
+        return path if isinstance(path, str) and not is_uri(path) and self._cache.get(path) is None else None
+
+    def offer(self, path: str, data: bytes | StorageError) -> None:
+        """Keep a node that was read with other files, unless it failed or does not decode."""
+        if isinstance(data, bytes):
+            with contextlib.suppress(CorruptFileError):  # told by who reads it for its own sake
+                self._decode_and_keep(data, path)
 
     def _decoded_or_error(self, path: str, data: bytes) -> NodeFile | StorageError:
         try:
