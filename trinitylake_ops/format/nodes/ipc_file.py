@@ -6,7 +6,9 @@ The seal is metadata of the schema, which such a file holds twice: in its first 
 from __future__ import annotations
 
 import functools
+import struct
 from dataclasses import dataclass
+from itertools import pairwise
 
 import google_crc32c
 import pyarrow as pa
@@ -14,6 +16,7 @@ import pyarrow as pa
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.checksums import SEAL_KEYS, check_seals
 from trinitylake_ops.format.file_names import is_immutable_path, version_named
+from trinitylake_ops.format.nodes.ipc_body import places_in_batch
 from trinitylake_ops.format.nodes.text_column import built_texts
 
 SCHEMA = pa.schema([("key", pa.utf8()), ("pvalue", pa.utf8()), ("pnode", pa.utf8())])
@@ -22,6 +25,8 @@ _KEY = SEAL_KEYS[0].encode()
 _MAGIC_BYTES = 8
 _DIGITS = 8
 _NO_DIGITS = b"0" * _DIGITS
+_COUNTS = struct.Struct("<" + "qq" * len(SCHEMA))  # of each column: rows, nulls
+_STARTS = struct.Struct("<" + "q8xq8xq8x" * len(SCHEMA))  # where the buffers of each column begin: nulls, offsets, text
 
 
 def write_file(batch: pa.RecordBatch, compression: str, path: str) -> bytes:
@@ -36,8 +41,8 @@ def surrounding_bytes(path: str) -> int:
     return _surrounding_bytes(len(_name_of(path)))
 
 
-def read_own_batch(data: bytes, path: str) -> pa.RecordBatch | None:
-    """Return the rows of a file of exactly our form, with one uncompressed batch, as nearly all have.
+def read_own_file(data: bytes, path: str) -> OwnFile | None:
+    """Return a file of exactly our form, with one uncompressed batch, as nearly all have.
 
     This costs little, as neither schema nor footer is parsed. Other files give None. Seals are checked, if there are
     any. Raises CorruptFileError for a file that is damaged or not that of ``path``.
@@ -52,7 +57,7 @@ def read_own_batch(data: bytes, path: str) -> pa.RecordBatch | None:
         head, tail = form.seals_of(data)
         if head != tail or head[_DIGITS + 1 :] != name or head[:_DIGITS] != b"%08x" % form.crc32c(data):
             _check(data, _text(head), _text(tail), path)
-    return form.batch(data)
+    return OwnFile(data, form)
 
 
 def check_file_seals(data: bytes, schema: pa.Schema, path: str) -> bool:
@@ -148,13 +153,15 @@ class _OwnForm:
 
     They hold all metadata except the seals and the numbers of rows and bytes.
 
-
-    ``batch_start`` is where the message of the batch begins. Head and tail are each one large number. A mask leaves out
-    the bits that differ by file. ``head_seal`` is where the first seal begins. ``tail_seal`` is where the second
+    ``batch_start`` is where the message of the batch begins. ``counts`` and ``starts`` are where it says how many rows
+    and nulls its columns have, and where their buffers begin. Head and tail are each one large number. A mask leaves
+    out the bits that differ by file. ``head_seal`` is where the first seal begins. ``tail_seal`` is where the second
     begins, counted from the end. Both are 0 without seals.
     """
 
     batch_start: int
+    counts: int
+    starts: int
     head_bytes: int
     head_mask: int
     head: int
@@ -178,8 +185,9 @@ class _OwnForm:
 
     def crc32c(self, data: bytes) -> int:
         """Return the checksum of a file of this form, with zeros for the digits of its seals."""
+        between = pa.py_buffer(data)[self.head_seal + _DIGITS : self.tail_seal]  # bytes would be copied
         crc = google_crc32c.value(data[: self.head_seal] + _NO_DIGITS)
-        crc = google_crc32c.extend(crc, data[self.head_seal + _DIGITS : self.tail_seal])
+        crc = google_crc32c.extend(crc, between)
         return int(google_crc32c.extend(crc, _NO_DIGITS + data[self.tail_seal + _DIGITS :]))
 
     def sealed(self, data: memoryview, name: bytes) -> bytes:
@@ -192,9 +200,38 @@ class _OwnForm:
         seal = b"%08x %b" % (crc, name)
         return b"".join((head, seal, body, seal, tail))
 
-    def batch(self, data: bytes) -> pa.RecordBatch:
-        """Return the rows of a file of this form, which are views of its bytes."""
-        return pa.ipc.read_record_batch(pa.py_buffer(data)[self.batch_start :], SCHEMA)
+
+class OwnFile:
+    """A file of our form. ``batch`` are its rows, which are views of its bytes.
+
+    Once the batch is validated, what few rows hold is read here. A call of Arrow for each would take longer.
+    """
+
+    __slots__ = ("_counts", "_data", "_starts", "batch")
+
+    def __init__(self, data: bytes, form: _OwnForm):
+        self._data = memoryview(data)[form.head_bytes :]
+        self._counts = _COUNTS.unpack_from(data, form.counts)
+        self._starts = _STARTS.unpack_from(data, form.starts)
+        self.batch = pa.ipc.read_record_batch(pa.py_buffer(data)[form.batch_start :], SCHEMA)
+
+    def present(self) -> tuple[int, int, int]:
+        """Return, of each column, the rows that are not null, as the bits of a number."""
+        return self._present_in(0), self._present_in(1), self._present_in(2)
+
+    def _present_in(self, column: int) -> int:
+        n_rows, n_nulls = self._counts[2 * column : 2 * column + 2]
+        every: int = (1 << n_rows) - 1
+        if not n_nulls:
+            return every
+        start = self._starts[3 * column]
+        return every & int.from_bytes(self._data[start : start + (n_rows + 7) // 8], "little")
+
+    def texts(self, column: int, n_rows: int) -> list[str]:
+        """Return the texts of the first rows of a column. None of them must be null."""
+        _, offsets, text = self._starts[3 * column : 3 * column + 3]
+        ends = struct.unpack_from(f"<{n_rows + 1}i", self._data, offsets)
+        return [str(self._data[text + first : text + end], "utf-8") for first, end in pairwise(ends)]
 
 
 @functools.lru_cache(maxsize=256)
@@ -216,7 +253,8 @@ def _own_form(name_bytes: int) -> _OwnForm:
     head, tail = (int.from_bytes(part, "little") for part in (one[:head_bytes], one[-tail_bytes:]))
     seal = f"{_NO_DIGITS.decode()} {'0' * name_bytes}".encode() if name_bytes else b""
     places = (one.find(seal), one.rfind(seal) - len(one)) if seal else (0, 0)
-    form = (batch, head_bytes, head_mask, head & head_mask, tail_bytes, tail_mask, tail & tail_mask)
+    of_batch = (batch, *places_in_batch(one, batch))
+    form = (*of_batch, head_bytes, head_mask, head & head_mask, tail_bytes, tail_mask, tail & tail_mask)
     return _OwnForm(*form, len(seal), *places)
 
 

@@ -19,13 +19,22 @@ class TextColumn(Sequence[str]):
     the file are kept. Equal to a list or column of the same strings.
     """
 
-    __slots__ = ("array",)
+    __slots__ = ("_array", "_batch", "_first", "_length", "_place")
 
-    def __init__(self, array: pa.StringArray):
-        self.array = array
+    def __init__(self, batch: pa.RecordBatch, place: int, first: int, length: int):
+        """Show rows of the column at a place of a batch. They must not be null."""
+        self._batch, self._place, self._first, self._length = batch, place, first, length
+        self._array: pa.StringArray | None = None
+
+    @property
+    def array(self) -> pa.StringArray:
+        """The strings in Arrow. Most columns of a node are never asked for, so they are cut out on demand."""
+        if self._array is None:
+            self._array = self._batch.column(self._place).slice(self._first, self._length)
+        return self._array
 
     def __len__(self) -> int:
-        return len(self.array)
+        return self._length
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -65,8 +74,16 @@ def built_texts(texts: Iterable[str | None]) -> pa.StringArray:
 
 def joined_texts(arrays: Sequence[pa.StringArray]) -> pa.StringArray:
     """Return arrays one after the other, as ``large_utf8`` if they hold more text than ``utf8`` can count."""
-    is_large = sum(array.nbytes for array in arrays) > _MAX_UTF8_BYTES or any(is_large_text(array) for array in arrays)
-    return pa.concat_arrays([array.cast(pa.large_utf8()) for array in arrays] if is_large else list(arrays))
+    if not arrays:
+        return built_texts([])
+    if any(is_large_text(array) for array in arrays) or _is_too_much(pa.chunked_array(arrays, pa.utf8())):
+        return pa.concat_arrays([array.cast(pa.large_utf8()) for array in arrays])
+    return pa.concat_arrays(arrays)
+
+
+def _is_too_much(texts: pa.ChunkedArray) -> bool:
+    # Whole buffers are a bound that takes far less time than the parts of them that are shown.
+    return bool(texts.get_total_buffer_size() > _MAX_UTF8_BYTES and texts.nbytes > _MAX_UTF8_BYTES)
 
 
 def is_large_text(array: pa.StringArray) -> bool:

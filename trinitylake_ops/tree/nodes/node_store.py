@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from trinitylake_ops.errors import CorruptFileError, InvalidLocationError, StorageError
 from trinitylake_ops.format.file_names import root_of
 from trinitylake_ops.format.locations import is_uri, to_location, to_uri
-from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node
+from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node, decode_nodes
 from trinitylake_ops.storage.cache.lru import ByteLru
 from trinitylake_ops.storage.cache.storage import decoded
 from trinitylake_ops.storage.interface import Storage
@@ -58,19 +58,37 @@ class NodeStore:
         paths = dict.fromkeys(place for place in places if isinstance(place, str))
         found: dict[str, NodeFile | StorageError] = {}
         found.update((path, node) for path in paths if (node := self._cache.get(path)) is not None)
-        missing = [path for path in paths if path not in found and not is_uri(path)]
-        distant = [path for path in paths if path not in found and is_uri(path)]
-        for path, data in zip(missing, self._storage.read_available(missing), strict=True):
-            found[path] = data if isinstance(data, StorageError) else self._decoded_or_error(path, data)
-        for path, data in zip(distant, self.elsewhere.read_available(distant), strict=True):
+        distant = dict.fromkeys(path for path in paths if path not in found and is_uri(path))
+        missing = [path for path in paths if path not in found and path not in distant]
+        found.update(self._decoded(missing, self._storage.read_available(missing)))
+        for path, data in zip(distant, self.elsewhere.read_available(list(distant)), strict=True):
             found[path] = data if isinstance(data, StorageError) else self._decoded_distant(path, data)
         return [found[place] if isinstance(place, str) else place for place in places]
 
+    def _decoded(
+        self, paths: Sequence[str], found: Sequence[bytes | StorageError]
+    ) -> Iterator[tuple[str, NodeFile | StorageError]]:
+        """Yield the nodes of files, which are kept, and the failures to read them, by their paths."""
+        files = []
+        for path, data in zip(paths, found, strict=True):
+            if isinstance(data, StorageError):
+                yield path, data
+            else:
+                files.append((data, path))
+        for (data, path), node in zip(files, decode_nodes(files), strict=True):
+            if isinstance(node, NodeFile):
+                self._keep(path, node)
+                yield path, node
+            else:
+                yield path, self._decoded_or_error(path, data)
+
     def _decoded_or_error(self, path: str, data: bytes) -> NodeFile | StorageError:
         try:
-            return decoded(self._storage, path, data, self._decode_and_keep)
+            node = decoded(self._storage, path, data, decode_node)
         except StorageError as error:
             return error
+        self._keep(path, node)
+        return node
 
     def _decoded_distant(self, uri: str, data: bytes) -> NodeFile | StorageError:
         """Return a node of another lakehouse. The paths in it lead into that lakehouse, too."""
@@ -84,10 +102,9 @@ class NodeStore:
         self._cache.put(uri, node, len(data) * 2 + messages_bytes(node.buffer) + _MEMORY_PER_NODE_BYTES)
         return node
 
-    def _decode_and_keep(self, data: bytes, path: str) -> NodeFile:
-        node = decode_node(data, path)
-        self._cache.put(path, node, node.memory_bytes + messages_bytes(node.buffer) + _MEMORY_PER_NODE_BYTES)
-        return node
+    def _keep(self, path: str, node: NodeFile) -> None:
+        buffer_bytes = messages_bytes(node.buffer) if node.buffer else 0
+        self._cache.put(path, node, node.memory_bytes + buffer_bytes + _MEMORY_PER_NODE_BYTES)
 
     def _path_or_error(self, location: str) -> str | StorageError:
         try:
