@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import struct
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import TypeAlias
 
 import google_crc32c
 import pyarrow as pa
@@ -26,7 +26,10 @@ _MAGIC_BYTES = 8
 _DIGITS = 8
 _NO_DIGITS = b"0" * _DIGITS
 _COUNTS = struct.Struct("<" + "qq" * len(SCHEMA))  # of each column: rows, nulls
-_STARTS = struct.Struct("<" + "q8xq8xq8x" * len(SCHEMA))  # where the buffers of each column begin: nulls, offsets, text
+_BITMAPS = struct.Struct("<" + "q40x" * len(SCHEMA))  # of each column: where the first of its three buffers begins
+
+#: Of key, pvalue and pnode, the rows that are not null, as the bits of a number.
+Present: TypeAlias = tuple[int, int, int]
 
 
 def write_file(batch: pa.RecordBatch, compression: str, path: str) -> bytes:
@@ -41,11 +44,12 @@ def surrounding_bytes(path: str) -> int:
     return _surrounding_bytes(len(_name_of(path)))
 
 
-def read_own_file(data: bytes, path: str) -> OwnFile | None:
-    """Return a file of exactly our form, with one uncompressed batch, as nearly all have.
+def read_own_batch(data: bytes, path: str) -> tuple[pa.RecordBatch, Present] | None:
+    """Return the rows of a file of exactly our form, with one uncompressed batch, as nearly all have.
 
-    This costs little, as neither schema nor footer is parsed. Other files give None. Seals are checked, if there are
-    any. Raises CorruptFileError for a file that is damaged or not that of ``path``.
+    This costs little, as neither schema nor footer is parsed. Other files give None. Rows are validated, and seals are
+    checked, if there are any. Raises CorruptFileError for a file that is damaged or not that of ``path``, and
+    ArrowInvalid for rows that are not sound.
     """
     name = _name_of(path)
     form = _own_form(len(name))
@@ -57,7 +61,9 @@ def read_own_file(data: bytes, path: str) -> OwnFile | None:
         head, tail = form.seals_of(data)
         if head != tail or head[_DIGITS + 1 :] != name or head[:_DIGITS] != b"%08x" % form.crc32c(data):
             _check(data, _text(head), _text(tail), path)
-    return OwnFile(data, form)
+    batch = form.batch(data)
+    batch.validate(full=True)
+    return batch, form.present(data)
 
 
 def check_file_seals(data: bytes, schema: pa.Schema, path: str) -> bool:
@@ -200,38 +206,21 @@ class _OwnForm:
         seal = b"%08x %b" % (crc, name)
         return b"".join((head, seal, body, seal, tail))
 
+    def batch(self, data: bytes) -> pa.RecordBatch:
+        """Return the rows of a file of this form, which are views of its bytes."""
+        return pa.ipc.read_record_batch(pa.py_buffer(data)[self.batch_start :], SCHEMA)
 
-class OwnFile:
-    """A file of our form. ``batch`` are its rows, which are views of its bytes.
-
-    Once the batch is validated, what few rows hold is read here. A call of Arrow for each would take longer.
-    """
-
-    __slots__ = ("_counts", "_data", "_starts", "batch")
-
-    def __init__(self, data: bytes, form: _OwnForm):
-        self._data = memoryview(data)[form.head_bytes :]
-        self._counts = _COUNTS.unpack_from(data, form.counts)
-        self._starts = _STARTS.unpack_from(data, form.starts)
-        self.batch = pa.ipc.read_record_batch(pa.py_buffer(data)[form.batch_start :], SCHEMA)
-
-    def present(self) -> tuple[int, int, int]:
-        """Return, of each column, the rows that are not null, as the bits of a number."""
-        return self._present_in(0), self._present_in(1), self._present_in(2)
-
-    def _present_in(self, column: int) -> int:
-        n_rows, n_nulls = self._counts[2 * column : 2 * column + 2]
-        every: int = (1 << n_rows) - 1
-        if not n_nulls:
-            return every
-        start = self._starts[3 * column]
-        return every & int.from_bytes(self._data[start : start + (n_rows + 7) // 8], "little")
-
-    def texts(self, column: int, n_rows: int) -> list[str]:
-        """Return the texts of the first rows of a column. None of them must be null."""
-        _, offsets, text = self._starts[3 * column : 3 * column + 3]
-        ends = struct.unpack_from(f"<{n_rows + 1}i", self._data, offsets)
-        return [str(self._data[text + first : text + end], "utf-8") for first, end in pairwise(ends)]
+    def present(self, data: bytes) -> Present:
+        """Return which rows of a validated batch are not null. To ask Arrow for them would take longer."""
+        counts = _COUNTS.unpack_from(data, self.counts)
+        starts = _BITMAPS.unpack_from(data, self.starts)
+        every = (1 << counts[0]) - 1
+        n_bytes = (counts[0] + 7) // 8
+        key, pvalue, pnode = (
+            int.from_bytes(data[first : first + n_bytes], "little") & every if n_nulls else every
+            for n_nulls, first in zip(counts[1::2], (self.head_bytes + start for start in starts), strict=True)
+        )
+        return key, pvalue, pnode
 
 
 @functools.lru_cache(maxsize=256)

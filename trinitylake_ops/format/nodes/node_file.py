@@ -17,7 +17,7 @@ from trinitylake_ops.format.nodes.ipc_file import (
     surrounding_bytes,
     write_file,
 )
-from trinitylake_ops.format.nodes.sections import MalformedError, Rows, ascend, check_keys
+from trinitylake_ops.format.nodes.sections import MalformedError, Rows, ascend, not_ascending
 from trinitylake_ops.format.nodes.system_rows import (
     COMMIT_ID,
     COMMIT_INFO,
@@ -214,7 +214,7 @@ def decode_node(data: bytes, path: str) -> NodeFile:
     """
     node, keys = _decoded(data, path)
     if not ascend([keys]):
-        check_keys(keys, path)
+        raise not_ascending(keys).of(path)
     return node
 
 
@@ -253,7 +253,7 @@ def _decoded(data: bytes, path: str) -> tuple[NodeFile, TextColumn]:
         raise error.of(path) from error
     node = NodeFile(keys, rows.values(), children, buffer, own_rows(rows.system, path), rows.is_flat, len(data))
     # Columns of an uncompressed file are views of its bytes, which they keep as a whole.
-    node.memory_bytes = max(len(data), rows.file.batch.get_total_buffer_size())
+    node.memory_bytes = max(len(data), rows.batch.get_total_buffer_size())
     return node, keys
 
 

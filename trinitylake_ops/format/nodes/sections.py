@@ -13,10 +13,10 @@ from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.nodes.ipc_body import check_body
 from trinitylake_ops.format.nodes.ipc_file import (
     SCHEMA,
-    OwnFile,
+    Present,
     check_file_seals,
     check_is_no_copy,
-    read_own_file,
+    read_own_batch,
 )
 from trinitylake_ops.format.nodes.keys import NAMESPACE_KEY_PREFIX, TABLE_KEY_PREFIX, has_schema_id
 from trinitylake_ops.format.nodes.system_rows import (
@@ -47,34 +47,20 @@ class MalformedError(Exception):
         return CorruptFileError(f"node file {path!r} is malformed: {self}", path=path)
 
 
-class _OtherFile:
-    """A file not of our exact form: compressed, several batches, or the older layout."""
-
-    def __init__(self, batch: pa.RecordBatch):
-        self.batch = batch
-
-    def present(self) -> tuple[int, int, int]:
-        key, pvalue, pnode = (bits(column.is_valid()) for column in self.batch.columns)
-        return key, pvalue, pnode
-
-    def texts(self, column: int, n_rows: int) -> list[str]:
-        texts: list[str] = self.batch.column(column).slice(0, n_rows).to_pylist()
-        return texts
-
-
-def _opened(data: bytes, path: str) -> OwnFile | _OtherFile:
-    """Return a file whose seals, structure and texts were checked. Raises CorruptFileError."""
+def _read(data: bytes, path: str) -> tuple[pa.RecordBatch, Present]:
+    """Return the rows of a file, which are sound, and which of them are not null. Raises CorruptFileError."""
     try:
-        file = read_own_file(data, path) or _read_other_file(data, path)
-        file.batch.validate(full=True)
+        return read_own_batch(data, path) or _read_other_batch(data, path)
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CorruptFileError(f"{path!r} is no readable Arrow IPC file: {reason}", path=path) from error
-    return file
 
 
-def _read_other_file(data: bytes, path: str) -> _OtherFile:
-    """Return a file of another form. Without a column pnode, all of these are null."""
+def _read_other_batch(data: bytes, path: str) -> tuple[pa.RecordBatch, Present]:
+    """Return the rows of a file not of our exact form: compressed, several batches, or the older layout.
+
+    In a file without pnode all of these are null.
+    """
     schema = pa.ipc.open_file(data, options=_READ_OPTIONS).schema
     check_file_seals(data, schema, path)
     check_body(data)
@@ -94,20 +80,20 @@ def _read_other_file(data: bytes, path: str) -> _OtherFile:
     table.validate(full=True)
     columns = [column.cast(pa.utf8()).combine_chunks() for column in table.columns]
     columns += [pa.nulls(len(table), pa.utf8())] * (len(SCHEMA) - len(columns))
-    return _OtherFile(pa.record_batch(columns, schema=SCHEMA))
+    key, pvalue, pnode = (_bits(column.is_valid()) for column in columns)
+    return pa.record_batch(columns, schema=SCHEMA), (key, pvalue, pnode)
 
 
 @dataclass(slots=True)
 class Rows:
     """The rows of a file, with the begin and end of the sections after the system rows.
 
-    ``present`` are the rows of each column that are not null, as bits. ``pointers`` is the row without a key that
-    begins section 2. It is None in a file without such a row: a sealed root, or a leaf of the older layout. ``first``
-    and ``end`` enclose the rows of keys.
+    ``pointers`` is the row without a key that begins section 2. It is None in a file without such a row: a sealed root,
+    or a leaf of the older layout. ``first`` and ``end`` enclose the rows of keys.
     """
 
-    file: OwnFile | _OtherFile
-    present: tuple[int, int, int]
+    batch: pa.RecordBatch
+    present: Present
     system: dict[str, str] = field(default_factory=dict)
     pointers: int | None = None
     first: int = 0
@@ -116,9 +102,9 @@ class Rows:
     @classmethod
     def read(cls, data: bytes, path: str) -> Rows:
         """Return the rows of a file whose system rows were checked. Raises CorruptFileError, naming ``path``."""
-        file = _opened(data, path)
+        batch, present = _read(data, path)
         try:
-            rows = cls(file, file.present())
+            rows = cls(batch, present)
         except MalformedError as error:
             raise error.of(path) from error
         # a rollback never leads to a purged version, and a copied one would hide a live version
@@ -132,7 +118,7 @@ class Rows:
         return self.pointers is None and SEALED_AT_MILLIS not in self.system
 
     def __post_init__(self) -> None:
-        n_rows = self.file.batch.num_rows
+        n_rows = self.batch.num_rows
         n_system = self._n_system_rows(n_rows)
         self._add_system_rows(n_system)
         _check_number(self.system, CREATED_AT_MILLIS, MAX_TIME_MS)
@@ -162,17 +148,17 @@ class Rows:
         return next((row for row, name in enumerate(names) if name not in SYSTEM_KEYS), len(names))
 
     def _add_system_rows(self, n_rows: int) -> None:
-        names = self.file.texts(_KEY, n_rows)
+        names, values = (self._column(column, 0, n_rows).to_pylist() for column in (_KEY, _PVALUE))
         lacking = _rows(0, n_rows) & (~self.present[_PVALUE] | self.present[_PNODE])
         if lacking:
             raise MalformedError(f"system row {names[_lowest(lacking)]!r} lacks its value or has a child")
-        for name, value in zip(names, self.file.texts(_PVALUE, n_rows), strict=True):
+        for name, value in zip(names, values, strict=True):
             if name.startswith(_OBJECT_KEY_PREFIXES):
                 raise MalformedError(f"object key {name!r} stands among the system rows")
             self.system[LAKEHOUSE_DEF if name == OLD_LAKEHOUSE_DEF else name] = value
 
-    def _column(self, column: int, first: int = 0) -> pa.StringArray:
-        return self.file.batch.column(column).slice(first)
+    def _column(self, column: int, first: int = 0, end: int = _MAX_ROWS) -> pa.StringArray:
+        return self.batch.column(column).slice(first, end - first)
 
     def _check_flat(self) -> None:
         """In such a file only the form of keys tells objects from unknown system rows."""
@@ -186,17 +172,21 @@ class Rows:
             raise MalformedError("there are child pointers, but no row without a key for the first of them")
 
     def keys(self) -> TextColumn:
-        """Return the keys. Whether they ascend is for :func:`ascend` to say. Raises MalformedError."""
+        """Return the keys. It is for :func:`ascend` to check that they do. Raises MalformedError."""
         if self.pointers is not None and self.present[_PVALUE] >> self.pointers & 1:
             raise MalformedError("the first pointer row has a value")
         of_keys = _rows(self.first, self.end)
         if of_keys & ~(self.present[_KEY] & self.present[_PVALUE]):
             raise MalformedError("a row of the pointers lacks its key or value; n_keys is wrong")
-        return TextColumn(self.file.batch, _KEY, self.first, self.end - self.first)
+        keys = TextColumn(self._column(_KEY, self.first, self.end))
+        # Keys ascend: if the first is above all keys that start with a space, so are the others.
+        if of_keys and keys[0] < "!" and any(key.startswith(" ") for key in keys):
+            raise MalformedError("a row of the pointers has a key that starts with a space")
+        return keys
 
     def values(self) -> TextColumn:
         """Return the values of the keys."""
-        return TextColumn(self.file.batch, _PVALUE, self.first, self.end - self.first)
+        return TextColumn(self._column(_PVALUE, self.first, self.end))
 
     def children(self) -> TextColumn:
         """Return the pointers to children, none in a leaf. Raises MalformedError."""
@@ -205,27 +195,21 @@ class Rows:
         children = self.present[_PNODE] & of_pointers
         if children and children != of_pointers:
             raise MalformedError("some of the child pointers are missing")
-        return TextColumn(self.file.batch, _PNODE, first, self.end - first if children else 0)
+        return TextColumn(self._column(_PNODE, first, self.end if children else first))
 
     def buffer(self) -> dict[str, str | None]:
         """Return the newest message of each key, in order of arrival. Raises MalformedError."""
-        key, pvalue, pnode = self.present
-        if not (key | pvalue | pnode) >> self.end:
+        keys, values, children = (present >> self.end for present in self.present)
+        if not keys | values | children:
             return {}  # blank pointer rows alone, as in nearly every leaf
-        tails = [self._column(column, self.end) for column in (_KEY, _PVALUE, _PNODE)]
-        return self._plain_buffer(*tails) or self._any_buffer(tails)
-
-    @staticmethod
-    def _plain_buffer(keys: pa.StringArray, values: pa.StringArray, children: pa.StringArray) -> dict[str, str | None]:
-        """Return the messages if all rows are as we write them, else none."""
-        n_blank = keys.null_count
-        if keys.slice(n_blank).null_count or values.slice(0, n_blank).null_count < n_blank:
-            return {}
-        buffer = dict(zip(keys.slice(n_blank).to_pylist(), values.slice(n_blank).to_pylist(), strict=True))
-        is_plain = (
-            len(buffer) == len(keys) - n_blank and SYSTEM_KEYS.isdisjoint(buffer) and min(buffer, default="") >= "!"
-        )
-        return buffer if is_plain and children.null_count == len(children) else {}
+        n_blank = _lowest(keys) if keys else 0
+        n_rows = self.batch.num_rows - self.end
+        if keys == _rows(n_blank, n_rows) and not values & _rows(0, n_blank) and not children:
+            names, texts = (self._column(column, self.end + n_blank).to_pylist() for column in (_KEY, _PVALUE))
+            buffer = dict(zip(names, texts, strict=True))
+            if len(buffer) == len(names) and SYSTEM_KEYS.isdisjoint(buffer) and min(buffer) >= "!":
+                return buffer  # all rows are as we write them
+        return self._any_buffer([self._column(column, self.end) for column in range(len(SCHEMA))])
 
     def _any_buffer(self, tails: Sequence[pa.StringArray]) -> dict[str, str | None]:
         buffer: dict[str, str | None] = {}
@@ -244,32 +228,23 @@ class Rows:
         return buffer
 
 
-def ascend(columns: Sequence[TextColumn]) -> bool:
-    """Whether the keys of each node ascend, and none of them starts with a space.
-
-    All are compared in one pass. Also False for keys that :func:`check_keys` has to look at one by one.
-    """
-    # Keys ascend: if the first is above all keys that start with a space, so are the others.
-    if any(len(keys) and keys[0] < "!" for keys in columns):
-        return False
-    several = [keys.array for keys in columns if len(keys) > 1]
-    lower, upper = [keys.slice(0, len(keys) - 1) for keys in several], [keys.slice(1) for keys in several]
-    if len(several) == 1:  # chunks of one array would take longer
+def ascend(columns: Iterable[TextColumn]) -> bool:
+    """Whether the keys of each node ascend. Those of all nodes are compared in one pass."""
+    arrays = [keys.array for keys in columns if len(keys) > 1]
+    lower, upper = [keys.slice(0, len(keys) - 1) for keys in arrays], [keys.slice(1) for keys in arrays]
+    if len(arrays) == 1:  # as chunks they would take longer
         return not pc.greater_equal(lower[0], upper[0]).true_count
     descending = pc.greater_equal(pa.chunked_array(lower, pa.utf8()), pa.chunked_array(upper, pa.utf8()))
     return not pc.any(descending, min_count=0).as_py()
 
 
-def check_keys(keys: Iterable[str], path: str) -> None:
-    """Raise CorruptFileError unless the keys of a node ascend and none of them starts with a space."""
-    for lower, upper in pairwise(keys):
-        if lower >= upper:
-            raise MalformedError(f"key {upper!r} does not ascend after {lower!r}").of(path)
-    if any(key.startswith(" ") for key in keys):
-        raise MalformedError("a row of the pointers has a key that starts with a space").of(path)
+def not_ascending(keys: Iterable[str]) -> MalformedError:
+    """Return the error of keys that do not ascend."""
+    lower, upper = next(pair for pair in pairwise(keys) if pair[0] >= pair[1])
+    return MalformedError(f"key {upper!r} does not ascend after {lower!r}")
 
 
-def bits(truths: pa.BooleanArray) -> int:
+def _bits(truths: pa.BooleanArray) -> int:
     """Return the truths of an array without nulls as the bits of a number, the first one lowest."""
     values: int = int.from_bytes(truths.buffers()[1] or b"", "little") >> truths.offset
     return values & _rows(0, len(truths))

@@ -19,22 +19,13 @@ class TextColumn(Sequence[str]):
     the file are kept. Equal to a list or column of the same strings.
     """
 
-    __slots__ = ("_array", "_batch", "_first", "_length", "_place")
+    __slots__ = ("array",)
 
-    def __init__(self, batch: pa.RecordBatch, place: int, first: int, length: int):
-        """Show rows of the column at a place of a batch. They must not be null."""
-        self._batch, self._place, self._first, self._length = batch, place, first, length
-        self._array: pa.StringArray | None = None
-
-    @property
-    def array(self) -> pa.StringArray:
-        """The strings in Arrow. Most columns of a node are never asked for, so they are cut out on demand."""
-        if self._array is None:
-            self._array = self._batch.column(self._place).slice(self._first, self._length)
-        return self._array
+    def __init__(self, array: pa.StringArray):
+        self.array = array
 
     def __len__(self) -> int:
-        return self._length
+        return len(self.array)
 
     @overload
     def __getitem__(self, index: int) -> str: ...

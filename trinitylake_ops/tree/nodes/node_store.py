@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from trinitylake_ops.errors import CorruptFileError, InvalidLocationError, StorageError
 from trinitylake_ops.format.file_names import root_of
@@ -55,40 +55,39 @@ class NodeStore:
     def load_available(self, locations: Sequence[str]) -> list[NodeFile | StorageError]:
         """Return nodes as ``load_many`` does, but a failure takes the place of its node instead of being raised."""
         places = [self._path_or_error(location) for location in locations]
-        paths = dict.fromkeys(place for place in places if isinstance(place, str))
         found: dict[str, NodeFile | StorageError] = {}
-        found.update((path, node) for path in paths if (node := self._cache.get(path)) is not None)
-        distant = dict.fromkeys(path for path in paths if path not in found and is_uri(path))
-        missing = [path for path in paths if path not in found and path not in distant]
-        found.update(self._decoded(missing, self._storage.read_available(missing)))
-        for path, data in zip(distant, self.elsewhere.read_available(list(distant)), strict=True):
+        missing: list[str] = []
+        distant: list[str] = []
+        for path in dict.fromkeys(places):
+            if isinstance(path, str):
+                node = self._cache.get(path)
+                if node is not None:
+                    found[path] = node
+                else:
+                    (distant if is_uri(path) else missing).append(path)
+        self._decode(missing, self._storage.read_available(missing), found)
+        for path, data in zip(distant, self.elsewhere.read_available(distant), strict=True):
             found[path] = data if isinstance(data, StorageError) else self._decoded_distant(path, data)
         return [found[place] if isinstance(place, str) else place for place in places]
 
-    def _decoded(
-        self, paths: Sequence[str], found: Sequence[bytes | StorageError]
-    ) -> Iterator[tuple[str, NodeFile | StorageError]]:
-        """Yield the nodes of files, which are kept, and the failures to read them, by their paths."""
+    def _decode(
+        self, paths: Sequence[str], read: Sequence[bytes | StorageError], found: dict[str, NodeFile | StorageError]
+    ) -> None:
+        """Add to ``found`` the nodes of files, or what failed. The nodes are kept."""
         files = []
-        for path, data in zip(paths, found, strict=True):
+        for path, data in zip(paths, read, strict=True):
             if isinstance(data, StorageError):
-                yield path, data
+                found[path] = data
             else:
                 files.append((data, path))
         for (data, path), node in zip(files, decode_nodes(files), strict=True):
-            if isinstance(node, NodeFile):
-                self._keep(path, node)
-                yield path, node
-            else:
-                yield path, self._decoded_or_error(path, data)
+            found[path] = self._kept(path, node) if isinstance(node, NodeFile) else self._decoded_or_error(path, data)
 
     def _decoded_or_error(self, path: str, data: bytes) -> NodeFile | StorageError:
         try:
-            node = decoded(self._storage, path, data, decode_node)
+            return self._kept(path, decoded(self._storage, path, data, decode_node))
         except StorageError as error:
             return error
-        self._keep(path, node)
-        return node
 
     def _decoded_distant(self, uri: str, data: bytes) -> NodeFile | StorageError:
         """Return a node of another lakehouse. The paths in it lead into that lakehouse, too."""
@@ -102,9 +101,10 @@ class NodeStore:
         self._cache.put(uri, node, len(data) * 2 + messages_bytes(node.buffer) + _MEMORY_PER_NODE_BYTES)
         return node
 
-    def _keep(self, path: str, node: NodeFile) -> None:
+    def _kept(self, path: str, node: NodeFile) -> NodeFile:
         buffer_bytes = messages_bytes(node.buffer) if node.buffer else 0
         self._cache.put(path, node, node.memory_bytes + buffer_bytes + _MEMORY_PER_NODE_BYTES)
+        return node
 
     def _path_or_error(self, location: str) -> str | StorageError:
         try:
