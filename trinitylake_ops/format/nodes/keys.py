@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinitylake_ops.errors import CorruptFileError, InvalidNameError
-from trinitylake_ops.format.nodes.text_column import is_large_text, joined_texts
+from trinitylake_ops.format.nodes.text_column import is_large_text, joined_texts, text_array
 
 NAMESPACE_SCHEMA_ID = 1
 TABLE_SCHEMA_ID = 2
@@ -128,7 +128,7 @@ class KeyCodec:
             if _are_ascii_names(names):
                 return names
         decoded = [self.decode(key) for key in keys.to_pylist()]
-        return pa.array([name.table for name in decoded if name is not None and name.table is not None], keys.type)
+        return text_array([name.table for name in decoded if name is not None and name.table is not None])
 
     def _decode_ascii(self, key: str) -> ObjectName | None:
         """Return the name in a sound key of ASCII, as nearly all are, or None for other keys, sound or not."""
@@ -160,8 +160,8 @@ class KeyCodec:
 
 def _are_ascii_names(names: pa.StringArray) -> bool:
     """Whether each text of an array that Arrow made anew is a name of ASCII. All their bytes are looked at together."""
-    bytes_of_all = names.buffers()[2].to_pybytes()
-    return not bytes_of_all.translate(None, _ASCII_IN_NAMES) and pc.min(pc.binary_length(names)).as_py() > 0
+    shortest_bytes = pc.min(pc.binary_length(names)).as_py()
+    return shortest_bytes > 0 and not names.buffers()[2].to_pybytes().translate(None, _ASCII_IN_NAMES)
 
 
 def _padded(name: str, size_bytes: int) -> str:
