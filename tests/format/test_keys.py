@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.format.strategies import names
 from trinitylake_ops.errors import CorruptFileError, InvalidNameError
+from trinitylake_ops.format.nodes import keys as keys_module
 from trinitylake_ops.format.nodes.keys import KeyCodec, ObjectName, encode_schema_id, validate_name
 
 SIZE = 32  # eight characters of four bytes
@@ -83,6 +85,34 @@ def test_a_key_that_no_name_encodes_to_is_corrupt(key: str) -> None:
     with pytest.raises(CorruptFileError) as caught:
         CODEC.decode(key, "some/node.arrow")
     assert caught.value.path == "some/node.arrow"
+
+
+def _column(keys: list[str], kind: pa.DataType, chunk_rows: int) -> pa.ChunkedArray:
+    chunks = [keys[start : start + chunk_rows] for start in range(0, len(keys), chunk_rows)]
+    return pa.chunked_array(chunks, kind)
+
+
+@pytest.mark.parametrize("kind", [pa.utf8(), pa.large_utf8()], ids=str)
+@pytest.mark.parametrize("together", [40, 10_000])
+@pytest.mark.parametrize("other", ["plain", "naïve", "t" * SIZE])
+def test_names_of_many_keys_are_those_of_each(
+    kind: pa.DataType, together: int, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys_module, "_DECODED_TOGETHER", together)
+    names = [f"t{number:0{number % 20 + 3}}" for number in range(100)] + [other]
+    keys = [CODEC.table_key("ns", name) for name in names]
+    found = CODEC.table_names(_column(keys, kind, 7))
+    assert isinstance(found, pa.StringArray | pa.LargeStringArray)
+    assert found.to_pylist() == names
+    assert CODEC.table_names(_column([], kind, 7)).to_pylist() == []
+
+
+@pytest.mark.parametrize("bad", ["a b", "a\t", "", "a\x7f", " a"])
+def test_one_key_among_many_that_no_name_encodes_to_is_corrupt(bad: str) -> None:
+    keys = [CODEC.table_key("ns", f"t{number}") for number in range(100)]
+    keys.insert(50, CODEC.tables_prefix("ns") + bad.ljust(SIZE))
+    with pytest.raises(CorruptFileError, match=r"encodes no valid name|not padded"):
+        CODEC.table_names(_column(keys, pa.utf8(), 7))
 
 
 @given(st.integers(0, 64**4 - 1))

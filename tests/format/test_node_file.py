@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from tests.format.refusal import refusal
 from tests.format.strategies import node_files
 from trinitylake_ops.errors import CorruptFileError, InvalidInputError
+from trinitylake_ops.format.nodes.ipc_file import SCHEMA, read_own_batch, write_file
 from trinitylake_ops.format.nodes.node_file import (
     NodeFile,
     decode_node,
+    decode_nodes,
     decode_system_rows,
     encode_node,
     encoded_size_bytes,
@@ -154,6 +156,23 @@ def test_a_sealed_root_is_readable() -> None:
     assert decode_system_rows(arrow_file(rows), PATH)["commit_id"] == "c"
 
 
+@given(st.lists(st.tuples(*[st.none() | st.text(max_size=3)] * 3), min_size=1), st.sampled_from([PATH, ""]))
+def test_rows_that_are_not_null_are_those_that_arrow_says(rows: list[Row], path: str) -> None:
+    batch = pa.record_batch([pa.array(column, pa.utf8()) for column in _columns(rows)], schema=SCHEMA)
+    own = read_own_batch(write_file(batch, "", path), PATH)
+    assert own is not None
+    assert own[0].equals(batch)
+    assert own[1] == tuple(
+        sum(1 << row for row, text in enumerate(column) if text is not None) for column in _columns(rows)
+    )
+
+
+@given(st.lists(node_files(), max_size=4))
+def test_many_nodes_are_decoded_as_each_is(nodes: list[NodeFile]) -> None:
+    files = [(encode_node(node, len(node.keys) + 1, "", PATH), PATH) for node in nodes]
+    assert decode_nodes(files) == nodes
+
+
 # What is refused
 
 
@@ -227,6 +246,18 @@ def test_malformed_rows_are_refused_naming_the_file(rows: list[Row]) -> None:
     assert PATH in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
     assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("rows", MALFORMED.values(), ids=MALFORMED.keys())
+def test_a_malformed_node_among_others_is_the_only_one_refused(rows: list[Row]) -> None:
+    bad = "0000/0000/0000/00000001-bad.arrow"
+    whole = (encode_node(NODE, 4), PATH)
+    with pytest.raises(CorruptFileError) as caught:
+        decode_node(arrow_file(rows), bad)
+    first, found, last = decode_nodes([whole, (arrow_file(rows), bad), whole])
+    assert first == last == NODE
+    assert isinstance(found, CorruptFileError)
+    assert (found.path, str(found)) == (bad, str(caught.value))
 
 
 SYSTEM_FAULTS = ["no pointer rows", "no time", "time is no number", "time has too many digits", "system row with child"]

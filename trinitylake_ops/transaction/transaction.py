@@ -132,7 +132,7 @@ class Transaction(CatalogReader):
         with reading_bases(self.base):
             return self.base.entry(key)
 
-    def prefix_keys(self, prefix: str) -> pa.StringArray:
+    def prefix_keys(self, prefix: str) -> pa.ChunkedArray:
         """Return all keys with a prefix, own writes included, ascending, as a column of text."""
         self._changes.read_prefixes.add(prefix)
         with reading_bases(self.base):
@@ -141,7 +141,7 @@ class Transaction(CatalogReader):
         if not own:
             return keys
         live = {key for key, entry in own.items() if entry is not None}
-        return pa.array(sorted(set(keys.to_pylist()) - own.keys() | live), keys.type)
+        return pa.chunked_array([sorted(set(keys.to_pylist()) - own.keys() | live)], keys.type)
 
     def namespace_at(self, location: str) -> NamespaceDef:
         with reading_bases(self.base):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -87,11 +87,22 @@ def scan_columns(
 ) -> tuple[pa.StringArray, pa.StringArray]:
     """Return the result of :func:`scan` as two columns of text, keys and locations, without Python strings."""
     parts, messages = _parts(store, root, lower, upper)
-    keys, locations = joined_texts([part[0] for part in parts]), joined_texts([part[1] for part in parts])
+    keys = joined_texts([part.cut(part.node.keys) for part in parts])
+    locations = joined_texts([part.cut(part.node.values) for part in parts])
     return with_messages(keys, locations, messages)
 
 
-_Part = tuple[pa.StringArray, pa.StringArray]  # keys that are neighbours in a node, and their locations
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Keys that are neighbours in a node: those of the rows from ``first`` on and before ``end``."""
+
+    node: NodeFile
+    first: int
+    end: int
+
+    def cut(self, texts: Sequence[str]) -> pa.StringArray:
+        """Return these rows of the node's keys or values."""
+        return text_array(texts).slice(self.first, self.end - self.first)
 
 
 def _parts(
@@ -121,15 +132,14 @@ def _expanded(
             messages.setdefault(key, location)  # messages nearer the root, which came first, are newer
     first = 0 if lower is None else _n_keys_below(node, lower)
     end = len(node.keys) if upper is None else max(first, _n_keys_below(node, upper))
-    keys, locations = text_array(node.keys), text_array(node.values)
-    if not node.children:
-        return [(keys.slice(first, end - first), locations.slice(first, end - first))]
+    if node.is_leaf:
+        return [_Part(node, first, end)]
     parts: list[_Part | str] = []
     for row, child in enumerate(node.children[first : end + 1], first):
         if lower is None or row >= end or row > first or node.keys[row] != lower:
             parts.append(child)
         if row < end:
-            parts.append((keys.slice(row, 1), locations.slice(row, 1)))
+            parts.append(_Part(node, row, row + 1))
     return parts
 
 
@@ -172,20 +182,20 @@ def _with_few_messages(
     return pa.array(order, keys.type), pa.array([rows[key] for key in order], locations.type)
 
 
-def prefix_keys(store: NodeStore, root: NodeFile, prefix: str) -> pa.StringArray:
-    """Return all keys that start with a prefix, ascending."""
+def prefix_keys(store: NodeStore, root: NodeFile, prefix: str) -> pa.ChunkedArray:
+    """Return all keys that start with a prefix, ascending, as a column of text in chunks."""
     parts, messages = _parts(store, root, prefix, prefix_end(prefix))
-    keys = joined_texts([part[0] for part in parts])
-    if len(keys) + len(messages) <= _FEW_ROWS:
-        return with_messages(keys, pa.nulls(len(keys), pa.utf8()), messages)[0]
-    if messages:
-        texts = pa.array(list(messages), keys.type)
-        is_known = pc.is_in(texts, keys)
-        is_live = pa.array([location is not None for location in messages.values()])
-        # messages created or dropped some keys; the others were at most set anew
-        if pc.equal(is_known, is_live).false_count:
-            keys, _ = with_messages(keys, pa.nulls(len(keys), pa.utf8()), messages)
-    return keys
+    keys = pa.chunked_array([part.cut(part.node.keys) for part in parts], pa.utf8())
+    if not messages or (len(keys) > _FEW_ROWS and _only_set_anew(keys, messages)):
+        return keys
+    joined = joined_texts(keys.chunks)
+    return pa.chunked_array([with_messages(joined, pa.nulls(len(joined), pa.utf8()), messages)[0]])
+
+
+def _only_set_anew(keys: pa.ChunkedArray, messages: Mapping[str, str | None]) -> bool:
+    """Whether messages neither create nor drop a key."""
+    known = set(keys.filter(pc.is_in(keys, pa.array(list(messages), keys.type))).to_pylist())
+    return all((key in known) == (location is not None) for key, location in messages.items())
 
 
 def prefix_end(prefix: str) -> str | None:

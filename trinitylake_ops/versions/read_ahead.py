@@ -49,5 +49,4 @@ def read_ahead(
         return
     definition, *contents = storage.read_available([definition_path, *node_paths])
     definitions.offer_lakehouse(definition_location, definition_path, definition)
-    for path, content in zip(node_paths, contents, strict=True):
-        nodes.offer(path, content)
+    nodes.offer(node_paths, contents)

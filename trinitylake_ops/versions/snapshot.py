@@ -90,7 +90,7 @@ class CatalogReader(ABC):
         """Return what a key maps to, or None."""
 
     @abstractmethod
-    def prefix_keys(self, prefix: str) -> pa.StringArray:
+    def prefix_keys(self, prefix: str) -> pa.ChunkedArray:
         """Return all keys with a prefix, ascending, as a column of text."""
 
     @abstractmethod
@@ -131,6 +131,11 @@ class CatalogReader(ABC):
 
     def tables(self, namespace: str) -> list[str]:
         """Return the names of a namespace's tables, ascending. Raises NamespaceNotFoundError, InvalidNameError."""
+        names: list[str] = self.table_names(namespace).to_pylist()
+        return names
+
+    def table_names(self, namespace: str) -> pa.StringArray:
+        """Return what :meth:`tables` does as an Arrow array of text, without Python strings. Raises the same."""
         self.expect(lambda keys: KeyRange.prefixed(keys.tables_prefix(namespace)))
         keys = self.prefix_keys(self.keys.tables_prefix(namespace))
         if not len(keys) and not self.has_namespace(namespace):  # a namespace with tables exists
@@ -234,7 +239,7 @@ class Snapshot(CatalogReader):
         with self.reading():
             return get(self.files.nodes, self.root, key)
 
-    def prefix_keys(self, prefix: str) -> pa.StringArray:
+    def prefix_keys(self, prefix: str) -> pa.ChunkedArray:
         """Return all keys with a prefix, ascending, as a column of text."""
         with self.reading():
             return prefix_keys(self.files.nodes, self.root, prefix)

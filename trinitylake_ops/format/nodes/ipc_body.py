@@ -25,7 +25,7 @@ _OLD_COMPRESSION = b"ARROW:experimental_compression"
 _FOOTER_BLOCKS = (2, 3)  # the footer's dictionaries and record batches
 _MESSAGE_VERSION, _MESSAGE_HEADER_TYPE, _MESSAGE_HEADER, _MESSAGE_BODY_BYTES = 0, 1, 2, 3
 _DICTIONARY_DATA = 1
-_BATCH_BUFFERS, _BATCH_COMPRESSION = 2, 3
+_BATCH_NODES, _BATCH_BUFFERS, _BATCH_COMPRESSION = 1, 2, 3
 
 
 #: More bytes are not decompressed, whatever a file claims. Larger nodes are written as they are.
@@ -88,6 +88,17 @@ def decompressed_bytes(data: bytes) -> int:
         return sum(_claimed_bytes(data, *block) for block in blocks)
     except struct.error as error:
         raise ValueError(f"its metadata leads out of the file: {error}") from error
+
+
+def places_in_batch(data: bytes, start: int) -> tuple[int, int]:
+    """Return where the numbers of rows and nulls begin that a record batch has for its columns, and where its buffers.
+
+    ``start`` is that of its message, which is sound.
+    """
+    message = _root(data, start + 8)
+    batch = _linked(data, _field(data, message, _MESSAGE_HEADER))
+    nodes, buffers = (_linked(data, _field(data, batch, field)) for field in (_BATCH_NODES, _BATCH_BUFFERS))
+    return nodes + 4, buffers + 4
 
 
 def _check_blocks(blocks: Iterable[tuple[int, int, int]], end: int) -> None:

@@ -6,7 +6,9 @@ The seal is metadata of the schema, which such a file holds twice: in its first 
 from __future__ import annotations
 
 import functools
+import struct
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import google_crc32c
 import pyarrow as pa
@@ -14,6 +16,7 @@ import pyarrow as pa
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.checksums import SEAL_KEYS, check_seals
 from trinitylake_ops.format.file_names import is_immutable_path, version_named
+from trinitylake_ops.format.nodes.ipc_body import places_in_batch
 from trinitylake_ops.format.nodes.text_column import built_texts
 
 SCHEMA = pa.schema([("key", pa.utf8()), ("pvalue", pa.utf8()), ("pnode", pa.utf8())])
@@ -22,6 +25,11 @@ _KEY = SEAL_KEYS[0].encode()
 _MAGIC_BYTES = 8
 _DIGITS = 8
 _NO_DIGITS = b"0" * _DIGITS
+_COUNTS = struct.Struct("<" + "qq" * len(SCHEMA))  # of each column: rows, nulls
+_BITMAPS = struct.Struct("<" + "q40x" * len(SCHEMA))  # of each column: where the first of its three buffers begins
+
+#: Of key, pvalue and pnode, the rows that are not null, as the bits of a number.
+Present: TypeAlias = tuple[int, int, int]
 
 
 def write_file(batch: pa.RecordBatch, compression: str, path: str) -> bytes:
@@ -36,11 +44,12 @@ def surrounding_bytes(path: str) -> int:
     return _surrounding_bytes(len(_name_of(path)))
 
 
-def read_own_batch(data: bytes, path: str) -> pa.RecordBatch | None:
+def read_own_batch(data: bytes, path: str) -> tuple[pa.RecordBatch, Present] | None:
     """Return the rows of a file of exactly our form, with one uncompressed batch, as nearly all have.
 
-    This costs little, as neither schema nor footer is parsed. Other files give None. Seals are checked, if there are
-    any. Raises CorruptFileError for a file that is damaged or not that of ``path``.
+    This costs little, as neither schema nor footer is parsed. Other files give None. Rows are validated, and seals are
+    checked, if there are any. Raises CorruptFileError for a file that is damaged or not that of ``path``, and
+    ArrowInvalid for rows that are not sound.
     """
     name = _name_of(path)
     form = _own_form(len(name))
@@ -52,7 +61,9 @@ def read_own_batch(data: bytes, path: str) -> pa.RecordBatch | None:
         head, tail = form.seals_of(data)
         if head != tail or head[_DIGITS + 1 :] != name or head[:_DIGITS] != b"%08x" % form.crc32c(data):
             _check(data, _text(head), _text(tail), path)
-    return form.batch(data)
+    batch = form.batch(data)
+    batch.validate(full=True)
+    return batch, form.present(data)
 
 
 def check_file_seals(data: bytes, schema: pa.Schema, path: str) -> bool:
@@ -148,13 +159,15 @@ class _OwnForm:
 
     They hold all metadata except the seals and the numbers of rows and bytes.
 
-
-    ``batch_start`` is where the message of the batch begins. Head and tail are each one large number. A mask leaves out
-    the bits that differ by file. ``head_seal`` is where the first seal begins. ``tail_seal`` is where the second
+    ``batch_start`` is where the message of the batch begins. ``counts`` and ``starts`` are where it says how many rows
+    and nulls its columns have, and where their buffers begin. Head and tail are each one large number. A mask leaves
+    out the bits that differ by file. ``head_seal`` is where the first seal begins. ``tail_seal`` is where the second
     begins, counted from the end. Both are 0 without seals.
     """
 
     batch_start: int
+    counts: int
+    starts: int
     head_bytes: int
     head_mask: int
     head: int
@@ -178,8 +191,9 @@ class _OwnForm:
 
     def crc32c(self, data: bytes) -> int:
         """Return the checksum of a file of this form, with zeros for the digits of its seals."""
+        between = pa.py_buffer(data)[self.head_seal + _DIGITS : self.tail_seal]  # bytes would be copied
         crc = google_crc32c.value(data[: self.head_seal] + _NO_DIGITS)
-        crc = google_crc32c.extend(crc, data[self.head_seal + _DIGITS : self.tail_seal])
+        crc = google_crc32c.extend(crc, between)
         return int(google_crc32c.extend(crc, _NO_DIGITS + data[self.tail_seal + _DIGITS :]))
 
     def sealed(self, data: memoryview, name: bytes) -> bytes:
@@ -195,6 +209,18 @@ class _OwnForm:
     def batch(self, data: bytes) -> pa.RecordBatch:
         """Return the rows of a file of this form, which are views of its bytes."""
         return pa.ipc.read_record_batch(pa.py_buffer(data)[self.batch_start :], SCHEMA)
+
+    def present(self, data: bytes) -> Present:
+        """Return which rows of a validated batch are not null. To ask Arrow for them would take longer."""
+        counts = _COUNTS.unpack_from(data, self.counts)
+        starts = _BITMAPS.unpack_from(data, self.starts)
+        every = (1 << counts[0]) - 1
+        n_bytes = (counts[0] + 7) // 8
+        key, pvalue, pnode = (
+            int.from_bytes(data[first : first + n_bytes], "little") & every if n_nulls else every
+            for n_nulls, first in zip(counts[1::2], (self.head_bytes + start for start in starts), strict=True)
+        )
+        return key, pvalue, pnode
 
 
 @functools.lru_cache(maxsize=256)
@@ -216,7 +242,8 @@ def _own_form(name_bytes: int) -> _OwnForm:
     head, tail = (int.from_bytes(part, "little") for part in (one[:head_bytes], one[-tail_bytes:]))
     seal = f"{_NO_DIGITS.decode()} {'0' * name_bytes}".encode() if name_bytes else b""
     places = (one.find(seal), one.rfind(seal) - len(one)) if seal else (0, 0)
-    form = (batch, head_bytes, head_mask, head & head_mask, tail_bytes, tail_mask, tail & tail_mask)
+    of_batch = (batch, *places_in_batch(one, batch))
+    form = (*of_batch, head_bytes, head_mask, head & head_mask, tail_bytes, tail_mask, tail & tail_mask)
     return _OwnForm(*form, len(seal), *places)
 
 

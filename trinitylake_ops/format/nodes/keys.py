@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinitylake_ops.errors import CorruptFileError, InvalidNameError
-from trinitylake_ops.format.nodes.text_column import is_large_text
+from trinitylake_ops.format.nodes.text_column import is_large_text, joined_texts, text_array
 
 NAMESPACE_SCHEMA_ID = 1
 TABLE_SCHEMA_ID = 2
@@ -18,6 +18,7 @@ _BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _SCHEMA_ID_CHARS = 4
 _PAD = " "
 _FEW_KEYS = 32  # fewer keys are decoded faster one by one than together
+_DECODED_TOGETHER = 8192  # the text of so many keys fits a processor's cache
 
 
 def encode_schema_id(schema_id: int) -> str:
@@ -39,6 +40,7 @@ def has_schema_id(key: str) -> bool:
 
 
 _ASCII_NAME = re.compile("^[!-~]+$")
+_ASCII_IN_NAMES = bytes(range(ord("!"), ord("~") + 1))
 NAMESPACE_KEY_PREFIX = encode_schema_id(NAMESPACE_SCHEMA_ID)
 TABLE_KEY_PREFIX = encode_schema_id(TABLE_SCHEMA_ID)
 
@@ -107,22 +109,26 @@ class KeyCodec:
             return None
         return self._decode_ascii(key) or self._decode_any(key, path)
 
-    def table_names(self, keys: pa.StringArray) -> list[str]:
-        """Return the names of tables from their keys, a column of text. All are tables of one namespace.
+    def table_names(self, keys: pa.ChunkedArray) -> pa.StringArray:
+        """Return the names of tables from their keys, both columns of text. All are tables of one namespace.
 
         Nearly all names are ASCII. These are decoded together, far faster than each for itself. Raises CorruptFileError
         for a key that no name encodes to.
         """
+        parts = [keys.slice(start, _DECODED_TOGETHER) for start in range(0, len(keys), _DECODED_TOGETHER)]
+        return joined_texts([self._names_in(joined_texts(part.chunks)) for part in parts])
+
+    def _names_in(self, keys: pa.StringArray) -> pa.StringArray:
         first_byte = _SCHEMA_ID_CHARS + self.namespace_name_max_size_bytes
         end_byte = first_byte + self.table_name_max_size_bytes
         if len(keys) > _FEW_KEYS and pc.all(pc.equal(pc.binary_length(keys), end_byte)).as_py():
             binary = pa.large_binary() if is_large_text(keys) else pa.binary()
             padded = pc.binary_slice(keys.cast(binary), first_byte, end_byte).cast(keys.type)
             names = pc.ascii_rtrim(padded, _PAD)
-            if pc.all(pc.match_substring_regex(names, _ASCII_NAME.pattern)).as_py():
-                return list(names.to_pylist())
+            if _are_ascii_names(names):
+                return names
         decoded = [self.decode(key) for key in keys.to_pylist()]
-        return [name.table for name in decoded if name is not None and name.table is not None]
+        return text_array([name.table for name in decoded if name is not None and name.table is not None])
 
     def _decode_ascii(self, key: str) -> ObjectName | None:
         """Return the name in a sound key of ASCII, as nearly all are, or None for other keys, sound or not."""
@@ -150,6 +156,12 @@ class KeyCodec:
         if again != key:
             raise CorruptFileError(f"key {key!r} is not padded as the lakehouse's name sizes demand", path=path)
         return name
+
+
+def _are_ascii_names(names: pa.StringArray) -> bool:
+    """Whether each text of an array that Arrow made anew is a name of ASCII. All their bytes are looked at together."""
+    shortest_bytes = pc.min(pc.binary_length(names)).as_py()
+    return shortest_bytes > 0 and not names.buffers()[2].to_pybytes().translate(None, _ASCII_IN_NAMES)
 
 
 def _padded(name: str, size_bytes: int) -> str:

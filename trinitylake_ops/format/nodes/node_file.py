@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from trinitylake_ops.errors import InvalidDefinitionError
+from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError
 from trinitylake_ops.format.file_names import RootNaming
 from trinitylake_ops.format.nodes.ipc_body import MAX_DECOMPRESSED_BYTES
 from trinitylake_ops.format.nodes.ipc_file import (
@@ -17,7 +17,7 @@ from trinitylake_ops.format.nodes.ipc_file import (
     surrounding_bytes,
     write_file,
 )
-from trinitylake_ops.format.nodes.sections import MalformedError, Rows
+from trinitylake_ops.format.nodes.sections import MalformedError, Rows, ascend, not_ascending
 from trinitylake_ops.format.nodes.system_rows import (
     COMMIT_ID,
     COMMIT_INFO,
@@ -29,7 +29,7 @@ from trinitylake_ops.format.nodes.system_rows import (
     decode_commit_info,
     own_rows,
 )
-from trinitylake_ops.format.nodes.text_column import built_texts, text_array
+from trinitylake_ops.format.nodes.text_column import TextColumn, built_texts, text_array
 
 #: The values of ``node_compression``: none, and the codecs that Arrow has for IPC files.
 NODE_COMPRESSIONS = ("", "lz4", "zstd")
@@ -212,18 +212,49 @@ def decode_node(data: bytes, path: str) -> NodeFile:
     ``path``, for bytes that are no Arrow IPC file, and for other columns. Raises it also for rows that break the order
     of sections.
     """
-    rows = Rows.read(data, path)
-    system = {name: value for name, value in rows.system.items() if name != N_KEYS}
+    node, keys = _decoded(data, path)
+    if not ascend([keys]):
+        raise not_ascending(keys).of(path)
+    return node
+
+
+def decode_nodes(files: Sequence[tuple[bytes, str]]) -> list[NodeFile | CorruptFileError]:
+    """Return what :func:`decode_node` does for each file, or the error that it raises.
+
+    Whether keys ascend is checked in one pass over all nodes. Where that fails, each node is looked at by itself.
+    """
+    found: list[NodeFile | CorruptFileError] = []
+    columns = []
+    for data, path in files:
+        try:
+            node, keys = _decoded(data, path)
+        except CorruptFileError as error:
+            found.append(error)
+        else:
+            found.append(node)
+            columns.append(keys)
+    return found if ascend(columns) else [_decoded_or_error(data, path) for data, path in files]
+
+
+def _decoded_or_error(data: bytes, path: str) -> NodeFile | CorruptFileError:
     try:
-        node = NodeFile(*rows.keys(), rows.children(), rows.buffer(), system, rows.is_flat)
+        return decode_node(data, path)
+    except CorruptFileError as error:
+        return error
+
+
+def _decoded(data: bytes, path: str) -> tuple[NodeFile, TextColumn]:
+    """Return the node in a file, and its keys, which are not yet compared with each other. Raises CorruptFileError."""
+    rows = Rows.read(data, path)
+    del rows.system[N_KEYS]
+    try:
+        keys, children, buffer = rows.keys(), rows.children(), rows.buffer()
     except MalformedError as error:
         raise error.of(path) from error
-    node.system = own_rows(system, path)
-    node.file_size_bytes = len(data)
+    node = NodeFile(keys, rows.values(), children, buffer, own_rows(rows.system, path), rows.is_flat, len(data))
     # Columns of an uncompressed file are views of its bytes, which they keep as a whole.
-    columns = (rows.key, rows.pvalue, rows.pnode)
-    node.memory_bytes = max(len(data), sum(column.get_total_buffer_size() for column in columns))
-    return node
+    node.memory_bytes = max(len(data), rows.batch.get_total_buffer_size())
+    return node, keys
 
 
 def decode_system_rows(data: bytes, path: str) -> dict[str, str]:

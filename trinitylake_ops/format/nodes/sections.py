@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -11,7 +11,13 @@ import pyarrow.compute as pc
 
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.nodes.ipc_body import check_body
-from trinitylake_ops.format.nodes.ipc_file import SCHEMA, check_file_seals, check_is_no_copy, read_own_batch
+from trinitylake_ops.format.nodes.ipc_file import (
+    SCHEMA,
+    Present,
+    check_file_seals,
+    check_is_no_copy,
+    read_own_batch,
+)
 from trinitylake_ops.format.nodes.keys import NAMESPACE_KEY_PREFIX, TABLE_KEY_PREFIX, has_schema_id
 from trinitylake_ops.format.nodes.system_rows import (
     CREATED_AT_MILLIS,
@@ -27,7 +33,7 @@ from trinitylake_ops.format.nodes.text_column import TextColumn
 _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)  # threads for nine small buffers take longer
 _MAX_ROWS = 2**31 - 1
 _MAX_DIGITS = 20
-_FEW_ROWS = 16  # more rows than our system rows
+_KEY, _PVALUE, _PNODE = range(len(SCHEMA))
 _VALUE_COLUMNS = ("pvalue", "value")  # the second name is that of the older layout
 _TRANSACTION_COLUMN = "txn"  # a column of the older layout; nothing in it is needed
 _OBJECT_KEY_PREFIXES = (NAMESPACE_KEY_PREFIX, TABLE_KEY_PREFIX)
@@ -41,22 +47,20 @@ class MalformedError(Exception):
         return CorruptFileError(f"node file {path!r} is malformed: {self}", path=path)
 
 
-def _columns(data: bytes, path: str) -> tuple[pa.StringArray, pa.StringArray, pa.StringArray]:
-    """Return key, pvalue and pnode. In a file without pnode all of these are null."""
+def _read(data: bytes, path: str) -> tuple[pa.RecordBatch, Present]:
+    """Return the rows of a file, which are sound, and which of them are not null. Raises CorruptFileError."""
     try:
-        batch = read_own_batch(data, path)
-        if batch is not None:
-            batch.validate(full=True)
-            key, pvalue, pnode = batch.columns
-            return key, pvalue, pnode
-        return _columns_of_other_form(data, path)
+        return read_own_batch(data, path) or _read_other_batch(data, path)
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CorruptFileError(f"{path!r} is no readable Arrow IPC file: {reason}", path=path) from error
 
 
-def _columns_of_other_form(data: bytes, path: str) -> tuple[pa.StringArray, pa.StringArray, pa.StringArray]:
-    """Return the columns of a file not of our exact form: compressed, several batches, or the older layout."""
+def _read_other_batch(data: bytes, path: str) -> tuple[pa.RecordBatch, Present]:
+    """Return the rows of a file not of our exact form: compressed, several batches, or the older layout.
+
+    In a file without pnode all of these are null.
+    """
     schema = pa.ipc.open_file(data, options=_READ_OPTIONS).schema
     check_file_seals(data, schema, path)
     check_body(data)
@@ -74,8 +78,10 @@ def _columns_of_other_form(data: bytes, path: str) -> tuple[pa.StringArray, pa.S
     options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=places)
     table = pa.ipc.open_file(data, options=options).read_all()
     table.validate(full=True)
-    key, pvalue, *rest = (column.cast(pa.utf8()).combine_chunks() for column in table.columns)
-    return key, pvalue, rest[0] if rest else pa.nulls(len(table), pa.utf8())
+    columns = [column.cast(pa.utf8()).combine_chunks() for column in table.columns]
+    columns += [pa.nulls(len(table), pa.utf8())] * (len(SCHEMA) - len(columns))
+    key, pvalue, pnode = (_bits(column.is_valid()) for column in columns)
+    return pa.record_batch(columns, schema=SCHEMA), (key, pvalue, pnode)
 
 
 @dataclass(slots=True)
@@ -86,9 +92,8 @@ class Rows:
     or a leaf of the older layout. ``first`` and ``end`` enclose the rows of keys.
     """
 
-    key: pa.StringArray
-    pvalue: pa.StringArray
-    pnode: pa.StringArray
+    batch: pa.RecordBatch
+    present: Present
     system: dict[str, str] = field(default_factory=dict)
     pointers: int | None = None
     first: int = 0
@@ -97,9 +102,9 @@ class Rows:
     @classmethod
     def read(cls, data: bytes, path: str) -> Rows:
         """Return the rows of a file whose system rows were checked. Raises CorruptFileError, naming ``path``."""
-        key, pvalue, pnode = _columns(data, path)
+        batch, present = _read(data, path)
         try:
-            rows = cls(key, pvalue, pnode)
+            rows = cls(batch, present)
         except MalformedError as error:
             raise error.of(path) from error
         # a rollback never leads to a purged version, and a copied one would hide a live version
@@ -113,100 +118,98 @@ class Rows:
         return self.pointers is None and SEALED_AT_MILLIS not in self.system
 
     def __post_init__(self) -> None:
-        n_system = self._n_system_rows()
+        n_rows = self.batch.num_rows
+        n_system = self._n_system_rows(n_rows)
         self._add_system_rows(n_system)
         _check_number(self.system, CREATED_AT_MILLIS, MAX_TIME_MS)
         _check_number(self.system, N_KEYS, _MAX_ROWS)
         n_keys = int(self.system[N_KEYS])
-        if SEALED_AT_MILLIS in self.system and (n_keys or n_system != len(self.key)):
+        if SEALED_AT_MILLIS in self.system and (n_keys or n_system != n_rows):
             raise MalformedError("a sealed root has keys or pointer rows")
         self.first = n_system if self.pointers is None else n_system + 1
         self.end = self.first + n_keys
-        if self.end > len(self.key):
-            raise MalformedError(f"n_keys is {n_keys}, but only {len(self.key) - self.first} rows follow")
+        if self.end > n_rows:
+            raise MalformedError(f"n_keys is {n_keys}, but only {n_rows - self.first} rows follow")
         if self.pointers is None:
             self._check_flat()
 
-    def _n_system_rows(self) -> int:
+    def _n_system_rows(self, n_rows: int) -> int:
         """Return the number of system rows.
 
         They end at the row without a key, otherwise after the rows that we know.
         """
-        if self.key.null_count:
-            head = self.key.slice(0, _FEW_ROWS).to_pylist()
-            self.pointers = (head if None in head else self.key.to_pylist()).index(None)
+        absent = ~self.present[_KEY] & _rows(0, n_rows)
+        if absent:
+            self.pointers = _lowest(absent)
             return self.pointers
-        names = self.key.to_pylist()
+        names = self._column(_KEY).to_pylist()
         if SEALED_AT_MILLIS in names:
             return len(names)
         return next((row for row, name in enumerate(names) if name not in SYSTEM_KEYS), len(names))
 
     def _add_system_rows(self, n_rows: int) -> None:
-        names, values = self.key.slice(0, n_rows).to_pylist(), self.pvalue.slice(0, n_rows).to_pylist()
-        has_children = self.pnode.slice(0, n_rows).null_count < n_rows
+        names, values = (self._column(column, 0, n_rows).to_pylist() for column in (_KEY, _PVALUE))
+        lacking = _rows(0, n_rows) & (~self.present[_PVALUE] | self.present[_PNODE])
+        if lacking:
+            raise MalformedError(f"system row {names[_lowest(lacking)]!r} lacks its value or has a child")
         for name, value in zip(names, values, strict=True):
-            if value is None or has_children:
-                raise MalformedError(f"system row {name!r} lacks its value or has a child")
             if name.startswith(_OBJECT_KEY_PREFIXES):
                 raise MalformedError(f"object key {name!r} stands among the system rows")
             self.system[LAKEHOUSE_DEF if name == OLD_LAKEHOUSE_DEF else name] = value
 
+    def _column(self, column: int, first: int = 0, end: int = _MAX_ROWS) -> pa.StringArray:
+        return self.batch.column(column).slice(first, end - first)
+
     def _check_flat(self) -> None:
         """In such a file only the form of keys tells objects from unknown system rows."""
-        for row, key in enumerate(self.key.slice(self.first).to_pylist(), self.first):
+        for row, key in enumerate(self._column(_KEY, self.first).to_pylist(), self.first):
             if not has_schema_id(key):
                 raise MalformedError(
                     f"row {row} has the key {key!r}, which is neither an object's nor a known system row's;"
                     " a file without a row without a key can hold no other"
                 )
-        if self.pnode.null_count != len(self.pnode):
+        if self.present[_PNODE]:
             raise MalformedError("there are child pointers, but no row without a key for the first of them")
 
-    def keys(self) -> tuple[TextColumn, TextColumn]:
-        """Return the keys and their values. Raises MalformedError."""
-        if self.pointers is not None and self.pvalue[self.pointers].is_valid:
+    def keys(self) -> TextColumn:
+        """Return the keys. It is for :func:`ascend` to check that they do. Raises MalformedError."""
+        if self.pointers is not None and self.present[_PVALUE] >> self.pointers & 1:
             raise MalformedError("the first pointer row has a value")
-        n_keys = self.end - self.first
-        keys, values = self.key.slice(self.first, n_keys), self.pvalue.slice(self.first, n_keys)
-        if keys.null_count or values.null_count:
+        of_keys = _rows(self.first, self.end)
+        if of_keys & ~(self.present[_KEY] & self.present[_PVALUE]):
             raise MalformedError("a row of the pointers lacks its key or value; n_keys is wrong")
-        if n_keys > 1 and pc.greater_equal(keys.slice(0, n_keys - 1), keys.slice(1)).true_count:
-            lower, upper = next(pair for pair in pairwise(keys.to_pylist()) if pair[0] >= pair[1])
-            raise MalformedError(f"key {upper!r} does not ascend after {lower!r}")
-        texts = TextColumn(keys)
+        keys = TextColumn(self._column(_KEY, self.first, self.end))
         # Keys ascend: if the first is above all keys that start with a space, so are the others.
-        if n_keys and texts[0] < "!" and any(key.startswith(" ") for key in texts):
+        if of_keys and keys[0] < "!" and any(key.startswith(" ") for key in keys):
             raise MalformedError("a row of the pointers has a key that starts with a space")
-        return texts, TextColumn(values)
+        return keys
+
+    def values(self) -> TextColumn:
+        """Return the values of the keys."""
+        return TextColumn(self._column(_PVALUE, self.first, self.end))
 
     def children(self) -> TextColumn:
         """Return the pointers to children, none in a leaf. Raises MalformedError."""
         first = self.first if self.pointers is None else self.pointers
-        children = self.pnode.slice(first, self.end - first)
-        if children.null_count == len(children):
-            children = children.slice(0, 0)
-        if children.null_count:
+        of_pointers = _rows(first, self.end)
+        children = self.present[_PNODE] & of_pointers
+        if children and children != of_pointers:
             raise MalformedError("some of the child pointers are missing")
-        return TextColumn(children)
+        return TextColumn(self._column(_PNODE, first, self.end if children else first))
 
     def buffer(self) -> dict[str, str | None]:
         """Return the newest message of each key, in order of arrival. Raises MalformedError."""
-        tails = [column.slice(self.end) for column in (self.key, self.pvalue, self.pnode)]
-        if all(tail.null_count == len(tail) for tail in tails):
+        keys, values, children = (present >> self.end for present in self.present)
+        if not keys | values | children:
             return {}  # blank pointer rows alone, as in nearly every leaf
-        return self._plain_buffer(*tails) or self._any_buffer(tails)
-
-    @staticmethod
-    def _plain_buffer(keys: pa.StringArray, values: pa.StringArray, children: pa.StringArray) -> dict[str, str | None]:
-        """Return the messages if all rows are as we write them, else none."""
-        n_blank = keys.null_count
-        if keys.slice(n_blank).null_count or values.slice(0, n_blank).null_count < n_blank:
-            return {}
-        buffer = dict(zip(keys.slice(n_blank).to_pylist(), values.slice(n_blank).to_pylist(), strict=True))
-        is_plain = (
-            len(buffer) == len(keys) - n_blank and SYSTEM_KEYS.isdisjoint(buffer) and min(buffer, default="") >= "!"
-        )
-        return buffer if is_plain and children.null_count == len(children) else {}
+        n_blank = _lowest(keys) if keys else 0
+        n_rows = self.batch.num_rows - self.end
+        if keys == _rows(n_blank, n_rows) and not values & _rows(0, n_blank) and not children:
+            names, texts = (self._column(column, self.end + n_blank).to_pylist() for column in (_KEY, _PVALUE))
+            buffer = dict(zip(names, texts, strict=True))
+            if len(buffer) == len(names) and SYSTEM_KEYS.isdisjoint(buffer) and min(buffer) >= "!":
+                return buffer  # all rows are as we write them
+        return self._any_buffer([self._column(column, self.end) for column in range(len(SCHEMA))])
 
     def _any_buffer(self, tails: Sequence[pa.StringArray]) -> dict[str, str | None]:
         buffer: dict[str, str | None] = {}
@@ -223,6 +226,38 @@ class Rows:
             buffer.pop(key, None)
             buffer[key] = value
         return buffer
+
+
+def ascend(columns: Iterable[TextColumn]) -> bool:
+    """Whether the keys of each node ascend. Those of all nodes are compared in one pass."""
+    arrays = [keys.array for keys in columns if len(keys) > 1]
+    lower, upper = [keys.slice(0, len(keys) - 1) for keys in arrays], [keys.slice(1) for keys in arrays]
+    if len(arrays) == 1:  # as chunks they would take longer
+        return not pc.greater_equal(lower[0], upper[0]).true_count
+    descending = pc.greater_equal(pa.chunked_array(lower, pa.utf8()), pa.chunked_array(upper, pa.utf8()))
+    return not pc.any(descending, min_count=0).as_py()
+
+
+def not_ascending(keys: Iterable[str]) -> MalformedError:
+    """Return the error of keys that do not ascend."""
+    lower, upper = next(pair for pair in pairwise(keys) if pair[0] >= pair[1])
+    return MalformedError(f"key {upper!r} does not ascend after {lower!r}")
+
+
+def _bits(truths: pa.BooleanArray) -> int:
+    """Return the truths of an array without nulls as the bits of a number, the first one lowest."""
+    values: int = int.from_bytes(truths.buffers()[1] or b"", "little") >> truths.offset
+    return values & _rows(0, len(truths))
+
+
+def _lowest(rows: int) -> int:
+    """Return the lowest row among the bits of rows, at least one."""
+    return (rows & -rows).bit_length() - 1
+
+
+def _rows(first: int, end: int) -> int:
+    """Return the bits of rows."""
+    return (1 << end) - (1 << first)
 
 
 def _check_number(system: dict[str, str], name: str, maximum: int) -> None:

@@ -65,8 +65,16 @@ def built_texts(texts: Iterable[str | None]) -> pa.StringArray:
 
 def joined_texts(arrays: Sequence[pa.StringArray]) -> pa.StringArray:
     """Return arrays one after the other, as ``large_utf8`` if they hold more text than ``utf8`` can count."""
-    is_large = sum(array.nbytes for array in arrays) > _MAX_UTF8_BYTES or any(is_large_text(array) for array in arrays)
-    return pa.concat_arrays([array.cast(pa.large_utf8()) for array in arrays] if is_large else list(arrays))
+    if not arrays:
+        return built_texts([])
+    if any(is_large_text(array) for array in arrays) or _is_too_much(pa.chunked_array(arrays, pa.utf8())):
+        return pa.concat_arrays([array.cast(pa.large_utf8()) for array in arrays])
+    return pa.concat_arrays(arrays)
+
+
+def _is_too_much(texts: pa.ChunkedArray) -> bool:
+    # Whole buffers are a bound that takes far less time than the parts of them that are shown.
+    return bool(texts.get_total_buffer_size() > _MAX_UTF8_BYTES and texts.nbytes > _MAX_UTF8_BYTES)
 
 
 def is_large_text(array: pa.StringArray) -> bool:

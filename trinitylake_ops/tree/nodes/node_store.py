@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 
 from trinitylake_ops.errors import CorruptFileError, InvalidLocationError, StorageError
 from trinitylake_ops.format.file_names import root_of
 from trinitylake_ops.format.locations import is_uri, to_location, to_uri
-from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node
+from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node, decode_nodes
 from trinitylake_ops.storage.cache.lru import ByteLru
 from trinitylake_ops.storage.cache.storage import decoded
 from trinitylake_ops.storage.interface import Storage
@@ -56,13 +55,17 @@ class NodeStore:
     def load_available(self, locations: Sequence[str]) -> list[NodeFile | StorageError]:
         """Return nodes as ``load_many`` does, but a failure takes the place of its node instead of being raised."""
         places = [self._path_or_error(location) for location in locations]
-        paths = dict.fromkeys(place for place in places if isinstance(place, str))
         found: dict[str, NodeFile | StorageError] = {}
-        found.update((path, node) for path in paths if (node := self._cache.get(path)) is not None)
-        missing = [path for path in paths if path not in found and not is_uri(path)]
-        distant = [path for path in paths if path not in found and is_uri(path)]
-        for path, data in zip(missing, self._storage.read_available(missing), strict=True):
-            found[path] = data if isinstance(data, StorageError) else self._decoded_or_error(path, data)
+        missing: list[str] = []
+        distant: list[str] = []
+        for path in dict.fromkeys(places):
+            if isinstance(path, str):
+                node = self._cache.get(path)
+                if node is not None:
+                    found[path] = node
+                else:
+                    (distant if is_uri(path) else missing).append(path)
+        self._decode(missing, self._storage.read_available(missing), found)
         for path, data in zip(distant, self.elsewhere.read_available(distant), strict=True):
             found[path] = data if isinstance(data, StorageError) else self._decoded_distant(path, data)
         return [found[place] if isinstance(place, str) else place for place in places]
@@ -72,15 +75,29 @@ class NodeStore:
         path = self._path_or_error(location)
         return path if isinstance(path, str) and not is_uri(path) and self._cache.get(path) is None else None
 
-    def offer(self, path: str, data: bytes | StorageError) -> None:
-        """Keep a node that was read with other files, unless it failed or does not decode."""
-        if isinstance(data, bytes):
-            with contextlib.suppress(CorruptFileError):  # told by who reads it for its own sake
-                self._decode_and_keep(data, path)
+    def offer(self, paths: Sequence[str], read: Sequence[bytes | StorageError]) -> None:
+        """Keep nodes that were read with other files. Who needs one that failed, or does not decode, tells of it."""
+        files = [(data, path) for path, data in zip(paths, read, strict=True) if isinstance(data, bytes)]
+        for (_, path), node in zip(files, decode_nodes(files), strict=True):
+            if isinstance(node, NodeFile):
+                self._kept(path, node)
+
+    def _decode(
+        self, paths: Sequence[str], read: Sequence[bytes | StorageError], found: dict[str, NodeFile | StorageError]
+    ) -> None:
+        """Add to ``found`` the nodes of files, or what failed. The nodes are kept."""
+        files = []
+        for path, data in zip(paths, read, strict=True):
+            if isinstance(data, StorageError):
+                found[path] = data
+            else:
+                files.append((data, path))
+        for (data, path), node in zip(files, decode_nodes(files), strict=True):
+            found[path] = self._kept(path, node) if isinstance(node, NodeFile) else self._decoded_or_error(path, data)
 
     def _decoded_or_error(self, path: str, data: bytes) -> NodeFile | StorageError:
         try:
-            return decoded(self._storage, path, data, self._decode_and_keep)
+            return self._kept(path, decoded(self._storage, path, data, decode_node))
         except StorageError as error:
             return error
 
@@ -96,9 +113,9 @@ class NodeStore:
         self._cache.put(uri, node, len(data) * 2 + messages_bytes(node.buffer) + _MEMORY_PER_NODE_BYTES)
         return node
 
-    def _decode_and_keep(self, data: bytes, path: str) -> NodeFile:
-        node = decode_node(data, path)
-        self._cache.put(path, node, node.memory_bytes + messages_bytes(node.buffer) + _MEMORY_PER_NODE_BYTES)
+    def _kept(self, path: str, node: NodeFile) -> NodeFile:
+        buffer_bytes = messages_bytes(node.buffer) if node.buffer else 0
+        self._cache.put(path, node, node.memory_bytes + buffer_bytes + _MEMORY_PER_NODE_BYTES)
         return node
 
     def _path_or_error(self, location: str) -> str | StorageError:
