@@ -42,9 +42,10 @@ from pyiceberg.table.update import SetPropertiesUpdate, TableRequirement, TableU
 from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties, TableVersion
 
 from trinitylake_ops import errors
-from trinitylake_ops.format.definitions import TableDef
-from trinitylake_ops.format.file_names import TABLES_PREFIX
+from trinitylake_ops.format.definitions import LakehouseDef, TableDef
+from trinitylake_ops.format.file_names import TABLES_PREFIX, is_table_metadata_path
 from trinitylake_ops.format.locations import to_location
+from trinitylake_ops.storage.cache.storage import private_cache_view
 from trinitylake_ops.tables.catalog.change import changing
 from trinitylake_ops.tables.catalog.loaded_table import (
     LoadedTable,
@@ -111,9 +112,8 @@ class TrinityLakeCatalog(NamespaceCatalog):
         shown = public_properties(self.properties, target.storage.root, target.storage_options)
         self.properties = {**shown, PY_IO_IMPL: _FILE_IO}
         self.target = target
-        self.io = StorageFileIO.on(
-            target.storage, target.storage_options, read_only=target.read_only, names=target.names
-        )
+        storage = private_cache_view(target.storage, is_table_metadata_path, target.storage_options)
+        self.io = StorageFileIO.on(storage, target.storage_options, read_only=target.read_only, names=target.names)
 
     def create_table(
         self,
@@ -135,8 +135,10 @@ class TrinityLakeCatalog(NamespaceCatalog):
                 change.require_namespace(namespace)
                 if change.writer.has_table(namespace, table):
                     raise TableAlreadyExistsError(f"Table already exists: {namespace}.{table}")
-                staged = self._create_staged_table(identifier, schema, location, partition_spec, sort_order, properties)
-                change.write_new_table(staged, change.writer.base.definition)
+                lakehouse = change.writer.base.definition
+                place = self._new_location(location, f"{namespace}.{table}", lakehouse)
+                staged = self._create_staged_table(identifier, schema, place, partition_spec, sort_order, properties)
+                change.write_new_table(staged, lakehouse)
                 change.writer.create_table(namespace, table, self._definition(staged))
         except CommitFailedException as error:
             if self.target.reader().has_table(namespace, table):
@@ -160,9 +162,13 @@ class TrinityLakeCatalog(NamespaceCatalog):
         """
         if self.target.read_only:
             raise errors.InvalidInputError("this catalog only reads; open one on the latest version to create a table")
-        staged = self._create_staged_table(identifier, schema, location, partition_spec, sort_order, properties)
+        lakehouse = self.target.reader().definition
+        place = self._new_location(location, ".".join(self.identifier_to_tuple(identifier)), lakehouse)
+        staged = self._create_staged_table(identifier, schema, place, partition_spec, sort_order, properties)
         staged.config = loaded_now(self.io.storage)
-        claim_location(self.io.storage, staged.metadata.location, self._lakehouse)
+        claim_location(self.io.storage, staged.metadata.location, lakehouse)
+        if self.io.writes_pending(staged.metadata.location):
+            staged.io = self.io.for_change()
         return CreateTableTransaction(staged)
 
     def load_table(self, identifier: str | Identifier) -> Table:
@@ -237,6 +243,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
         update would move a managed table, let Iceberg delete files or name code.
         """
         namespace, name = self.identifier_to_database_and_table(table.name(), NoSuchTableError)
+        io = table.io if isinstance(table.io, StorageFileIO) else self.io
         for update in updates:
             if isinstance(update, SetPropertiesUpdate):
                 check_names_no_code(update.updates)
@@ -248,13 +255,15 @@ class TrinityLakeCatalog(NamespaceCatalog):
             if current is not None and staged.metadata == current.metadata:
                 return commit_response(current)
             check_update(staged.metadata, current, base)
-            date_back(writer, table, staged.metadata, updates, self.io)
+            date_back(writer, table, staged.metadata, updates, io)
             change.write_metadata(staged)
             definition = self._definition(staged, base)
             if base is None:
                 writer.create_table(namespace, name, definition)
             else:
                 writer.alter_table(namespace, name, definition)
+            io.settle()
+        io.close_change()
         return commit_response(staged)
 
     # Methods that MetastoreCatalog asks of its subclasses
@@ -270,14 +279,13 @@ class TrinityLakeCatalog(NamespaceCatalog):
     def _load_file_io(self, properties: Properties = EMPTY_DICT, location: str | None = None) -> FileIO:
         return self.io
 
-    def _resolve_table_location(self, location: str | None, database_name: str, table_name: str) -> str:
+    def _new_location(self, location: str | None, name: str, lakehouse: LakehouseDef) -> str:
         if location is not None:
             raise errors.InvalidDefinitionError(
-                f"table {database_name}.{table_name}: leave location out, a managed table's is chosen by the lakehouse;"
-                " use register_table for a table elsewhere"
+                f"table {name}: leave location out, a managed table's is chosen by the lakehouse; use register_table"
+                " for a table elsewhere"
             )
-        self._lakehouse = self.target.reader().definition
-        return new_table_location(self.io.root, self._lakehouse)
+        return new_table_location(self.io.root, lakehouse)
 
     def _create_staged_table(
         self,

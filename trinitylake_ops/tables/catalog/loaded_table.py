@@ -38,11 +38,50 @@ class LoadedTable(Table):
                 f"table {'.'.join(self.name())} has snapshots of format version 1 that list their manifests by"
                 " themselves; write it with another engine"
             )
+        if isinstance(self.io, StorageFileIO) and self.io.writes_pending(self.metadata.location):
+            return IcebergTransaction(TableInChange(self, self.io))
         return super().transaction()
 
     def location_provider(self) -> LocationProvider:
         """Return the object that chooses the places of new files: never a class that the metadata names."""
         return location_provider(self.metadata)
+
+
+class TableInChange(LoadedTable):
+    """A loaded table as a transaction of pyiceberg holds it, whose new files are on their way until its commit.
+
+    It has the state of the loaded table, so that both show what a commit or a refresh leaves.
+    """
+
+    def __init__(self, loaded: LoadedTable, io: StorageFileIO):
+        self._loaded = loaded
+        super().__init__(
+            loaded.name(), loaded.metadata, loaded.metadata_location, io.for_change(), loaded.catalog, loaded.config
+        )
+
+    @property
+    def metadata(self) -> TableMetadata:
+        return self._loaded.metadata
+
+    @metadata.setter
+    def metadata(self, metadata: TableMetadata) -> None:
+        self._loaded.metadata = metadata
+
+    @property
+    def metadata_location(self) -> str:
+        return self._loaded.metadata_location
+
+    @metadata_location.setter
+    def metadata_location(self, location: str) -> None:
+        self._loaded.metadata_location = location
+
+    def transaction(self) -> IcebergTransaction:
+        """Begin another change."""
+        return self._loaded.transaction()
+
+    def refresh(self) -> Table:
+        self._loaded.refresh()
+        return self
 
 
 def check_format(definition: TableDef, name: str) -> TableDef:

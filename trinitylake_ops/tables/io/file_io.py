@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from pyiceberg.io import FileIO, InputFile, OutputFile
@@ -27,6 +27,7 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.definitions import LakehouseDef, TableDef
 from trinitylake_ops.format.locations import as_uri, is_uri, normalize_root_uri, to_location, to_uri
 from trinitylake_ops.format.places import NamedRoots, Places, cut
+from trinitylake_ops.storage.cache.storage import CacheStorage
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.options import SECRET_OPTIONS, StorageOptions
@@ -36,6 +37,7 @@ from trinitylake_ops.tables.io.folder_owners import FolderOwners, latest_definit
 from trinitylake_ops.tables.io.input_file import StorageInputFile
 from trinitylake_ops.tables.io.output_file import StorageOutputFile
 from trinitylake_ops.tables.io.parquet_model import write_sealed_parquet
+from trinitylake_ops.tables.io.pending_files import PendingFiles
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.tree.nodes.elsewhere import Elsewhere
 
@@ -125,6 +127,7 @@ class StorageFileIO(FileIO):
         self.read_only = read_only
         self._others = others
         self._strict: Self | None = None
+        self._pending: PendingFiles | None = None
         #: Whether any file was met that content names at a former place of the lakehouse.
         self.has_moved = False
         self._elsewhere = Elsewhere(
@@ -143,6 +146,7 @@ class StorageFileIO(FileIO):
         return latest_definition_at(self.storage, self.storage_options)
 
     def __getstate__(self) -> dict[str, Any]:
+        self.settle()  # a copy reads them, perhaps in another process
         return {
             "properties": self.properties,
             "storage": self.storage,
@@ -179,6 +183,38 @@ class StorageFileIO(FileIO):
             self._strict = copy.copy(self)
             self._strict.__setstate__({**self.__getstate__(), "follows_moves": False})
         return self._strict
+
+    def writes_pending(self, location: str) -> bool:
+        """Whether files of a change of a table go to the lakehouse's own storage, and threads gain time there."""
+        return not self.read_only and location.startswith(self.root) and PendingFiles.pays_on(self.storage)
+
+    def for_change(self) -> Self:
+        """Return a FileIO for one change of a table, whose new files are on their way while the change goes on.
+
+        Its owner calls ``settle`` before the change is committed, and ``close_change`` after.
+        """
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made._pending = PendingFiles(self.storage)
+        return made
+
+    def settle(self) -> None:
+        """Wait until all files of the change stand. Raises StorageError; the files are then deleted, best effort."""
+        if self._pending is not None:
+            self._pending.settle()
+
+    def close_change(self) -> None:
+        """Write files at once from now on, as the change has ended."""
+        if self._pending is not None:
+            self._pending.close()
+
+    def keep(self, path: str, data: bytes) -> None:
+        """Keep a metadata file that was created past this FileIO, if this one keeps any."""
+        if isinstance(self.storage, CacheStorage):
+            self.storage.keep(path, data)
+
+    def _through(self, storage: Storage) -> Storage:
+        return self._pending if self._pending is not None and storage is self.storage else storage
 
     @property
     def root(self) -> str:
@@ -241,19 +277,22 @@ class StorageFileIO(FileIO):
         whole.
         """
         storage, path = self._resolve(to_uri(self.root, location))
-        return storage.read(path, limit_bytes=size_bytes if size_bytes > storage.whole_file_limit_bytes else None)
+        return self._through(storage).read(
+            path, limit_bytes=size_bytes if size_bytes > storage.whole_file_limit_bytes else None
+        )
 
     def new_input(self, location: str) -> StorageInputFile:
         """Return a file to read. Raises InvalidLocationError."""
         storage, path = self._resolve(location)
-        return StorageInputFile(location, storage, path, shown=self._shown(location, storage, path))
+        shown = self._shown(location, storage, path)
+        return StorageInputFile(location, self._through(storage), path, shown=shown)
 
     def _shown(self, location: str, storage: Storage, path: str) -> str:
         """Return the name of a file in errors: its path under the root, else its URI."""
         return path if storage is self.storage else location
 
-    def new_output(self, location: str) -> StorageOutputFile:
-        """Return a file to write.
+    def new_output(self, location: str, add_file: Callable[[str, bytes], None] | None = None) -> StorageOutputFile:
+        """Return a file to write. ``add_file`` takes its path and bytes instead, if it is under the root.
 
         Raises InvalidLocationError, InvalidInputError when read-only. Raises LocationNotAllowedError for a place that
         is neither under the root nor under its table root, nor allowed by the operator.
@@ -263,7 +302,7 @@ class StorageFileIO(FileIO):
         self.folders.check(storage, path)
         if self.has_moved:
             _say_once(self.root)
-        return StorageOutputFile(location, storage, path)
+        return StorageOutputFile(location, self._through(storage), path, add_file if storage is self.storage else None)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
         """Delete a file. A missing file is no error. Raises StorageError, InvalidInputError when read-only."""
@@ -272,7 +311,7 @@ class StorageFileIO(FileIO):
         storage, path = self._resolve(text, is_written=True)
         self.folders.check(storage, path)
         with as_pyiceberg_expects(text):
-            storage.delete(path)
+            self._through(storage).delete(path)
 
     def _check_writable(self, location: str) -> None:
         if self.read_only:
