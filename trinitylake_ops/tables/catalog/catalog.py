@@ -247,7 +247,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
         for update in updates:
             if isinstance(update, SetPropertiesUpdate):
                 check_names_no_code(update.updates)
-        with changing(self.target, self.io, commit_message(f"{namespace}.{name}", updates)) as change:
+        with changing(self.target, self.io, commit_message(f"{namespace}.{name}", updates), io) as change:
             writer = change.writer
             base = writer.table(namespace, name) if writer.has_table(namespace, name) else None
             current = self._current(table, namespace, name, base) if base is not None else None
@@ -262,8 +262,6 @@ class TrinityLakeCatalog(NamespaceCatalog):
                 writer.create_table(namespace, name, definition)
             else:
                 writer.alter_table(namespace, name, definition)
-            io.settle()
-        io.close_change()
         return commit_response(staged)
 
     # Methods that MetastoreCatalog asks of its subclasses

@@ -89,8 +89,13 @@ class TableChange:
 
 
 @contextmanager
-def changing(target: CatalogTarget, io: StorageFileIO, what: str) -> Iterator[TableChange]:
+def changing(
+    target: CatalogTarget, io: StorageFileIO, what: str, files: StorageFileIO | None = None
+) -> Iterator[TableChange]:
     """Change a target in one step. ``what`` is the commit's message.
+
+    ``files`` writes the new files of the change, which may be on their way. They stand before anything names them.
+    Where the change certainly fails for good, they are deleted, best effort.
 
     Raises pyiceberg's exceptions for an object that is missing, exists, or lost a race. Other exceptions pass as they
     are.
@@ -100,6 +105,10 @@ def changing(target: CatalogTarget, io: StorageFileIO, what: str) -> Iterator[Ta
         with target.change(what) as writer:
             change = TableChange(writer, io, target.commits_changes)
             yield change
+            if files is not None:
+                files.settle()
+        if files is not None:
+            files.close_change()
         for path, data in change.added.items():
             if is_table_metadata_path(path):
                 io.keep(path, data)
@@ -109,6 +118,10 @@ def changing(target: CatalogTarget, io: StorageFileIO, what: str) -> Iterator[Ta
         if change is not None:
             change.delete_written()
         raise _in_terms_of_pyiceberg(error) from error
+    except errors.TrinityLakeError as error:
+        if files is not None:
+            files.abandon(error)
+        raise
 
 
 def _in_terms_of_pyiceberg(error: errors.TrinityLakeError) -> Exception:

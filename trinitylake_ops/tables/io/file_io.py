@@ -23,6 +23,7 @@ from trinitylake_ops.errors import (
     InvalidInputError,
     InvalidLocationError,
     LocationNotAllowedError,
+    TrinityLakeError,
 )
 from trinitylake_ops.format.definitions import LakehouseDef, TableDef
 from trinitylake_ops.format.locations import as_uri, is_uri, normalize_root_uri, to_location, to_uri
@@ -191,7 +192,7 @@ class StorageFileIO(FileIO):
     def for_change(self) -> Self:
         """Return a FileIO for one change of a table, whose new files are on their way while the change goes on.
 
-        Its owner calls ``settle`` before the change is committed, and ``close_change`` after.
+        Its owner calls ``settle`` before the change is committed, and ``close_change`` or ``abandon`` after.
         """
         made = type(self).__new__(type(self))
         made.__dict__.update(self.__dict__)
@@ -199,9 +200,14 @@ class StorageFileIO(FileIO):
         return made
 
     def settle(self) -> None:
-        """Wait until all files of the change stand. Raises StorageError; the files are then deleted, best effort."""
+        """Wait until all files of the change stand. Raises StorageError when none is on its way any more."""
         if self._pending is not None:
             self._pending.settle()
+
+    def abandon(self, error: TrinityLakeError) -> None:
+        """Delete the files of the change, best effort. A commit that still names them raises ``error``."""
+        if self._pending is not None:
+            self._pending.abandon(error)
 
     def close_change(self) -> None:
         """Write files at once from now on, as the change has ended."""

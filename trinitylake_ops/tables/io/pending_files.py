@@ -39,8 +39,8 @@ class _Pending:
 class PendingFiles(StorageWrapper):
     """A storage for the files of one change. ``create`` and ``write`` return before such a file stands.
 
-    Whoever lets something durable name the files calls ``settle`` before, and ``close`` after. Then this is a storage
-    like others. Files of other kinds, and large ones, are written at once.
+    Whoever lets something durable name the files calls ``settle`` before, and ``close`` or ``abandon`` after. Then this
+    is a storage like others. Files of other kinds, and large ones, are written at once.
     """
 
     def __init__(self, inner: Storage):
@@ -64,11 +64,7 @@ class PendingFiles(StorageWrapper):
         return storage.concurrency > 1 and storage.few_creates <= 1
 
     def settle(self) -> None:
-        """Wait until all files stand.
-
-        Raises the first failure when all writes have ended, also each later time. The files of the change are then
-        deleted, best effort.
-        """
+        """Wait until all files stand. Raises the first failure when all writes have ended, also each later time."""
         with self._lock:
             for path, pending in self._pending.items():
                 try:
@@ -78,8 +74,18 @@ class PendingFiles(StorageWrapper):
                     self._failure = self._failure or error
             self._drop(list(self._pending))
             if self._failure is not None:
-                self._discard()
                 raise self._failure
+
+    def abandon(self, error: TrinityLakeError) -> None:
+        """Delete all files, best effort, as the change failed for good. ``settle`` raises ``error`` from now on."""
+        with self._lock:
+            self._end(list(self._pending))
+            self._drop(list(self._pending))
+            self._failure = self._failure or error
+            self._is_open = False
+            for path, failure in self.inner.delete_many(list(self._paths)).items():
+                logger.warning("could not delete %r of a failed change, which no version names: %s", path, failure)
+            self._paths.clear()
 
     def close(self) -> None:
         """Be a storage like others from now on, as the change has ended."""
@@ -156,8 +162,3 @@ class PendingFiles(StorageWrapper):
             for path in paths:
                 pending = self._pending.pop(path, None)
                 self._n_bytes -= 0 if pending is None else len(pending.data)
-
-    def _discard(self) -> None:
-        for path, error in self.inner.delete_many(list(self._paths)).items():
-            logger.warning("could not delete %r of a failed change, which no version names: %s", path, error)
-        self._paths.clear()
