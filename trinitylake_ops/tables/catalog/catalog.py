@@ -42,7 +42,7 @@ from pyiceberg.table.update import SetPropertiesUpdate, TableRequirement, TableU
 from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties, TableVersion
 
 from trinitylake_ops import errors
-from trinitylake_ops.format.definitions import LakehouseDef, TableDef
+from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.file_names import TABLES_PREFIX, is_table_metadata_path
 from trinitylake_ops.format.locations import to_location
 from trinitylake_ops.storage.cache.storage import private_cache_view
@@ -55,6 +55,7 @@ from trinitylake_ops.tables.catalog.loaded_table import (
     commit_response,
     date_back,
     loaded_now,
+    place_of_new,
 )
 from trinitylake_ops.tables.catalog.namespaces import NamespaceCatalog
 from trinitylake_ops.tables.catalog.registration import registered_table, registered_uri, registering_io
@@ -66,11 +67,11 @@ from trinitylake_ops.tables.catalog.target import (
     target_of,
 )
 from trinitylake_ops.tables.files.metadata import table_metadata
-from trinitylake_ops.tables.io.file_io import StorageFileIO, io_for, public_properties
+from trinitylake_ops.tables.io.file_io import StorageFileIO, io_for
+from trinitylake_ops.tables.io.io_properties import public_properties
 from trinitylake_ops.tables.managed import (
     managed_properties,
     metadata_uri,
-    new_table_location,
     table_definition,
     table_id_of,
 )
@@ -136,7 +137,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
                 if change.writer.has_table(namespace, table):
                     raise TableAlreadyExistsError(f"Table already exists: {namespace}.{table}")
                 lakehouse = change.writer.base.definition
-                place = self._new_location(location, f"{namespace}.{table}", lakehouse)
+                place = place_of_new(identifier, location, self.io.root, lakehouse)
                 staged = self._create_staged_table(identifier, schema, place, partition_spec, sort_order, properties)
                 change.write_new_table(staged, lakehouse)
                 change.writer.create_table(namespace, table, self._definition(staged))
@@ -163,7 +164,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
         if self.target.read_only:
             raise errors.InvalidInputError("this catalog only reads; open one on the latest version to create a table")
         lakehouse = self.target.reader().definition
-        place = self._new_location(location, ".".join(self.identifier_to_tuple(identifier)), lakehouse)
+        place = place_of_new(identifier, location, self.io.root, lakehouse)
         staged = self._create_staged_table(identifier, schema, place, partition_spec, sort_order, properties)
         staged.config = loaded_now(self.io.storage)
         claim_location(self.io.storage, staged.metadata.location, lakehouse)
@@ -276,14 +277,6 @@ class TrinityLakeCatalog(NamespaceCatalog):
 
     def _load_file_io(self, properties: Properties = EMPTY_DICT, location: str | None = None) -> FileIO:
         return self.io
-
-    def _new_location(self, location: str | None, name: str, lakehouse: LakehouseDef) -> str:
-        if location is not None:
-            raise errors.InvalidDefinitionError(
-                f"table {name}: leave location out, a managed table's is chosen by the lakehouse; use register_table"
-                " for a table elsewhere"
-            )
-        return new_table_location(self.io.root, lakehouse)
 
     def _create_staged_table(
         self,

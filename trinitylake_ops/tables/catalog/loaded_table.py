@@ -8,14 +8,15 @@ from pyiceberg.table import Transaction as IcebergTransaction
 from pyiceberg.table.locations import LocationProvider
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import AddSnapshotUpdate, TableUpdate
+from pyiceberg.typedef import Identifier
 
 from trinitylake_ops import errors
-from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.format.definitions import LakehouseDef, TableDef
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.tables.files.metadata import InlineSnapshot
 from trinitylake_ops.tables.files.reach import oldest_file_ms
 from trinitylake_ops.tables.io.file_io import StorageFileIO
-from trinitylake_ops.tables.managed import ICEBERG, check_managed_properties
+from trinitylake_ops.tables.managed import ICEBERG, check_managed_properties, new_table_location
 from trinitylake_ops.tables.properties import location_provider
 from trinitylake_ops.transaction.transaction import Transaction
 
@@ -91,6 +92,17 @@ def check_format(definition: TableDef, name: str) -> TableDef:
             f"Table {name} has the format {definition.table_format!r}; only {ICEBERG} tables can be read here"
         )
     return definition
+
+
+def place_of_new(identifier: str | Identifier, location: str | None, root: str, lakehouse: LakehouseDef) -> str:
+    """Return the place of a new table. Raises InvalidDefinitionError if the caller chose one."""
+    if location is not None:
+        name = identifier if isinstance(identifier, str) else ".".join(identifier)
+        raise errors.InvalidDefinitionError(
+            f"table {name}: leave location out, a managed table's is chosen by the lakehouse; use register_table for a"
+            " table elsewhere"
+        )
+    return new_table_location(root, lakehouse)
 
 
 def loaded_now(storage: Storage) -> dict[str, str]:

@@ -16,7 +16,7 @@ from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.places import NamedRoots
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.tables.io.file_io import ROOT, storage_options_of
+from trinitylake_ops.tables.io.io_properties import ROOT, storage_options_of
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.versions.snapshot import CatalogReader, Snapshot

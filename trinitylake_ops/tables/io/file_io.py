@@ -31,11 +31,12 @@ from trinitylake_ops.format.places import NamedRoots, Places, cut
 from trinitylake_ops.storage.cache.storage import CacheStorage
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.open import open_storage
-from trinitylake_ops.storage.options import SECRET_OPTIONS, StorageOptions
+from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.tables.claims.avro_decoder import read_bounded_avro
 from trinitylake_ops.tables.io.file_errors import as_pyiceberg_expects
 from trinitylake_ops.tables.io.folder_owners import FolderOwners, latest_definition_at
 from trinitylake_ops.tables.io.input_file import StorageInputFile
+from trinitylake_ops.tables.io.io_properties import ROOT, public_properties, storage_options_of
 from trinitylake_ops.tables.io.output_file import StorageOutputFile
 from trinitylake_ops.tables.io.parquet_model import write_sealed_parquet
 from trinitylake_ops.tables.io.pending_files import PendingFiles
@@ -45,31 +46,7 @@ from trinitylake_ops.tree.nodes.elsewhere import Elsewhere
 write_sealed_parquet()
 read_bounded_avro()
 
-ROOT = "root"
-STORAGE_OPTION_PREFIX = "storage."
-
 logger = logging.getLogger(__name__)
-
-
-def storage_options_of(properties: Mapping[str, str]) -> StorageOptions:
-    """Return the storage options among the properties of a catalog or FileIO: those named ``storage.*``."""
-    return StorageOptions(
-        {
-            name.removeprefix(STORAGE_OPTION_PREFIX): value
-            for name, value in properties.items()
-            if name.startswith(STORAGE_OPTION_PREFIX)
-        }
-    )
-
-
-def public_properties(properties: Mapping[str, str], root: str, options: StorageOptions) -> dict[str, str]:
-    """Return the properties of a catalog or FileIO that is open: with its root and options, without credentials.
-
-    Anybody may print properties. Objects that open further storages keep their StorageOptions beside them.
-    """
-    kept = {name: value for name, value in properties.items() if not name.startswith(STORAGE_OPTION_PREFIX)}
-    shown = {f"{STORAGE_OPTION_PREFIX}{name}": options[name] for name in options if name not in SECRET_OPTIONS}
-    return {**kept, **shown, ROOT: root}
 
 
 class StorageFileIO(FileIO):
