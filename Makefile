@@ -80,7 +80,7 @@ lint: setup ## ruff, mypy --strict, import contracts, declared dependencies
 		|| { cat .venv/deptry.log; exit 1; }
 
 bench: setup ## measure requests, rounds, bytes and ratios of times: tables and plots in benchmarks/results/ (about 25 minutes)
-	@for benchmark in request_counts buffer_targets times writers compression scale profiles spark_read start_up; do $(BIN)/python -m benchmarks.$$benchmark; done
+	@for benchmark in request_counts buffer_targets times catalogs writers compression scale profiles spark_read start_up; do $(BIN)/python -m benchmarks.$$benchmark; done
 	@scripts/debian_packages.sh >/dev/null; $(BIN)/python -m benchmarks.expiry; $(BIN)/python -m benchmarks.exports; $(BIN)/python -m benchmarks.s3
 
 proto: setup ## generate trinitylake_ops/format/generated from proto/definitions.proto

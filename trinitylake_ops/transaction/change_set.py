@@ -34,13 +34,14 @@ class ChangeSet:
     """The changes of one transaction, on the version that it began on.
 
     ``writes`` maps each key to its new entry, None for a deletion. ``definition`` is the lakehouse definition where it
-    changes. ``relied_namespaces`` have to stay, as tables in them were changed. ``replaced_namespaces`` were dropped or
-    set, so no new table may be in them. Keys, prefixes and settings that were read count for a serializable
-    transaction.
+    changes. ``files`` are written with the definitions that name them. ``relied_namespaces`` have to stay, as tables in
+    them were changed. ``replaced_namespaces`` were dropped or set, so no new table may be in them. Keys, prefixes and
+    settings that were read count for a serializable transaction.
     """
 
     writes: dict[str, Entry | None] = field(default_factory=dict)
     definition: LakehouseDef | None = None
+    files: dict[str, bytes] = field(default_factory=dict)
     relied_namespaces: set[str] = field(default_factory=set)
     replaced_namespaces: set[str] = field(default_factory=set)
     read_keys: set[str] = field(default_factory=set)

@@ -62,6 +62,7 @@ class Submission:
         self._paths: dict[str, str] = {}
         self._files: dict[str, bytes] = {}  # of the last draft: another one on a later base has the same
         self._definition_path: str | None = None
+        self._was_taken_back = False
 
     @property
     def changes_nothing(self) -> bool:
@@ -84,7 +85,8 @@ class Submission:
     def writes_on(self, base: Snapshot) -> Writes | None:
         """Return what the transaction would write on ``base``, or None when nothing would change."""
         messages: dict[str, str | None] = {}
-        files: dict[str, bytes] = {}
+        self._check_not_taken_back()
+        files = dict(self._changes.files)
         for key, entry in self._changes.writes.items():
             if entry is None:
                 if base.entry(key) is not None:
@@ -110,6 +112,17 @@ class Submission:
         """Give new names to all files that it would write. Its former files may be deleted at any time."""
         self._paths.clear()
         self._definition_path = None
+        self._was_taken_back = True
+
+    def _check_not_taken_back(self) -> None:
+        """Raise CommitConflictError where files have names that others gave them, and may be deleted at any time."""
+        if self._was_taken_back and self._changes.files:
+            raise CommitConflictError(
+                "the thread that committed this transaction with others was interrupted; nothing was committed, try"
+                " again",
+                base_version=self.base.version,
+                latest_version=self.base.version,
+            )
 
     def check(self, base: Snapshot, latest: Snapshot, changes: Mapping[str, KeyChange]) -> None:
         """Check that the transaction still holds on ``latest``, which differs from ``base`` by ``changes``.

@@ -264,6 +264,14 @@ class Transaction(CatalogReader):
         for key, one in zip(keys, staged, strict=True):
             self._write(key, one.location)
 
+    def add_file(self, path: str, data: bytes) -> None:
+        """Let the commit write a file under a fresh name, in the round of the definitions that name it.
+
+        A transaction that changes nothing writes no file. Where the commit fails, the file is deleted, best effort.
+        """
+        self._check_changeable()
+        self._changes.files[path] = data
+
     def date_forward(self) -> None:
         """Count the time to live from now, as no file was written until now.
 
@@ -347,11 +355,14 @@ class Transaction(CatalogReader):
 
         The transaction keeps its age. It has to be committed within the lakehouse's ``txn_ttl_millis`` of its begin.
         Where saving fails, the file may have landed all the same. The transaction can then be saved again and ended,
-        but not be changed. Raises InvalidInputError for a transaction with preconditions of an operation, StorageError.
+        but not be changed. Raises InvalidInputError for a transaction with preconditions of an operation, or with
+        files to write. Raises StorageError.
         """
         self._check_open()
         if self._preconditions:
             raise InvalidInputError("a transaction with preconditions of an operation cannot be saved")
+        if self._changes.files:
+            raise InvalidInputError("a transaction that has files to write cannot be saved; commit it")
         identity = SavedTransaction(
             id=self.id,
             base_version=self.base.version,
