@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.peers.measure import QUICK, Options, Run
@@ -21,17 +22,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print and write the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description="The engine beside its peers.")
     parser.add_argument("--quick", action="store_true", help="few objects and turns: nothing but a trial")
+    parser.add_argument("--sizes", help="numbers of objects, with commas between them")
+    parser.add_argument("--versions", type=int, help="versions to open and to free")
     parser.add_argument("--no-s3", action="store_true", help="leave S3 out")
     parser.add_argument("--to", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--keep", type=Path, help="folder for the data, which stays; by default one that is removed")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as temporary:
-        run = Run(given.keep or Path(temporary), QUICK if given.quick else Options())
+        run = Run(given.keep or Path(temporary), _options(given))
         run.local()
         if not given.no_s3:
             with radosgw() as server:
                 run.on_s3(server)
         write_result("peers", lines(run.measured, given.to), given.to)
+
+
+def _options(given: argparse.Namespace) -> Options:
+    options = QUICK if given.quick else Options()
+    if given.sizes:
+        options = replace(options, sizes=tuple(map(int, given.sizes.split(","))))
+    return replace(options, versions=given.versions or options.versions)
 
 
 if __name__ == "__main__":

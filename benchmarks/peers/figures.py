@@ -81,22 +81,21 @@ class Figures:
 
     def all_ratios(self) -> Iterator[tuple[str, str, str, float]]:
         """Yield metric, words for it, peer and ratio of all that was compared."""
-        measured = self.measured
+        for metric, words, peer, ratio in self._each_ratio():
+            if ratio is not None:
+                yield metric, words, peer, ratio
+
+    def _each_ratio(self) -> Iterator[tuple[str, str, str, float | None]]:
+        measured, first = self.measured, self.measured.first
         for size in measured.options.sizes:
             for metric, words in METRICS.items():
                 for peer in self.peers(size):
-                    if (ratio := self.ratio(metric, size, peer)) is not None:
-                        yield metric, f"{words}, {size:,} objects", peer, ratio
+                    yield metric, f"{words}, {size:,} objects", peer, self.ratio(metric, size, peer)
         for peer in measured.versions:
-            if (ratio := self.ratio("old_version", measured.first, peer)) is not None:
-                yield "old_version", "opening an old version", peer, ratio
-            if (ratio := self.ratio("expire", measured.first, peer)) is not None:
-                yield "expire", "freeing versions, seconds", peer, ratio
-            if (ratio := self.freed_ratio(peer)) is not None:
-                yield "freed", "freeing versions, files a second", peer, ratio
+            yield "old_version", "opening an old version", peer, self.ratio("old_version", first, peer)
+            yield "expire", "freeing versions, seconds", peer, self.ratio("expire", first, peer)
+            yield "freed", "freeing versions, files a second", peer, self.freed_ratio(peer)
         for how, peer in measured.written:
-            if (ratio := self.written_ratio(how, peer)) is not None:
-                yield how, f"many {how}", peer, ratio
+            yield how, f"many {how}", peer, self.written_ratio(how, peer)
         for peer in measured.asked:
-            if (ratio := self.s3_ratio(peer)) is not None:
-                yield "s3", "a commit on S3", peer, ratio
+            yield "s3", "a commit on S3", peer, self.s3_ratio(peer)

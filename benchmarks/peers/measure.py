@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -40,6 +41,8 @@ ON_S3: Mapping[str, str] = {
     OURS_OBSTORE: f"{_ENGINES}ours:OursByObstore",
     **{name: PEERS[name] for name in ("icechunk", "delta", "Lance, update", "Lance, append", "slatedb", SQLITE)},
 }
+#: On S3 a writer changes one of so many objects, and has changed them before.
+_CHANGED_ON_S3 = 4
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,8 @@ class Run:
                 self.measured.why_not[metric, n_objects, peer] = f"measured with {self.measured.first:,} objects only"
                 continue
             where = (place or self._place)(peer, n_objects)
-            if not self._tried(metric, n_objects, peer, lambda w=worker, at=where: self._load(w, peer, at, n_objects)):  # type: ignore[misc]
+            load = functools.partial(self._load, worker, peer, where, n_objects)
+            if not self._tried(metric, n_objects, peer, load):
                 continue
             yield peer, worker
 
@@ -198,7 +202,7 @@ class Run:
             self._note(f"{peer}: {timed.value:,} files freed in {timed.seconds:.2f} s")
 
         for peer in able:
-            self._tried("expire", n_objects, peer, lambda peer=peer: expire(peer))  # type: ignore[misc]
+            self._tried("expire", n_objects, peer, functools.partial(expire, peer))
 
     def _writers(self, workers: Mapping[str, Worker]) -> None:
         n_objects, options = self.measured.first, self._options
@@ -240,7 +244,8 @@ class Run:
             for peer in loaded:
                 workers[peer] = stack.enter_context(Worker(ON_S3[peer], self._log(peer)))
                 at = place(peer, self.measured.first, proxy.url)
-                workers[peer].call("attach", at, self.measured.first)
+                workers[peer].call("attach", at, min(_CHANGED_ON_S3, self.measured.first))
+                workers[peer].call("commits", 4 * _CHANGED_ON_S3, 60)
             self._ask(proxy, workers)
             for peer, why in ((peer, about.lacks.get("s3")) for peer, about in self.measured.abouts.items()):
                 if why:

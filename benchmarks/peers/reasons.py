@@ -10,8 +10,8 @@ _COLUMN = "it reads one column of one file; we open, check and take apart the Ar
 #: By metric and the beginning of the peer's name.
 REASONS: Mapping[tuple[str, str], str] = {
     ("commit", "Lance, append"): (
-        "an append adds a row whatever is there: it finds, checks and replaces nothing, and creates three files, none of"
-        " them by its name alone; we create the definition and the root, and write the hint"
+        "an append adds a row whatever is there: it finds, checks and replaces nothing, and creates three files; we"
+        " create the definition and the root, and write the hint"
     ),
     ("commit", "slatedb"): (
         "a flush writes one file of the log, and no version that can be named; its one writer need not ask what others"

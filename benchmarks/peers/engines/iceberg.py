@@ -17,6 +17,8 @@ from benchmarks.peers.peer import Peer, object_name, value
 _NO_VERSIONS = "the catalog has no versions, only each table for itself"
 #: As through our own catalog, commits go round among so many tables, whose folders are there.
 _CHANGED = 100
+#: radosgw refuses the chunked uploads of the default one.
+_FILE_IO = "py-io-impl"
 
 
 class SqlCatalogSynced(Peer):
@@ -39,6 +41,7 @@ class SqlCatalogSynced(Peer):
             "objects",
             uri=f"sqlite:///{self.place.folder}/catalog.db",
             warehouse=f"{self.place.uri}warehouse",
+            **({_FILE_IO: "pyiceberg.io.fsspec.FsspecFileIO"} if self.place.endpoint else {}),
             **self.place.s3_options(
                 endpoint="s3.endpoint", key="s3.access-key-id", secret="s3.secret-access-key", region="s3.region"
             ),

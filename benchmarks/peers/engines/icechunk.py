@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
+import datetime as dt
 import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, ClassVar
@@ -89,7 +89,7 @@ class Icechunk(Peer):
         return self._value(self._cold(snapshot_id=version), number)
 
     def expire(self) -> None:
-        now = datetime.datetime.now(datetime.UTC)
+        now = dt.datetime.now(dt.UTC)
         repository = icechunk.Repository.open(self._storage())
         repository.expire_snapshots(now)
         repository.garbage_collect(now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import functools
 from collections.abc import Callable
 
@@ -62,7 +62,7 @@ class LanceUpdate(Peer):
         return _value(self._cold(version), number)
 
     def expire(self) -> None:
-        self._cold().cleanup_old_versions(older_than=datetime.timedelta(0))
+        self._cold().cleanup_old_versions(older_than=dt.timedelta(0))
 
 
 class LanceAppend(LanceUpdate):
