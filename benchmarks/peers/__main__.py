@@ -24,12 +24,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="few objects and turns: nothing but a trial")
     parser.add_argument("--sizes", help="numbers of objects, with commas between them")
     parser.add_argument("--versions", type=int, help="versions to open and to free")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="PEER", help="measure this one, and others so named"
+    )
     parser.add_argument("--no-s3", action="store_true", help="leave S3 out")
     parser.add_argument("--to", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--keep", type=Path, help="folder for the data, which stays; by default one that is removed")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as temporary:
-        run = Run(given.keep or Path(temporary), _options(given))
+        run = Run(given.keep or Path(temporary), _options(given), given.only)
         run.local()
         if not given.no_s3:
             with radosgw() as server:

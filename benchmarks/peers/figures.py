@@ -43,8 +43,8 @@ class Figures:
         return median(found) if found else None
 
     def beside(self, peer: str) -> str | None:
-        """Return which of ours has the peer's durability; None for our own."""
-        if peer in _OWN:
+        """Return which of ours has the peer's durability; None for our own and for absent ones."""
+        if peer in _OWN or peer not in self.measured.abouts:
             return None
         return OURS_SYNCED if self.measured.abouts[peer].is_synced else OURS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,9 +86,13 @@ class Measured:
 class Run:
     """A run in a folder, with all workers that it starts."""
 
-    def __init__(self, folder: Path, options: Options, say: Callable[[str], object] = print):
+    def __init__(self, folder: Path, options: Options, only: Collection[str] = ()):
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._options, self._say = folder, options, say
+        self._folder, self._options = folder, options
+        self._local, self._on_s3 = (
+            {peer: peer_class for peer, peer_class in peers.items() if not only or peer in only}
+            for peers in (PEERS, ON_S3)
+        )
         self.measured = Measured(options)
         self._begun = time.monotonic()
 
@@ -96,14 +100,14 @@ class Run:
         """Measure all on local disk."""
         for n_objects in self._options.sizes:
             with ExitStack() as stack:
-                workers = dict(self._started(PEERS, n_objects, stack))
+                workers = dict(self._started(self._local, n_objects, stack))
                 self._metrics(workers, n_objects)
                 if n_objects == self.measured.first:
                     self._versions(workers)
                     self._writers(workers)
 
     def _note(self, what: str) -> None:
-        self._say(f"{time.monotonic() - self._begun:6.0f} s  {what}")
+        print(f"{time.monotonic() - self._begun:6.0f} s  {what}", flush=True)
 
     def _place(self, peer: str, n_objects: int) -> Place:
         return Place(self._folder / f"{'-'.join(peer.replace(',', '').split())}-{n_objects}")
@@ -239,7 +243,7 @@ class Run:
                 return Place(self._folder / _mark(peer), endpoint, _mark(peer))
 
             with ExitStack() as loading:
-                loaded = [peer for peer, _ in self._started(ON_S3, self.measured.first, loading, place)]
+                loaded = [peer for peer, _ in self._started(self._on_s3, self.measured.first, loading, place)]
             workers = {}
             for peer in loaded:
                 workers[peer] = stack.enter_context(Worker(ON_S3[peer], self._log(peer)))

@@ -178,8 +178,8 @@ def _on_s3(figures: Figures) -> list[str]:
         " each request by a proxy. It changes objects that it has changed before: the first change of a table by a"
         " process costs us one round more. Requests and rounds are counted from the proxy's log alone: rounds are the"
         " longest chain of requests in which each arrived after the one before was answered, until the commit returned."
-        " Beside is what came after. Median, and most in brackets where it differs. The ratio is beside the faster of our"
-        " clients.",
+        " Beside is what came after. Median, and most in brackets where it differs. The ratio is beside the faster of"
+        " our clients.",
         "",
         *table(["peer", "ms", "requests", "rounds", "beside"], rows),
     ]

@@ -75,6 +75,7 @@ class Server:
         return self._peer
 
     def _number(self) -> int:
+        assert self._n_objects, "load or attach comes first"
         return self._chance.randrange(self._n_objects)
 
     def commit(self) -> Timed:

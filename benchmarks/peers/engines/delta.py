@@ -10,6 +10,8 @@ from deltalake.exceptions import CommitFailedError
 
 from benchmarks.peers.peer import Peer, object_name, value
 
+_RETENTION = "delta.logRetentionDuration"
+
 
 class Delta(Peer):
     """An update of one row."""
@@ -68,10 +70,12 @@ class Delta(Peer):
 
     def expire(self) -> None:
         table = self._cold()
-        table.alter.set_table_properties({"delta.logRetentionDuration": "interval 0 days"})
+        table.alter.set_table_properties({_RETENTION: "interval 0 days"})
         table.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
         table.create_checkpoint()
         table.cleanup_metadata()
+        # Or a checkpoint of one writer would delete what another reads.
+        table.alter.set_table_properties({_RETENTION: "interval 30 days"})
 
 
 def _update(table: DeltaTable, number: int) -> None:
