@@ -28,7 +28,7 @@ def draw_ratios(axes: Sequence[Axes], figures: Figures) -> None:
 
 def draw_s3(axes: Sequence[Axes], figures: Figures) -> None:
     """Draw milliseconds, and requests with the rounds among them."""
-    commits = figures.measured.asked
+    commits = figures.on_s3
     peers, places = list(commits), range(len(commits))
     axes[0].barh(places, [1000 * median(one.seconds for one in commits[peer]) for peer in peers])
     axes[0].set_title("ms of a commit on S3")

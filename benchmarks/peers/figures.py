@@ -8,6 +8,7 @@ from statistics import median
 from benchmarks.peers.measure import (
     BY_CATALOG,
     BY_CATALOG_SYNCED,
+    ON_S3,
     OURS,
     OURS_OBSTORE,
     OURS_S3FS,
@@ -15,6 +16,7 @@ from benchmarks.peers.measure import (
     PEERS,
     Measured,
 )
+from benchmarks.peers.wire import Asked
 
 #: What is measured at each size.
 METRICS: Mapping[str, str] = {
@@ -70,6 +72,11 @@ class Figures:
         pair = [self.measured.written.get((how, each)) for each in (ours, peer)] if ours else []
         rates = [one.commits / one.seconds for one in pair if one]
         return rates[0] / rates[1] if len(rates) == 2 and rates[1] else None
+
+    @property
+    def on_s3(self) -> dict[str, list[Asked]]:
+        """What commits asked of S3, ours first."""
+        return {peer: self.measured.asked[peer] for peer in ON_S3 if peer in self.measured.asked}
 
     def s3_ratio(self, peer: str) -> float | None:
         """Return the peer's milliseconds of a commit on S3 by those of the faster of our clients."""

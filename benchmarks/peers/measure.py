@@ -54,7 +54,7 @@ class Options:
     turns: int = 40
     list_turns: int = 7
     s3_turns: int = 20
-    metric_seconds: float = 12.0
+    metric_seconds: float = 8.0
     versions_seconds: float = 60.0
     writing_seconds: float = 4.0
     threads: int = 16

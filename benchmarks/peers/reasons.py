@@ -6,6 +6,10 @@ from collections.abc import Mapping
 
 _ONE_FILE = "it writes all objects as rows of one file; we create a definition file for each table, and the nodes"
 _COLUMN = "it reads one column of one file; we open, check and take apart the Arrow files of all leaves"
+_TWICE = (
+    "we look before we delete: both plan and execution read the root of every version and mark what is kept, since"
+    " others may commit meanwhile; and a root is overwritten by a sealed one, so that its name stays taken"
+)
 
 #: By metric and the beginning of the peer's name.
 REASONS: Mapping[tuple[str, str], str] = {
@@ -21,9 +25,16 @@ REASONS: Mapping[tuple[str, str], str] = {
         "commit",
         "pyiceberg + SQLite",
     ): "SQLite changes one page in place, and syncs once or twice; we sync each new file",
+    ("expire", ""): _TWICE,
+    ("freed", ""): _TWICE,
     ("list", "Lance"): _COLUMN,
     ("list", "delta"): _COLUMN,
     ("list", "DuckLake, rows"): _COLUMN,
+    ("load", "icechunk"): "it keeps all groups in one snapshot file, which each commit writes anew",
+    (
+        "load",
+        "DuckLake, tables",
+    ): "its tables are rows of one database file; we create a definition file for each table",
     ("load", "Lance"): _ONE_FILE,
     ("load", "delta"): _ONE_FILE,
     ("load", "slatedb"): _ONE_FILE,

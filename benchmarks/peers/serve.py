@@ -125,12 +125,13 @@ class Server:
         return Timed(begun, ended)
 
     def expire(self) -> Timed:
-        """Free all versions but the latest; returns how many files are gone."""
-        before = self._files()
+        """Free all versions but the latest; returns how many files are gone, or smaller: a sealed root is that."""
+        before = self._sizes()
         begun = time.monotonic()
         self._ready.expire()
         ended = time.monotonic()
-        return Timed(begun, ended, len(before - self._files()))
+        after = self._sizes()
+        return Timed(begun, ended, sum(after.get(path, -1) < size for path, size in before.items()))
 
     def write(self, n_writers: int, seconds: float, first: int, step: int) -> Written:
         """Let threads commit; writer ``w`` changes objects ``first + w`` and every ``step``-th after it."""
@@ -140,8 +141,9 @@ class Server:
 
         return self._ready.write(n_writers, seconds, number)
 
-    def _files(self) -> set[str]:
-        return {os.path.join(where, name) for where, _, names in os.walk(self._ready.place.folder) for name in names}
+    def _sizes(self) -> dict[str, int]:
+        paths = (Path(where, name) for where, _, names in os.walk(self._ready.place.folder) for name in names)
+        return {str(path): path.stat().st_size for path in paths}
 
 
 def main() -> None:
