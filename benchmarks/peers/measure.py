@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -69,6 +70,7 @@ class Measured:
     """All that a run found, by metric, number of objects and peer; ``why_not`` tells the reason of a gap."""
 
     options: Options
+    load_average: float = field(default_factory=lambda: os.getloadavg()[0])
     abouts: dict[str, About] = field(default_factory=dict)
     seconds: dict[tuple[str, int, str], list[float]] = field(default_factory=dict)
     why_not: dict[tuple[str, int, str], str] = field(default_factory=dict)
@@ -176,7 +178,7 @@ class Run:
         """Let each worker do the same in turn, in this order and backwards; the first turn is not counted."""
         left = dict(workers)
         for turn in range(n_turns + 1):
-            for peer in list(left) if turn % 2 else list(reversed(left)):
+            for peer in list(left) if turn % 2 else list(left)[::-1]:
                 times = self.measured.seconds.setdefault((metric, n_objects, peer), [])
                 if len(times) >= 3 and sum(times) > self._options.metric_seconds:
                     continue
@@ -257,7 +259,7 @@ class Run:
 
     def _ask(self, proxy: FaultyProxy, workers: Mapping[str, Worker]) -> None:
         for turn in range(self._options.s3_turns):
-            for peer in list(workers) if turn % 2 else list(reversed(workers)):
+            for peer in list(workers) if turn % 2 else list(workers)[::-1]:
                 proxy.begin(slow())
                 timed = workers[peer].call("commit")
                 time.sleep(0.1)  # for what is done beside the commit

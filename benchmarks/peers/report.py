@@ -65,7 +65,8 @@ def _versions(measured: Measured) -> str:
     for about in measured.abouts.values():
         found.update(about.versions)
     listed = ", ".join(f"{package} {version}" for package, version in sorted(found.items(), key=str))
-    return f"Versions: {listed}; Python {platform.python_version()}, {os.cpu_count()} cores."
+    machine = f"{os.cpu_count()} cores, a load of {measured.load_average:.1f} when it began"
+    return f"Versions: {listed}; Python {platform.python_version()}; {machine}."
 
 
 def _compared(measured: Measured) -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from benchmarks.lakes import REQUEST_SECONDS
 from benchmarks.peers.peer import Timed
-from tests.proxy import Exchange, FaultyProxy, WireFault, delay_answer
+from tests.proxy import FaultyProxy, WireFault, delay_answer
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,3 @@ def longest_chain(spans: Iterable[tuple[float, float]]) -> int:
         if begun > end:
             length, end = length + 1, ended
     return length
-
-
-def lines(proxy_log: Sequence[Exchange]) -> list[str]:
-    """Return requests as lines of text, with milliseconds since the first."""
-    if not proxy_log:
-        return []
-    start = proxy_log[0].arrived_s
-    return [
-        f"{1000 * (one.arrived_s - start):7.1f} to {1000 * ((one.answered_s or start) - start):7.1f}"
-        f"  {one.status} {one.method} {one.target}"
-        for one in proxy_log
-    ]

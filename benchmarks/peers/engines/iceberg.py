@@ -79,18 +79,15 @@ class SqlCatalogSynced(Peer):
         table = self._kept.load_table(f"ns.{object_name(number % _CHANGED)}")
         table.transaction().set_properties(stamp=value(number)).commit_transaction()
 
-    def _cold(self) -> SqlCatalog:
-        return self._catalog()
-
     def lookup(self, number: int) -> str:
-        catalog = self._cold()
+        catalog = self._catalog()
         try:
             return catalog.load_table(f"ns.{object_name(number)}").metadata_location
         finally:
             catalog.engine.dispose()
 
     def list(self) -> int:
-        catalog = self._cold()
+        catalog = self._catalog()
         try:
             return len(catalog.list_tables("ns"))
         finally:

@@ -5,26 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from benchmarks.lakes import filled
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
+
+from benchmarks.lakes import Later, filled
 from benchmarks.peers.peer import Peer, object_name, value
 from trinitylake_ops import Lakehouse, TableDef, maintenance
 from trinitylake_ops.errors import CommitAttemptsExhaustedError, CommitConflictError
-from trinitylake_ops.storage import LocalStorage, Storage, StorageWrapper, open_storage
-from trinitylake_ops.tables import TrinityLakeCatalog, catalog_at
+from trinitylake_ops.storage import LocalStorage, Storage, open_storage
+from trinitylake_ops.tables import catalog_at, catalog_for
 
-_YEAR_MS = 365 * 24 * 3_600_000
-_LOADED_BY = 100
-
-
-class Later(StorageWrapper):
-    """The storage as it is some years later: no version is protected for its youth."""
-
-    def __init__(self, inner: Storage, years: int):
-        super().__init__(inner)
-        self._years = years
-
-    def now_ms(self) -> int:
-        return self.inner.now_ms() + self._years * _YEAR_MS
+#: So many tables are Iceberg tables, beside those that only have a definition; commits go round among them.
+_CHANGED = 100
 
 
 class Ours(Peer):
@@ -100,28 +92,19 @@ class OursByCatalog(Ours):
     )
 
     def load(self, n_objects: int) -> None:
-        super().load(n_objects - min(n_objects, _LOADED_BY))
-        catalog = self._catalog()
+        super().load(n_objects)
+        schema = Schema(NestedField(1, "id", LongType(), required=False))
         with self._lake.transaction() as txn:
-            from pyiceberg.schema import Schema
-            from pyiceberg.types import LongType, NestedField
-
-            from trinitylake_ops.tables import catalog_for
-
-            schema = Schema(NestedField(1, "id", LongType(), required=False))
-            for number in range(min(n_objects, _LOADED_BY)):
-                catalog_for(txn).create_table(f"ns.iceberg{number}", schema)
-        self._loaded_catalog = catalog
-
-    def _catalog(self) -> TrinityLakeCatalog:
-        return catalog_at(self._lake)
+            for number in range(_CHANGED):
+                catalog_for(txn).create_table(_iceberg(number), schema)
+        self._catalog = catalog_at(self._lake)
 
     def commit(self, number: int) -> None:
-        table = self._loaded_catalog.load_table(f"ns.iceberg{number % _LOADED_BY}")
+        table = self._catalog.load_table(_iceberg(number))
         table.transaction().set_properties(stamp=value(number)).commit_transaction()
 
     def lookup(self, number: int) -> str:
-        table = catalog_at(self._cold()).load_table(f"ns.iceberg{number % _LOADED_BY}")
+        table = catalog_at(self._cold()).load_table(_iceberg(number))
         return table.metadata_location
 
 
@@ -130,3 +113,7 @@ class OursByCatalogSynced(OursByCatalog):
 
     durability = OursSynced.durability
     is_synced = True
+
+
+def _iceberg(number: int) -> str:
+    return f"ns.iceberg{number % _CHANGED}"
