@@ -19,6 +19,7 @@ pytestmark = pytest.mark.debian_packages
 REPOSITORY = Path(__file__).parents[2]
 
 
+@pytest.mark.timeout(1300)
 def test_spark_shows_no_credentials(canaries: CanaryServer, tmp_path: Path) -> None:
     folders = {name: tmp_path / name for name in ("event-logs", "temporary")}
     for folder in folders.values():
@@ -29,7 +30,7 @@ def test_spark_shows_no_credentials(canaries: CanaryServer, tmp_path: Path) -> N
         input=json.dumps(canaries.options_with_credentials),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=1200,
         cwd=REPOSITORY,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(folders["temporary"])},
     )

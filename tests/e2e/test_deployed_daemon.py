@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -347,7 +348,7 @@ def deleted_files(topology: Topology, run_id: str) -> int:
 
 
 def test_a_killed_purge_leaves_a_clean_lakehouse_and_the_next_one_in_the_queue_completes_it(
-    topology: Topology, purged: Path
+    topology: Topology, purged: Path, tmp_path: Path
 ) -> None:
     lake = aged_lake(purged, n_versions=12, n_tables=100, is_expired=True)
     plan = maintenance.plan_purge(lake)
@@ -361,9 +362,13 @@ def test_a_killed_purge_leaves_a_clean_lakehouse_and_the_next_one_in_the_queue_c
     assert topology.status(waiting) == "QUEUED"
     (pid,) = re.findall(r"Started process for run \(pid: (\d+)\)", "\n".join(topology.messages(killed)))
     os.kill(int(pid), signal.SIGKILL)
-    end_lease(lake)
+    topology.wait_until(lambda: not Path(f"/proc/{pid}/exe").exists(), "the end of the killed process")
     assert 0 < len(files_of(lake) & before) < len(before)
-    assert trinitylake_verify(lake) == ["lease-stale", "purge-unfinished"]
+    # The next run waits for the lease. A copy shows what stands now, however long the command takes.
+    left = copy_of(lake, tmp_path / "left")
+    end_lease(lake)
+    end_lease(left)
+    assert trinitylake_verify(left) == ["lease-stale", "purge-unfinished"]
     assert topology.wait_for_run(killed) == "FAILURE"
     assert topology.wait_for_run(waiting) == "SUCCESS", topology.messages(waiting)
     assert maintenance.plan_purge(lake).is_empty
@@ -375,6 +380,12 @@ def test_a_killed_purge_leaves_a_clean_lakehouse_and_the_next_one_in_the_queue_c
 def files_of(lake: Lakehouse) -> set[str]:
     """Return the files that a purge may delete, and some more."""
     return {info.path for info in lake.storage.list() if not info.path.startswith("_")}
+
+
+def copy_of(lake: Lakehouse, folder: Path) -> Lakehouse:
+    """Return a lakehouse of the same files."""
+    shutil.copytree(urlsplit(lake.root).path, folder)
+    return Lakehouse.open(folder.as_uri())
 
 
 def trinitylake_verify(lake: Lakehouse) -> list[str]:

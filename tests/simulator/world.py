@@ -329,7 +329,7 @@ class World:
             mock.patch.object(uuid, "uuid4", self._uuid),
             mock.patch.object(ExecutorFactory, "get_or_create", return_value=_HereAndNow()),
             # Every process reads the same few files again and again; what it makes of a file's bytes never changes.
-            mock.patch.object(sections, "_columns", functools.lru_cache(maxsize=512)(sections._columns)),
+            mock.patch.object(sections, "_read", functools.lru_cache(maxsize=512)(sections._read)),
             mock.patch.object(cache_module, "threading", threads),
             mock.patch.object(member_module, "threading", threads),
             mock.patch.object(queue_module, "threading", threads),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -27,6 +28,7 @@ MIB = 1 << 20
 #: What a list may hold at once, beyond its first pages: a page or two of answers, not 100,000 files of four objects.
 MAX_GROWTH_OBJECTS = 60_000
 MAX_GROWTH_BYTES = 10 * MIB
+MOST_LISTINGS = 3
 
 
 def resident_bytes() -> int:
@@ -37,18 +39,29 @@ def resident_bytes() -> int:
     raise AssertionError("no VmRSS")
 
 
-def check_flat_listing(files: Iterator[FileInfo], n_listed: int = N_LISTED) -> None:
-    """Go through so many files and watch the memory of the process."""
-    before_bytes = n_objects_before = n_files = 0
+def check_flat_listing(listing: Callable[[], Iterator[FileInfo]], n_listed: int = N_LISTED) -> None:
+    """Go through so many files and watch the memory of the process.
+
+    What other threads of the process take meanwhile counts, too. A list that keeps its files grows each time.
+    """
+    grown_bytes = [_growth_bytes(listing(), n_listed)]
+    while grown_bytes[-1] >= MAX_GROWTH_BYTES and len(grown_bytes) < MOST_LISTINGS:
+        grown_bytes.append(_growth_bytes(listing(), n_listed))
+    assert grown_bytes[-1] < MAX_GROWTH_BYTES, grown_bytes
+
+
+def _growth_bytes(files: Iterator[FileInfo], n_listed: int) -> int:
+    before_bytes = n_objects_before = n_files = grown_bytes = 0
     for n_files, _ in enumerate(files, start=1):
         if n_files % (n_listed // 10) == 0:
             gc.collect()
         if n_files == n_listed // 10:
             before_bytes, n_objects_before = resident_bytes(), sys.getallocatedblocks()
         elif n_files % (n_listed // 10) == 0:
-            assert resident_bytes() - before_bytes < MAX_GROWTH_BYTES
+            grown_bytes = max(grown_bytes, resident_bytes() - before_bytes)
             assert sys.getallocatedblocks() - n_objects_before < MAX_GROWTH_OBJECTS
     assert n_files == n_listed
+    return grown_bytes
 
 
 @pytest.mark.parametrize("n_listed", [N_LISTED_SOON, pytest.param(N_LISTED, marks=pytest.mark.soak)])
@@ -58,7 +71,7 @@ def test_listing_many_local_files(tmp_path: Path, n_listed: int) -> None:
         for number in range(1000):
             (folder / str(number)).touch()
     storage = open_storage(f"file://{tmp_path}/")
-    check_flat_listing(storage.list("flat/"), n_listed)
+    check_flat_listing(lambda: storage.list("flat/"), n_listed)
 
 
 def page(seen: Seen, n_listed: int) -> Answer:
@@ -100,7 +113,7 @@ def test_listing_many_objects(client: str, n_listed: int) -> None:
         next(files)
         assert len(server.requests) <= 2, "the first file is handed out after the first page"
         del files
-        check_flat_listing(storage.list("flat/"), n_listed)
+        check_flat_listing(lambda: storage.list("flat/"), n_listed)
 
 
 @pytest.mark.soak
@@ -112,7 +125,8 @@ def test_listing_100_000_objects_of_a_real_server(radosgw: S3Server) -> None:
     for start in range(0, N_LISTED, N_DELETED):
         filling.create_many({f"flat/{number:06}": b"" for number in range(start, start + N_DELETED)})
     for client in CLIENTS:
-        check_flat_listing(open_storage(root, {**radosgw.storage_options, "client": client}).list("flat/"))
+        storage = open_storage(root, {**radosgw.storage_options, "client": client})
+        check_flat_listing(functools.partial(storage.list, "flat/"))
     assert filling.delete_many([file.path for file in filling.list()]) == {}
     assert list(filling.list()) == []
 
