@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
 
-from benchmarks.lakes import filled
+from benchmarks.lakes import Later, filled
 from benchmarks.report import table, write_result
 from benchmarks.s3 import radosgw
 from benchmarks.scale import N_TABLES, N_VERSIONS, generate, run
@@ -24,7 +24,7 @@ from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.format.file_names import new_node_path
 from trinitylake_ops.maintenance.gc.sweep import delete_files
-from trinitylake_ops.storage import LocalStorage, Storage, StorageWrapper, open_storage
+from trinitylake_ops.storage import LocalStorage, Storage, open_storage
 from trinitylake_ops.storage.wrappers.retry import RetryStorage
 
 N_FILES = 20_000
@@ -34,7 +34,7 @@ N_ORPHANS = 5_000
 #: Plans in a process of its own, a year after the last commit; prints what it found and asked for.
 _PLAN = """
 import json
-from benchmarks.expiry import Later
+from benchmarks.lakes import Later
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.maintenance.reach.mark import CatalogReach
 from trinitylake_ops.maintenance.reach.survey import survey_versions
@@ -53,13 +53,6 @@ print(json.dumps({
     "bytes_read": counts.bytes_read,
 }))
 """
-
-
-class Later(StorageWrapper):
-    """The storage as it is a year later."""
-
-    def now_ms(self) -> int:
-        return self.inner.now_ms() + 365 * 24 * 3_600_000
 
 
 def planning(folder: str) -> list[str]:

@@ -79,6 +79,17 @@ class MadeUpDefinitions(StorageWrapper):
             raise
 
 
+class Later(StorageWrapper):
+    """The storage as it is some years later: no version is protected for its youth."""
+
+    def __init__(self, inner: Storage, years: int = 1):
+        super().__init__(inner)
+        self._years = years
+
+    def now_ms(self) -> int:
+        return self.inner.now_ms() + self._years * 365 * 24 * 3_600_000
+
+
 class SlowStorage(StorageWrapper):
     """Every request takes 20 ms more; 32 are sent at once, as to a server."""
 

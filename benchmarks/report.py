@@ -45,18 +45,25 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     return [f"| {' | '.join(map(str, cells))} |" for cells in lines]
 
 
-def write_result(name: str, lines: Iterable[str]) -> None:
+def write_result(name: str, lines: Iterable[str], folder: Path = RESULTS) -> None:
     """Print a result and write it to ``results/NAME.md``."""
     text = "\n".join([*lines, ""])
-    (RESULTS / f"{name}.md").write_text(text, encoding="utf-8")
+    (folder / f"{name}.md").write_text(text, encoding="utf-8")
     print(text)
 
 
-def plot(name: str, draw: Callable[[Sequence[Axes]], None], n_axes: int = 1, width: float = 5.2) -> str:
+def plot(
+    name: str,
+    draw: Callable[[Sequence[Axes]], None],
+    n_axes: int = 1,
+    width: float = 5.2,
+    height: float = 3.4,
+    folder: Path = RESULTS,
+) -> str:
     """Draw charts side by side, each so many inches wide, to ``results/NAME.png``; returns the line that shows them."""
-    figure = Figure(figsize=(width * n_axes, 3.4), layout="constrained")
+    figure = Figure(figsize=(width * n_axes, height), layout="constrained")
     draw([figure.add_subplot(1, n_axes, number + 1) for number in range(n_axes)])
-    figure.savefig(RESULTS / f"{name}.png", dpi=110, metadata={"Software": None})
+    figure.savefig(folder / f"{name}.png", dpi=110, metadata={"Software": None})
     return f"![{name.replace('_', ' ')}]({name}.png)"
 
 

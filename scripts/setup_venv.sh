@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Creates .venv with everything that the project's targets need, pinned by constraints.txt.
+# Creates .venv with everything that the project's targets need, pinned by constraints.txt; make bench names its extra.
 # Done at once when .venv is current: same folder, same pyproject.toml, constraints.txt and script.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=${PYTHON:-}
 venv=.venv
-stamp=$venv/.installed
+extras=all,deploy,test,lint${1:+,$1}
+stamp=$venv/.installed${1:+-$1}
 
 fail() {
     echo "make setup: $*" >&2
@@ -51,9 +52,9 @@ install() {
     local pip=("$venv/bin/python" -m pip --disable-pip-version-check --no-input -qq)
     # The build backend comes first, so that packages built here are built by the pinned one.
     "${pip[@]}" install --constraint constraints.txt pip setuptools wheel </dev/null
-    echo "==> installing $(wc -l <constraints.txt) pinned packages (about 1 GB, a few minutes)"
+    echo "==> installing pinned packages (about $([ -n "$1" ] && echo 500 MB || echo 1 GB), a few minutes)"
     # Most modules are never imported: Python compiles the others at their first import.
-    "${pip[@]}" install --no-compile --constraint constraints.txt --no-build-isolation --editable '.[all,bench,deploy,test,lint]' </dev/null
+    "${pip[@]}" install --no-compile --constraint constraints.txt --no-build-isolation --editable ".[$extras]" </dev/null
 }
 
 # The system's own Python is preferred: distributions build it with profile-guided optimisation.
@@ -76,6 +77,6 @@ wanted=$(fingerprint)
 is_current && exit 0
 create_venv
 rm -f "$stamp"
-install
+install "${1:-}"
 echo "$wanted" >"$stamp"
 echo "==> $venv is ready"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import http.client
 import socket
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -114,6 +115,8 @@ class Exchange:
 
     ``server_status`` is what the server said, None while it was not asked. ``status`` and
     ``answer_body_bytes`` are what was sent to the client; ``status`` None means: no whole head.
+    ``arrived_s`` and ``answered_s``, just before the answer was sent, are of ``time.monotonic()``:
+    a request that a client sent after an answer arrived later than that.
     """
 
     number: int
@@ -126,6 +129,8 @@ class Exchange:
     server_status: int | None = None
     status: int | None = None
     answer_body_bytes: int = 0
+    arrived_s: float = field(default_factory=time.monotonic)
+    answered_s: float | None = None
     released: threading.Event = field(default_factory=threading.Event, repr=False)
     done: threading.Event = field(default_factory=threading.Event, repr=False)
 
@@ -389,6 +394,7 @@ class _Connection(BaseHTTPRequestHandler):
         if action == "cut_body":
             body = body[: len(body) // 2]
         exchange.status, exchange.answer_body_bytes = found.status, found.size_bytes
+        exchange.answered_s = time.monotonic()
         self.wfile.write(head + body)
 
     def _read_body(self) -> bytes | None:

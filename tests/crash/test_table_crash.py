@@ -1,13 +1,17 @@
 """Trimming and registering tables, stopped at every storage request, refused there, or left without its answer.
 
-After each: all versions verify clean and read the rows that they did, and the same operation, asked for
-again, ends in the same state as an uninterrupted run.
+Appends are killed at each file that they write, while the others are on their way. After each: all versions verify
+clean and read the rows that they did, and the same operation, asked for again, ends in the same state as an
+uninterrupted run.
 """
 
 from __future__ import annotations
 
+import shutil
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,11 +19,13 @@ import pytest
 
 from tests.clock import ClockStorage
 from tests.crash.test_maintenance_crash import DeathError
-from tests.faults import Fault, FaultyStorage, Moment, Request, fail, lose_response
+from tests.faults import Fault, FaultyStorage, Moment, Request, fail, kill, lose_response
+from tests.processes import fork
+from tests.tables.threaded import ThreadedStorage
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import ObjectExistsError, StorageError, StorageFullError, TrinityLakeError
 from trinitylake_ops.maintenance.plans.retention import RetentionPolicy
-from trinitylake_ops.storage import MemoryStorage, Storage, drop_memory_root
+from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, drop_memory_root
 from trinitylake_ops.tables.catalog import catalog_at
 
 ROOT = "memory://table-crash/"
@@ -210,3 +216,43 @@ def test_every_request_fails_or_loses_its_answer(
             assert error.path is not None, "a typed error that names the file is an answer too"
         convergence.check(faulty, error, (fault, request))
     assert n_refused or fault == "lost response"
+
+
+#: What an append writes: three files that are on their way together, two together that name them, and the root.
+APPENDED = (".parquet", "-m0.avro", "snap-", ".metadata.json", "-table-", "_101")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A lakehouse in a folder, with a table of one row, at version 4."""
+    folder = tmp_path_factory.mktemp("append") / "lake"
+    catalog = catalog_at(Lakehouse.create(str(folder), {"fsync": "false"}))
+    catalog.create_namespace("ns")
+    table = catalog.create_table("ns.t", pa.schema([("id", pa.int64())]))
+    table.append(pa.table({"id": [1]}))
+    table.transaction().set_properties(a="1").commit_transaction()
+    assert Lakehouse.open(str(folder)).latest_version() == 4
+    return folder
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("part", APPENDED)
+def test_a_killed_append_is_there_whole_or_not_at_all(folder: Path, tmp_path: Path, part: str, moment: Moment) -> None:
+    shutil.copytree(folder, tmp_path / "lake")
+    threaded = ThreadedStorage(LocalStorage(f"file://{tmp_path}/lake/"))
+    kind = "write" if part == ".parquet" else "create"
+
+    def append(report: Callable[[str], None]) -> None:
+        storage = FaultyStorage(threaded, [kill(1, moment, kind=kind, path_part=part)])
+        catalog_at(Lakehouse(storage)).load_table("ns.t").append(pa.table({"id": [2]}))
+        report("acknowledged")
+
+    assert fork(append).finish() == (-signal.SIGKILL, [])
+    lake = Lakehouse.open(str(tmp_path / "lake"))
+    was_committed = (part, moment) == ("_101", "after")
+    assert lake.latest_version() == 4 + was_committed
+    rows = [1, 2] if was_committed else [1]
+    assert sorted(catalog_at(lake).load_table("ns.t").scan().to_arrow()["id"].to_pylist()) == rows
+    assert maintenance.verify(lake).is_clean
+    catalog_at(lake).load_table("ns.t").append(pa.table({"id": [3]}))
+    assert sorted(catalog_at(lake).load_table("ns.t").scan().to_arrow()["id"].to_pylist()) == [*rows, 3]

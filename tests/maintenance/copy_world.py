@@ -166,16 +166,20 @@ class CopyWorld:
     def _check(self, copy: Copy, version: int) -> None:
         catalog = catalog_at(copy.open(), version)
         names = catalog.list_tables("n") if catalog.namespace_exists("n") else []
-        found = {name[1]: self._rows(copy.root, catalog.load_table(name)) for name in names}
+        found = {name[1]: self._rows(copy, version, catalog.load_table(name)) for name in names}
         assert found == copy.versions[version], f"version {version} of {copy.root} after {self.journal}"
 
-    def _rows(self, root: str, table: Table) -> list[int]:
-        """Scan a table, unless it was scanned before and nothing that it read has changed or gone since."""
-        place = (root, table.metadata_location)
+    def _rows(self, copy: Copy, version: int, table: Table) -> list[int]:
+        """Scan a table, unless it was scanned before and nothing that it read has changed or gone since.
+
+        A catalog keeps what it has read of a table. So the scan is that of another one.
+        """
+        place = (copy.root, table.metadata_location)
         scan = self._scans.get(place)
         if scan is None or not scan.is_valid():
             self._recorder.begin()
-            rows = sorted(table.refresh().scan().to_arrow()["id"].to_pylist())
+            fresh = catalog_at(copy.open(), version).load_table(table.name())
+            rows = sorted(fresh.scan().to_arrow()["id"].to_pylist())
             scan = self._scans[place] = Scan(rows, self._recorder.end())
         return scan.rows
 

@@ -24,7 +24,9 @@ Mutation = Callable[[], AbstractContextManager[Any]]
 
 
 def _answer_for_lost(is_ours: bool) -> Mutation:
-    def create_root(roots: Any, version: int, data: bytes, commit_id: str, before_send: Any = lambda: None) -> bool:
+    def create_root(
+        roots: Any, version: int, data: bytes, commit_id: str, before_send: Any = lambda: None, *_: Any
+    ) -> bool:
         before_send()
         try:
             roots.storage.create(roots.path(version), data)
@@ -38,7 +40,9 @@ def _answer_for_lost(is_ours: bool) -> Mutation:
 
 
 def _overwrite_roots() -> AbstractContextManager[Any]:
-    def create_root(roots: Any, version: int, data: bytes, commit_id: str, before_send: Any = lambda: None) -> bool:
+    def create_root(
+        roots: Any, version: int, data: bytes, commit_id: str, before_send: Any = lambda: None, *_: Any
+    ) -> bool:
         if roots.storage.exists(roots.path(version)):
             return False
         before_send()
@@ -106,7 +110,9 @@ def _forget_files_of_unknown_outcomes() -> AbstractContextManager[Any]:
 def _expire_after_a_lost_answer() -> AbstractContextManager[Any]:
     """Say that a transaction is too old although an earlier send of its root may have landed."""
 
-    def create_root(roots: Any, version: int, data: bytes, commit_id: str, before_send: Any = lambda: None) -> bool:
+    def create_root(
+        roots: Any, version: int, data: bytes, commit_id: str, before_send: Any = lambda: None, *_: Any
+    ) -> bool:
         for _ in range(5):
             before_send()
             try:

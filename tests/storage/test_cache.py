@@ -512,3 +512,32 @@ def test_readers_and_deleters_together_end_with_what_is_there(meter: MeteredStor
     for number in range(4):
         path = f"fixed/{number}"
         assert outcome(lambda path=path: cached.read(path)) == outcome(lambda path=path: meter.read(path))  # type: ignore[misc]
+
+
+def test_a_range_from_the_start_that_ends_short_is_the_whole_file(meter: MeteredStorage) -> None:
+    cached = private_cache_view(meter, lambda path: path.startswith("fixed/"))
+    for name in ("fixed/a", "fixed/b", "moving"):
+        meter.create(name, b"0123456789")
+    assert cached.read("fixed/a", offset=0, length=10) == b"0123456789", "there may be more"
+    assert cached.read("fixed/b", offset=5, length=10) == b"56789", "not from the start"
+    for name in ("fixed/a", "fixed/b", "moving"):
+        assert cached.read(name, offset=0, length=11) == b"0123456789"
+    with meter.measure() as measured:
+        assert [cached.read(name) for name in ("fixed/a", "fixed/b")] == [b"0123456789"] * 2
+        assert cached.read("fixed/a", offset=2, length=3) == b"234"
+        assert measured.counts.requests == {}
+        cached.read("moving")
+    assert measured.counts.requests == {"read": 1}
+
+
+def test_a_file_that_was_created_elsewhere_is_kept(meter: MeteredStorage) -> None:
+    cached = private_cache_view(meter, lambda path: path.startswith("fixed/"))
+    assert isinstance(cached, CacheStorage)
+    meter.create("fixed/a", b"x")
+    cached.keep("fixed/a", b"x")
+    with meter.measure() as measured:
+        assert cached.read("fixed/a") == b"x"
+    assert measured.counts.requests == {}
+    cached.delete("fixed/a")
+    with pytest.raises(FileMissingError):
+        cached.read("fixed/a")

@@ -11,7 +11,7 @@ import pytest
 
 from trinitylake_ops.errors import TransientError
 from trinitylake_ops.storage import run_parallel
-from trinitylake_ops.storage.parallel import MAX_POOL_THREADS, current_round, in_one_round
+from trinitylake_ops.storage.parallel import MAX_POOL_THREADS, Started, current_round, in_one_round
 
 
 def test_results_in_order_and_calls_at_once() -> None:
@@ -110,3 +110,45 @@ def test_an_interrupt_goes_before_the_failures_of_others() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run_parallel(fail_or_interrupt, [0, 1], 2)
+
+
+def test_a_started_call_is_made_once_and_keeps_its_outcome() -> None:
+    calls: list[int] = []
+
+    def call() -> int:
+        calls.append(1)
+        return 7
+
+    started = Started(call)
+    assert [started.result(), started.result()] == [7, 7]
+    assert started.is_done
+    failing = Started(lambda: int("no number"))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no number"):
+            failing.result()
+    assert calls == [1]
+
+
+def test_nobody_waits_for_a_thread_that_has_not_begun() -> None:
+    """Neither in a pool where all threads wait, nor for the call itself."""
+    go_on = threading.Event()
+    crowd = [Started(lambda: go_on.wait(timeout=30)) for _ in range(MAX_POOL_THREADS)]
+    last = Started(threading.current_thread)
+    assert last.result() is threading.current_thread()
+    assert last.is_done
+    go_on.set()
+    assert all(one.result() for one in crowd)
+
+
+def test_a_forked_child_makes_a_started_call_itself() -> None:
+    held = threading.Event()
+    started = Started(lambda: held.wait(timeout=30))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # what newer versions of Python say of any fork
+        child = os.fork()
+    if child == 0:
+        held.set()
+        os._exit(0 if started.result() and started.result() else 1)
+    held.set()
+    assert os.waitpid(child, 0)[1] == 0
+    assert started.result()

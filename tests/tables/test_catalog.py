@@ -484,5 +484,12 @@ def test_every_file_of_a_table_passes_the_storage(
     assert sum(measured.counts.requests.get(kind, 0) for kind in ("create", "write")) >= n_table_files + 4
     with meter.measure() as measured:
         assert table.scan().to_arrow().num_rows == 3
+    assert measured.counts.requests == {"read": 1}, "the data; the catalog keeps the metadata that it wrote"
+    fresh = catalog_at(lake).load_table("ns.t")
+    with meter.measure() as measured:
+        assert fresh.scan().to_arrow().num_rows == 3
     assert measured.counts.requests == {"read": 3}  # manifest list, manifest, data: one request each
+    with meter.measure() as measured:
+        assert fresh.scan().to_arrow().num_rows == 3
+    assert measured.counts.requests == {"read": 1}, "and the metadata that it has read"
     assert type(load_file_io(catalog.properties)) is StorageFileIO

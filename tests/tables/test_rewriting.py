@@ -21,7 +21,7 @@ from pyiceberg.types import DoubleType, LongType, NestedField, StringType
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import CommitConflictError, CorruptFileError, InvalidDefinitionError
-from trinitylake_ops.tables.catalog import TrinityLakeCatalog
+from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.writing.rewriting import (
     TARGET_PROPERTY,
@@ -178,7 +178,7 @@ def test_a_manifest_that_cannot_be_read_is_named(lake: Lakehouse, catalog: Trini
     path = snapshot.manifests(table.io)[0].manifest_path.removeprefix(lake.root)
     lake.storage.write(path, b"junk")
     with pytest.raises(CorruptFileError) as raised:
-        groups_of(table, RewriteRules())
+        groups_of(catalog_at(lake).load_table("ns.t"), RewriteRules())
     assert raised.value.path == path
 
 

@@ -393,3 +393,44 @@ def test_lakehouses_that_were_opened_alike_share_the_queue(lakes: Lakes) -> None
     one, other = Lakehouse.open(root), Lakehouse.open(root)
     assert one._queue is other._queue
     assert Lakehouse(one.storage)._queue is not one._queue
+
+
+def test_files_that_a_failed_attempt_discards_are_not_named_either(lakes: Lakes) -> None:
+    """A transaction that has given a name to a file cannot be committed with another one."""
+    storage = _StoppedDiscard(lakes.storage())
+    storage.concurrency = 1
+    lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+    transactions = [lake.transaction() for _ in range(2)]
+    for number, txn in enumerate(transactions):
+        creates(f"t{number}")(txn)
+        txn.add_file(f"tables/t{number}/metadata/0.json", b"x")
+
+    def refuse() -> None:
+        storage.is_refusing = True
+
+    leader, follower = commit_waiting(lake, transactions, refuse)
+    assert (type(leader), type(follower)) == (Interrupted, CommitConflictError)
+    assert "interrupted" in str(follower)
+    assert lake.latest_version() == 1
+    assert not storage.exists("tables/t1/metadata/0.json")
+
+
+def test_files_of_a_group_are_written_once(lakes: Lakes) -> None:
+    meter = MeteredStorage(lakes.storage())
+    lake = lakes.watch(Lakehouse.create(meter.root, storage=meter))
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+
+    def work(number: int) -> Any:
+        def change(txn: Transaction) -> None:
+            creates(f"t{number}")(txn)
+            txn.add_file(f"tables/t{number}/metadata/0.json", b"%d" % number)
+
+        return change
+
+    with meter.measure() as measured:
+        assert commit_together(lake, [work(number) for number in range(3)]) == [2, 2, 2]
+    assert measured.counts.requests["create"] == 3 * 2 + 1
+    assert [meter.read(f"tables/t{number}/metadata/0.json") for number in range(3)] == [b"0", b"1", b"2"]

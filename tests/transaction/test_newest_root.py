@@ -9,8 +9,17 @@ import pytest
 from tests.foreign import ForeignLake
 from tests.lakes import check_lake, table
 from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import StorageError
 from trinitylake_ops.format.file_names import HINT_PATH, root_path
-from trinitylake_ops.storage import LocalStorage, MemoryStorage, MeteredStorage, drop_memory_root
+from trinitylake_ops.storage import (
+    LocalStorage,
+    MemoryStorage,
+    MeteredStorage,
+    Storage,
+    StorageWrapper,
+    drop_memory_root,
+)
+from trinitylake_ops.transaction import commit as commit_module
 from trinitylake_ops.transaction.commit import create_root
 from trinitylake_ops.versions import roots as roots_module
 
@@ -46,6 +55,49 @@ def test_a_warm_begin_takes_one_round_and_a_commit_two(lake: Lakehouse, meter: M
     with meter.measure() as committing:
         txn.commit()
     assert (committing.counts.requests, committing.counts.rounds) == ({"create": 2, "write": 1}, 3), "the hint beside"
+
+
+def test_a_lost_attempt_costs_two_rounds(
+    lake: Lakehouse, meter: MeteredStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The root that was refused, and one look: at the root that stands there, its successor and the hint."""
+    monkeypatch.setattr(commit_module, "pause_after_loss", lambda n_lost, attempt_seconds: False)
+    txn, other = lake.transaction(), Lakehouse(meter)
+    txn.create_namespace("b")
+    commit(other, "of-another")
+    with meter.measure() as committing:
+        txn.commit()
+    assert committing.counts.requests == {"create": 3, "read": 3, "write": 1}
+    assert committing.counts.rounds == 1 + 2 + 1 + 1, "files; the lost root and the look; the root; the hint beside"
+    assert lake.snapshot().namespaces() == ["a", "b", "of-another"]
+
+
+def test_a_look_that_fails_in_part_tells_whose_root_stands(lake: Lakehouse, meter: MeteredStorage) -> None:
+    """The successor and the hint cannot be read: the outcome is told all the same, and the rest found later."""
+    faulty = NotReadOnce(meter, {root_path(3), HINT_PATH})
+    own = Lakehouse(faulty)
+    txn = own.transaction()
+    txn.create_namespace("b")
+    commit(lake, "of-another")
+    faulty.is_armed = True
+    assert txn.commit() == 3
+    assert not faulty.paths
+    assert lake.snapshot().namespaces() == ["a", "b", "of-another"]
+
+
+class NotReadOnce(StorageWrapper):
+    """Reads of some paths fail, each once."""
+
+    def __init__(self, inner: Storage, paths: set[str]):
+        super().__init__(inner)
+        self.paths = paths
+        self.is_armed = False
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        if self.is_armed and path in self.paths:
+            self.paths.remove(path)
+            raise StorageError("the read failed", path=path)
+        return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
 
 @pytest.mark.parametrize("hint", [b"0", b"1", b"2", b"3", b"4294967295", b"garbage", None])

@@ -425,11 +425,11 @@ def _to_file(
             f"this {type(value).__name__} cannot be stored: it has {len(data)} bytes, and nobody reads a definition of"
             f" more than {MAX_DEFINITION_BYTES}"
         )
-    return _sealed_file(data, path) if path else data
+    return sealed_definition(data, path) if path else data
 
 
-def _sealed_file(data: bytes, path: str) -> bytes:
-    """Return a file between its two seals. Any cut leaves only one of them, or damages one."""
+def sealed_definition(data: bytes, path: str) -> bytes:
+    """Return the bytes of a definition between two seals for its path. Any cut leaves only one, or damages one."""
     head, tail = _seal_fields(open_seal(path))
     return sealed(head + data + tail, path)
 
@@ -448,7 +448,7 @@ def resealed(data: bytes, source: str, target: str) -> bytes:
     head, tail = _seal_fields(pb.Seals.FromString(data).seal)
     if not data.startswith(head) or not data.endswith(tail):
         raise CorruptFileError(f"{source!r} does not begin and end with its checksums", path=source)
-    return _sealed_file(data[len(head) : -len(tail)], target)
+    return sealed_definition(data[len(head) : -len(tail)], target)
 
 
 def check_definition_file(data: bytes, path: str) -> bool:
@@ -462,32 +462,26 @@ def check_definition_file(data: bytes, path: str) -> bool:
 def _to_message(value: Any, message_type: type[M]) -> M:
     """Return a dataclass as the message of the same field names. None and unset nested parts stay absent."""
     message = message_type.FromString(value.unknown_fields)
-    for descriptor in message.DESCRIPTOR.fields:
-        if descriptor.name in _SEAL_FIELDS:
-            continue
-        content = getattr(value, descriptor.name)
+    for form in _field_forms(message.DESCRIPTOR):
+        content = getattr(value, form.name)
         if content is None:
             continue
-        if descriptor.message_type is None:
-            if descriptor.is_repeated:
-                getattr(message, descriptor.name).extend(content)
-            else:
-                setattr(message, descriptor.name, content)
-        elif descriptor.message_type.GetOptions().map_entry:
-            getattr(message, descriptor.name).update(content)
-        elif descriptor.is_repeated:
-            part_type = getattr(pb, descriptor.message_type.name)
-            getattr(message, descriptor.name).extend(_to_message(part, part_type) for part in content)
+        if form.is_map:
+            getattr(message, form.name).update(content)
+        elif form.is_repeated:
+            parts = content if form.message is None else [_to_message(part, form.message) for part in content]
+            getattr(message, form.name).extend(parts)
+        elif form.message is None:
+            setattr(message, form.name, content)
         else:
-            part_type = getattr(pb, descriptor.message_type.name)
-            getattr(message, descriptor.name).CopyFrom(_to_message(content, part_type))
+            getattr(message, form.name).CopyFrom(_to_message(content, form.message))
     return message
 
 
 class _FieldForm(NamedTuple):
-    """How a field of a message is read.
+    """How a field of a message is read and written.
 
-    Without this record, looking it up in the descriptor takes most of the reading.
+    Without this record, looking it up in the descriptor takes most of the time.
     """
 
     name: str
@@ -495,6 +489,7 @@ class _FieldForm(NamedTuple):
     is_repeated: bool
     has_presence: bool
     part: Callable[..., Any] | None  # the type of a message or enum in the field
+    message: type[Message] | None  # of a field that holds one, or several
 
 
 @functools.cache
@@ -506,6 +501,7 @@ def _field_forms(descriptor: Descriptor) -> tuple[_FieldForm, ...]:
             field.is_repeated,
             field.has_presence,
             _ENUMS[field.enum_type.name] if field.enum_type is not None else _NESTED.get(field.name),
+            None if field.message_type is None else getattr(pb, field.message_type.name, None),
         )
         for field in descriptor.fields
         if field.name not in _SEAL_FIELDS
@@ -515,7 +511,7 @@ def _field_forms(descriptor: Descriptor) -> tuple[_FieldForm, ...]:
 def _from_message(build: Callable[..., D], message: Message) -> D:
     """Return a message as the dataclass ``build`` of the same field names. Absent optional fields take its defaults."""
     fields: dict[str, Any] = {}
-    for name, is_map, is_repeated, has_presence, part in _field_forms(message.DESCRIPTOR):
+    for name, is_map, is_repeated, has_presence, part, _ in _field_forms(message.DESCRIPTOR):
         content = getattr(message, name)
         if is_map:
             fields[name] = dict(content)

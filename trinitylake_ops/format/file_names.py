@@ -40,6 +40,7 @@ _DEFINITION_NAME = re.compile(
 )
 _OPTIMIZED = re.compile(r"[01]{4}/[01]{4}/[01]{4}/[01]{8}-([^/]+)", re.DOTALL)
 _TABLE_NAME = re.compile(rf"[01/]+-table-[^/]+-({_UUID})\.binpb")
+_TABLE_METADATA_NAME = re.compile(rf"{TABLES_PREFIX}[^/]+/metadata/[^/]*{_UUID}[^/]*\.(?:avro|metadata\.json)")
 _TURN_NAME = re.compile(rf"{TURN_PREFIX}([1-9][0-9]{{0,5}})-{_UUID}")
 _LEASE_NAME = re.compile(rf"{LEASE_PREFIX}([1-9][0-9]{{0,14}})\.json")
 _VERIFIED_NAME = re.compile(rf"{VERIFIED_PREFIX}{_UUID}\.arrow")
@@ -327,6 +328,14 @@ def is_immutable_path(path: str) -> bool:
     could give one a second time.
     """
     return _IMMUTABLE_NAME.fullmatch(path) is not None
+
+
+def is_table_metadata_path(path: str) -> bool:
+    """Whether a name is that of a metadata file, manifest list or manifest below a table's place, with a uuid in it.
+
+    Whoever wrote such a file chose its name at random, so that it never changes.
+    """
+    return _TABLE_METADATA_NAME.fullmatch(path) is not None
 
 
 def root_of(uri: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError, InvalidLocationError
@@ -55,7 +56,12 @@ def smallest_node_file_limit_bytes(definition: LakehouseDef) -> int:
     tree is edited, its root's real system rows count.
     """
     key_bytes = 4 + definition.namespace_name_max_size_bytes + definition.table_name_max_size_bytes
-    n_keys = definition.order - 1
+    return _largest_root_bytes(definition.order, key_bytes, definition.file_path_max_size_bytes)
+
+
+@functools.lru_cache(maxsize=256)
+def _largest_root_bytes(order: int, key_bytes: int, path_bytes: int) -> int:
+    n_keys = order - 1
     system = {
         LAKEHOUSE_DEF: new_lakehouse_def_path(),
         PREVIOUS_ROOT: root_path(MAX_VERSION),
@@ -65,10 +71,10 @@ def smallest_node_file_limit_bytes(definition: LakehouseDef) -> int:
         COMMIT_INFO: "0" * MAX_COMMIT_INFO_BYTES,
     }
     return seal_room_bytes() + size_of_rows_bytes(
-        len(system) + 1 + definition.order + 1,
+        len(system) + 1 + order + 1,
         (n_keys + 1) * key_bytes + text_bytes(system) + len(N_KEYS),
-        (n_keys + 1) * definition.file_path_max_size_bytes + text_bytes(system.values()) + len(str(n_keys)),
-        definition.order * len(new_node_path()),
+        (n_keys + 1) * path_bytes + text_bytes(system.values()) + len(str(n_keys)),
+        order * len(new_node_path()),
     )
 
 

@@ -6,6 +6,7 @@ the storage gave. So no answer but "created" is trusted: the file under the name
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 
 from trinitylake_ops.errors import (
@@ -31,6 +32,7 @@ def create_settled(
     is_ours: Callable[[bytes], bool],
     before_send: Callable[[], None] = lambda: None,
     trusts_refusals: bool = False,
+    read_back: Callable[[], bytes] | None = None,
 ) -> bool:
     """Create a file if absent. Returns True when the file there is ours, False when it is another writer's.
 
@@ -38,9 +40,13 @@ def create_settled(
     also before repetitions of RetryStorage. Raises AmbiguousWriteError when the outcome cannot be told now: a send may
     have taken effect, or still may. Any other error, of ``before_send`` too, means that the file was not created.
 
-    ``trusts_refusals`` says that a refusal is raised as it came if the name cannot be read.
+    ``trusts_refusals`` says that a refusal is raised as it came if the name cannot be read. ``read_back`` reads the
+    name for callers who read more in the same round.
     """
     lost_answer: TrinityLakeError | None = None
+    # The file of another writer may differ a little from ours in size.
+    limit_bytes = max(2 * len(data), storage.whole_file_limit_bytes)
+    read_back = read_back or functools.partial(storage.read, path, limit_bytes=limit_bytes)
     for _ in range(_MAX_SENDS):
         refusal = _send(storage, path, data, before_send)
         if refusal is None:
@@ -48,9 +54,7 @@ def create_settled(
         if isinstance(refusal, AmbiguousWriteError):
             lost_answer = refusal
         try:
-            # The file of another writer may differ a little from ours in size.
-            limit_bytes = max(2 * len(data), storage.whole_file_limit_bytes)
-            return is_ours(storage.read(path, limit_bytes=limit_bytes))
+            return is_ours(read_back())
         except FileMissingError:
             if isinstance(refusal, AmbiguousWriteError | FileExistsAlreadyError):
                 continue  # not created so far: the same bytes may be sent again

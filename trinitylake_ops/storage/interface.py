@@ -8,6 +8,7 @@ one. Paths are relative to the root (FORMAT.md, L2) and literal. Guarantees S1-S
 from __future__ import annotations
 
 import builtins
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,6 +91,15 @@ class Storage(ABC):
     def unprepare(self, data: bytes) -> None:
         """Undo a ``prepare`` that no ``create`` followed."""
         del data
+
+    def in_line(self, longest_s: float) -> contextlib.AbstractContextManager[bool]:
+        """Wait in line with other processes that commit here, and keep the place in a block.
+
+        At most ``longest_s`` seconds. The block gets whether others were before us: then there is a new version. Advice
+        only: no commit depends on it. A storage that has no line lets everybody pass.
+        """
+        del longest_s
+        return contextlib.nullcontext(False)
 
     @abstractmethod
     def write(self, path: str, data: bytes) -> None:

@@ -105,6 +105,37 @@ class _Batch(Generic[A, T]):
             self._next_index = len(self._arguments)
 
 
+class Started(Generic[T]):
+    """A call that a thread of the pool makes, while the caller goes on. One thread at a time asks for its result.
+
+    Nobody waits for a thread that has not begun: who asks for the result makes the call. So does a forked child, which
+    has none of its parent's threads. Such a call may be made twice.
+    """
+
+    def __init__(self, call: Callable[[], T]):
+        self._call = call
+        self._process = os.getpid()
+        self._future: Future[T] | None = None
+        with contextlib.suppress(RuntimeError):  # an interpreter that ends starts no threads
+            self._future = _shared_pool.submit(call)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the call has ended, without waiting for it."""
+        return self._future is not None and self._future.done()
+
+    def result(self) -> T:
+        """Wait until the call has ended, and return or raise what it did."""
+        if self._future is None or self._process != os.getpid() or self._future.cancel():
+            self._process = os.getpid()
+            self._future = Future()
+            try:
+                self._future.set_result(self._call())
+            except BaseException as error:  # noqa: BLE001 - raised below, each time it is asked for
+                self._future.set_exception(error)
+        return self._future.result()
+
+
 class _SharedPool:
     """The process-wide threads, started at first use."""
 
@@ -114,7 +145,7 @@ class _SharedPool:
     def __init__(self) -> None:
         self.forget()
 
-    def submit(self, work: Callable[[], None]) -> Future[None]:
+    def submit(self, work: Callable[[], T]) -> Future[T]:
         with self._lock:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(MAX_POOL_THREADS, thread_name_prefix="trinitylake-storage")

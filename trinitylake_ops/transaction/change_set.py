@@ -16,6 +16,7 @@ from trinitylake_ops.format.definitions import (
     SavedTransaction,
     SavedWrite,
     TableDef,
+    sealed_definition,
 )
 from trinitylake_ops.format.nodes.keys import NAMESPACE_KEY_PREFIX, KeyCodec
 from trinitylake_ops.transaction.conflicts import (
@@ -33,18 +34,20 @@ class ChangeSet:
     """The changes of one transaction, on the version that it began on.
 
     ``writes`` maps each key to its new entry, None for a deletion. ``definition`` is the lakehouse definition where it
-    changes. ``relied_namespaces`` have to stay, as tables in them were changed. ``replaced_namespaces`` were dropped or
-    set, so no new table may be in them. Keys, prefixes and settings that were read count for a serializable
-    transaction.
+    changes. ``files`` are written with the definitions that name them. ``relied_namespaces`` have to stay, as tables in
+    them were changed. ``replaced_namespaces`` were dropped or set, so no new table may be in them. Keys, prefixes and
+    settings that were read count for a serializable transaction.
     """
 
     writes: dict[str, Entry | None] = field(default_factory=dict)
     definition: LakehouseDef | None = None
+    files: dict[str, bytes] = field(default_factory=dict)
     relied_namespaces: set[str] = field(default_factory=set)
     replaced_namespaces: set[str] = field(default_factory=set)
     read_keys: set[str] = field(default_factory=set)
     read_prefixes: set[str] = field(default_factory=set)
     has_read_definition: bool = False
+    encoded: dict[str, bytes] = field(default_factory=dict)  # definitions among the writes, without their seals
 
     @classmethod
     def of_saved(cls, saved: SavedTransaction, path: str) -> Self:
@@ -72,6 +75,20 @@ class ChangeSet:
             read_prefixes=tuple(sorted(self.read_prefixes)),
             has_read_definition=self.has_read_definition,
         )
+
+    def write(self, key: str, entry: Entry | None) -> None:
+        """Set or delete a key. Raises InvalidDefinitionError for a definition that cannot be stored."""
+        if isinstance(entry, NamespaceDef | TableDef):
+            self.encoded[key] = entry.to_bytes()
+        self.writes[key] = entry
+
+    def definition_file(self, key: str, path: str) -> bytes:
+        """Return the file of a definition among the writes."""
+        if key not in self.encoded:  # of a saved transaction
+            entry = self.writes[key]
+            assert isinstance(entry, NamespaceDef | TableDef)
+            self.encoded[key] = entry.to_bytes()
+        return sealed_definition(self.encoded[key], path)
 
     @property
     def is_empty(self) -> bool:

@@ -8,7 +8,7 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from trinitylake_ops.errors import (
     AmbiguousWriteError,
     CommitAttemptsExhaustedError,
     CommitOutcomeUnknownError,
+    FileMissingError,
     StorageError,
     TrinityLakeError,
     VersionNotFoundError,
@@ -26,13 +27,12 @@ from trinitylake_ops.format.nodes.system_rows import COMMIT_ID, CREATED_AT_MILLI
 from trinitylake_ops.storage import beside
 from trinitylake_ops.storage.conditional_create import create_fresh, create_settled
 from trinitylake_ops.storage.interface import Storage
-from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.transaction.draft import Draft, RootStamp
 from trinitylake_ops.transaction.time_to_live import AgeLimit, OperationAge, TransactionAge
 from trinitylake_ops.transaction.turns import LOSSES_BEFORE_ASKING, Courtesy, TurnRequest
 from trinitylake_ops.versions.commit_info import CommitCost
 from trinitylake_ops.versions.latest import latest_after, reading_bases
-from trinitylake_ops.versions.roots import KnownRoot, Roots, count_created_root, read_roots
+from trinitylake_ops.versions.roots import KnownRoot, Look, Roots, count_created_root, look_after, read_roots
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
 logger = logging.getLogger(__name__)
@@ -121,6 +121,7 @@ class Commit:
         self._nodes: dict[str, bytes] = {}  # files of this attempt
         self._unprepare: Callable[[], None] | None = None  # of the root of this attempt, where its storage prepares
         self._n_lost = 0
+        self._look: Look | None = None  # after the version that another commit took
         self._n_requests = 0
         #: The current attempt: the version that it would be, and what its root carries. None before it is sent.
         self.sent: tuple[int, str] | None = None
@@ -224,15 +225,28 @@ class Commit:
         """
         in_time = functools.partial(self._age_limit.check, base.definition)
         self.sent = (attempt.version, attempt.commit_id)
-        return create_root(base.files.roots, attempt.version, root_file, attempt.commit_id, in_time)
+        read_back = functools.partial(self._read_back, base.files.roots, attempt.version)
+        return create_root(base.files.roots, attempt.version, root_file, attempt.commit_id, in_time, read_back)
+
+    def _read_back(self, roots: Roots, version: int) -> bytes:
+        """Read the root that stands there. In the same round, find what follows it, in case that it is not ours."""
+        self._look = look_after(roots, version)
+        found = self._look.probed.contents[roots.path(version)]
+        if found is None:
+            raise FileMissingError(f"there is no root of version {version}", path=roots.path(version))
+        return found
 
     def _rebase(self, base: Snapshot, turn: TurnRequest, began_s: float) -> Snapshot:
-        """Wait a moment, find the latest version, and check the change on it; returns that version."""
+        """Find the latest version and check the change on it; returns that version."""
         self._n_lost += 1
         if self._n_lost >= self._max_attempts:
             raise attempts_exhausted(self._max_attempts, base.version + 1)
-        pause_after_loss(self._n_lost, time.monotonic() - began_s)
-        latest = self._latest_after(base.version + 1, turn, time.monotonic() - began_s)
+        if self._n_lost >= LOSSES_BEFORE_ASKING:
+            beside.put(functools.partial(turn.lost, self._n_lost, time.monotonic() - began_s))
+        look, self._look = self._look, None
+        if pause_after_loss(self._n_lost, time.monotonic() - began_s):
+            look = None  # it is old
+        latest = latest_after(self._files, look or look_after(self._files.roots, base.version + 1))
         # The age is checked first: a purge may have deleted what the base of an old change reaches.
         with contextlib.suppress(DraftOutdatedError):  # rebase and draft leave out transactions that are too old
             self._age_limit.check_base(latest.definition)
@@ -253,21 +267,11 @@ class Commit:
         if self._courtesy is not None:
             self._courtesy.look_now_and_then(self._files.storage)
 
-    def _latest_after(self, known: int, turn: TurnRequest, attempt_seconds: float) -> Snapshot:
-        """Return the latest version. In the same round, ask for a turn where it is time to."""
-        found: list[Snapshot] = []
-        requests: list[Callable[[], None]] = [lambda: found.append(latest_after(self._files, known))]
-        if self._n_lost >= LOSSES_BEFORE_ASKING:
-            requests.append(functools.partial(turn.lost, self._n_lost, attempt_seconds))
-        self._in_one_round(requests)
-        return found[0]
-
-    def _in_one_round(self, requests: Sequence[Callable[[], None]]) -> None:
-        run_parallel(in_one_round(lambda request: request()), requests, self._files.storage.concurrency)
-
     def _discard_nodes(self) -> None:
-        discard(self._files.storage, self._nodes)
-        self._nodes = {}
+        """Delete the nodes of a lost attempt, beside the next one."""
+        if self._nodes:
+            beside.put(functools.partial(discard, self._files.storage, list(self._nodes)))
+            self._nodes = {}
 
 
 def attempts_exhausted(n_attempts: int, version: int) -> CommitAttemptsExhaustedError:
@@ -277,13 +281,14 @@ def attempts_exhausted(n_attempts: int, version: int) -> CommitAttemptsExhausted
     )
 
 
-def pause_after_loss(n_lost: int, attempt_seconds: float) -> None:
-    """Wait a random time before the next attempt.
+def pause_after_loss(n_lost: int, attempt_seconds: float) -> bool:
+    """Wait a random time before the next attempt. Returns whether it waited.
 
     The more attempts were lost, the shorter it is, so that no writer starves. One of all writers that try wins in any
     case. The writers that lost most wait least, and win most.
     """
     time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, attempt_seconds) / n_lost))
+    return True
 
 
 def _creation_time_ms(storage: Storage, base: Snapshot) -> int:
@@ -319,7 +324,12 @@ def check_time(time_ms: int) -> None:
 
 
 def create_root(
-    roots: Roots, version: int, data: bytes, commit_id: str, before_send: Callable[[], None] = lambda: None
+    roots: Roots,
+    version: int,
+    data: bytes,
+    commit_id: str,
+    before_send: Callable[[], None] = lambda: None,
+    read_back: Callable[[], bytes] | None = None,
 ) -> bool:
     """Create a root if absent. Returns True when it is ours, False when another root has the name.
 
@@ -336,6 +346,7 @@ def create_root(
             data,
             is_ours=lambda found: decode_system_rows(found, path).get(COMMIT_ID) == commit_id,
             before_send=before_send,
+            read_back=read_back,
         )
     except AmbiguousWriteError as error:
         raise outcome_unknown(roots, version, commit_id, error.message) from error

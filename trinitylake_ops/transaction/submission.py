@@ -19,11 +19,14 @@ from trinitylake_ops.versions.snapshot import Entry, Snapshot
 
 _LONGEST_OPERATION = "alter-definition"
 _LONGEST_SUMMARY_CHARS = 200
+_SHORT_CHARS = 64  # an operation and a run of such lengths leave room for all else
 _LARGEST_COUNTS = {"set": 10**9, "deleted": 10**9}
 
 
 def check_info(info: CommitInfo) -> None:
     """Raise InvalidInputError for a message so long that the commit cannot add its own entries."""
+    if not (info.message or info.properties) and max(len(info.operation), len(info.run_id or "")) <= _SHORT_CHARS:
+        return
     _largest(info, "\N{LARGE BLUE CIRCLE}" * _LONGEST_SUMMARY_CHARS).largest()
 
 
@@ -57,7 +60,9 @@ class Submission:
         self._was_saved = was_saved
         self._keys = base.keys
         self._paths: dict[str, str] = {}
+        self._files: dict[str, bytes] = {}  # of the last draft: another one on a later base has the same
         self._definition_path: str | None = None
+        self._was_taken_back = False
 
     @property
     def changes_nothing(self) -> bool:
@@ -80,7 +85,8 @@ class Submission:
     def writes_on(self, base: Snapshot) -> Writes | None:
         """Return what the transaction would write on ``base``, or None when nothing would change."""
         messages: dict[str, str | None] = {}
-        files: dict[str, bytes] = {}
+        self._check_not_taken_back()
+        files = dict(self._changes.files)
         for key, entry in self._changes.writes.items():
             if entry is None:
                 if base.entry(key) is not None:
@@ -90,7 +96,7 @@ class Submission:
             else:
                 path = self._paths.setdefault(key, self._new_path(key))
                 messages[key] = path
-                files[path] = entry.to_bytes(path)
+                files[path] = self._files.get(path) or self._changes.definition_file(key, path)
         lakehouse_def, definition = None, self._changes.definition
         if definition == base.definition:
             definition = None
@@ -99,12 +105,24 @@ class Submission:
             files[lakehouse_def] = definition.to_bytes(lakehouse_def)
         if not messages and definition is None:
             return None
+        self._files = files
         return Writes(messages, files, self._info_on(base, messages), lakehouse_def, definition)
 
     def rename_files(self) -> None:
         """Give new names to all files that it would write. Its former files may be deleted at any time."""
         self._paths.clear()
         self._definition_path = None
+        self._was_taken_back = True
+
+    def _check_not_taken_back(self) -> None:
+        """Raise CommitConflictError where files have names that others gave them, and may be deleted at any time."""
+        if self._was_taken_back and self._changes.files:
+            raise CommitConflictError(
+                "the thread that committed this transaction with others was interrupted; nothing was committed, try"
+                " again",
+                base_version=self.base.version,
+                latest_version=self.base.version,
+            )
 
     def check(self, base: Snapshot, latest: Snapshot, changes: Mapping[str, KeyChange]) -> None:
         """Check that the transaction still holds on ``latest``, which differs from ``base`` by ``changes``.

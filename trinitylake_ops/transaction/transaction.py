@@ -264,6 +264,14 @@ class Transaction(CatalogReader):
         for key, one in zip(keys, staged, strict=True):
             self._write(key, one.location)
 
+    def add_file(self, path: str, data: bytes) -> None:
+        """Let the commit write a file under a fresh name, in the round of the definitions that name it.
+
+        A transaction that changes nothing writes no file. Where the commit fails, the file is deleted, best effort.
+        """
+        self._check_changeable()
+        self._changes.files[path] = data
+
     def date_forward(self) -> None:
         """Count the time to live from now, as no file was written until now.
 
@@ -300,12 +308,10 @@ class Transaction(CatalogReader):
 
     def _write(self, key: str, entry: Entry | None) -> None:
         self._check_changeable()
-        if isinstance(entry, NamespaceDef | TableDef):
-            entry.to_bytes()  # a definition that cannot be stored is refused here, not at the commit
-        elif is_namespace_key(key):
+        self._changes.write(key, entry)
+        if not isinstance(entry, NamespaceDef | TableDef) and is_namespace_key(key):
             # The namespace is dropped, or set to a definition of another version, perhaps with another id.
             self._changes.replaced_namespaces.add(self.object_name(key).namespace)
-        self._changes.writes[key] = entry
 
     # Ending
 
@@ -349,11 +355,14 @@ class Transaction(CatalogReader):
 
         The transaction keeps its age. It has to be committed within the lakehouse's ``txn_ttl_millis`` of its begin.
         Where saving fails, the file may have landed all the same. The transaction can then be saved again and ended,
-        but not be changed. Raises InvalidInputError for a transaction with preconditions of an operation, StorageError.
+        but not be changed. Raises InvalidInputError for a transaction with preconditions of an operation, or with
+        files to write. Raises StorageError.
         """
         self._check_open()
         if self._preconditions:
             raise InvalidInputError("a transaction with preconditions of an operation cannot be saved")
+        if self._changes.files:
+            raise InvalidInputError("a transaction that has files to write cannot be saved; commit it")
         identity = SavedTransaction(
             id=self.id,
             base_version=self.base.version,
@@ -381,6 +390,7 @@ class Transaction(CatalogReader):
     def _end(self) -> None:
         self._is_open = False
         self._changes.writes.clear()
+        self._changes.encoded.clear()
 
     def __enter__(self) -> Self:
         self._check_open()

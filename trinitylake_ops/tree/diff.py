@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from trinitylake_ops.format.nodes.node_file import NodeFile
+from trinitylake_ops.format.nodes.text_column import text_array
 from trinitylake_ops.tree.key_ranges import KeyRange, NodesInRange
 from trinitylake_ops.tree.nodes.descent import MetNodes
 from trinitylake_ops.tree.nodes.node_store import NodeStore
@@ -30,7 +31,7 @@ def diff_trees(store: NodeStore, before: NodeFile, after: NodeFile) -> list[KeyC
     """
     old, new = _Side(store, before), _Side(store, after)
     shared = _expand_differences(old, new)
-    keys = sorted(old.candidates() | new.candidates())
+    keys = sorted(_candidates(old, new))
     ends = {key: (old.resolve(key, shared), new.resolve(key, shared)) for key in keys}
     differing = {key: both for key, both in ends.items() if both[0] != both[1]}
     values_before = _values(store, {key: end for key, (end, _) in differing.items()})
@@ -60,6 +61,20 @@ def diff_in_parts(store: NodeStore, before: NodeFile, after: NodeFile) -> Iterat
 def _values(store: NodeStore, ends: Mapping[str, Found | Below]) -> dict[str, str | None]:
     found = {key: end.location for key, end in ends.items() if isinstance(end, Found)}
     return found | get_many(store, {key: end for key, end in ends.items() if isinstance(end, Below)})
+
+
+def _candidates(old: _Side, new: _Side) -> set[str]:
+    """Return the keys that may differ: those of nodes that one tree has alone, and of messages that do."""
+    if all(
+        text_array(columns[0]).equals(text_array(columns[1]))
+        for columns in (
+            (old.root.keys, new.root.keys),
+            (old.root.values, new.root.values),
+            (old.root.children, new.root.children),
+        )
+    ):  # most commits only add messages to the root's buffer
+        return {key for key, _ in old.root.buffer.items() ^ new.root.buffer.items()}
+    return old.candidates() | new.candidates()
 
 
 class _Side:

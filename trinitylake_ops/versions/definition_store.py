@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -46,6 +47,22 @@ class DefinitionStore:
         definition = self._load([location], LakehouseDef, _lakehouse_def)[0]
         self._elsewhere.names.note(definition)
         return definition
+
+    def unread_path(self, location: str) -> str | None:
+        """Return the path of a definition of this lakehouse that has not been read; None for others, and for none."""
+        if self._cache.get(location) is not None:
+            return None
+        try:
+            path = self._path(location)
+        except CorruptFileError:  # told by who reads it for its own sake
+            return None
+        return None if is_uri(path) else path
+
+    def offer_lakehouse(self, location: str, path: str, data: bytes | StorageError) -> None:
+        """Keep a lakehouse definition that was read with other files, unless it failed or does not decode."""
+        if isinstance(data, bytes):
+            with contextlib.suppress(CorruptFileError):  # told by who reads it for its own sake
+                self._cache.put(location, _lakehouse_def(data, path), len(data) * _MEMORY_PER_FILE_BYTE)
 
     def namespace(self, location: str) -> NamespaceDef:
         """Return the namespace definition at a location. Raises CorruptFileError, StorageError."""

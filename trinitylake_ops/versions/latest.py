@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, TransactionExpiredError, VersionExpiredError
 from trinitylake_ops.versions.roots import (
+    Look,
     ProbedRoots,
     find_latest_after,
     find_latest_again,
@@ -60,10 +61,9 @@ def open_latest(files: LakehouseFiles) -> None:
     files.roots.opened(*open_roots(files.roots))
 
 
-def latest_after(files: LakehouseFiles, known: int) -> Snapshot:
-    """Return the latest version from one that is known to exist, mostly in a single round."""
-    read_at_ms = files.storage.now_ms()
-    snapshot = _snapshot(files, *find_latest_after(files.roots, known), read_at_ms)
+def latest_after(files: LakehouseFiles, look: Look) -> Snapshot:
+    """Return the latest version from a look after one that exists, mostly without another request."""
+    snapshot = _snapshot(files, *find_latest_after(files.roots, look), look.read_at_ms)
     return latest_snapshot(files) if snapshot.root.is_sealed else snapshot
 
 

@@ -183,22 +183,50 @@ def find_latest_from(roots: Roots, hinted: int | None, probed: ProbedRoots | Non
     return _latest_from(roots, naming, start, probed)
 
 
-def find_latest_after(roots: Roots, known: int) -> tuple[int, bytes]:
-    """Return the same as :func:`find_latest`, from a version ``known`` to exist: in one round when it is the latest.
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one round tells of a version and what follows it, with the storage's time just before."""
 
-    Otherwise it takes one more round, as the hint is read in the first one, too.
+    version: int
+    probed: ProbedRoots
+    hinted: int | None
+    read_at_ms: int
+
+
+def look_after(roots: Roots, version: int) -> Look:
+    """Read the root of a version, its successor and the hint in one round.
+
+    Raises the failure to read the root; the successor is read again by who needs it.
     """
     roots.take_opened()
+    path = roots.path(version)
     probed = ProbedRoots(roots.storage)
-    naming = roots.naming
-    hinted = _with_hint(roots.storage, probed.read_one, _pair(naming, known))
-    return _latest_beyond(roots, naming, known, hinted, probed)
+
+    def read(pair_path: str) -> None:
+        try:
+            probed.read_one(pair_path)
+        except StorageError:
+            if pair_path == path:
+                raise
+
+    read_at_ms = roots.storage.now_ms()
+    hinted = _with_hint(roots.storage, read, _pair(roots.naming, version))
+    return Look(version, probed, hinted, read_at_ms)
+
+
+def find_latest_after(roots: Roots, look: Look) -> tuple[int, bytes]:
+    """Return the same as :func:`find_latest` from a look after a version that exists: at once when it is the latest.
+
+    Otherwise it takes one more round, as the look has read the hint, too.
+    """
+    return _latest_beyond(roots, roots.naming, look.version, look.hinted, look.probed)
 
 
 def _latest_beyond(
     roots: Roots, naming: RootNaming, known: int, hinted: int | None, probed: ProbedRoots
 ) -> tuple[int, bytes]:
-    """Go on from a version that is known to exist, and from its successor, which was read."""
+    """Go on from a version that is known to exist. What was read of it and its successor is not read again."""
+    probed.read(_pair(naming, known))
     is_latest = known == MAX_VERSION or probed.contents[naming.path(known + 1)] is None
     start = max(known if is_latest else known + 1, hinted or 0)
     probed.read(_pair(naming, start))  # no root is read twice, unless the hint names a later version
@@ -321,7 +349,7 @@ def _latest_from(roots: Roots, naming: RootNaming, start: int, probed: ProbedRoo
     roots.known_naming = naming
     if start == MAX_VERSION or probed.contents[naming.path(start + 1)] is None:
         return start, root
-    latest = _gallop(roots, start + 1)
+    latest = find_later(roots, start + 1)
     return latest, roots.storage.read(roots.path(latest))
 
 
@@ -373,10 +401,10 @@ def read_hint(storage: Storage) -> int | None:
         return None
 
 
-def _gallop(roots: Roots, known: int) -> int:
-    """Return the latest version, searching from one that exists.
+def find_later(roots: Roots, known: int) -> int:
+    """Return the latest version, searching from one that exists: one look where it is the latest.
 
-    Version numbers have no gaps, since no name is ever freed.
+    Version numbers have no gaps, since no name is ever freed. Raises StorageError.
     """
     step = 1
     while known + step <= MAX_VERSION and _stands(roots, known + step):

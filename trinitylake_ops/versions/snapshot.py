@@ -25,6 +25,7 @@ from trinitylake_ops.format.nodes.keys import NAMESPACE_KEY_PREFIX, KeyCodec, Ob
 from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node, decode_system_rows
 from trinitylake_ops.format.nodes.system_rows import LAKEHOUSE_DEF, MAX_TIME_MS, SEALED_AT_MILLIS
 from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.tree.key_ranges import KeyRange
 from trinitylake_ops.tree.nodes.elsewhere import Elsewhere
 from trinitylake_ops.tree.nodes.node import TreeLimits
 from trinitylake_ops.tree.nodes.node_store import NodeStore
@@ -33,6 +34,7 @@ from trinitylake_ops.tree.search import get, prefix_keys
 from trinitylake_ops.tree.shape import TreeShape, measure_tree
 from trinitylake_ops.versions.definition_store import DefinitionStore
 from trinitylake_ops.versions.hint import HintWriter
+from trinitylake_ops.versions.read_ahead import Wanted, read_ahead
 from trinitylake_ops.versions.roots import Roots
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -105,16 +107,23 @@ class CatalogReader(ABC):
         definition = self.definition
         return KeyCodec(definition.namespace_name_max_size_bytes, definition.table_name_max_size_bytes)
 
+    def expect(self, wanted: Wanted) -> None:
+        """Prepare for a read of these keys."""
+        del wanted  # nothing to prepare here
+
     def namespaces(self) -> list[str]:
         """Return the names of all namespaces, ascending by UTF-8 bytes of their padded form."""
+        self.expect(lambda keys: KeyRange.prefixed(NAMESPACE_KEY_PREFIX))
         return [self.object_name(key).namespace for key in self.prefix_keys(NAMESPACE_KEY_PREFIX).to_pylist()]
 
     def has_namespace(self, namespace: str) -> bool:
         """Whether a namespace exists. Raises InvalidNameError."""
+        self.expect(lambda keys: KeyRange.only(keys.namespace_key(namespace)))
         return self.entry(self.keys.namespace_key(namespace)) is not None
 
     def namespace(self, namespace: str) -> NamespaceDef:
         """Return a namespace. Raises NamespaceNotFoundError, InvalidNameError."""
+        self.expect(lambda keys: KeyRange.only(keys.namespace_key(namespace)))
         entry = self.entry(self.keys.namespace_key(namespace))
         if entry is None:
             raise NamespaceNotFoundError(f"there is no namespace {namespace!r}")
@@ -127,6 +136,7 @@ class CatalogReader(ABC):
 
     def table_names(self, namespace: str) -> pa.StringArray:
         """Return what :meth:`tables` does as an Arrow array of text, without Python strings. Raises the same."""
+        self.expect(lambda keys: KeyRange.prefixed(keys.tables_prefix(namespace)))
         keys = self.prefix_keys(self.keys.tables_prefix(namespace))
         if not len(keys) and not self.has_namespace(namespace):  # a namespace with tables exists
             raise NamespaceNotFoundError(f"there is no namespace {namespace!r}")
@@ -134,10 +144,12 @@ class CatalogReader(ABC):
 
     def has_table(self, namespace: str, table: str) -> bool:
         """Whether a table exists. Raises InvalidNameError."""
+        self.expect(lambda keys: KeyRange.only(keys.table_key(namespace, table)))
         return self.entry(self.keys.table_key(namespace, table)) is not None
 
     def table(self, namespace: str, table: str) -> TableDef:
         """Return a table. Raises TableNotFoundError, NamespaceNotFoundError, InvalidNameError."""
+        self.expect(lambda keys: KeyRange.only(keys.table_key(namespace, table)))
         entry = self.entry(self.keys.table_key(namespace, table))
         if entry is None:
             self.namespace(namespace)
@@ -212,6 +224,10 @@ class Snapshot(CatalogReader):
     def limits(self) -> TreeLimits:
         """The limits of this lakehouse's nodes."""
         return TreeLimits.of(self.definition)
+
+    def expect(self, wanted: Wanted) -> None:
+        files = self.files
+        read_ahead(files.storage, files.definitions, files.nodes, self.definition_location, self.root, wanted)
 
     def tree_shape(self) -> TreeShape:
         """Return the shape of this version's tree; reads all its nodes."""

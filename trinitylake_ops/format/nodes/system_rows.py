@@ -74,10 +74,13 @@ def _unstamped(system: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in system.items() if name not in (COMMIT_ID, COMMIT_INFO)}
 
 
+_COMMIT_INFO_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+
+
 def encode_commit_info(info: dict[str, Any]) -> str:
     """Return ``commit_info`` as one JSON object of at most 4 KiB. Raises InvalidInputError when larger or no JSON."""
     try:
-        text = json.dumps(info, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+        text = _COMMIT_INFO_JSON.encode(info)
         size_bytes = len(text.encode("utf-8"))
     except (TypeError, ValueError) as error:
         raise InvalidInputError(f"message and properties of a commit are text only: {error}") from error

@@ -149,9 +149,12 @@ class CacheStorage(StorageWrapper):
             self._check_size(path, len(data), length, limit_bytes)
             return data
         check_range(path, offset, length)
-        kept = self._cache.get(self._identity, path)
+        kept, n_dropped = self._cache.get(self._identity, path), self._cache.n_dropped
         if kept is None:
-            return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
+            data = self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
+            if offset == 0 and length is not None and len(data) < length:  # it is the whole file
+                self._cache.put(self._identity, path, data, n_dropped)
+            return data
         self._check_size(path, len(kept) - offset, length, limit_bytes)
         return kept[offset : None if length is None else offset + length]
 
@@ -164,6 +167,10 @@ class CacheStorage(StorageWrapper):
         self.inner.create(path, body)
         self._cache.put(self._identity, path, body, n_dropped)
         self._put_in_folder(path, body, n_dropped)
+
+    def keep(self, path: str, data: bytes) -> None:
+        """Keep an immutable file in memory that certainly exists, as it was created past this storage."""
+        self._cache.put(self._identity, path, data, self._cache.n_dropped)
 
     def write(self, path: str, data: bytes) -> None:
         try:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import logging
 import os
 import stat
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import FileMissingError, InvalidLocationError
 from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES, FileInfo, Storage
+from trinitylake_ops.storage.local.line import Line
 from trinitylake_ops.storage.local.os_errors import (
     ambiguous_write,
     folder_vanished,
@@ -76,6 +77,7 @@ class LocalStorage(Storage):
         self._folder = path.encode()
         self._temporary_folder = (path + TEMPORARY_PREFIX).encode().rstrip(b"/")
         self._known_folders: set[bytes] = set()
+        self._line = Line(self._folder)
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         check_range(path, offset, length)
@@ -117,6 +119,9 @@ class LocalStorage(Storage):
         prepared = self._prepared.pop(id(data), None)
         if prepared is not None:
             _remove_temporary(prepared.temporary)
+
+    def in_line(self, longest_s: float) -> contextlib.AbstractContextManager[bool]:
+        return self._line.place(longest_s)
 
     def create(self, path: str, data: bytes) -> None:
         self._put(path, data, link_to_free_name, "create")
@@ -200,7 +205,7 @@ class LocalStorage(Storage):
                 raise ambiguous_write(error, self.root, path, verb) from error
 
     def _new_temporary(self) -> bytes:
-        return os.path.join(self._temporary_folder, uuid.uuid4().hex.encode())
+        return b"%b/%b" % (self._temporary_folder, os.urandom(16).hex().encode())
 
     def _sync(self, made: Sequence[bytes], *folders: bytes) -> None:
         """Bring the entries of folders to the device, and in the same wait those of folders that were just made."""

@@ -1,6 +1,6 @@
 """The base of all wrappers around a storage.
 
-A wrapper overrides the single operations (read, stat, prepare, create, write, jot, delete, delete_batch, list,
+A wrapper overrides the single operations (read, stat, prepare, in_line, create, write, jot, delete, delete_batch, list,
 now_ms, is_linked, drop_cached). It leaves ``exists`` and the ``*_many`` methods alone. These are inherited from
 Storage and call the single operations of the outermost wrapper. So in ``Retry(Meter(Local))`` as in
 ``Meter(Retry(Local))`` a ``create_many`` of five files is five creates, and each passes every wrapper once. In the
@@ -11,6 +11,7 @@ that they belong to one parallel round.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 
 from trinitylake_ops.errors import StorageError
 from trinitylake_ops.storage.interface import FileInfo, Storage
@@ -44,6 +45,9 @@ class StorageWrapper(Storage):
 
     def unprepare(self, data: bytes) -> None:
         self.inner.unprepare(data)
+
+    def in_line(self, longest_s: float) -> AbstractContextManager[bool]:
+        return self.inner.in_line(longest_s)
 
     def write(self, path: str, data: bytes) -> None:
         self.inner.write(path, data)

@@ -43,8 +43,9 @@ from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties, TableVersion
 
 from trinitylake_ops import errors
 from trinitylake_ops.format.definitions import TableDef
-from trinitylake_ops.format.file_names import TABLES_PREFIX
+from trinitylake_ops.format.file_names import TABLES_PREFIX, is_table_metadata_path
 from trinitylake_ops.format.locations import to_location
+from trinitylake_ops.storage.cache.storage import private_cache_view
 from trinitylake_ops.tables.catalog.change import changing
 from trinitylake_ops.tables.catalog.loaded_table import (
     LoadedTable,
@@ -54,6 +55,7 @@ from trinitylake_ops.tables.catalog.loaded_table import (
     commit_response,
     date_back,
     loaded_now,
+    place_of_new,
 )
 from trinitylake_ops.tables.catalog.namespaces import NamespaceCatalog
 from trinitylake_ops.tables.catalog.registration import registered_table, registered_uri, registering_io
@@ -65,11 +67,11 @@ from trinitylake_ops.tables.catalog.target import (
     target_of,
 )
 from trinitylake_ops.tables.files.metadata import table_metadata
-from trinitylake_ops.tables.io.file_io import StorageFileIO, io_for, public_properties
+from trinitylake_ops.tables.io.file_io import StorageFileIO, io_for
+from trinitylake_ops.tables.io.io_properties import public_properties
 from trinitylake_ops.tables.managed import (
     managed_properties,
     metadata_uri,
-    new_table_location,
     table_definition,
     table_id_of,
 )
@@ -111,9 +113,8 @@ class TrinityLakeCatalog(NamespaceCatalog):
         shown = public_properties(self.properties, target.storage.root, target.storage_options)
         self.properties = {**shown, PY_IO_IMPL: _FILE_IO}
         self.target = target
-        self.io = StorageFileIO.on(
-            target.storage, target.storage_options, read_only=target.read_only, names=target.names
-        )
+        storage = private_cache_view(target.storage, is_table_metadata_path, target.storage_options)
+        self.io = StorageFileIO.on(storage, target.storage_options, read_only=target.read_only, names=target.names)
 
     def create_table(
         self,
@@ -135,8 +136,10 @@ class TrinityLakeCatalog(NamespaceCatalog):
                 change.require_namespace(namespace)
                 if change.writer.has_table(namespace, table):
                     raise TableAlreadyExistsError(f"Table already exists: {namespace}.{table}")
-                staged = self._create_staged_table(identifier, schema, location, partition_spec, sort_order, properties)
-                change.write_new_table(staged, change.writer.base.definition)
+                lakehouse = change.writer.base.definition
+                place = place_of_new(identifier, location, self.io.root, lakehouse)
+                staged = self._create_staged_table(identifier, schema, place, partition_spec, sort_order, properties)
+                change.write_new_table(staged, lakehouse)
                 change.writer.create_table(namespace, table, self._definition(staged))
         except CommitFailedException as error:
             if self.target.reader().has_table(namespace, table):
@@ -160,9 +163,13 @@ class TrinityLakeCatalog(NamespaceCatalog):
         """
         if self.target.read_only:
             raise errors.InvalidInputError("this catalog only reads; open one on the latest version to create a table")
-        staged = self._create_staged_table(identifier, schema, location, partition_spec, sort_order, properties)
+        lakehouse = self.target.reader().definition
+        place = place_of_new(identifier, location, self.io.root, lakehouse)
+        staged = self._create_staged_table(identifier, schema, place, partition_spec, sort_order, properties)
         staged.config = loaded_now(self.io.storage)
-        claim_location(self.io.storage, staged.metadata.location, self._lakehouse)
+        claim_location(self.io.storage, staged.metadata.location, lakehouse)
+        if self.io.writes_pending(staged.metadata.location):
+            staged.io = self.io.for_change()
         return CreateTableTransaction(staged)
 
     def load_table(self, identifier: str | Identifier) -> Table:
@@ -237,10 +244,11 @@ class TrinityLakeCatalog(NamespaceCatalog):
         update would move a managed table, let Iceberg delete files or name code.
         """
         namespace, name = self.identifier_to_database_and_table(table.name(), NoSuchTableError)
+        io = table.io if isinstance(table.io, StorageFileIO) else self.io
         for update in updates:
             if isinstance(update, SetPropertiesUpdate):
                 check_names_no_code(update.updates)
-        with changing(self.target, self.io, commit_message(f"{namespace}.{name}", updates)) as change:
+        with changing(self.target, self.io, commit_message(f"{namespace}.{name}", updates), io) as change:
             writer = change.writer
             base = writer.table(namespace, name) if writer.has_table(namespace, name) else None
             current = self._current(table, namespace, name, base) if base is not None else None
@@ -248,7 +256,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
             if current is not None and staged.metadata == current.metadata:
                 return commit_response(current)
             check_update(staged.metadata, current, base)
-            date_back(writer, table, staged.metadata, updates, self.io)
+            date_back(writer, table, staged.metadata, updates, io)
             change.write_metadata(staged)
             definition = self._definition(staged, base)
             if base is None:
@@ -269,15 +277,6 @@ class TrinityLakeCatalog(NamespaceCatalog):
 
     def _load_file_io(self, properties: Properties = EMPTY_DICT, location: str | None = None) -> FileIO:
         return self.io
-
-    def _resolve_table_location(self, location: str | None, database_name: str, table_name: str) -> str:
-        if location is not None:
-            raise errors.InvalidDefinitionError(
-                f"table {database_name}.{table_name}: leave location out, a managed table's is chosen by the lakehouse;"
-                " use register_table for a table elsewhere"
-            )
-        self._lakehouse = self.target.reader().definition
-        return new_table_location(self.io.root, self._lakehouse)
 
     def _create_staged_table(
         self,

@@ -20,12 +20,13 @@ from pyiceberg.table import Table
 
 from trinitylake_ops import errors
 from trinitylake_ops.format.definitions import LakehouseDef
-from trinitylake_ops.format.file_names import OWNER_NAME
+from trinitylake_ops.format.file_names import OWNER_NAME, is_table_metadata_path, owner_path
 from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.catalog.target import CatalogTarget
 from trinitylake_ops.tables.io.file_io import StorageFileIO
-from trinitylake_ops.tables.ownership import claim_location
+from trinitylake_ops.tables.managed import managed_table_id
+from trinitylake_ops.tables.ownership import claim_location, owner_file
 from trinitylake_ops.transaction.transaction import Transaction
 
 logger = logging.getLogger(__name__)
@@ -33,11 +34,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TableChange:
-    """A change in progress: its transaction, and the files, as URIs, that were written for it."""
+    """A change in progress: its transaction, and the files, as URIs, that were written for it.
+
+    If the end of the change is its commit, ``added`` holds the files, by path, that the commit itself writes.
+    """
 
     writer: Transaction
     io: StorageFileIO
+    is_commit: bool
     written: list[str] = field(default_factory=list)
+    added: dict[str, bytes] = field(default_factory=dict)
 
     def require_namespace(self, namespace: str) -> None:
         """Raise NoSuchNamespaceError when there is none of that name."""
@@ -45,9 +51,12 @@ class TableChange:
             raise NoSuchNamespaceError(f"Namespace does not exist: {namespace}")
 
     def write_metadata(self, table: Table) -> None:
-        """Write a table's metadata file, which no version names yet."""
-        self.written.append(table.metadata_location)
-        ToOutputFile.table_metadata(table.metadata, self.io.new_output(table.metadata_location))
+        """Write a table's metadata file, which no version names yet, now or with the commit."""
+        uri = table.metadata_location
+        output = self.io.new_output(uri, self._add if self.is_commit else None)
+        if not output.is_added:
+            self.written.append(uri)
+        ToOutputFile.table_metadata(table.metadata, output)
 
     def write_new_table(self, table: Table, lakehouse: LakehouseDef) -> None:
         """Write the first metadata file of a table and, in the same round, the owner file of its folder."""
@@ -57,8 +66,17 @@ class TableChange:
             if path is not None:
                 self.written.append(to_uri(self.io.root, path))
 
+        table_id = managed_table_id(table.metadata.location, self.io.root)
+        if self.is_commit and table_id is not None:
+            self._add(owner_path(table_id), owner_file(lakehouse))
+            self.write_metadata(table)
+            return
         requests: list[Callable[[], None]] = [claim, lambda: self.write_metadata(table)]
         run_parallel(in_one_round(lambda request: request()), requests, self.io.storage.concurrency)
+
+    def _add(self, path: str, data: bytes) -> None:
+        self.writer.add_file(path, data)
+        self.added[path] = data
 
     def delete_written(self) -> None:
         """Delete these files again, best effort: the change certainly did not take effect."""
@@ -71,8 +89,13 @@ class TableChange:
 
 
 @contextmanager
-def changing(target: CatalogTarget, io: StorageFileIO, what: str) -> Iterator[TableChange]:
+def changing(
+    target: CatalogTarget, io: StorageFileIO, what: str, files: StorageFileIO | None = None
+) -> Iterator[TableChange]:
     """Change a target in one step. ``what`` is the commit's message.
+
+    ``files`` writes the new files of the change, which may be on their way. They stand before anything names them.
+    Where the change certainly fails for good, they are deleted, best effort.
 
     Raises pyiceberg's exceptions for an object that is missing, exists, or lost a race. Other exceptions pass as they
     are.
@@ -80,14 +103,25 @@ def changing(target: CatalogTarget, io: StorageFileIO, what: str) -> Iterator[Ta
     change: TableChange | None = None
     try:
         with target.change(what) as writer:
-            change = TableChange(writer, io)
+            change = TableChange(writer, io, target.commits_changes)
             yield change
+            if files is not None:
+                files.settle()
+        if files is not None:
+            files.close_change()
+        for path, data in change.added.items():
+            if is_table_metadata_path(path):
+                io.keep(path, data)
     except errors.CommitOutcomeUnknownError as error:
         raise CommitStateUnknownException(str(error)) from error
     except (errors.ConflictError, errors.NamespaceNotFoundError, errors.TableNotFoundError) as error:
         if change is not None:
             change.delete_written()
         raise _in_terms_of_pyiceberg(error) from error
+    except errors.TrinityLakeError as error:
+        if files is not None:
+            files.abandon(error)
+        raise
 
 
 def _in_terms_of_pyiceberg(error: errors.TrinityLakeError) -> Exception:

@@ -8,14 +8,15 @@ from pyiceberg.table import Transaction as IcebergTransaction
 from pyiceberg.table.locations import LocationProvider
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import AddSnapshotUpdate, TableUpdate
+from pyiceberg.typedef import Identifier
 
 from trinitylake_ops import errors
-from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.format.definitions import LakehouseDef, TableDef
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.tables.files.metadata import InlineSnapshot
 from trinitylake_ops.tables.files.reach import oldest_file_ms
 from trinitylake_ops.tables.io.file_io import StorageFileIO
-from trinitylake_ops.tables.managed import ICEBERG, check_managed_properties
+from trinitylake_ops.tables.managed import ICEBERG, check_managed_properties, new_table_location
 from trinitylake_ops.tables.properties import location_provider
 from trinitylake_ops.transaction.transaction import Transaction
 
@@ -38,11 +39,50 @@ class LoadedTable(Table):
                 f"table {'.'.join(self.name())} has snapshots of format version 1 that list their manifests by"
                 " themselves; write it with another engine"
             )
+        if isinstance(self.io, StorageFileIO) and self.io.writes_pending(self.metadata.location):
+            return IcebergTransaction(TableInChange(self, self.io))
         return super().transaction()
 
     def location_provider(self) -> LocationProvider:
         """Return the object that chooses the places of new files: never a class that the metadata names."""
         return location_provider(self.metadata)
+
+
+class TableInChange(LoadedTable):
+    """A loaded table as a transaction of pyiceberg holds it, whose new files are on their way until its commit.
+
+    It has the state of the loaded table, so that both show what a commit or a refresh leaves.
+    """
+
+    def __init__(self, loaded: LoadedTable, io: StorageFileIO):
+        self._loaded = loaded
+        super().__init__(
+            loaded.name(), loaded.metadata, loaded.metadata_location, io.for_change(), loaded.catalog, loaded.config
+        )
+
+    @property
+    def metadata(self) -> TableMetadata:
+        return self._loaded.metadata
+
+    @metadata.setter
+    def metadata(self, metadata: TableMetadata) -> None:
+        self._loaded.metadata = metadata
+
+    @property
+    def metadata_location(self) -> str:
+        return self._loaded.metadata_location
+
+    @metadata_location.setter
+    def metadata_location(self, location: str) -> None:
+        self._loaded.metadata_location = location
+
+    def transaction(self) -> IcebergTransaction:
+        """Begin another change."""
+        return self._loaded.transaction()
+
+    def refresh(self) -> Table:
+        self._loaded.refresh()
+        return self
 
 
 def check_format(definition: TableDef, name: str) -> TableDef:
@@ -52,6 +92,17 @@ def check_format(definition: TableDef, name: str) -> TableDef:
             f"Table {name} has the format {definition.table_format!r}; only {ICEBERG} tables can be read here"
         )
     return definition
+
+
+def place_of_new(identifier: str | Identifier, location: str | None, root: str, lakehouse: LakehouseDef) -> str:
+    """Return the place of a new table. Raises InvalidDefinitionError if the caller chose one."""
+    if location is not None:
+        name = identifier if isinstance(identifier, str) else ".".join(identifier)
+        raise errors.InvalidDefinitionError(
+            f"table {name}: leave location out, a managed table's is chosen by the lakehouse; use register_table for a"
+            " table elsewhere"
+        )
+    return new_table_location(root, lakehouse)
 
 
 def loaded_now(storage: Storage) -> dict[str, str]:

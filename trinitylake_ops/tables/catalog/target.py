@@ -16,7 +16,7 @@ from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.places import NamedRoots
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.tables.io.file_io import ROOT, storage_options_of
+from trinitylake_ops.tables.io.io_properties import ROOT, storage_options_of
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.versions.snapshot import CatalogReader, Snapshot
@@ -47,6 +47,10 @@ class CatalogTarget(Protocol):
     def read_only(self) -> bool:
         """Whether ``change`` is refused."""
 
+    @property
+    def commits_changes(self) -> bool:
+        """Whether the end of each ``change`` is its commit, and nothing reads its files before."""
+
     def reader(self) -> CatalogReader:
         """Return the current state."""
 
@@ -58,6 +62,7 @@ class LatestTarget:
     """The latest version of a lakehouse; each change is one commit."""
 
     read_only = False
+    commits_changes = True
 
     def __init__(self, lake: Lakehouse):
         self._lake = lake
@@ -76,6 +81,7 @@ class TransactionTarget:
     """An open transaction, which sees its own changes and commits them all as one version."""
 
     read_only = False
+    commits_changes = False
 
     def __init__(self, transaction: Transaction, storage_options: Mapping[str, str] | None = None):
         self._transaction = transaction
@@ -94,6 +100,7 @@ class SnapshotTarget:
     """One version of a lakehouse; changes raise InvalidInputError."""
 
     read_only = True
+    commits_changes = False
 
     def __init__(self, snapshot: Snapshot, storage_options: Mapping[str, str] | None = None):
         self._snapshot = snapshot

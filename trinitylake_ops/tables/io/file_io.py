@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from pyiceberg.io import FileIO, InputFile, OutputFile
@@ -23,50 +23,30 @@ from trinitylake_ops.errors import (
     InvalidInputError,
     InvalidLocationError,
     LocationNotAllowedError,
+    TrinityLakeError,
 )
 from trinitylake_ops.format.definitions import LakehouseDef, TableDef
 from trinitylake_ops.format.locations import as_uri, is_uri, normalize_root_uri, to_location, to_uri
 from trinitylake_ops.format.places import NamedRoots, Places, cut
+from trinitylake_ops.storage.cache.storage import CacheStorage
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.open import open_storage
-from trinitylake_ops.storage.options import SECRET_OPTIONS, StorageOptions
+from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.tables.claims.avro_decoder import read_bounded_avro
 from trinitylake_ops.tables.io.file_errors import as_pyiceberg_expects
 from trinitylake_ops.tables.io.folder_owners import FolderOwners, latest_definition_at
 from trinitylake_ops.tables.io.input_file import StorageInputFile
+from trinitylake_ops.tables.io.io_properties import ROOT, public_properties, storage_options_of
 from trinitylake_ops.tables.io.output_file import StorageOutputFile
 from trinitylake_ops.tables.io.parquet_model import write_sealed_parquet
+from trinitylake_ops.tables.io.pending_files import PendingFiles
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.tree.nodes.elsewhere import Elsewhere
 
 write_sealed_parquet()
 read_bounded_avro()
 
-ROOT = "root"
-STORAGE_OPTION_PREFIX = "storage."
-
 logger = logging.getLogger(__name__)
-
-
-def storage_options_of(properties: Mapping[str, str]) -> StorageOptions:
-    """Return the storage options among the properties of a catalog or FileIO: those named ``storage.*``."""
-    return StorageOptions(
-        {
-            name.removeprefix(STORAGE_OPTION_PREFIX): value
-            for name, value in properties.items()
-            if name.startswith(STORAGE_OPTION_PREFIX)
-        }
-    )
-
-
-def public_properties(properties: Mapping[str, str], root: str, options: StorageOptions) -> dict[str, str]:
-    """Return the properties of a catalog or FileIO that is open: with its root and options, without credentials.
-
-    Anybody may print properties. Objects that open further storages keep their StorageOptions beside them.
-    """
-    kept = {name: value for name, value in properties.items() if not name.startswith(STORAGE_OPTION_PREFIX)}
-    shown = {f"{STORAGE_OPTION_PREFIX}{name}": options[name] for name in options if name not in SECRET_OPTIONS}
-    return {**kept, **shown, ROOT: root}
 
 
 class StorageFileIO(FileIO):
@@ -125,6 +105,7 @@ class StorageFileIO(FileIO):
         self.read_only = read_only
         self._others = others
         self._strict: Self | None = None
+        self._pending: PendingFiles | None = None
         #: Whether any file was met that content names at a former place of the lakehouse.
         self.has_moved = False
         self._elsewhere = Elsewhere(
@@ -143,6 +124,7 @@ class StorageFileIO(FileIO):
         return latest_definition_at(self.storage, self.storage_options)
 
     def __getstate__(self) -> dict[str, Any]:
+        self.settle()  # a copy reads them, perhaps in another process
         return {
             "properties": self.properties,
             "storage": self.storage,
@@ -179,6 +161,43 @@ class StorageFileIO(FileIO):
             self._strict = copy.copy(self)
             self._strict.__setstate__({**self.__getstate__(), "follows_moves": False})
         return self._strict
+
+    def writes_pending(self, location: str) -> bool:
+        """Whether files of a change of a table go to the lakehouse's own storage, and threads gain time there."""
+        return not self.read_only and location.startswith(self.root) and PendingFiles.pays_on(self.storage)
+
+    def for_change(self) -> Self:
+        """Return a FileIO for one change of a table, whose new files are on their way while the change goes on.
+
+        Its owner calls ``settle`` before the change is committed, and ``close_change`` or ``abandon`` after.
+        """
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made._pending = PendingFiles(self.storage)
+        return made
+
+    def settle(self) -> None:
+        """Wait until all files of the change stand. Raises StorageError when none is on its way any more."""
+        if self._pending is not None:
+            self._pending.settle()
+
+    def abandon(self, error: TrinityLakeError) -> None:
+        """Delete the files of the change, best effort. A commit that still names them raises ``error``."""
+        if self._pending is not None:
+            self._pending.abandon(error)
+
+    def close_change(self) -> None:
+        """Write files at once from now on, as the change has ended."""
+        if self._pending is not None:
+            self._pending.close()
+
+    def keep(self, path: str, data: bytes) -> None:
+        """Keep a metadata file that was created past this FileIO, if this one keeps any."""
+        if isinstance(self.storage, CacheStorage):
+            self.storage.keep(path, data)
+
+    def _through(self, storage: Storage) -> Storage:
+        return self._pending if self._pending is not None and storage is self.storage else storage
 
     @property
     def root(self) -> str:
@@ -241,19 +260,22 @@ class StorageFileIO(FileIO):
         whole.
         """
         storage, path = self._resolve(to_uri(self.root, location))
-        return storage.read(path, limit_bytes=size_bytes if size_bytes > storage.whole_file_limit_bytes else None)
+        return self._through(storage).read(
+            path, limit_bytes=size_bytes if size_bytes > storage.whole_file_limit_bytes else None
+        )
 
     def new_input(self, location: str) -> StorageInputFile:
         """Return a file to read. Raises InvalidLocationError."""
         storage, path = self._resolve(location)
-        return StorageInputFile(location, storage, path, shown=self._shown(location, storage, path))
+        shown = self._shown(location, storage, path)
+        return StorageInputFile(location, self._through(storage), path, shown=shown)
 
     def _shown(self, location: str, storage: Storage, path: str) -> str:
         """Return the name of a file in errors: its path under the root, else its URI."""
         return path if storage is self.storage else location
 
-    def new_output(self, location: str) -> StorageOutputFile:
-        """Return a file to write.
+    def new_output(self, location: str, add_file: Callable[[str, bytes], None] | None = None) -> StorageOutputFile:
+        """Return a file to write. ``add_file`` takes its path and bytes instead, if it is under the root.
 
         Raises InvalidLocationError, InvalidInputError when read-only. Raises LocationNotAllowedError for a place that
         is neither under the root nor under its table root, nor allowed by the operator.
@@ -263,7 +285,7 @@ class StorageFileIO(FileIO):
         self.folders.check(storage, path)
         if self.has_moved:
             _say_once(self.root)
-        return StorageOutputFile(location, storage, path)
+        return StorageOutputFile(location, self._through(storage), path, add_file if storage is self.storage else None)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
         """Delete a file. A missing file is no error. Raises StorageError, InvalidInputError when read-only."""
@@ -272,7 +294,7 @@ class StorageFileIO(FileIO):
         storage, path = self._resolve(text, is_written=True)
         self.folders.check(storage, path)
         with as_pyiceberg_expects(text):
-            storage.delete(path)
+            self._through(storage).delete(path)
 
     def _check_writable(self, location: str) -> None:
         if self.read_only:

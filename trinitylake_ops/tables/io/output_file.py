@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
+from collections.abc import Callable
 from types import TracebackType
 
 import google_crc32c
 from pyiceberg.io import OutputStream
 
+from trinitylake_ops.format.file_names import is_table_metadata_path
 from trinitylake_ops.storage.conditional_create import create_fresh_file
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.tables.claims.file_claims import (
@@ -25,13 +28,19 @@ _PIECE_BYTES = 1 << 20
 
 
 class StorageOutputFile(SealedOutputFile):
-    """A table file to write."""
+    """A table file to write. ``publish`` takes the path and the bytes of one that something else writes later."""
 
-    def __init__(self, location: str, storage: Storage, path: str):
+    def __init__(self, location: str, storage: Storage, path: str, publish: Callable[[str, bytes], None] | None = None):
         super().__init__(location)
         self._storage = storage
         self._path = path
+        self._publish = publish
         self._stream: StorageOutputStream | None = None
+
+    @property
+    def is_added(self) -> bool:
+        """Whether something else writes the file later."""
+        return self._publish is not None
 
     def __len__(self) -> int:
         """Size in bytes: that of the stream closed last, otherwise by one request. Raises FileNotFoundError."""
@@ -49,10 +58,14 @@ class StorageOutputFile(SealedOutputFile):
     def create(self, overwrite: bool = False) -> OutputStream:
         """Return a stream whose ``close`` makes the file appear, whole, in one request.
 
-        ``close`` raises FileExistsError when the name is occupied, unless ``overwrite``. A stream
-        that is left by an exception, discarded or never closed leaves no file.
+        ``close`` raises FileExistsError when the name is occupied, unless ``overwrite``. pyiceberg writes manifests so,
+        under fresh names, and these are created all the same. A stream that is left by an exception, discarded or never
+        closed leaves no file.
         """
-        self._stream = StorageOutputStream(self.location, self._storage, self._path, overwrite=overwrite)
+        publish = self._publish or functools.partial(create_fresh_file, self._storage)
+        if overwrite and not is_table_metadata_path(self._path):
+            publish = self._storage.write
+        self._stream = StorageOutputStream(self.location, functools.partial(publish, self._path))
         return self._stream
 
     @property
@@ -72,11 +85,9 @@ class StorageOutputStream(SealedStream):
     This class is no io.IOBase: that would call ``close``, and so publish, when an abandoned stream is collected.
     """
 
-    def __init__(self, location: str, storage: Storage, path: str, *, overwrite: bool):
+    def __init__(self, location: str, publish: Callable[[bytes], None]):
         super().__init__(location)
-        self._storage = storage
-        self._path = path
-        self._overwrite = overwrite
+        self._publish = publish
         self._buffer = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # noqa: SIM115 - closed by close and discard
         self._written_bytes = 0
         self._discarded = False
@@ -117,10 +128,7 @@ class StorageOutputStream(SealedStream):
             data = self._sealed()
             self._written_bytes = len(data)
             with as_pyiceberg_expects(self.location):
-                if self._overwrite:
-                    self._storage.write(self._path, data)
-                else:
-                    create_fresh_file(self._storage, self._path, data)  # names of table files hold a uuid
+                self._publish(data)
             self.published = True
         finally:
             self._buffer.close()

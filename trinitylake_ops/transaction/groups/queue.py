@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from weakref import WeakValueDictionary
 
 from trinitylake_ops.storage.fork import at_fork
@@ -19,10 +20,13 @@ from trinitylake_ops.transaction.groups.group import Group
 from trinitylake_ops.transaction.groups.member import Member
 from trinitylake_ops.transaction.submission import Submission
 from trinitylake_ops.transaction.turns import Courtesy
-from trinitylake_ops.versions.roots import find_latest_after
+from trinitylake_ops.versions.roots import find_later
+from trinitylake_ops.versions.snapshot import LakehouseFiles
 
 _PATIENCE_SECONDS = 1.0
 _MOST_OF_THE_REST = 0.25
+#: So long a commit waits at most for those of other processes, where its storage has a line.
+LONGEST_LINE_S = 2.0
 
 
 class CommitQueue:
@@ -48,7 +52,8 @@ class CommitQueue:
         """
         own = Member.of(submission, max_attempts)
         if own.goes_alone:
-            Group(own, self._courtesy).run(self._give_way(own))
+            with self._turn(own) as newest:
+                Group(own, self._courtesy).run(newest)
             return own.result()
         try:
             with self._lock:
@@ -71,23 +76,25 @@ class CommitQueue:
         """Commit the group that begins with ``own``."""
         group = Group(own, self._courtesy)
         try:
-            newest = self._give_way(own) or self._newest
-            self._gather(group)
-            self._newest = group.run(newest)
+            with self._turn(own) as newest:
+                self._gather(group)
+                self._newest = group.run(newest or self._newest)
         finally:
             self._take_back(group.abandoned())
 
-    def _give_way(self, own: Member) -> Committed | None:
-        """Wait for writers of other processes that ask for a turn, for a part of the time that ``own`` has left.
+    @contextmanager
+    def _turn(self, own: Member) -> Iterator[Committed | None]:
+        """Wait for writers of other processes, for a part of the time that ``own`` has left.
 
-        Returns the latest version if it waited, so that ``own`` does not begin with a lost attempt.
+        First for those that ask for a turn, then in line. Yields the latest version if it waited, so that ``own`` does
+        not begin with a lost attempt.
         """
         files = own.base.files
         rest_ms = own.begun_at_ms + own.base.definition.txn_ttl_millis - files.storage.now_ms()
-        if not self._courtesy.give_way(files.storage, _MOST_OF_THE_REST * rest_ms / 1000):
-            return None
-        version, data = find_latest_after(files.roots, own.base.version)
-        return Committed(version, files.roots.known(version, data))
+        longest_s = _MOST_OF_THE_REST * rest_ms / 1000
+        gave_way = self._courtesy.give_way(files.storage, longest_s)
+        with files.storage.in_line(min(longest_s, LONGEST_LINE_S)) as has_waited:
+            yield _latest(files, own.base.version) if gave_way or has_waited else None
 
     def _gather(self, group: Group) -> None:
         """Take the members of the next version from the queue: the leader, then in order all that fit.
@@ -140,6 +147,14 @@ class CommitQueue:
             self._newest = None  # the next arrival has read the latest version itself
         else:
             self._leader.wakes.set()
+
+
+def _latest(files: LakehouseFiles, known: int) -> Committed | None:
+    """Return the latest version, None where it is the one that is known."""
+    version = find_later(files.roots, known)
+    if version == known:
+        return None
+    return Committed(version, files.roots.known(version, files.roots.storage.read(files.roots.path(version))))
 
 
 def shared_queue(identity: str) -> CommitQueue:

@@ -70,6 +70,18 @@ class NodeStore:
             found[path] = data if isinstance(data, StorageError) else self._decoded_distant(path, data)
         return [found[place] if isinstance(place, str) else place for place in places]
 
+    def unread_path(self, location: str) -> str | None:
+        """Return the path of a node of this lakehouse that has not been read; None for others, and for none."""
+        path = self._path_or_error(location)
+        return path if isinstance(path, str) and not is_uri(path) and self._cache.get(path) is None else None
+
+    def offer(self, paths: Sequence[str], read: Sequence[bytes | StorageError]) -> None:
+        """Keep nodes that were read with other files. Who needs one that failed, or does not decode, tells of it."""
+        files = [(data, path) for path, data in zip(paths, read, strict=True) if isinstance(data, bytes)]
+        for (_, path), node in zip(files, decode_nodes(files), strict=True):
+            if isinstance(node, NodeFile):
+                self._kept(path, node)
+
     def _decode(
         self, paths: Sequence[str], read: Sequence[bytes | StorageError], found: dict[str, NodeFile | StorageError]
     ) -> None:

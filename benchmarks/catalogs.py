@@ -1,0 +1,258 @@
+"""Commits of tables through the pyiceberg catalog, beside pyiceberg's own catalog on SQLite, in one run by turns.
+
+Run from the project's root: ``.venv/bin/python -m benchmarks.catalogs``; it writes ``benchmarks/results/catalogs.md``.
+Both catalogs hold as many tables and do the same through the same calls of pyiceberg. Each is measured twice: where a
+crash of the machine loses nothing, and where nobody waits for the device.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.io import OutputFile, OutputStream
+from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
+from pyiceberg.table import Table
+from sqlalchemy import event
+
+from benchmarks.lakes import REQUEST_SECONDS, SlowStorage, held_back
+from benchmarks.report import Spread, cpu_seconds, seconds, table, write_result
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.storage import MemoryStorage, MeteredStorage, beside, drop_memory_root
+from trinitylake_ops.storage.wrappers.meter import RequestCounts
+from trinitylake_ops.tables.catalog import catalog_at, catalog_for
+
+N_TABLES = 1_000
+N_TURNS = 200
+N_SLOW_TURNS = 5
+_SCHEMA = pa.schema([("id", pa.int64())])
+_ROWS = pa.table({"id": [1, 2, 3]})
+_numbers = itertools.count()
+
+Work = Callable[[Table], object]
+#: A work, a catalog, its seconds, and those of CPU.
+Compared = tuple[str, str, Spread, Spread]
+
+
+def set_property(one: Table) -> object:
+    """Commit a property."""
+    return one.transaction().set_properties(stamp=str(next(_numbers))).commit_transaction()
+
+
+#: What is measured. Each begins with a table that was loaded before.
+WORKS: Mapping[str, Work] = {
+    "commit a property": set_property,
+    "append three rows": lambda one: one.append(_ROWS),
+    "load the table, append three rows": lambda one: one.catalog.load_table(one.name()).append(_ROWS),
+}
+#: What is measured on a slow storage only.
+SLOW_WORKS: Mapping[str, Work] = {
+    **WORKS,
+    "overwrite all rows": lambda one: one.overwrite(_ROWS),
+    "delete a row of each file": lambda one: one.delete("id = 1"),
+    "create a table": lambda one: one.catalog.create_table(f"ns.new{next(_numbers)}", _SCHEMA),
+}
+
+
+class SyncedFileIO(PyArrowFileIO):
+    """pyiceberg's FileIO, whose files are on the device when they are closed, as those of our local storage."""
+
+    def new_output(self, location: str) -> OutputFile:
+        """Return a file to write."""
+        made = super().new_output(location)
+        made.__class__ = _SyncedFile
+        return made
+
+
+class _SyncedFile(PyArrowFile):
+    def create(self, overwrite: bool = False) -> OutputStream:
+        return _SyncedStream(super().create(overwrite), self._path)  # type: ignore[return-value]
+
+
+class _SyncedStream:
+    """A stream of Arrow's; its close waits for the device."""
+
+    def __init__(self, inner: Any, path: str):
+        self._inner = inner
+        self._path = path
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __enter__(self) -> _SyncedStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file and wait until it and its name are on the device."""
+        if self._inner.closed:
+            return
+        self._inner.close()
+        for path in (self._path, os.path.dirname(self._path)):
+            number = os.open(path, os.O_RDONLY)
+            os.fsync(number)
+            os.close(number)
+
+
+def ours(folder: Path, *, synced: bool) -> Catalog:
+    """Return a catalog of a lakehouse with tables, all made by one commit."""
+    lake = Lakehouse.create(str(folder), {"fsync": "false"})
+    with lake.transaction() as txn:
+        _fill(catalog_for(txn, lake.storage_options))
+    return catalog_at(Lakehouse.open(str(folder), {"fsync": str(synced).lower()}))
+
+
+def on_sqlite(folder: Path, *, synchronous: str, synced_files: bool) -> Catalog:
+    """Return pyiceberg's catalog on SQLite with tables."""
+    folder.mkdir()
+    io = {"py-io-impl": "benchmarks.catalogs.SyncedFileIO"} if synced_files else {}
+    catalog = SqlCatalog("sqlite", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/warehouse", **io)
+
+    @event.listens_for(catalog.engine, "connect")
+    def choose(connection: Any, _: object) -> None:
+        connection.execute(f"PRAGMA synchronous = {synchronous}")
+
+    catalog.engine.dispose()
+    _fill(catalog)
+    return catalog
+
+
+def _fill(catalog: Catalog) -> None:
+    catalog.create_namespace("ns")
+    for number in range(N_TABLES):
+        catalog.create_table(f"ns.t{number}", _SCHEMA)
+
+
+def contestants(folder: Path) -> dict[str, Catalog]:
+    """Return the catalogs that are compared."""
+    return {
+        "ours, fsync": ours(folder / "synced", synced=True),
+        "SQLite, synchronous=FULL, files synced": on_sqlite(
+            folder / "sqlite-synced", synchronous="FULL", synced_files=True
+        ),
+        "SQLite, synchronous=FULL, files not synced": on_sqlite(
+            folder / "sqlite", synchronous="FULL", synced_files=False
+        ),
+        "ours, no fsync": ours(folder / "unsynced", synced=False),
+        "SQLite, synchronous=OFF, files not synced": on_sqlite(
+            folder / "sqlite-off", synchronous="OFF", synced_files=False
+        ),
+    }
+
+
+def compare(catalogs: Mapping[str, Catalog]) -> Iterator[Compared]:
+    """Yield for each work and catalog its seconds, and its seconds of CPU, measured by turns."""
+    for number, (work, call) in enumerate(WORKS.items()):
+        tables = {name: catalog.load_table(f"ns.t{number}") for name, catalog in catalogs.items()}
+        times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in catalogs}
+        for turn in range(-3, N_TURNS):
+            for name, one in tables.items():
+                wall, cpu = _times(functools.partial(call, one))
+                if turn >= 0:
+                    times[name][0].append(wall)
+                    times[name][1].append(cpu)
+        for name, (walls, cpus) in times.items():
+            yield work, name, Spread.of(walls), Spread.of(cpus)
+
+
+def _times(call: Callable[[], object]) -> tuple[float, float]:
+    """Return the seconds that a call takes, and those of CPU in all threads."""
+    walls: list[float] = []
+    cpu = cpu_seconds(lambda: walls.append(seconds(call)))
+    return walls[0], cpu
+
+
+@contextmanager
+def slow_table() -> Iterator[tuple[MeteredStorage, Table]]:
+    """Give a table on a storage that takes long for each request, and the meter of that storage."""
+    root = "memory://catalogs/"
+    drop_memory_root(root)
+    catalog = catalog_at(Lakehouse.create(root, storage=MemoryStorage(root)))
+    _fill_one(catalog)
+    meter = MeteredStorage(SlowStorage(MemoryStorage(root)))
+    yield meter, catalog_at(Lakehouse(meter)).load_table("ns.t")
+    drop_memory_root(root)
+
+
+def _fill_one(catalog: Catalog) -> None:
+    catalog.create_namespace("ns")
+    for _ in range(3):
+        catalog.create_table_if_not_exists("ns.t", _SCHEMA).append(_ROWS)
+
+
+def slow() -> Iterator[tuple[str, RequestCounts, float]]:
+    """Yield for each work its requests and its seconds on a storage with 20 ms a request; what is beside is not."""
+    for work, call in SLOW_WORKS.items():
+        with slow_table() as (meter, one):
+            times = []
+            for _ in range(N_SLOW_TURNS):
+                one.refresh().append(_ROWS)
+                beside.flush()
+                with held_back(), meter.measure() as measured:
+                    times.append(seconds(functools.partial(call, one)))
+            yield work, measured.counts, min(times)
+
+
+def report(compared: Sequence[Compared], slowed: Sequence[tuple[str, RequestCounts, float]]) -> list[str]:
+    """Return the tables as lines of Markdown."""
+    rivals = dict.fromkeys(name for _, name, _, _ in compared if name.startswith("SQLite"))
+    rows = [[work, name, *wall.cells(1000), f"{cpu.median * 1000:.2f}"] for work, name, wall, cpu in compared]
+    return [
+        "# Commits of tables through the pyiceberg catalog",
+        "",
+        f"Made by `benchmarks/catalogs.py`: {N_TABLES:,} tables in each catalog, {N_TURNS} turns, local disk. With"
+        " fsync ours syncs every file and every name. SQLite syncs its database as `PRAGMA synchronous` says. pyiceberg"
+        " syncs no file. Where its files are synced, a FileIO of this program does it as they are closed.",
+        "",
+        *table(["work", "catalog", "ms: median", "mean", "p99", "CPU: median"], rows),
+        "",
+        "Ratios of medians: ours to each on SQLite.",
+        "",
+        *table(["work", "catalog", *rivals], _ratios(compared)),
+        "",
+        f"On a storage with {REQUEST_SECONDS * 1000:.0f} ms a request, without the hint, which follows beside. Data,"
+        " manifests and manifest list count as one round. It is on its way while the commit begins, so nobody waits for"
+        " it alone.",
+        "",
+        *table(
+            ["work", "requests", "rounds", "ms"],
+            [[work, counts.total, counts.rounds, f"{1000 * took:.0f}"] for work, counts, took in slowed],
+        ),
+    ]
+
+
+def _ratios(compared: Sequence[Compared]) -> list[list[object]]:
+    """Return a row for each work and each catalog of ours, with its ratios to all of SQLite."""
+    medians = {(work, name): wall.median for work, name, wall, _ in compared}
+    rivals = list(dict.fromkeys(name for _, name, _, _ in compared if name.startswith("SQLite")))
+    return [
+        [work, name, *(f"{median / medians[work, rival]:.2f}" for rival in rivals)]
+        for (work, name), median in medians.items()
+        if name not in rivals
+    ]
+
+
+def main() -> None:
+    """Measure, print and write the results."""
+    slowed = list(slow())
+    with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as folder:
+        compared = list(compare(contestants(Path(folder))))
+    write_result("catalogs", report(compared, slowed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,282 @@
+"""The run: what is measured, in turns that the workers take one after the other."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.peers.peer import About, Place, Timed, Written
+from benchmarks.peers.wire import Asked, asked, slow
+from benchmarks.peers.workers import AbsentPeerError, Worker, WorkerError
+from tests.proxy import FaultyProxy
+from tests.servers.s3_server import S3Server
+
+OURS, OURS_SYNCED = "ours", "ours, synced"
+BY_CATALOG, BY_CATALOG_SYNCED = "our pyiceberg catalog", "our pyiceberg catalog, synced"
+SQLITE, SQLITE_SYNCED = "pyiceberg + SQLite", "pyiceberg + SQLite, synced"
+OURS_S3FS, OURS_OBSTORE = "ours, s3fs", "ours, obstore"
+_ENGINES = "benchmarks.peers.engines."
+PEERS: Mapping[str, str] = {
+    OURS: f"{_ENGINES}ours:Ours",
+    OURS_SYNCED: f"{_ENGINES}ours:OursSynced",
+    "icechunk": f"{_ENGINES}icechunk:Icechunk",
+    "delta": f"{_ENGINES}delta:Delta",
+    "Lance, update": f"{_ENGINES}lance:LanceUpdate",
+    "Lance, append": f"{_ENGINES}lance:LanceAppend",
+    "slatedb": f"{_ENGINES}slatedb:Slatedb",
+    SQLITE: f"{_ENGINES}iceberg:SqlCatalogUnsynced",
+    SQLITE_SYNCED: f"{_ENGINES}iceberg:SqlCatalogSynced",
+    "DuckLake, rows": f"{_ENGINES}ducklake:DuckLakeRows",
+    "DuckLake, tables": f"{_ENGINES}ducklake:DuckLakeTables",
+    BY_CATALOG: f"{_ENGINES}ours:OursByCatalog",
+    BY_CATALOG_SYNCED: f"{_ENGINES}ours:OursByCatalogSynced",
+}
+#: On S3 nobody has to sync, so these stand for both.
+ON_S3: Mapping[str, str] = {
+    OURS_S3FS: PEERS[OURS],
+    OURS_OBSTORE: f"{_ENGINES}ours:OursByObstore",
+    **{name: PEERS[name] for name in ("icechunk", "delta", "Lance, update", "Lance, append", "slatedb", SQLITE)},
+}
+#: On S3 a writer changes one of so many objects, and has changed them before.
+_CHANGED_ON_S3 = 4
+
+
+@dataclass(frozen=True)
+class Options:
+    """How much is measured; peers slower than the seconds of a metric allow take fewer turns, three at least."""
+
+    sizes: Sequence[int] = (10_000, 100_000)
+    versions: int = 1_000
+    turns: int = 40
+    list_turns: int = 7
+    s3_turns: int = 20
+    metric_seconds: float = 8.0
+    versions_seconds: float = 60.0
+    writing_seconds: float = 4.0
+    threads: int = 16
+    processes: int = 4
+
+
+QUICK = Options((60, 120), 8, 3, 3, 3, 2.0, 5.0, 0.2, 3, 2)
+
+
+@dataclass
+class Measured:
+    """All that a run found, by metric, number of objects and peer; ``why_not`` tells the reason of a gap."""
+
+    options: Options
+    load_average: float = field(default_factory=lambda: os.getloadavg()[0])
+    abouts: dict[str, About] = field(default_factory=dict)
+    seconds: dict[tuple[str, int, str], list[float]] = field(default_factory=dict)
+    why_not: dict[tuple[str, int, str], str] = field(default_factory=dict)
+    versions: dict[str, int] = field(default_factory=dict)
+    files: dict[str, int] = field(default_factory=dict)
+    written: dict[tuple[str, str], Written] = field(default_factory=dict)
+    asked: dict[str, list[Asked]] = field(default_factory=dict)
+
+    @property
+    def first(self) -> int:
+        """The size at which all that does not depend on it is measured."""
+        return self.options.sizes[0]
+
+
+class Run:
+    """A run in a folder, with all workers that it starts."""
+
+    def __init__(self, folder: Path, options: Options, only: Collection[str] = ()):
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._options = folder, options
+        self._local, self._on_s3 = (
+            {peer: peer_class for peer, peer_class in peers.items() if not only or peer in only}
+            for peers in (PEERS, ON_S3)
+        )
+        self.measured = Measured(options)
+        self._begun = time.monotonic()
+
+    def local(self) -> None:
+        """Measure all on local disk."""
+        for n_objects in self._options.sizes:
+            with ExitStack() as stack:
+                workers = dict(self._started(self._local, n_objects, stack))
+                self._metrics(workers, n_objects)
+                if n_objects == self.measured.first:
+                    self._versions(workers)
+                    self._writers(workers)
+
+    def _note(self, what: str) -> None:
+        print(f"{time.monotonic() - self._begun:6.0f} s  {what}", flush=True)
+
+    def _place(self, peer: str, n_objects: int) -> Place:
+        return Place(self._folder / f"{'-'.join(peer.replace(',', '').split())}-{n_objects}")
+
+    def _log(self, peer: str) -> Path:
+        return self._folder / f"{peer}.log"
+
+    def _started(
+        self,
+        peers: Mapping[str, str],
+        n_objects: int,
+        stack: ExitStack,
+        place: Callable[[str, int], Place] | None = None,
+    ) -> Iterator[tuple[str, Worker]]:
+        """Start a worker for each peer and load its objects."""
+        metric = "s3" if place else "load"
+        for peer, peer_class in peers.items():
+            try:
+                worker = stack.enter_context(Worker(peer_class, self._log(peer)))
+            except AbsentPeerError as error:
+                self.measured.why_not[metric, n_objects, peer] = str(error)
+                continue
+            about = self.measured.abouts[peer] = worker.about
+            if about.largest is not None and n_objects > max(about.largest, self.measured.first):
+                self.measured.why_not[metric, n_objects, peer] = f"measured with {self.measured.first:,} objects only"
+                continue
+            where = (place or self._place)(peer, n_objects)
+            load = functools.partial(self._load, worker, peer, where, n_objects)
+            if not self._tried(metric, n_objects, peer, load):
+                continue
+            yield peer, worker
+
+    def _load(self, worker: Worker, peer: str, where: Place, n_objects: int) -> None:
+        if not where.endpoint:
+            worker.call("warm_up", Place(where.folder / "warm-up"))
+        timed = worker.call("load", where, n_objects)
+        if not where.endpoint and "load" not in worker.about.lacks:
+            self.measured.seconds["load", n_objects, peer] = [timed.seconds]
+        self._note(f"{peer}: {n_objects:,} objects {'on S3 ' if where.endpoint else ''}in {timed.seconds:.1f} s")
+
+    def _tried(self, metric: str, n_objects: int, peer: str, work: Callable[[], None]) -> bool:
+        """Let a worker work; what fails is told in the results. Our own engine may not fail."""
+        try:
+            work()
+        except WorkerError as error:
+            if peer.startswith("ours"):
+                raise
+            self.measured.why_not[metric, n_objects, peer] = f"failed: {error}"
+            self._note(f"{peer}: {metric} failed, see {self._log(peer)}: {error}")
+            return False
+        return True
+
+    def _able(self, workers: Mapping[str, Worker], metric: str, n_objects: int) -> dict[str, Worker]:
+        for peer, worker in workers.items():
+            if metric in worker.about.lacks:
+                self.measured.why_not[metric, n_objects, peer] = worker.about.lacks[metric]
+        return {peer: worker for peer, worker in workers.items() if metric not in worker.about.lacks}
+
+    def _metrics(self, workers: Mapping[str, Worker], n_objects: int) -> None:
+        options = self._options
+        for metric, n_turns in (("commit", options.turns), ("lookup", options.turns), ("list", options.list_turns)):
+            self._by_turns(self._able(workers, metric, n_objects), metric, n_objects, n_turns)
+            self._note(f"{metric} among {n_objects:,} objects")
+
+    def _by_turns(self, workers: Mapping[str, Worker], metric: str, n_objects: int, n_turns: int) -> None:
+        """Let each worker do the same in turn, in this order and backwards; the first turn is not counted."""
+        left = dict(workers)
+        for turn in range(n_turns + 1):
+            for peer in list(left) if turn % 2 else list(left)[::-1]:
+                times = self.measured.seconds.setdefault((metric, n_objects, peer), [])
+                if len(times) >= 3 and sum(times) > self._options.metric_seconds:
+                    continue
+
+                def work(peer: str = peer, times: list[float] = times, turn: int = turn) -> None:
+                    timed: Timed = left[peer].call(metric)
+                    if turn:
+                        times.append(timed.seconds)
+
+                if not self._tried(metric, n_objects, peer, work):
+                    del left[peer], self.measured.seconds[metric, n_objects, peer]
+
+    def _versions(self, workers: Mapping[str, Worker]) -> None:
+        """Make versions, open one in the middle by turns, and free all but the last."""
+        n_objects, options = self.measured.first, self._options
+        able = self._able(workers, "old_version", n_objects)
+        self._able(workers, "expire", n_objects)
+        for peer, worker in able.items():
+            self.measured.versions[peer] = worker.call("commits", options.versions, options.versions_seconds)
+            self._note(f"{peer}: {self.measured.versions[peer]:,} versions")
+        self._by_turns(able, "old_version", n_objects, options.turns)
+
+        def expire(peer: str) -> None:
+            timed = able[peer].call("expire")
+            self.measured.seconds["expire", n_objects, peer] = [timed.seconds]
+            self.measured.files[peer] = timed.value
+            self._note(f"{peer}: {timed.value:,} files freed in {timed.seconds:.2f} s")
+
+        for peer in able:
+            self._tried("expire", n_objects, peer, functools.partial(expire, peer))
+
+    def _writers(self, workers: Mapping[str, Worker]) -> None:
+        n_objects, options = self.measured.first, self._options
+        for peer, worker in self._able(workers, "threads", n_objects).items():
+
+            def threads(peer: str = peer, worker: Worker = worker) -> None:
+                found = worker.call("write", options.threads, options.writing_seconds, 0, options.threads)
+                self.measured.written["threads", peer] = found
+
+            self._tried("threads", n_objects, peer, threads)
+        for peer in self._able(workers, "processes", n_objects):
+
+            def processes(peer: str = peer) -> None:
+                self.measured.written["processes", peer] = self._processes(peer)
+
+            self._tried("processes", n_objects, peer, processes)
+        self._note("many writers")
+
+    def _processes(self, peer: str) -> Written:
+        n_objects, n_processes = self.measured.first, self._options.processes
+        with ExitStack() as stack:
+            own = [stack.enter_context(Worker(PEERS[peer], self._log(peer))) for _ in range(n_processes)]
+            for worker in own:
+                worker.call("attach", self._place(peer, n_objects), n_objects)
+            for number, worker in enumerate(own):
+                worker.begin("write", 1, self._options.writing_seconds, number, n_processes)
+            return together([worker.answer() for worker in own])
+
+    def on_s3(self, server: S3Server) -> None:
+        """Measure commits on S3: loaded directly, committed through a proxy that takes 20 ms a request and logs."""
+        with FaultyProxy(server.endpoint) as proxy, ExitStack() as stack:
+
+            def place(peer: str, _: int, endpoint: str = server.endpoint) -> Place:
+                return Place(self._folder / _mark(peer), endpoint, _mark(peer))
+
+            with ExitStack() as loading:
+                loaded = [peer for peer, _ in self._started(self._on_s3, self.measured.first, loading, place)]
+            workers = {}
+            for peer in loaded:
+                workers[peer] = stack.enter_context(Worker(ON_S3[peer], self._log(peer)))
+                at = place(peer, self.measured.first, proxy.url)
+                workers[peer].call("attach", at, min(_CHANGED_ON_S3, self.measured.first))
+                workers[peer].call("commits", 4 * _CHANGED_ON_S3, 60)
+            self._ask(proxy, workers)
+            for peer, why in ((peer, about.lacks.get("s3")) for peer, about in self.measured.abouts.items()):
+                if why:
+                    self.measured.why_not["s3", self.measured.first, peer] = why
+
+    def _ask(self, proxy: FaultyProxy, workers: Mapping[str, Worker]) -> None:
+        for turn in range(self._options.s3_turns):
+            for peer in list(workers) if turn % 2 else list(workers)[::-1]:
+                proxy.begin(slow())
+                timed = workers[peer].call("commit")
+                time.sleep(0.1)  # for what is done beside the commit
+                self.measured.asked.setdefault(peer, []).append(asked(proxy, timed, _mark(peer)))
+        self._note("commits on S3")
+
+
+def _mark(peer: str) -> str:
+    """Return what stands in the target of all requests of a peer, and of no other."""
+    return f"on-s3-{list(ON_S3).index(peer)}-end"
+
+
+def together(parts: Iterable[Written]) -> Written:
+    """Return what writers of several processes did together."""
+    found = list(parts)
+    return Written(
+        sum(part.commits for part in found),
+        sum(part.conflicts for part in found),
+        max(part.seconds for part in found),
+    )

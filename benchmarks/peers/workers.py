@@ -1,0 +1,92 @@
+"""The worker processes as the program sees them: one for each peer and place, spoken to over a pipe."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from benchmarks.peers.peer import About
+
+_ROOT = Path(__file__).resolve().parent.parent.parent
+_PATIENCE_S = 1_800
+
+
+class AbsentPeerError(Exception):
+    """A library of the peer is not installed."""
+
+
+class WorkerError(Exception):
+    """The call failed in the worker; its traceback is in the worker's log."""
+
+
+class Worker:
+    """Context manager: a process with one peer. Raises AbsentPeerError."""
+
+    def __init__(self, peer_class: str, log: Path, environment: Mapping[str, str] | None = None):
+        self._pipe, theirs = multiprocessing.Pipe()
+        command = [sys.executable, "-m", "benchmarks.peers.serve", peer_class, str(theirs.fileno())]
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                cwd=_ROOT,
+                env={**os.environ, **(environment or {})},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        theirs.close()
+        try:
+            self.about: About = self.answer()
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(self, call: str, *arguments: object) -> None:
+        """Send a call; ``answer`` waits for its end."""
+        self._pipe.send((call, arguments))
+
+    def answer(self) -> Any:
+        """Wait for the answer to the last call. Raises WorkerError."""
+        try:
+            if not self._pipe.poll(_PATIENCE_S):
+                raise WorkerError(f"no answer within {_PATIENCE_S} s")
+            said, found = self._pipe.recv()
+        except EOFError as error:
+            raise WorkerError(f"the process ended with {self._process.wait()}") from error
+        if said == "absent":
+            raise AbsentPeerError(found)
+        if said == "failed":
+            raise WorkerError(found)
+        return found
+
+    def call(self, call: str, *arguments: object) -> Any:
+        """Call and wait. Raises WorkerError."""
+        try:
+            self.begin(call, *arguments)
+        except OSError as error:
+            raise WorkerError(f"the process ended with {self._process.wait()}") from error
+        return self.answer()
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

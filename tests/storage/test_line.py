@@ -1,0 +1,209 @@
+"""The line of processes that commit to one folder: it orders them, and nobody is kept by it for good."""
+
+import errno
+import fcntl
+import multiprocessing
+import os
+import signal
+import threading
+from contextlib import nullcontext
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.storage import MeteredStorage, RetryStorage, Storage, StorageWrapper
+from trinitylake_ops.storage.local import line as line_module
+from trinitylake_ops.storage.local.storage import LocalStorage
+
+LONG_S = 60.0
+_FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "lake").mkdir()
+    return tmp_path / "lake"
+
+
+def storage(folder: Path) -> LocalStorage:
+    return LocalStorage(f"{folder.as_uri()}/")
+
+
+def _hold(folder: Path, held: Connection) -> None:
+    with storage(folder).in_line(LONG_S) as has_waited:
+        held.send(has_waited)
+        held.recv()
+
+
+class Holder:
+    """A process that is first in line, until it is told to go or killed."""
+
+    def __init__(self, folder: Path):
+        self._own, other = _FORK.Pipe()
+        self.process = _FORK.Process(target=_hold, args=(folder, other))
+        self.process.start()
+        self.has_waited = self._own.recv()
+
+    def go(self) -> None:
+        self._own.send(None)
+        self.process.join()
+
+
+def test_alone_nobody_waits(folder: Path) -> None:
+    for _ in range(2):
+        with storage(folder).in_line(LONG_S) as has_waited:
+            assert not has_waited
+
+
+def test_the_next_one_waits_until_the_first_goes(folder: Path) -> None:
+    holder = Holder(folder)
+    waited: list[bool] = []
+
+    def wait() -> None:
+        with storage(folder).in_line(LONG_S) as has_waited:
+            waited.append(has_waited)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive() and not waited
+    holder.go()
+    thread.join(LONG_S)
+    assert waited == [True]
+
+
+def test_a_killed_process_leaves_the_line(folder: Path) -> None:
+    holder = Holder(folder)
+    holder.process.kill()
+    holder.process.join()
+    with storage(folder).in_line(LONG_S) as has_waited:
+        assert not has_waited
+
+
+def test_a_stopped_process_keeps_nobody(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    holder = Holder(folder)
+    assert holder.process.pid is not None
+    os.kill(holder.process.pid, signal.SIGSTOP)
+    own = storage(folder)
+    slept: list[float] = []
+    monkeypatch.setattr(line_module.time, "sleep", slept.append)
+    with own.in_line(0.05) as has_waited:
+        assert has_waited
+    assert slept
+    slept.clear()
+    with own.in_line(LONG_S) as has_waited:  # waited in vain: not again at once
+        assert has_waited
+    assert not slept
+    os.kill(holder.process.pid, signal.SIGCONT)
+    holder.go()
+    with own.in_line(LONG_S) as has_waited:
+        assert not has_waited
+
+
+def test_a_child_forked_in_line_does_not_keep_the_place(folder: Path) -> None:
+    reader, writer = os.pipe()
+    with storage(folder).in_line(LONG_S):
+        child = os.fork()
+        if child == 0:
+            os.close(writer)
+            os.read(reader, 1)
+            os._exit(0)
+    with storage(folder).in_line(LONG_S) as has_waited:
+        assert not has_waited
+    os.close(writer)
+    os.close(reader)
+    os.waitpid(child, 0)
+
+
+def test_without_a_folder_or_locks_all_pass(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with storage(tmp_path / "nowhere").in_line(LONG_S) as has_waited:
+        assert not has_waited
+
+    def no_locks(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with storage(folder).in_line(LONG_S) as has_waited:
+        assert not has_waited
+
+
+def test_an_interrupt_leaves_the_line(folder: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), storage(folder).in_line(LONG_S):
+        raise KeyboardInterrupt
+    with storage(folder).in_line(LONG_S) as has_waited:
+        assert not has_waited
+
+
+def test_wrappers_stand_in_the_line_of_their_storage(folder: Path) -> None:
+    holder = Holder(folder)
+    for wrapped in (MeteredStorage(storage(folder)), RetryStorage(storage(folder))):
+        with wrapped.in_line(0) as has_waited:
+            assert has_waited
+    holder.go()
+
+
+class Passing(StorageWrapper):
+    """Another program, which knows no line."""
+
+    def in_line(self, longest_s: float) -> nullcontext[bool]:
+        return nullcontext(False)
+
+
+@pytest.fixture
+def somebody_waits(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when somebody found others before them."""
+    event, wait = threading.Event(), line_module.Line._wait
+
+    def tell(line: line_module.Line, descriptor: int, longest_s: float) -> bool:
+        event.set()
+        return wait(line, descriptor, longest_s)
+
+    monkeypatch.setattr(line_module.Line, "_wait", tell)
+    return event
+
+
+def test_who_waited_begins_on_the_new_version(folder: Path, somebody_waits: threading.Event) -> None:
+    """No attempt is lost to the commits that were before us in line."""
+    ours: Storage = storage(folder)
+    lake = Lakehouse.create(ours.root, storage=ours)
+    others = Lakehouse.open(ours.root, storage=Passing(storage(folder)))
+    own = lake.transaction()
+    own.create_namespace("own")
+    thread = threading.Thread(target=own.commit)
+    with storage(folder).in_line(LONG_S):
+        thread.start()
+        assert somebody_waits.wait(LONG_S)
+        with others.transaction() as txn:
+            txn.create_namespace("more")
+    thread.join(LONG_S)
+    latest = next(iter(lake.history(1)))
+    assert lake.snapshot().namespaces() == ["more", "own"]
+    assert latest.cost["attempts"] == 1
+
+
+def test_who_finds_a_conflict_after_waiting_fails_as_ever(folder: Path, somebody_waits: threading.Event) -> None:
+    ours: Storage = storage(folder)
+    lake = Lakehouse.create(ours.root, storage=ours)
+    others = Lakehouse.open(ours.root, storage=Passing(storage(folder)))
+    own = lake.transaction()
+    own.create_namespace("same", properties={"of": "us"})
+    errors: list[Exception] = []
+
+    def commit() -> None:
+        try:
+            own.commit()
+        except Exception as error:  # noqa: BLE001 - looked at below
+            errors.append(error)
+
+    thread = threading.Thread(target=commit)
+    with storage(folder).in_line(LONG_S):
+        thread.start()
+        assert somebody_waits.wait(LONG_S)
+        with others.transaction() as txn:
+            txn.create_namespace("same", properties={"of": "others"})
+    thread.join(LONG_S)
+    assert [type(error).__name__ for error in errors] == ["CommitConflictError"]
+    with storage(folder).in_line(LONG_S) as has_waited:
+        assert not has_waited

@@ -1,0 +1,131 @@
+"""Files that a commit writes with the definitions that name them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults import FaultyStorage, fail
+from tests.lakes import Lakes, table
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import (
+    AmbiguousWriteError,
+    CommitConflictError,
+    CommitOutcomeUnknownError,
+    ConflictError,
+    FileExistsAlreadyError,
+    InvalidInputError,
+    StorageFullError,
+    TransientError,
+)
+from trinitylake_ops.format.file_names import root_path
+from trinitylake_ops.storage import MeteredStorage, Storage
+
+PATH = "tables/t/metadata/0.json"
+
+
+@pytest.fixture
+def place(lakes: Lakes) -> Storage:
+    return lakes.storage()
+
+
+@pytest.fixture
+def lake(lakes: Lakes, place: Storage) -> Lakehouse:
+    """A lakehouse with one table."""
+    lake = lakes.watch(Lakehouse.create(place.root, storage=place))
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+        txn.create_table("ns", "t", table())
+    return lake
+
+
+def test_they_take_no_round_of_their_own(lake: Lakehouse, place: Storage) -> None:
+    meter = MeteredStorage(place)
+    txn = Lakehouse(meter).transaction()
+    txn.alter_table("ns", "t", table(a="1"))
+    with meter.measure() as without:
+        txn.commit()
+    txn = Lakehouse(meter).transaction()
+    txn.alter_table("ns", "t", table(a="2"))
+    txn.add_file(PATH, b"x")
+    with meter.measure() as with_file:
+        txn.commit()
+    assert with_file.counts.requests["create"] == without.counts.requests["create"] + 1
+    assert with_file.counts.rounds == without.counts.rounds
+    assert place.read(PATH) == b"x"
+
+
+def test_a_transaction_without_changes_writes_none(lake: Lakehouse, place: Storage) -> None:
+    with lake.transaction() as txn:
+        txn.add_file(PATH, b"x")
+    with lake.transaction() as unchanged:
+        unchanged.add_file(PATH, b"x")
+        unchanged.create_table("ns", "u", table())
+        unchanged.drop_table("ns", "u")
+    assert (lake.latest_version(), place.exists(PATH)) == (1, False)
+
+
+def test_a_rebase_writes_them_once(lake: Lakehouse, place: Storage) -> None:
+    meter = MeteredStorage(place)
+    txn = Lakehouse(meter).transaction()
+    txn.alter_table("ns", "t", table(a="1"))
+    txn.add_file(PATH, b"x")
+    with lake.transaction() as other:
+        other.create_table("ns", "u", table())
+    with meter.measure() as measured:
+        assert txn.commit() == 3
+    assert measured.counts.requests["create"] == 4, "the file, the definition, and two roots"
+    assert place.read(PATH) == b"x"
+
+
+def test_a_conflict_deletes_them(lake: Lakehouse, place: Storage) -> None:
+    txn = lake.transaction()
+    txn.alter_table("ns", "t", table(a="1"))
+    txn.add_file(PATH, b"x")
+    with lake.transaction() as other:
+        other.alter_table("ns", "t", table(a="2"))
+    with pytest.raises(CommitConflictError):
+        txn.commit()
+    assert not place.exists(PATH)
+
+
+def test_a_failure_deletes_them(lake: Lakehouse, place: Storage) -> None:
+    before = {info.path for info in place.list()}
+    faulty = FaultyStorage(place, [fail(1, StorageFullError, kind="create", path_part=PATH)])
+    txn = Lakehouse(faulty).transaction()
+    txn.alter_table("ns", "t", table(a="1"))
+    txn.add_file(PATH, b"x")
+    with pytest.raises(StorageFullError):
+        txn.commit()
+    assert {info.path for info in place.list()} == before
+
+
+def test_an_unknown_outcome_keeps_them(lake: Lakehouse, place: Storage) -> None:
+    root = root_path(2)
+    lost = fail(1, AmbiguousWriteError, "after", kind="create", path_part=root)
+    unreadable = fail(2, TransientError, kind="read", path_part=root, times=100)
+    txn = Lakehouse(FaultyStorage(place, [lost, unreadable])).transaction()
+    txn.alter_table("ns", "t", table(a="1"))
+    txn.add_file(PATH, b"x")
+    with pytest.raises(CommitOutcomeUnknownError):
+        txn.commit()
+    assert (lake.latest_version(), place.read(PATH)) == (2, b"x")
+
+
+def test_they_do_not_replace_what_others_wrote(lake: Lakehouse, place: Storage) -> None:
+    place.create(PATH, b"theirs")
+    txn = lake.transaction()
+    txn.alter_table("ns", "t", table(a="1"))
+    txn.add_file(PATH, b"ours")
+    with pytest.raises(FileExistsAlreadyError):
+        txn.commit()
+    assert lake.latest_version() == 1
+
+
+def test_they_are_not_saved(lake: Lakehouse) -> None:
+    txn = lake.transaction()
+    txn.add_file(PATH, b"x")
+    with pytest.raises(InvalidInputError, match="files to write"):
+        txn.save()
+    txn.rollback()
+    with pytest.raises(ConflictError):
+        txn.add_file(PATH, b"x")

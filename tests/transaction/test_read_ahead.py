@@ -1,0 +1,144 @@
+"""A cold lookup reads the settings and the first nodes in one round, and a wrong guess changes no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.lakes import table
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    InvalidNameError,
+    NamespaceNotFoundError,
+    StorageError,
+    TableNotFoundError,
+)
+from trinitylake_ops.storage import MemoryStorage, MeteredStorage, Storage, StorageWrapper, drop_memory_root
+
+ROOT = "memory://read-ahead/"
+N_TABLES = 400
+
+
+def filled(**settings: int) -> MemoryStorage:
+    """A lakehouse whose tree has several levels below its root."""
+    drop_memory_root(ROOT)
+    storage = MemoryStorage(ROOT)
+    lake = Lakehouse.create(ROOT, storage=storage, order=8, **settings)
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+        for number in range(N_TABLES):
+            txn.create_table("ns", f"t{number}", table())
+    return storage
+
+
+@pytest.fixture
+def storage() -> Iterator[MemoryStorage]:
+    yield filled()
+    drop_memory_root(ROOT)
+
+
+def cold(storage: Storage) -> Lakehouse:
+    """A lakehouse that knows nothing, as in a process that has just begun."""
+    return Lakehouse(storage)
+
+
+def test_a_cold_lookup_takes_a_round_a_level(storage: MemoryStorage) -> None:
+    """The hint; the root; the settings with the first node; each further node; the definition."""
+    meter = MeteredStorage(storage)
+    n_levels = cold(storage).snapshot().tree_shape().height
+    assert n_levels >= 2
+    with meter.measure() as lookup:
+        assert cold(meter).snapshot().table("ns", "t7") == cold(storage).snapshot().table("ns", "t7")
+    assert lookup.counts.rounds == 2 + n_levels + 1
+
+
+def test_a_cold_list_takes_a_round_a_level(storage: MemoryStorage) -> None:
+    meter = MeteredStorage(storage)
+    snapshot = cold(storage).snapshot()
+    n_levels = snapshot.tree_shape().height
+    with meter.measure() as listing:
+        assert sorted(cold(meter).snapshot().tables("ns")) == sorted(f"t{number}" for number in range(N_TABLES))
+    assert listing.counts.rounds == 2 + n_levels
+
+
+def test_what_is_known_is_not_read_ahead(storage: MemoryStorage) -> None:
+    meter = MeteredStorage(storage)
+    lake = cold(meter)
+    lake.snapshot().table("ns", "t7")
+    with meter.measure() as again:
+        lake.snapshot().table("ns", "t7")
+    assert again.counts.requests == {"read": 3}, "the latest version is looked for, nothing else is asked"
+
+
+READS: dict[str, Callable[[Lakehouse], object]] = {
+    "table": lambda lake: lake.snapshot().table("ns", "t42"),
+    "tables": lambda lake: lake.snapshot().tables("ns"),
+    "namespaces": lambda lake: lake.snapshot().namespaces(),
+    "has_table": lambda lake: lake.snapshot().has_table("ns", "t399"),
+    "has no table": lambda lake: lake.snapshot().has_table("ns", "none"),
+    "namespace": lambda lake: lake.snapshot().namespace("ns"),
+}
+
+
+@pytest.mark.parametrize("sizes", [(3, 5), (100, 5), (3, 100), (300, 200)])
+@pytest.mark.parametrize("what", READS)
+def test_other_sizes_of_names_give_the_same_answers(sizes: tuple[int, int], what: str) -> None:
+    storage = filled(namespace_name_max_size_bytes=sizes[0], table_name_max_size_bytes=sizes[1])
+    lake = cold(storage)
+    lake.snapshot().definition  # noqa: B018 - read: nothing is guessed
+    assert READS[what](cold(storage)) == READS[what](lake)
+    drop_memory_root(ROOT)
+
+
+def test_names_that_no_lakehouse_of_default_sizes_has() -> None:
+    long = "t" * 150
+    storage = filled(table_name_max_size_bytes=200)
+    with pytest.raises(TableNotFoundError):
+        cold(storage).snapshot().table("ns", long)
+    assert not cold(storage).snapshot().has_table("ns", long)
+    drop_memory_root(ROOT)
+
+
+def test_errors_are_those_of_reading_in_turn(storage: MemoryStorage) -> None:
+    with pytest.raises(InvalidNameError, match="101 bytes"):
+        cold(storage).snapshot().table("ns", "t" * 101)
+    with pytest.raises(NamespaceNotFoundError):
+        cold(storage).snapshot().table("nowhere", "t")
+    with pytest.raises(TableNotFoundError):
+        cold(storage).snapshot().table("ns", "nothing")
+
+
+class Failing(StorageWrapper):
+    """Reads of one path fail, or give garbage, each the first time or every time."""
+
+    def __init__(self, inner: Storage, path: str, *, is_garbage: bool, times: int):
+        super().__init__(inner)
+        self.path, self.is_garbage, self.times = path, is_garbage, times
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        data = super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
+        if path != self.path or self.times == 0:
+            return data
+        self.times -= 1
+        if self.is_garbage:
+            return data[: len(data) // 2] + bytes(len(data) - len(data) // 2)
+        raise StorageError("the read failed", path=path)
+
+
+@pytest.mark.parametrize("is_garbage", [False, True])
+@pytest.mark.parametrize("of_node", [False, True])
+def test_what_fails_ahead_is_read_again_and_told_where_it_fails_for_good(
+    storage: MemoryStorage, is_garbage: bool, of_node: bool
+) -> None:
+    snapshot = cold(storage).snapshot()
+    path = snapshot.root.children[0] if of_node else snapshot.definition_location
+    expected = snapshot.tables("ns")
+    once = Failing(storage, path, is_garbage=is_garbage, times=1)
+    assert cold(once).snapshot().tables("ns") == expected
+    assert once.times == 0
+    for_good = Failing(storage, path, is_garbage=is_garbage, times=100)
+    with pytest.raises(CorruptFileError if is_garbage else StorageError) as failure:
+        cold(for_good).snapshot().tables("ns")
+    assert failure.value.path == path
