@@ -79,6 +79,26 @@ def test_prefix_scans(tree: Tree, prefix: str) -> None:
     assert prefix_keys(tree.store(), tree.root, prefix).to_pylist() == expected
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"k0007": "new", "k0150": "new"},
+        {"k0007": None},
+        {"k0150x": "new"},
+        {"k0007": None, "k0150x": "new"},
+        {"k9": None},
+    ],
+)
+@pytest.mark.parametrize("prefix", ["", "k00", "k0150"])
+def test_prefix_scans_with_messages_in_buffers(changes: dict[str, str | None], prefix: str) -> None:
+    tree = filled(5, 300, buffer_target_bytes=10**6)
+    tree.apply(changes)
+    assert tree.root.buffer, "the messages wait in the root"
+    expected = [key for key in sorted(tree.model) if key.startswith(prefix)]
+    assert prefix_keys(tree.store(), tree.root, prefix).to_pylist() == expected
+    tree.close()
+
+
 def test_more_text_than_32_bit_offsets_can_count(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten million keys of default size are more than 2 GiB of text; the bound is lowered here instead."""
     monkeypatch.setattr(text_column, "_MAX_UTF8_BYTES", 100)
