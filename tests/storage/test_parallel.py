@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 import warnings
@@ -141,12 +142,19 @@ def test_nobody_waits_for_a_thread_that_has_not_begun() -> None:
 
 
 def test_a_forked_child_makes_a_started_call_itself() -> None:
-    held = threading.Event()
-    started = Started(lambda: held.wait(timeout=30))
+    begun, held = threading.Event(), threading.Event()
+
+    def call() -> bool:
+        begun.set()
+        return held.wait(timeout=30)
+
+    started = Started(call)
+    assert begun.wait(timeout=30)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # what newer versions of Python say of any fork
         child = os.fork()
     if child == 0:
+        signal.alarm(10)
         held.set()
         os._exit(0 if started.result() and started.result() else 1)
     held.set()

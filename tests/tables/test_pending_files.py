@@ -168,9 +168,10 @@ def test_a_file_that_is_refused_fails_the_change_and_leaves_nothing(
     assert ids_of(lake) == [1, 2]
 
 
-def test_a_change_that_failed_is_not_committed_later(lake: Lakehouse, place: Storage) -> None:
+@pytest.mark.parametrize("part", ["-m0.avro", "-table-"])
+def test_a_change_that_failed_is_not_committed_later(lake: Lakehouse, place: Storage, part: str) -> None:
     """Its files are gone: pyiceberg of older versions would commit it once more."""
-    table = faulty(place, fail(1, StorageFullError, kind="create", path_part="-m0.avro")).load_table("ns.t")
+    table = faulty(place, fail(1, StorageFullError, kind="create", path_part=part)).load_table("ns.t")
     change = table.transaction()
     change.append(rows(2))
     updates, requirements = change._updates, change._requirements
@@ -326,18 +327,20 @@ def test_a_forked_child_writes_what_its_parent_had_on_its_way(tmp_path: object) 
     catalog = catalog_at(Lakehouse.create(storage.root, storage=storage))
     catalog.create_namespace("ns")
     catalog.create_table("ns.t", SCHEMA)
-    held = threading.Event()
+    begun, held = threading.Event(), threading.Event()
 
     class Holding(ThreadedStorage):
         """Lets the parent's file wait until the child has written it."""
 
         def write(self, path: str, data: bytes) -> None:
-            if path.endswith(".parquet") and not held.wait(timeout=30):
-                raise AssertionError("nobody let it go on")
+            if path.endswith(".parquet"):
+                begun.set()
+                assert held.wait(timeout=30), "nobody let it go on"
             super().write(path, data)
 
     change = catalog_on(Holding(storage)).load_table("ns.t").transaction()
     change.append(rows(2))
+    assert begun.wait(timeout=30)
 
     def commit(report: Callable[[str], None]) -> None:
         held.set()
