@@ -119,10 +119,10 @@ def test_what_we_lose_is_told_with_its_reason(tmp_path: Path) -> None:
     measured = measured_by_hand()
     measured.seconds["commit", 10, "delta"] = [0.5]
     text = "\n".join(lines(measured, tmp_path))
-    assert "| commit, 10 objects | delta | 0.50 | not explained yet |" in text
+    assert "| commit, 10 objects | delta 0.50 | not explained yet |" in text
     assert "| commit among 10, beside delta | 2 | 0.50 | **no**: not explained yet |" in text
     measured.asked = {OURS_OBSTORE: [Asked(0.2, 5, 3, 1)], "slatedb": [Asked(0.1, 1, 1, 0)]}
-    assert "| a commit on S3 | slatedb | 0.50 | one request" in "\n".join(lines(measured, tmp_path))
+    assert "| a commit on S3 | slatedb 0.50 | one request" in "\n".join(lines(measured, tmp_path))
 
 
 def test_every_peer_on_s3_is_one_that_is_known() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.peers.figures import Figures
+from benchmarks.peers.figures import Figures, times
 from benchmarks.peers.reasons import reason
 from benchmarks.report import table
 
@@ -19,7 +19,7 @@ def bounds(figures: Figures) -> list[str]:
     rows = []
     for what, metric, peer, least, found in _found(figures):
         holds = "yes" if found >= least else f"**no**: {reason(metric, peer)}"
-        rows.append([f"{what}, beside {peer}", f"{least:g}", f"{found:.2f}", holds])
+        rows.append([f"{what}, beside {peer}", f"{least:g}", times(found), holds])
     return table(["what", "at least", "found", "holds"], rows)
 
 

@@ -28,6 +28,11 @@ METRICS: Mapping[str, str] = {
 _OWN = (OURS, OURS_SYNCED, BY_CATALOG, BY_CATALOG_SYNCED, OURS_S3FS, OURS_OBSTORE)
 
 
+def times(ratio: float) -> str:
+    """Return a ratio with two digits where it is small."""
+    return f"{ratio:,.1f}" if ratio >= 10 else f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"
+
+
 class Figures:
     """A run, seen through its medians."""
 

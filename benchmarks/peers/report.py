@@ -11,7 +11,7 @@ from statistics import median
 from benchmarks.lakes import REQUEST_SECONDS
 from benchmarks.peers.bounds import bounds
 from benchmarks.peers.charts import draw_ratios, draw_s3
-from benchmarks.peers.figures import METRICS, Figures
+from benchmarks.peers.figures import METRICS, Figures, times
 from benchmarks.peers.measure import (
     BY_CATALOG,
     BY_CATALOG_SYNCED,
@@ -86,7 +86,7 @@ def _metrics(figures: Figures, size: int) -> list[str]:
         for metric in METRICS:
             seconds, ratio = figures.seconds(metric, size, peer), figures.ratio(metric, size, peer)
             shown = "-" if seconds is None else f"{1000 * seconds:,.1f} ms"
-            cells.append(shown if ratio is None else f"**{ratio:.1f}** ({shown})")
+            cells.append(shown if ratio is None else f"**{times(ratio)}** ({shown})")
         rows.append([peer, *cells])
     return table(["peer", *(METRICS[metric] for metric in METRICS)], rows)
 
@@ -118,7 +118,7 @@ def _cell(value: float | None, ratio: float | None, digits: int = 1) -> str:
     if value is None:
         return "-"
     shown = f"{value:,.{digits}f}"
-    return shown if ratio is None else f"**{ratio:.1f}** ({shown})"
+    return shown if ratio is None else f"**{times(ratio)}** ({shown})"
 
 
 def _writers(figures: Figures) -> list[str]:
@@ -192,14 +192,14 @@ def _middle_and_most(values: Sequence[int]) -> str:
 
 
 def _lost(figures: Figures) -> list[str]:
-    rows = [
-        [what, peer, f"{ratio:.2f}", reason(metric, peer)]
-        for metric, what, peer, ratio in figures.all_ratios()
-        if ratio < 1
-    ]
-    if not rows:
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for metric, what, peer, ratio in figures.all_ratios():
+        if ratio < 1:
+            by_reason.setdefault((what, reason(metric, peer)), []).append(f"{peer} {times(ratio)}")
+    if not by_reason:
         return ["Nothing in this run."]
-    return [line.replace("---:", "---") for line in table(["what", "beside", "ratio", "why"], rows)]
+    rows = [[what, "; ".join(peers), why] for (what, why), peers in by_reason.items()]
+    return [line.replace("---:", "---") for line in table(["what", "beside, and the ratio", "why"], rows)]
 
 
 def _not_measured(measured: Measured) -> list[str]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
-import functools
 from collections.abc import Callable
 
 import lance
 import pyarrow as pa
 
 from benchmarks.peers.peer import Peer, object_name, value
+
+
+class LanceConflictError(Exception):
+    """A commit that Lance gave up after its own retries; it tells so in words alone."""
 
 
 class LanceUpdate(Peer):
@@ -19,6 +22,7 @@ class LanceUpdate(Peer):
     object_kind = "row"
     commit_kind = "`LanceDataset.update` of one row, from the version that the writer holds"
     durability = "nothing is synced (no fsync in a trace of its system calls)"
+    conflicts = (LanceConflictError,)
 
     def _uri(self) -> str:
         return f"{self.place.uri}objects.lance" if self.place.endpoint else str(self.place.folder / "objects.lance")
@@ -46,7 +50,17 @@ class LanceUpdate(Peer):
         dataset.update({"definition": f"'{value(number)}'"}, where=f"name = '{object_name(number)}'")
 
     def writer(self) -> Callable[[int], None]:
-        return functools.partial(self._change, self._cold())
+        dataset = self._cold()
+
+        def commit(number: int) -> None:
+            try:
+                self._change(dataset, number)
+            except OSError as error:
+                if "conflict" not in str(error):
+                    raise
+                raise LanceConflictError(str(error)) from error
+
+        return commit
 
     def lookup(self, number: int) -> str:
         return _value(self._cold(), number)
