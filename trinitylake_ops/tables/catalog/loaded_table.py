@@ -23,6 +23,23 @@ from trinitylake_ops.transaction.transaction import Transaction
 _LOADED_AT_MS = "trinitylake.loaded-at-ms"
 
 
+class TableTransaction(IcebergTransaction):
+    """pyiceberg's transaction, which makes its metadata once for each change in it.
+
+    Otherwise all snapshots are copied each time that pyiceberg asks, some twenty times in an append.
+    """
+
+    _made: tuple[TableMetadata, tuple[TableUpdate, ...], TableMetadata] | None = None
+
+    @property
+    def table_metadata(self) -> TableMetadata:
+        """The metadata of the table with the updates so far, which nobody may change."""
+        made = self._made
+        if made is None or made[0] is not self._table.metadata or made[1] is not self._updates:
+            made = self._made = (self._table.metadata, self._updates, super().table_metadata)
+        return made[2]
+
+
 class LoadedTable(Table):
     """A table that knows when it was first loaded. No file that a commit adds is older, except files added by name."""
 
@@ -40,8 +57,8 @@ class LoadedTable(Table):
                 " themselves; write it with another engine"
             )
         if isinstance(self.io, StorageFileIO) and self.io.writes_pending(self.metadata.location):
-            return IcebergTransaction(TableInChange(self, self.io))
-        return super().transaction()
+            return TableTransaction(TableInChange(self, self.io))
+        return TableTransaction(self)
 
     def location_provider(self) -> LocationProvider:
         """Return the object that chooses the places of new files: never a class that the metadata names."""

@@ -1,0 +1,63 @@
+"""The metadata of a transaction is made once for each change in it, and is always that of its updates so far."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from pyiceberg import table as pyiceberg_table
+from pyiceberg.table.update import update_table_metadata
+from pyiceberg.types import LongType
+
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at
+
+SCHEMA = pa.schema([("id", pa.int64())])
+
+
+def rows(*ids: int) -> pa.Table:
+    return pa.table({"id": pa.array(ids, pa.int64())})
+
+
+def test_an_append_copies_the_snapshots_a_few_times(
+    catalog: TrinityLakeCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = catalog.create_table("ns.t", SCHEMA)
+    made: list[int] = []
+
+    def counting(*args: object, **kind: object) -> object:
+        made.append(1)
+        return update_table_metadata(*args, **kind)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pyiceberg_table, "update_table_metadata", counting)
+    table.append(rows(1))
+    assert len(made) == 2, "before the snapshot is added, and after"
+
+
+def test_the_metadata_follows_every_update(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    table = catalog.create_table("ns.t", SCHEMA)
+    change = table.transaction()
+    before = change.table_metadata
+    assert change.table_metadata is before
+    change.set_properties(a="1")
+    assert (before.properties.get("a"), change.table_metadata.properties["a"]) == (None, "1")
+    with change.update_schema() as update:
+        update.add_column("more", LongType())
+    assert change.table_metadata.schema().column_names == ["id", "more"]
+    change.append(pa.table({"id": [1], "more": [2]}))
+    change.append(pa.table({"id": [3], "more": [4]}))
+    assert len(change.table_metadata.snapshots) == 2
+    change.commit_transaction()
+    assert change.table_metadata == table.metadata == catalog_at(lake).load_table("ns.t").metadata
+    assert table.scan().to_arrow().num_rows == 2
+
+
+def test_the_metadata_follows_a_refresh(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    table = catalog.create_table("ns.t", SCHEMA)
+    change = table.transaction()
+    assert change.table_metadata.snapshots == []
+    catalog_at(lake).load_table("ns.t").append(rows(1))
+    table.refresh()
+    assert len(change.table_metadata.snapshots) == 1
+    change.append(rows(2))
+    change.commit_transaction()
+    assert sorted(table.scan().to_arrow()["id"].to_pylist()) == [1, 2]
