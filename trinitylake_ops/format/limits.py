@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import uuid
 from collections.abc import Iterator
 
 from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError, InvalidLocationError
@@ -31,6 +32,8 @@ from trinitylake_ops.format.nodes.system_rows import (
     PREVIOUS_ROOT,
     ROLLBACK_FROM_ROOT,
 )
+
+_ANY_UUID = uuid.UUID(int=0)  # all names of a kind are as long
 
 MIN_ORDER = 3
 MAX_ORDER = 65_536
@@ -63,7 +66,7 @@ def smallest_node_file_limit_bytes(definition: LakehouseDef) -> int:
 def _largest_root_bytes(order: int, key_bytes: int, path_bytes: int) -> int:
     n_keys = order - 1
     system = {
-        LAKEHOUSE_DEF: new_lakehouse_def_path(),
+        LAKEHOUSE_DEF: new_lakehouse_def_path(_ANY_UUID),
         PREVIOUS_ROOT: root_path(MAX_VERSION),
         ROLLBACK_FROM_ROOT: root_path(MAX_VERSION),
         CREATED_AT_MILLIS: "9" * 20,
@@ -74,7 +77,7 @@ def _largest_root_bytes(order: int, key_bytes: int, path_bytes: int) -> int:
         len(system) + 1 + order + 1,
         (n_keys + 1) * key_bytes + text_bytes(system) + len(N_KEYS),
         (n_keys + 1) * path_bytes + text_bytes(system.values()) + len(str(n_keys)),
-        order * len(new_node_path()),
+        order * len(new_node_path(_ANY_UUID)),
     )
 
 
