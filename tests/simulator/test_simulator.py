@@ -135,7 +135,7 @@ _CAUGHT_AT = {
     "mark no definitions of the lakehouse and of namespaces": 8,
     "mark no messages": 8,
     "mark no nodes": 8,
-    "mark only once": 172,
+    "mark only once": 3_415,
     "overwrite roots instead of creating them": 1,
     "overwrite the settings that others changed": 18,
     "purge what was undeleted": 18,
