@@ -276,12 +276,15 @@ def test_what_does_not_decode_is_not_kept(filled: Lakehouse, tmp_path: Path, wit
     assert objects(Lakehouse(flipping, options, cache="shared").snapshot()) == objects(filled.snapshot())
 
 
-def test_without_a_cache_a_damaged_file_is_read_once(filled: Lakehouse) -> None:
+def test_without_a_cache_a_damaged_file_is_not_asked_for_again(filled: Lakehouse) -> None:
+    """Only what was read ahead is read once more, by who needs it and tells of it."""
     flipping = Flipping(filled.storage, times=99)
     lake = Lakehouse(flipping, cache="off")
     with pytest.raises(CorruptFileError):
         objects(lake.snapshot())
-    assert {flipping.n_reads[path] for path in flipping.n_reads if is_immutable_path(path)} == {1}
+    counts = sorted(n_reads for path, n_reads in flipping.n_reads.items() if is_immutable_path(path))
+    assert counts[-1] == 2
+    assert set(counts[:-1]) == {1}
 
 
 def test_requests_are_counted_below_the_cache(filled: Lakehouse) -> None:
