@@ -60,7 +60,6 @@ class Submission:
         self._was_saved = was_saved
         self._keys = base.keys
         self._paths: dict[str, str] = {}
-        self._files: dict[str, bytes] = {}  # of the last draft: another one on a later base has the same
         self._definition_path: str | None = None
         self._was_taken_back = False
 
@@ -96,7 +95,7 @@ class Submission:
             else:
                 path = self._paths.setdefault(key, self._new_path(key))
                 messages[key] = path
-                files[path] = self._files.get(path) or self._changes.definition_file(key, path)
+                files[path] = self._changes.definition_file(key, path)
         lakehouse_def, definition = None, self._changes.definition
         if definition == base.definition:
             definition = None
@@ -105,7 +104,6 @@ class Submission:
             files[lakehouse_def] = definition.to_bytes(lakehouse_def)
         if not messages and definition is None:
             return None
-        self._files = files
         return Writes(messages, files, self._info_on(base, messages), lakehouse_def, definition)
 
     def rename_files(self) -> None:

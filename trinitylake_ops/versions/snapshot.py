@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -118,13 +118,11 @@ class CatalogReader(ABC):
 
     def has_namespace(self, namespace: str) -> bool:
         """Whether a namespace exists. Raises InvalidNameError."""
-        self.expect(lambda keys: KeyRange.only(keys.namespace_key(namespace)))
-        return self.entry(self.keys.namespace_key(namespace)) is not None
+        return self._expected_entry(lambda keys: keys.namespace_key(namespace)) is not None
 
     def namespace(self, namespace: str) -> NamespaceDef:
         """Return a namespace. Raises NamespaceNotFoundError, InvalidNameError."""
-        self.expect(lambda keys: KeyRange.only(keys.namespace_key(namespace)))
-        entry = self.entry(self.keys.namespace_key(namespace))
+        entry = self._expected_entry(lambda keys: keys.namespace_key(namespace))
         if entry is None:
             raise NamespaceNotFoundError(f"there is no namespace {namespace!r}")
         return entry if isinstance(entry, NamespaceDef) else self.namespace_at(_location(entry))
@@ -144,17 +142,20 @@ class CatalogReader(ABC):
 
     def has_table(self, namespace: str, table: str) -> bool:
         """Whether a table exists. Raises InvalidNameError."""
-        self.expect(lambda keys: KeyRange.only(keys.table_key(namespace, table)))
-        return self.entry(self.keys.table_key(namespace, table)) is not None
+        return self._expected_entry(lambda keys: keys.table_key(namespace, table)) is not None
 
     def table(self, namespace: str, table: str) -> TableDef:
         """Return a table. Raises TableNotFoundError, NamespaceNotFoundError, InvalidNameError."""
-        self.expect(lambda keys: KeyRange.only(keys.table_key(namespace, table)))
-        entry = self.entry(self.keys.table_key(namespace, table))
+        entry = self._expected_entry(lambda keys: keys.table_key(namespace, table))
         if entry is None:
             self.namespace(namespace)
             raise TableNotFoundError(f"there is no table {namespace}.{table}")
         return entry if isinstance(entry, TableDef) else self.table_at(_location(entry))
+
+    def _expected_entry(self, key_of: Callable[[KeyCodec], str]) -> Entry | None:
+        """Return what a key maps to, or None, after preparing for the read."""
+        self.expect(lambda keys: KeyRange.only(key_of(keys)))
+        return self.entry(key_of(self.keys))
 
     def object_name(self, key: str) -> ObjectName:
         """Return the kind and names of a key. Raises CorruptFileError for a key of neither a namespace nor a table."""
