@@ -326,8 +326,7 @@ class _StoppedDiscard(StorageWrapper):
         self.inner.delete(path)
 
 
-def test_files_that_a_failed_attempt_discards_are_not_used_again(lakes: Lakes) -> None:
-    """The leader is interrupted while it discards; the delete, which was sent, may take effect at any time."""
+def _two_and_a_stopped_discard(lakes: Lakes) -> tuple[_StoppedDiscard, Lakehouse, list[Transaction]]:
     storage = _StoppedDiscard(lakes.storage())
     storage.concurrency = 1
     lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
@@ -336,6 +335,12 @@ def test_files_that_a_failed_attempt_discards_are_not_used_again(lakes: Lakes) -
     transactions = [lake.transaction() for _ in range(2)]
     for number, txn in enumerate(transactions):
         creates(f"t{number}")(txn)
+    return storage, lake, transactions
+
+
+def test_files_that_a_failed_attempt_discards_are_not_used_again(lakes: Lakes) -> None:
+    """The leader is interrupted while it discards; the delete, which was sent, may take effect at any time."""
+    storage, lake, transactions = _two_and_a_stopped_discard(lakes)
 
     def refuse() -> None:
         storage.is_refusing = True
@@ -397,14 +402,8 @@ def test_lakehouses_that_were_opened_alike_share_the_queue(lakes: Lakes) -> None
 
 def test_files_that_a_failed_attempt_discards_are_not_named_either(lakes: Lakes) -> None:
     """A transaction that has given a name to a file cannot be committed with another one."""
-    storage = _StoppedDiscard(lakes.storage())
-    storage.concurrency = 1
-    lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
-    with lake.transaction() as txn:
-        txn.create_namespace("ns")
-    transactions = [lake.transaction() for _ in range(2)]
+    storage, lake, transactions = _two_and_a_stopped_discard(lakes)
     for number, txn in enumerate(transactions):
-        creates(f"t{number}")(txn)
         txn.add_file(f"tables/t{number}/metadata/0.json", b"x")
 
     def refuse() -> None:
