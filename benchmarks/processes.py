@@ -25,7 +25,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from benchmarks.lakes import SlowStorage
-from benchmarks.report import plot, table, write_result
+from benchmarks.report import by_writers, plot, table, write_result
 from benchmarks.s3 import radosgw
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, TableDef
@@ -215,16 +215,16 @@ def report(results: Mapping[str, Mapping[int, Figures]]) -> Sequence[str]:
     ]
 
     def draw(axes: Sequence[Axes]) -> None:
-        for case, figures in results.items():
-            ratios = [found.per_second / figures[1].per_second for found in figures.values()]
-            waits = [found.longest_ms / found.median_ms for found in figures.values()]
-            axes[0].plot(list(figures), ratios, "o-", label=case, markersize=3.5)
-            axes[1].plot(list(figures), waits, "o-", label=case, markersize=3.5)
-        for each, title in zip(axes, ("commits per second, x one process", "longest commit, x median"), strict=True):
-            each.set_xscale("log", base=2)
-            each.set_ylim(bottom=0)
-            each.set_xlabel("processes")
-            each.set_title(title)
+        ratios = {
+            case: {n: found.per_second / figures[1].per_second for n, found in figures.items()}
+            for case, figures in results.items()
+        }
+        waits = {
+            case: {n: found.longest_ms / found.median_ms for n, found in figures.items()}
+            for case, figures in results.items()
+        }
+        charts = {"commits per second, x one process": ratios, "longest commit, x median": waits}
+        by_writers(axes, "processes", charts)
         axes[0].legend()
 
     return [

@@ -81,6 +81,17 @@ def by_tables(axes: Axes, title: str, lines: Mapping[str, Mapping[int, float]], 
     axes.legend(**({"loc": "upper left", "bbox_to_anchor": (1, 1)} if len(lines) > 4 else {}))
 
 
+def by_writers(axes: Sequence[Axes], label: str, lines: Mapping[str, Mapping[str, Mapping[int, float]]]) -> None:
+    """Draw a chart for each title: lines over the number of writers, which ``label`` names."""
+    for each, (title, cases) in zip(axes, lines.items(), strict=True):
+        for case, points in cases.items():
+            each.plot(list(points), list(points.values()), "o-", label=case, markersize=3.5)
+        each.set_xscale("log", base=2)
+        each.set_ylim(bottom=0)
+        each.set_xlabel(label)
+        each.set_title(title)
+
+
 def seconds(work: Callable[[], object]) -> float:
     """Return how long a call takes."""
     begun = time.perf_counter()

@@ -18,7 +18,7 @@ from functools import partial
 from matplotlib.axes import Axes
 
 from benchmarks.lakes import SlowStorage
-from benchmarks.report import plot, table, write_result
+from benchmarks.report import by_writers, plot, table, write_result
 from trinitylake_ops import Lakehouse, TableDef
 from trinitylake_ops.errors import CommitAttemptsExhaustedError, CommitConflictError
 from trinitylake_ops.storage import MemoryStorage, Storage, drop_memory_root
@@ -134,15 +134,10 @@ def report(results: Mapping[str, Mapping[int, Figures]]) -> Sequence[str]:
     ]
 
     def draw(axes: Sequence[Axes]) -> None:
-        for case, figures in results.items():
-            axes[0].plot(list(figures), [found.commits for found in figures.values()], "o-", label=case, markersize=3.5)
-            axes[1].plot(list(figures), [found.aborted for found in figures.values()], "o-", label=case, markersize=3.5)
+        commits = {case: {n: found.commits for n, found in figures.items()} for case, figures in results.items()}
+        aborted = {case: {n: found.aborted for n, found in figures.items()} for case, figures in results.items()}
+        by_writers(axes, "writers", {"commits per second": commits, "aborted transactions": aborted})
         axes[0].axhline(8 * single, color="black", linestyle=":", label="8 x one writer")
-        for each, title in zip(axes, ("commits per second", "aborted transactions"), strict=True):
-            each.set_xscale("log", base=2)
-            each.set_ylim(bottom=0)
-            each.set_xlabel("writers")
-            each.set_title(title)
         axes[0].legend()
 
     return [
