@@ -28,7 +28,7 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, Storage, StorageWrapper, drop_memory_root
 from trinitylake_ops.storage.cache.folder import CacheFolder
 from trinitylake_ops.storage.cache.lru import ENTRY_OVERHEAD_BYTES, ByteLru
-from trinitylake_ops.storage.cache.options import S3_ENVIRONMENT, CacheOptions, storage_identity
+from trinitylake_ops.storage.cache.options import CacheOptions, storage_identity
 from trinitylake_ops.storage.cache.storage import (
     CacheStorage,
     FileCache,
@@ -36,6 +36,7 @@ from trinitylake_ops.storage.cache.storage import (
     private_cache_view,
     shared_cache_view,
 )
+from trinitylake_ops.storage.s3.settings import S3_ENVIRONMENT
 
 ROOT = "memory://cache/"
 MIB = 1024 * 1024

@@ -19,7 +19,7 @@ from trinitylake_ops.extras import needs
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.spark_jobs.runtime.addresses import DEFAULT_MASTER, check_remote
-from trinitylake_ops.storage.options import ALLOWED_ROOTS, OPTIONS_VARIABLE, SECRET_OPTIONS, StorageOptions
+from trinitylake_ops.storage.options import ALLOWED_ROOTS, OPTIONS_VARIABLE, StorageOptions, is_secret
 from trinitylake_ops.storage.s3.settings import S3Location, check_endpoint
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class _OptionsConfig(dg.Config):
     def _refuse_other_names(cls, given: Any) -> Any:
         # Pydantic's own error would repeat the value, which may be a credential.
         names = sorted(set(given) - set(cls.model_fields)) if isinstance(given, Mapping) else []
-        if secret := next((name for name in names if name in SECRET_OPTIONS), None):
+        if secret := next(filter(is_secret, names), None):
             raise InvalidInputError(
                 f"{secret!r} is a credential and Dagster shows configuration: leave it to the environment of the"
                 " process, or name its environment variable in secret_options_from_env"

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES
 
-#: Options whose values are credentials. No text that this package makes repeats them.
+#: Options of our own whose values are credentials.
 SECRET_OPTIONS = frozenset({"access_key_id", "secret_access_key", "session_token"})
+#: Words in names of options, also of other packages, that make the value a credential.
+_SECRET_WORDS = frozenset({"credential", "credentials", "key", "password", "secret", "token"})
 
 #: The environment variable with options that neither the command line nor the code gives.
 OPTIONS_VARIABLE = "TRINITYLAKE_STORAGE_OPTIONS"
@@ -31,6 +33,11 @@ _USER_INFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,39}:/{1,2})[^/\s@'\"]+@")
 _ENVIRONMENT_SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _MIN_SECRET_CHARS = 6
 _LARGEST_WHOLE_FILE_BYTES = 5 << 30  # the largest file of one PUT to S3
+
+
+def is_secret(name: str) -> bool:
+    """Whether the value of an option is a credential. No text that this package makes repeats it."""
+    return name in SECRET_OPTIONS or not _SECRET_WORDS.isdisjoint(name.split("_"))
 
 
 class StorageOptions(Mapping[str, str]):
@@ -88,14 +95,14 @@ class StorageOptions(Mapping[str, str]):
 
     def shown(self) -> dict[str, str]:
         """Return the options as people may see them: credentials as asterisks."""
-        return {name: _HIDDEN if name in SECRET_OPTIONS else value for name, value in self._values.items()}
+        return {name: _HIDDEN if is_secret(name) else value for name, value in self._values.items()}
 
     def redact(self, text: str) -> str:
         """Return a text without the credentials of these options and of the environment.
 
         A server's or a client library's message may contain them.
         """
-        secrets = {value for name, value in self._values.items() if name in SECRET_OPTIONS and value}
+        secrets = {value for name, value in self._values.items() if is_secret(name) and value}
         from_environment = (os.environ.get(name, "") for name in _ENVIRONMENT_SECRETS)
         secrets.update(value for value in from_environment if len(value) >= _MIN_SECRET_CHARS)
         for secret in sorted(secrets, key=len, reverse=True):

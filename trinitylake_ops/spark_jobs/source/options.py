@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import TypeAlias
 
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.storage.options import OPTIONS_VARIABLE, SECRET_OPTIONS, StorageOptions
+from trinitylake_ops.storage.options import OPTIONS_VARIABLE, StorageOptions, is_secret
 
 ROOT = "root"
 #: The argument of ``load(...)``.
@@ -93,7 +93,7 @@ class SourceOptions:
         """
         given = {name.lower(): value for name, value in options.items()}
         storage = {name.removeprefix(STORAGE_PREFIX): given[name] for name in given if name.startswith(STORAGE_PREFIX)}
-        if secret := next((name for name in storage if name in SECRET_OPTIONS), None):
+        if secret := next(filter(is_secret, storage), None):
             raise InvalidInputError(
                 f"the option {STORAGE_PREFIX + secret!r} would be seen in Spark's plans and logs; credentials come from"
                 f" the environment of the driver, by {OPTIONS_VARIABLE} or AWS's variables, set before Spark starts"
@@ -126,7 +126,7 @@ def _with_environment(root: str, given: Mapping[str, str]) -> StorageOptions:
     Credentials are among them, so that tasks on other machines have those of the driver.
     """
     options = {**StorageOptions.parse(os.environ.get(OPTIONS_VARIABLE, "")), **StorageOptions(given)}
-    if root.startswith("s3://") and not SECRET_OPTIONS & options.keys():
+    if root.startswith("s3://") and not any(map(is_secret, options)):
         found = {name: os.environ.get(variable, "") for name, variable in _ENVIRONMENT_CREDENTIALS.items()}
         if found["access_key_id"] and found["secret_access_key"]:
             options |= {name: value for name, value in found.items() if value}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.storage.options import ALLOWED_ROOTS
+from trinitylake_ops.storage.schemes import environment_of
 
 CACHE_BYTES = "cache_bytes"
 CACHE_FOLDER = "cache_folder"
@@ -20,12 +21,6 @@ CACHE_OPTIONS = frozenset({CACHE_BYTES, CACHE_FOLDER, CACHE_FOLDER_BYTES})
 
 DEFAULT_CACHE_BYTES = 256 * 1024 * 1024
 DEFAULT_CACHE_FOLDER_BYTES = 1024 * 1024 * 1024
-
-#: Variables that decide which server a root on S3 is on, and which user asks, if the options do not.
-S3_ENVIRONMENT = (
-    "AWS_ACCESS_KEY_ID", "AWS_CONFIG_FILE", "AWS_DEFAULT_PROFILE", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL",
-    "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AWS_REGION", "AWS_ROLE_ARN", "AWS_SHARED_CREDENTIALS_FILE",
-)  # fmt: skip
 
 _LONGEST_NUMBER_CHARS = 18
 
@@ -53,15 +48,15 @@ class CacheOptions:
 
 
 def storage_identity(root: str, options: Mapping[str, str]) -> str:
-    """Return a hash of a root and of the way to reach it: options, credentials included, and ``S3_ENVIRONMENT``.
+    """Return a hash of a root and of the way to reach it: options and environment, credentials included.
 
     A file that was read with some credentials is thus not handed out for others, as far as these values differ. A
-    change of AWS's files or of the machine's role is not seen.
+    change of a client's own files or of the machine's role is not seen.
     """
     reaching = sorted(
         (name, value) for name, value in options.items() if name not in CACHE_OPTIONS and name != ALLOWED_ROOTS
     )
-    environment = [os.environ.get(name) for name in S3_ENVIRONMENT] if root.startswith("s3://") else []
+    environment = [os.environ.get(name) for name in environment_of(root)]
     return hashlib.sha256(json.dumps([root, reaching, environment]).encode()).hexdigest()
 
 

@@ -23,6 +23,11 @@ S3_OPTIONS = frozenset(
     }
 )  # fmt: skip
 S3_CLIENTS = ("s3fs", "obstore")
+#: Variables that decide which server a root is on, and which user asks, if the options do not.
+S3_ENVIRONMENT = (
+    "AWS_ACCESS_KEY_ID", "AWS_CONFIG_FILE", "AWS_DEFAULT_PROFILE", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AWS_REGION", "AWS_ROLE_ARN", "AWS_SHARED_CREDENTIALS_FILE",
+)  # fmt: skip
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 _MIN_TIMEOUT_SECONDS = 0.001

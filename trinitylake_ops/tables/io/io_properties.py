@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trinitylake_ops.storage.options import SECRET_OPTIONS, StorageOptions
+from trinitylake_ops.storage.options import StorageOptions, is_secret
 
 ROOT = "root"
 STORAGE_OPTION_PREFIX = "storage."
@@ -27,5 +27,5 @@ def public_properties(properties: Mapping[str, str], root: str, options: Storage
     Anybody may print properties. Objects that open further storages keep their StorageOptions beside them.
     """
     kept = {name: value for name, value in properties.items() if not name.startswith(STORAGE_OPTION_PREFIX)}
-    shown = {f"{STORAGE_OPTION_PREFIX}{name}": options[name] for name in options if name not in SECRET_OPTIONS}
+    shown = {f"{STORAGE_OPTION_PREFIX}{name}": options[name] for name in options if not is_secret(name)}
     return {**kept, **shown, ROOT: root}

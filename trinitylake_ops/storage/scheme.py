@@ -1,0 +1,25 @@
+"""What a kind of storage says about itself: the scheme of its roots, its options, and how a root is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.storage.options import StorageOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """A kind of storage.
+
+    ``name`` is what its roots begin with, before ``://``. ``options`` are the names of its own options (docs/storage.md).
+    ``open`` returns the storage of a normalised root, without retries around it, and sends no request. It raises
+    InvalidLocationError and InvalidInputError, which repeat no credentials, and MissingExtraError. ``environment`` are
+    the variables that decide where a root is and who asks, where the options do not say.
+    """
+
+    name: str
+    options: frozenset[str]
+    open: Callable[[str, StorageOptions], Storage]
+    environment: tuple[str, ...] = ()
