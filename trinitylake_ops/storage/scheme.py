@@ -13,10 +13,10 @@ from trinitylake_ops.storage.options import StorageOptions
 class Scheme:
     """A kind of storage.
 
-    ``name`` is what its roots begin with, before ``://``. ``options`` are the names of its own options (docs/storage.md).
-    ``open`` returns the storage of a normalised root, without retries around it, and sends no request. It raises
-    InvalidLocationError and InvalidInputError, which repeat no credentials, and MissingExtraError. ``environment`` are
-    the variables that decide where a root is and who asks, where the options do not say.
+    ``name`` is what its roots begin with, before ``://``. ``options`` are the names of its own options
+    (docs/storage.md). ``open`` returns the storage of a normalised root, without retries around it, and sends no
+    request. It raises InvalidLocationError and InvalidInputError, which repeat no credentials, and MissingExtraError.
+    ``environment`` are the variables that decide where a root is and who asks, where the options do not say.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """All kinds of storage: our own, and those that other packages add (docs/storage.md, "Write a storage").
 
-Another package adds one by an entry point of the group ``trinitylake_ops.storages``. The entry point has the scheme's
-name and leads to its :class:`~trinitylake_ops.storage.scheme.Scheme`. It is loaded when a root of this scheme is opened.
+Another package adds one by an entry point of the group ``trinitylake_ops.storages``. The entry point has the name of
+the scheme and leads to its :class:`~trinitylake_ops.storage.scheme.Scheme`. It is loaded when such a root is opened.
 """
 
 from __future__ import annotations
