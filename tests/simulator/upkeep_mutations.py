@@ -35,7 +35,7 @@ def _replacing(place: object, name: str, value: Any) -> Mutation:
 def _ignore_messages() -> AbstractContextManager[Any]:
     """Mark what the keys of nodes point to, and not what their buffers say."""
     of = survey.Pointers.of
-    return mock.patch.object(survey.Pointers, "of", lambda node, root_uri: of(replace(node, buffer={}), root_uri))
+    return mock.patch.object(survey.Pointers, "of", lambda node, place: of(replace(node, buffer={}), place))
 
 
 def _forget_expired_ones() -> AbstractContextManager[Any]:

@@ -64,7 +64,8 @@ def storage_at(server: ScriptedServer, kind: type[S3Storage] = ObstoreS3Storage,
         "region": "us-east-1",
         "access_key_id": ACCESS_KEY_ID,
         "secret_access_key": SECRET,
-        "read_timeout_seconds": "30",  # a slow machine must not look like a fault
+        "connect_timeout_seconds": "30",  # a slow machine must not look like a fault
+        "read_timeout_seconds": "30",
     }
     return kind("s3://bucket/lake/", {**given, **options})
 

@@ -49,7 +49,8 @@ def storage_at(server: ScriptedServer, **options: str) -> S3Storage:
             "access_key_id": ACCESS_KEY_ID,
             "secret_access_key": SECRET,
             "addressing_style": "path",
-            "read_timeout_seconds": "30",  # a slow machine must not look like a fault
+            "connect_timeout_seconds": "30",  # a slow machine must not look like a fault
+            "read_timeout_seconds": "30",
             **options,
         },
     )

@@ -19,8 +19,8 @@ from trinitylake_ops.storage import (
     StorageWrapper,
     drop_memory_root,
 )
-from trinitylake_ops.transaction import commit as commit_module
 from trinitylake_ops.transaction.commit import create_root
+from trinitylake_ops.transaction.turns import COMMITS_BETWEEN_LOOKS
 from trinitylake_ops.versions import roots as roots_module
 
 ROOT = "memory://newest-root/"
@@ -57,11 +57,8 @@ def test_a_warm_begin_takes_one_round_and_a_commit_two(lake: Lakehouse, meter: M
     assert (committing.counts.requests, committing.counts.rounds) == ({"create": 2, "write": 1}, 3), "the hint beside"
 
 
-def test_a_lost_attempt_costs_two_rounds(
-    lake: Lakehouse, meter: MeteredStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_attempt_costs_two_rounds(lake: Lakehouse, meter: MeteredStorage) -> None:
     """The root that was refused, and one look: at the root that stands there, its successor and the hint."""
-    monkeypatch.setattr(commit_module, "pause_after_loss", lambda n_lost, attempt_seconds: False)
     txn, other = lake.transaction(), Lakehouse(meter)
     txn.create_namespace("b")
     commit(other, "of-another")
@@ -70,6 +67,51 @@ def test_a_lost_attempt_costs_two_rounds(
     assert committing.counts.requests == {"create": 3, "read": 3, "write": 1}
     assert committing.counts.rounds == 1 + 2 + 1 + 1, "files; the lost root and the look; the root; the hint beside"
     assert lake.snapshot().namespaces() == ["a", "b", "of-another"]
+
+
+def lose(lake: Lakehouse) -> None:
+    """Let another commit be first once."""
+    txn = lake.transaction()
+    txn.create_namespace("lost-once")
+    commit(lake, "first")
+    txn.commit()
+
+
+def test_who_lost_looks_beside_its_files_and_sends_no_root_in_vain(lake: Lakehouse, meter: MeteredStorage) -> None:
+    lose(lake)
+    txn = lake.transaction()
+    txn.create_namespace("b")
+    commit(lake, "of-another")
+    with meter.measure() as committing:
+        assert txn.commit() == 5
+    assert committing.counts.requests == {"create": 2, "read": 2, "write": 1}
+    assert committing.counts.rounds == 1 + 1 + 1, "the files with the look; the root; the hint beside"
+    assert lake.snapshot().namespaces() == ["a", "b", "first", "lost-once", "of-another"]
+
+
+def test_a_look_beside_that_fails_costs_an_attempt_at_most(lake: Lakehouse, meter: MeteredStorage) -> None:
+    faulty = NotReadOnce(meter, {root_path(4), root_path(5)})
+    own = Lakehouse(faulty)
+    lose(own)
+    txn = own.transaction()
+    txn.create_namespace("b")
+    commit(own, "of-another")
+    faulty.is_armed = True
+    assert txn.commit() == 5
+    assert not faulty.paths
+
+
+def test_who_meets_nobody_for_some_commits_looks_no_longer(lake: Lakehouse, meter: MeteredStorage) -> None:
+    lose(lake)
+    reads = []
+    for number in range(COMMITS_BETWEEN_LOOKS + 1):
+        txn = lake.transaction()
+        txn.create_namespace(f"b{number}")
+        with meter.measure() as committing:
+            txn.commit()
+        reads.append(committing.counts.requests.get("read", 0))
+    assert reads[0] == 2
+    assert reads[-1] == 0
 
 
 def test_a_look_that_fails_in_part_tells_whose_root_stands(lake: Lakehouse, meter: MeteredStorage) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Callable
 
 from trinitylake_ops.errors import InvalidLocationError
 
@@ -102,6 +104,11 @@ def to_location(root: str, uri: str) -> str:
         respelled = _respelled(root, uri)
         location = respelled.removeprefix(root) if respelled.startswith(root) else location
     return validate_location(location)
+
+
+def located(root: str) -> Callable[[str], str]:
+    """Return :func:`to_location` for one root, which looks at each spelling once. It holds all of them."""
+    return functools.cache(functools.partial(to_location, root))
 
 
 def _respelled(root: str, uri: str) -> str:

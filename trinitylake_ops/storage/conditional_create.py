@@ -7,7 +7,7 @@ the storage gave. So no answer but "created" is trusted: the file under the name
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
@@ -73,20 +73,20 @@ def create_settled(
     raise _ambiguous(path, lost_answer)
 
 
-def create_fresh(storage: Storage, files: Mapping[str, bytes], also: Callable[[], None] | None = None) -> None:
-    """Create files as :func:`create_fresh_file` does, in parallel, and call ``also`` in the same round.
+def create_fresh(storage: Storage, files: Mapping[str, bytes], also: Sequence[Callable[[], None]] = ()) -> None:
+    """Create files as :func:`create_fresh_file` does, in parallel, and make the calls of ``also`` in the same round.
 
     Raises the first failure once no create is on its way any more.
     """
+    calls: list[Callable[[], None]] = [
+        *(functools.partial(create_fresh_file, storage, path, data) for path, data in files.items()),
+        *also,
+    ]
 
-    def create_one(path: str | None) -> None:
-        if path is not None:
-            create_fresh_file(storage, path, files[path])
-        elif also is not None:
-            also()
+    def call(work: Callable[[], None]) -> None:
+        work()
 
-    paths: list[str | None] = [*files, *([None] if also is not None else [])]
-    run_parallel(in_one_round(create_one), paths, storage.concurrency, storage.few_creates)
+    run_parallel(in_one_round(call), calls, storage.concurrency, storage.few_creates)
 
 
 def create_fresh_file(storage: Storage, path: str, data: bytes) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import random
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -32,13 +31,20 @@ from trinitylake_ops.transaction.time_to_live import AgeLimit, OperationAge, Tra
 from trinitylake_ops.transaction.turns import LOSSES_BEFORE_ASKING, Courtesy, TurnRequest
 from trinitylake_ops.versions.commit_info import CommitCost
 from trinitylake_ops.versions.latest import latest_after, reading_bases
-from trinitylake_ops.versions.roots import KnownRoot, Look, Roots, count_created_root, look_after, read_roots
+from trinitylake_ops.versions.roots import (
+    KnownRoot,
+    Look,
+    Roots,
+    count_created_root,
+    look_after,
+    look_beside,
+    read_roots,
+)
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_ATTEMPTS = 100
-_LONGEST_PAUSE_S = 1.0
 _TIMES_AT_ONCE = 16
 
 
@@ -170,7 +176,7 @@ class Commit:
                 return Committed(base.version, None)
             try:
                 root = self._write(attempt, base)
-                is_ours = self._send(attempt, root.data, base)
+                is_ours = not self._is_outrun(root) and self._send(attempt, root.data, base)
             except DraftOutdatedError:
                 self._discard_nodes()
                 continue
@@ -211,12 +217,20 @@ class Commit:
         cost = CommitCost(self._n_lost + 1, self._n_requests + 1, n_bytes)
         root = draft.root(cost, base.files.roots.path(attempt.version), attempt.version)
         self._nodes = nodes
-        storage, prepare = base.files.roots.storage, None
+        storage = base.files.roots.storage
+        beside_files: list[Callable[[], None]] = []
         if storage.prepares:
-            prepare = functools.partial(storage.prepare, root.path, root.data)
+            beside_files.append(functools.partial(storage.prepare, root.path, root.data))
             self._unprepare = functools.partial(storage.unprepare, root.data)
-        create_fresh(self._files.storage, {**fresh, **nodes}, prepare)
+        if self._courtesy is not None and self._courtesy.is_crowded and (fresh or nodes):
+            self._look, reads = look_beside(base.files.roots, attempt.version)
+            beside_files += reads
+        create_fresh(self._files.storage, {**fresh, **nodes}, beside_files)
         return root
+
+    def _is_outrun(self, root: KnownRoot) -> bool:
+        """Whether the look beside the files saw another root of this version. Then ours need not be sent."""
+        return self._look is not None and self._look.probed.contents.get(root.path) is not None
 
     def _send(self, attempt: _Attempt, root_file: bytes, base: Snapshot) -> bool:
         """Create the root if absent, within the time to live.
@@ -239,13 +253,13 @@ class Commit:
     def _rebase(self, base: Snapshot, turn: TurnRequest, began_s: float) -> Snapshot:
         """Find the latest version and check the change on it; returns that version."""
         self._n_lost += 1
+        if self._courtesy is not None:
+            self._courtesy.met_another()
         if self._n_lost >= self._max_attempts:
             raise attempts_exhausted(self._max_attempts, base.version + 1)
         if self._n_lost >= LOSSES_BEFORE_ASKING:
             beside.put(functools.partial(turn.lost, self._n_lost, time.monotonic() - began_s))
         look, self._look = self._look, None
-        if pause_after_loss(self._n_lost, time.monotonic() - began_s):
-            look = None  # it is old
         latest = latest_after(self._files, look or look_after(self._files.roots, base.version + 1))
         # The age is checked first: a purge may have deleted what the base of an old change reaches.
         with contextlib.suppress(DraftOutdatedError):  # rebase and draft leave out transactions that are too old
@@ -279,16 +293,6 @@ def attempts_exhausted(n_attempts: int, version: int) -> CommitAttemptsExhausted
     return CommitAttemptsExhaustedError(
         f"{n_attempts} attempts met other commits each time; nothing was committed, retry later", version=version
     )
-
-
-def pause_after_loss(n_lost: int, attempt_seconds: float) -> bool:
-    """Wait a random time before the next attempt. Returns whether it waited.
-
-    The more attempts were lost, the shorter it is, so that no writer starves. One of all writers that try wins in any
-    case. The writers that lost most wait least, and win most.
-    """
-    time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, attempt_seconds) / n_lost))
-    return True
 
 
 def _creation_time_ms(storage: Storage, base: Snapshot) -> int:

@@ -121,13 +121,23 @@ def start_beside(work: Callable[[], None]) -> None:
 
 
 class Courtesy:
-    """The waiting of one process for others that ask for a turn."""
+    """What one process knows of others that commit to the same lakehouse, and its waiting for those that ask."""
 
     def __init__(self) -> None:
         self._n_commits = 0
+        self._n_crowded = 0
         self._storage: Storage | None = None
         self._asking: Mapping[str, int] = {}
         self._n_pauses = _FEWEST_PAUSES
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether the commit of another process was first in one of the last commits."""
+        return self._n_commits < self._n_crowded
+
+    def met_another(self) -> None:
+        """Note that the commit of another process was first."""
+        self._n_crowded = self._n_commits + COMMITS_BETWEEN_LOOKS
 
     def look_now_and_then(self, storage: Storage) -> None:
         """Count a commit. Beside one in so many, look for requests of others."""

@@ -47,12 +47,22 @@ def compacted_tree(
 class _Compaction(TreeEditor):
     def __init__(self, store: NodeStore, limits: TreeLimits, root_system: dict[str, str]):
         super().__init__(store, limits, root_system)
-        self._visited = MetNodes()
+        self._pointed_at = MetNodes()
+        self._entered: set[str] = set()
 
     def compacts(self, root: DirtyNode) -> bool:
         """Empty all buffers of a tree and pack its nodes. Returns whether anything changed."""
-        self._visited = MetNodes()
+        self._pointed_at, self._entered = MetNodes(), set()
+        self._pointed_at.add(child for child in root.children if isinstance(child, str))
         return self.compact(root)
+
+    def _enter(self, location: str) -> NodeFile:
+        """Read a node and note what it points to, once: after a merge it is entered again, from another parent."""
+        stored = self.store.load(location)
+        if location not in self._entered:
+            self._entered.add(location)
+            self._pointed_at.add(stored.children)
+        return stored
 
     def compact(self, node: DirtyNode) -> bool:
         """Empty all buffers of a subtree and pack its nodes. Returns whether anything changed."""
@@ -69,8 +79,7 @@ class _Compaction(TreeEditor):
     def _compact_child(self, node: DirtyNode, position: int) -> bool:
         child = node.children[position]
         if isinstance(child, str):
-            self._visited.add([child])
-            stored = self.store.load(child)
+            stored = self._enter(child)
             if stored.is_leaf and not stored.buffer:
                 return False
             copy = DirtyNode.copy_of(stored)

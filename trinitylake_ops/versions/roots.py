@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -212,6 +214,21 @@ def look_after(roots: Roots, version: int) -> Look:
     read_at_ms = roots.storage.now_ms()
     hinted = _with_hint(roots.storage, read, _pair(roots.naming, version))
     return Look(version, probed, hinted, read_at_ms)
+
+
+def look_beside(roots: Roots, version: int) -> tuple[Look, list[Callable[[], None]]]:
+    """Return a look after a version that may not exist, and the reads that fill it, for a round of the caller's.
+
+    A read that fails leaves a gap in the look.
+    """
+    probed = ProbedRoots(roots.storage)
+
+    def read(path: str) -> None:
+        with contextlib.suppress(StorageError):
+            probed.read_one(path)
+
+    reads: list[Callable[[], None]] = [functools.partial(read, path) for path in _pair(roots.naming, version)]
+    return Look(version, probed, None, roots.storage.now_ms()), reads
 
 
 def find_latest_after(roots: Roots, look: Look) -> tuple[int, bytes]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from trinitylake_ops.errors import CorruptFileError, ExportNotFoundError, FileMissingError, InvalidInputError
 from trinitylake_ops.format.definitions import ExportRecord, ExportState
 from trinitylake_ops.format.file_names import parse_root_path
-from trinitylake_ops.format.locations import is_uri, to_location
+from trinitylake_ops.format.locations import is_uri, located, to_location
 from trinitylake_ops.maintenance.exports.roots import check_made_of
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse, uncached_on
 from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
@@ -134,7 +134,7 @@ def _needed_elsewhere(
     exported = other.snapshot(version)
     check_made_of(exported, lake.snapshot(), record.name)
     reach = CatalogReach(other.files, skips_damaged=True)
-    reach.add([SurveyedRoot.of(version, exported.root, path, other.root)])
+    reach.add([SurveyedRoot.of(version, exported.root, path, located(other.root))])
     needed.update(dict.fromkeys(one for one in (*reach.nodes, *reach.tables, *reach.others) if not is_uri(one)))
     io = reading_io(other, [lake.storage])
     damaged: set[str] = set()

@@ -11,7 +11,8 @@ from datetime import timedelta
 
 from trinitylake_ops.errors import FileMissingError, MaintenanceBlockedError, PlanChangedError
 from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
-from trinitylake_ops.format.nodes.node_file import decode_node, encode_sealed_root
+from trinitylake_ops.format.nodes.node_file import decode_system_rows, encode_sealed_root
+from trinitylake_ops.format.nodes.system_rows import SEALED_AT_MILLIS
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.gc.batches import PurgeBatch, unpurged_batches, with_purged
 from trinitylake_ops.maintenance.gc.sweep import DeletingOperation, Deletion, DeletionReport, delete_unreached
@@ -267,11 +268,11 @@ class _PurgeRun:
         def seal(version: int) -> None:
             path = roots.path(version)
             try:
-                root = decode_node(storage.read(path), path)
+                system = decode_system_rows(storage.read(path), path)
             except FileMissingError:
                 return  # deleted by another program, its name with it
-            if not root.is_sealed:
-                storage.write(path, encode_sealed_root(root.system, storage.now_ms(), path))
+            if SEALED_AT_MILLIS not in system:
+                storage.write(path, encode_sealed_root(system, storage.now_ms(), path))
                 sealed.append(version)
 
         sealed: list[int] = []

@@ -14,7 +14,7 @@ from trinitylake_ops.format.definitions import ExpirationState, ExportState
 from trinitylake_ops.format.file_identity import OtherNames, folded
 from trinitylake_ops.format.file_names import is_immutable_path, owner_path
 from trinitylake_ops.format.file_sizes import MAX_NOTE_BYTES
-from trinitylake_ops.format.locations import is_uri, to_location
+from trinitylake_ops.format.locations import is_uri, located, to_location
 from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor, Weight
 from trinitylake_ops.maintenance.reach.survey import Pointers, Progress, Survey, SurveyedRoot, no_progress
@@ -124,9 +124,9 @@ class NodeWalk:
 
     def __call__(self, paths: Sequence[str]) -> list[Pointers | StorageError]:
         """Return what nodes point to; a failure stands in the place of a node that cannot be read."""
-        root_uri = self.files.storage.root
+        place = located(self.files.storage.root)
         nodes = self.files.nodes.load_available(paths)
-        return [Pointers.of(node, root_uri) if isinstance(node, NodeFile) else node for node in nodes]
+        return [Pointers.of(node, place) if isinstance(node, NodeFile) else node for node in nodes]
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def _read_exported(lake: Lakehouse, path: str) -> SurveyedRoot | None:
         if path in (to_location(lake.root, location) for location in locations):
             raise
         return None
-    return SurveyedRoot.of(-1, decode_node(data, path), path, lake.root)
+    return SurveyedRoot.of(-1, decode_node(data, path), path, located(lake.root))
 
 
 class Mark:

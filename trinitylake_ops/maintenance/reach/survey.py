@@ -20,7 +20,7 @@ from trinitylake_ops.format.definitions import (
     LakehouseDef,
 )
 from trinitylake_ops.format.file_names import ROOT_PREFIX, parse_root_path, root_naming
-from trinitylake_ops.format.locations import to_location
+from trinitylake_ops.format.locations import located, to_location
 from trinitylake_ops.format.nodes.keys import TABLE_KEY_PREFIX
 from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node
 from trinitylake_ops.format.nodes.system_rows import LAKEHOUSE_DEF
@@ -58,15 +58,15 @@ class Pointers:
     others: tuple[str, ...]
 
     @classmethod
-    def of(cls, node: NodeFile, root_uri: str) -> Pointers:
-        """Return the pointers of a node. Raises InvalidLocationError."""
+    def of(cls, node: NodeFile, place: Callable[[str], str]) -> Pointers:
+        """Return the pointers of a node; ``place`` makes locations of them. Raises InvalidLocationError."""
         tables: list[str] = []
         others: list[str] = []
         for keys, locations in ((node.keys, node.values), (node.buffer, node.buffer.values())):
             for key, location in zip(keys, locations, strict=True):
                 if location is not None:
-                    (tables if key.startswith(TABLE_KEY_PREFIX) else others).append(to_location(root_uri, location))
-        return cls(tuple(to_location(root_uri, child) for child in node.children), tuple(tables), tuple(others))
+                    (tables if key.startswith(TABLE_KEY_PREFIX) else others).append(place(location))
+        return cls(tuple(map(place, node.children)), tuple(tables), tuple(others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class SurveyedRoot:
         return self.record.is_sealed
 
     @classmethod
-    def of(cls, version: int, root: NodeFile, path: str, root_uri: str) -> SurveyedRoot:
+    def of(cls, version: int, root: NodeFile, path: str, place: Callable[[str], str]) -> SurveyedRoot:
         """Return what a root says. Raises CorruptFileError for one that names no lakehouse definition."""
         definition = root.system.get(LAKEHOUSE_DEF)
         if definition is None and not root.is_sealed:
@@ -103,8 +103,8 @@ class SurveyedRoot:
         return cls(
             version,
             root.created_at_ms,
-            "" if definition is None else to_location(root_uri, definition),
-            Pointers.of(root, root_uri),
+            "" if definition is None else place(definition),
+            Pointers.of(root, place),
             VersionRecord.of(version, root.system),
         )
 
@@ -275,12 +275,12 @@ class RootWalk:
 
     def __call__(self, versions: Sequence[int]) -> list[SurveyedRoot]:
         """Return what roots say. Raises CorruptFileError for one that is gone or unreadable, StorageError."""
-        found = []
+        found, place = [], located(self.roots.storage.root)  # neighbours differ in few locations
         for version, data in read_roots(self.roots, versions, len(versions)):
             path = self.roots.path(version)
             if data is None:
                 raise CorruptFileError(f"the root of version {version} was deleted by another program", path=path)
-            found.append(SurveyedRoot.of(version, decode_node(data, path), path, self.roots.storage.root))
+            found.append(SurveyedRoot.of(version, decode_node(data, path), path, place))
         return found
 
 

@@ -16,7 +16,7 @@ from trinitylake_ops.errors import StorageError, TrinityLakeError
 from trinitylake_ops.format.definitions import NamespaceDef, TableDef
 from trinitylake_ops.format.file_names import is_immutable_path
 from trinitylake_ops.format.file_seals import check_file
-from trinitylake_ops.format.locations import is_uri
+from trinitylake_ops.format.locations import is_uri, located
 from trinitylake_ops.format.nodes.node_file import decode_node
 from trinitylake_ops.maintenance.plans.executor import Executor, Weight
 from trinitylake_ops.maintenance.reach.survey import Pointers
@@ -49,7 +49,10 @@ class ReadNode:
         """Return what bytes hold. Raises CorruptFileError, InvalidLocationError."""
         node = decode_node(data, path)
         return cls(
-            PackedBytes.of(data), hashlib.sha256(data).digest(), Pointers.of(node, root_uri), check_file(data, path)
+            PackedBytes.of(data),
+            hashlib.sha256(data).digest(),
+            Pointers.of(node, located(root_uri)),
+            check_file(data, path),
         )
 
 

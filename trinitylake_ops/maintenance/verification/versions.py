@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from trinitylake_ops.errors import CorruptFileError, StorageError, TrinityLakeError
 from trinitylake_ops.format.file_names import MAX_VERSION, named_kind
 from trinitylake_ops.format.limits import IMMUTABLE_SETTINGS
+from trinitylake_ops.format.locations import located
 from trinitylake_ops.format.nodes.keys import ObjectName
 from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node
 from trinitylake_ops.format.version_ranges import VersionRanges
@@ -111,7 +112,7 @@ class VersionVerifier:
                 self.damaged.append(version)
                 self.damaged_objects = self.objects.damaged_names(snapshot) if self.tree.is_sound else ()
         try:
-            self.roots[version] = SurveyedRoot.of(version, root, path, self._lake.root)
+            self.roots[version] = SurveyedRoot.of(version, root, path, located(self._lake.root))
         except TrinityLakeError as error:  # reported with the content
             is_past = root.is_sealed and version in purged  # readers only see that it is sealed
             (self._findings.past if is_past else self._findings.error)("root-corrupt", error.message, path, version)

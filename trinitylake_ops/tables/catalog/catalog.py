@@ -21,6 +21,7 @@ are given as tuples. There are no views.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping
 from datetime import datetime
@@ -56,6 +57,7 @@ from trinitylake_ops.tables.catalog.loaded_table import (
     date_back,
     loaded_now,
     place_of_new,
+    staged_on,
 )
 from trinitylake_ops.tables.catalog.namespaces import NamespaceCatalog
 from trinitylake_ops.tables.catalog.registration import registered_table, registered_uri, registering_io
@@ -69,12 +71,7 @@ from trinitylake_ops.tables.catalog.target import (
 from trinitylake_ops.tables.files.metadata import table_metadata
 from trinitylake_ops.tables.io.file_io import StorageFileIO, io_for
 from trinitylake_ops.tables.io.io_properties import public_properties
-from trinitylake_ops.tables.managed import (
-    managed_properties,
-    metadata_uri,
-    table_definition,
-    table_id_of,
-)
+from trinitylake_ops.tables.managed import managed_properties, metadata_uri, table_definition, table_id_of
 from trinitylake_ops.tables.ownership import claim_location
 from trinitylake_ops.tables.properties import check_names_no_code
 from trinitylake_ops.tables.types import check_arrow_schema
@@ -252,7 +249,8 @@ class TrinityLakeCatalog(NamespaceCatalog):
             writer = change.writer
             base = writer.table(namespace, name) if writer.has_table(namespace, name) else None
             current = self._current(table, namespace, name, base) if base is not None else None
-            staged = self._update_and_stage_table(current, (namespace, name), requirements, updates)
+            stage = functools.partial(self._update_and_stage_table, requirements=requirements, updates=updates)
+            staged = staged_on(current, (namespace, name), stage)
             if current is not None and staged.metadata == current.metadata:
                 return commit_response(current)
             check_update(staged.metadata, current, base)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pyiceberg.exceptions import NoSuchIcebergTableError
-from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table import CommitTableResponse, StagedTable, Table
 from pyiceberg.table import Transaction as IcebergTransaction
 from pyiceberg.table.locations import LocationProvider
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.update import AddSnapshotUpdate, TableUpdate
+from pyiceberg.table.update import AddSnapshotUpdate, TableUpdate, update_table_metadata
 from pyiceberg.typedef import Identifier
 
 from trinitylake_ops import errors
@@ -26,7 +28,7 @@ _LOADED_AT_MS = "trinitylake.loaded-at-ms"
 class TableTransaction(IcebergTransaction):
     """pyiceberg's transaction, which makes its metadata once for each change in it.
 
-    Otherwise all snapshots are copied each time that pyiceberg asks, some twenty times in an append.
+    Otherwise all of it is copied each time that pyiceberg asks, some twenty times in an append.
     """
 
     _made: tuple[TableMetadata, tuple[TableUpdate, ...], TableMetadata] | None = None
@@ -36,8 +38,36 @@ class TableTransaction(IcebergTransaction):
         """The metadata of the table with the updates so far, which nobody may change."""
         made = self._made
         if made is None or made[0] is not self._table.metadata or made[1] is not self._updates:
-            made = self._made = (self._table.metadata, self._updates, super().table_metadata)
+            base = self._table.metadata
+            changed = update_table_metadata(with_numbered_log(base), self._updates)
+            made = self._made = (base, self._updates, with_log_of(base, changed))
         return made[2]
+
+
+def with_numbered_log(metadata: TableMetadata) -> TableMetadata:
+    """Return metadata whose log of former files holds numbers for its entries.
+
+    pyiceberg copies each entry by itself at every update, which takes longer than all else in it.
+    """
+    return metadata.model_copy(update={"metadata_log": list(range(len(metadata.metadata_log)))})
+
+
+def with_log_of(base: TableMetadata, metadata: TableMetadata) -> TableMetadata:
+    """Return metadata with the entries of ``base`` for the numbers in its log."""
+    log = [base.metadata_log[entry] if isinstance(entry, int) else entry for entry in metadata.metadata_log]
+    return metadata.model_copy(update={"metadata_log": log})
+
+
+def staged_on(
+    current: Table | None, identifier: Identifier, stage: Callable[[Table | None, Identifier], StagedTable]
+) -> StagedTable:
+    """Return what pyiceberg stages on the present table, None for a new one. Raises what ``stage`` raises."""
+    if current is None:
+        return stage(None, identifier)
+    metadata = with_numbered_log(current.metadata)
+    staged = stage(Table(identifier, metadata, current.metadata_location, current.io, current.catalog), identifier)
+    staged.metadata = with_log_of(current.metadata, staged.metadata)
+    return staged
 
 
 class LoadedTable(Table):
