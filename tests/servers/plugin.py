@@ -195,16 +195,19 @@ def lakes_server(request: pytest.FixtureRequest) -> S3Server | GcsServer | None:
 @pytest.fixture
 def radosgw(request: pytest.FixtureRequest) -> S3Server:
     """A real S3 server (Ceph); tests that use it are marked ``debian_packages``."""
-    return request.config.stash[SERVER_RUN].server("radosgw")
+    server: S3Server = request.config.stash[SERVER_RUN].server("radosgw")
+    return server
 
 
 @pytest.fixture
 def moto(request: pytest.FixtureRequest) -> S3Server:
     """The S3 of moto, with a log of all requests."""
-    return request.config.stash[SERVER_RUN].server("moto")
+    server: S3Server = request.config.stash[SERVER_RUN].server("moto")
+    return server
 
 
 @pytest.fixture
 def fake_gcs(request: pytest.FixtureRequest) -> GcsServer:
     """An emulator of Google Cloud Storage."""
-    return request.config.stash[SERVER_RUN].server("fake_gcs")
+    server: GcsServer = request.config.stash[SERVER_RUN].server("fake_gcs")
+    return server
