@@ -167,8 +167,8 @@ class GcsStorage(Storage):
     def _files(self, prefix: str, name_prefix: str) -> Iterator[FileInfo]:
         request = self._request(Request.LIST, prefix)
         for page in self._pages(prefix, name_prefix):
-            for found in page.get("items", ()):
-                path = self._location.path(str(found.get("name", "")))
+            for found in _items(request, page):
+                path = self._location.path(found["name"])
                 if path is not None and not is_hidden(path, prefix):
                     yield _file_info(request, path, found)
 
@@ -304,6 +304,15 @@ def _decoded(request: GcsRequest, answer: Answer) -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
         raise unreadable(request)
     return found
+
+
+def _items(request: GcsRequest, page: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    items = page.get("items", [])
+    if not isinstance(items, list) or not all(
+        isinstance(found, Mapping) and isinstance(found.get("name"), str) for found in items
+    ):
+        raise unreadable(request)
+    return items
 
 
 def _file_info(request: GcsRequest, path: str, found: Mapping[str, Any]) -> FileInfo:
