@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -287,6 +288,7 @@ def test_an_answer_that_is_no_batch_leaves_it_open(body: bytes) -> None:
     "body",
     [b"<html>hello</html>", b"[]", b'{"items": [{}]}', b'{"items": [1]}', b'{"items": {}}', b'{"items": [{"name": 1}]}',
      b'{"items": [{"name": "lake/f", "size": "1"}]}',
+     b'{"items": [{"name": "lake/f", "size": "1", "updated": "2026-11-24T12:00:00"}]}',
      b'{"items": [{"name": "lake/f", "size": "x", "updated": "2026-11-24T12:00:00Z"}]}'],
 )  # fmt: skip
 def test_a_list_that_is_none(body: bytes) -> None:
@@ -355,6 +357,27 @@ def test_a_server_that_trickles_is_cut_off() -> None:
         with pytest.raises(TransientError, match="time-out"):
             storage.read("f")
         assert time.monotonic() - started < SOON_S
+
+
+def test_an_upload_may_take_longer_than_the_wait_for_an_answer() -> None:
+    body = b"x" * (32 << 20)  # more than the buffers between the two take
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> int:
+            connection, _ = listener.accept()
+            with connection:
+                connection.settimeout(SOON_S)
+                time.sleep(1.2)
+                n_bytes = 0
+                while n_bytes <= len(body) and (piece := connection.recv(1 << 20)):
+                    n_bytes += len(piece)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+                return n_bytes
+
+        with ThreadPoolExecutor(1) as pool:
+            served = pool.submit(serve)
+            bare(f"http://127.0.0.1:{listener.getsockname()[1]}", read_timeout_seconds="0.4").create("f", body)
+            assert served.result() > len(body)
 
 
 def test_an_answer_without_a_date_gives_no_time() -> None:

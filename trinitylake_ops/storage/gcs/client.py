@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 import fsspec.asyn
+import gcsfs
 from gcsfs.core import GCSFileSystem
 from gcsfs.credentials import LOCAL_REFRESH_BUFFER
 from google.oauth2 import credentials as user_credentials
@@ -35,6 +36,7 @@ MIN_BYTES_PER_SECOND = 128 * 1024
 MAX_CONNECTIONS = 128
 
 _CLOSE_TIMEOUT_SECONDS = 1.0
+_USER_AGENT = f"python-gcsfs/{gcsfs.__version__}"
 _ACCESS = "read_write"
 _SCOPE = f"https://www.googleapis.com/auth/devstorage.{_ACCESS}"
 
@@ -128,11 +130,18 @@ class GcsClient:
             call.method,
             f"{file_system._location}{call.target}",
             params=file_system._get_params(dict(call.parameters)),
-            headers=file_system._get_headers({"Accept-Encoding": "identity", **call.headers}),
+            headers=self._headers(file_system, call),
             data=io.BytesIO(call.data) if call.data else None,
             allow_redirects=False,
         ) as response:
             yield response
+
+    def _headers(self, file_system: GCSFileSystem, call: Call) -> dict[str, str]:
+        # Not by gcsfs, which may ask for a token once more, and wait for it on the event loop.
+        headers = {"Accept-Encoding": "identity", "User-Agent": _USER_AGENT, **call.headers}
+        if file_system.credentials.credentials is not None:
+            file_system.credentials.credentials.apply(headers)
+        return headers
 
     def time_limit(self, n_bytes: int = 0) -> asyncio.Timeout:
         """Bound the transfer of a request or an answer with this many bytes of body.

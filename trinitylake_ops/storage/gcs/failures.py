@@ -30,9 +30,12 @@ CLIENT_ERRORS = (CredentialsError, aiohttp.ClientError, OSError)  # TimeoutError
 def typed_error(request: GcsRequest, error: BaseException, endpoint: str) -> StorageError:
     """Return the typed error for the end of a request, one of ``CLIENT_ERRORS``."""
     if isinstance(error, CredentialsError):
-        cause = next((cause for cause in _causes(error) if isinstance(cause, GoogleAuthError)), error.__cause__)
-        is_passing = isinstance(cause, (TransportError, TimeoutError)) or bool(getattr(cause, "retryable", False))
-        return error_without_credentials(request, _reason_for_no_token(cause), is_passing=is_passing)
+        causes = list(_causes(error))
+        told = next((cause for cause in causes if isinstance(cause, GoogleAuthError)), error.__cause__)
+        is_passing = any(
+            isinstance(cause, (TransportError, TimeoutError)) or getattr(cause, "retryable", False) for cause in causes
+        )
+        return error_without_credentials(request, _reason_for_no_token(told), is_passing=is_passing)
     return error_from_transport(request, _transport_failure(error), endpoint, _reason(error))
 
 

@@ -319,7 +319,8 @@ def _file_info(request: GcsRequest, path: str, found: Mapping[str, Any]) -> File
     """Return what the service says of an object. Its times have milliseconds and ``Date`` seconds: all are cut."""
     try:
         moment = datetime.fromisoformat(found["updated"])
-        return FileInfo(path, int(found["size"]), int(moment.timestamp()) * 1000)
+        if moment.tzinfo is not None:
+            return FileInfo(path, int(found["size"]), int(moment.timestamp()) * 1000)
     except (KeyError, TypeError, ValueError):
-        failure = unreadable(request)
-    raise failure
+        raise unreadable(request) from None
+    raise unreadable(request)
