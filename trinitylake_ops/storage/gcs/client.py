@@ -128,7 +128,7 @@ class GcsClient:
         session = opened.session_on_loop(self._settings)
         async with session.request(
             call.method,
-            f"{file_system._location}{call.target}",
+            f"{file_system._location.rstrip('/')}{call.target}",
             params=file_system._get_params(dict(call.parameters)),
             headers=self._headers(file_system, call),
             data=io.BytesIO(call.data) if call.data else None,
