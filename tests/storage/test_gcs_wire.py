@@ -113,6 +113,18 @@ def test_a_service_account_asks_once_for_a_token(
         assert [authorization(seen) for seen in storage_server.requests] == [f"Bearer {TOKEN}"] * 3
 
 
+def test_a_user_whose_secrets_a_server_quotes() -> None:
+    secrets = {"client_id": "id", "client_secret": "client-secret-of-this-test", "refresh_token": "1//refresh-of-this"}
+    user = json.dumps({"type": "authorized_user", **secrets, "token": TOKEN, "expiry": "2099-01-01T00:00:00Z"})
+    quoting = f"no {secrets['client_secret']} and {secrets['refresh_token']} with Bearer {TOKEN} are valid"
+    server = ScriptedServer(fixed(as_json({"error": {"code": 400, "message": quoting}}, 400)))
+    with server.running():
+        with pytest.raises(StorageError, match=r"no \*\*\* and \*\*\* with \*\*\* are valid") as caught:
+            bare(server.endpoint, credentials=user).write("f", b"x")
+        assert authorization(server.requests[0]) == f"Bearer {TOKEN}"
+    assert_hidden(caught.value, *list(secrets.values())[1:])
+
+
 def test_anonymous_requests_carry_no_token() -> None:
     server = ScriptedServer(fixed(as_json({})))
     with server.running():
