@@ -371,6 +371,17 @@ def test_a_server_that_trickles_is_cut_off() -> None:
         assert time.monotonic() - started < SOON_S
 
 
+def test_no_redirect_is_followed() -> None:
+    """It would send a token, or a create for the second time, to a place that nobody named."""
+    server = ScriptedServer(lambda number, seen: Answer(307, b"", {"Location": f"/elsewhere/{number}"}))
+    with server.running():
+        storage = bare(server.endpoint)
+        for call in (lambda: storage.create("f", b"x"), lambda: storage.read("f"), lambda: list(storage.list())):
+            with pytest.raises(StorageError, match="lives elsewhere; set the option 'endpoint'"):
+                call()
+        assert [seen.method for seen in server.requests] == ["POST", "GET", "GET"]
+
+
 def test_an_upload_may_take_longer_than_the_wait_for_an_answer() -> None:
     body = b"x" * (32 << 20)  # more than the buffers between the two take
     with socket.create_server(("127.0.0.1", 0)) as listener:
