@@ -1,4 +1,4 @@
-"""A reverse proxy in front of an S3 server that logs every request and injects faults on the wire.
+"""A reverse proxy in front of a storage server that logs every request and injects faults on the wire.
 
 Clients take its ``url`` as their endpoint. The Host header is handed on as the client sent it, so
 signatures stay valid. Requests are numbered from 1 in the order in which they arrived whole: a run
@@ -34,12 +34,15 @@ class ServerFailedError(Exception):
 
 @dataclass(frozen=True)
 class CannedAnswer:
-    """An answer that the proxy gives itself, with an S3 error document or, without a code, no body at all."""
+    """An answer that the proxy gives itself: with a document of S3 by a code, another document, or no body at all."""
 
     status: int
     code: str | None = None
+    document: bytes | None = None
 
     def body(self) -> bytes:
+        if self.document is not None:
+            return self.document
         if self.code is None:
             return b""
         return (
@@ -106,7 +109,8 @@ def cut_body(at: int = 1, **where: Any) -> WireFault:
 
 def answer(at: int = 1, *, status: int, code: str | None = None, is_forwarded: bool = False, **where: Any) -> WireFault:
     """Give another answer than the server's; ``is_forwarded`` lets the request take effect before."""
-    return WireFault("answer", at, answer=CannedAnswer(status, code), is_forwarded=is_forwarded, **where)
+    canned = CannedAnswer(status, code, where.pop("document", None))
+    return WireFault("answer", at, answer=canned, is_forwarded=is_forwarded, **where)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Many racers create one name at the same moment, on local disk and on a real S3 server: one of them wins.
+"""Many racers create one name at the same moment, on local disk, on a real S3 server and others: one of them wins.
 
 Each round has a fresh name. The winner's content must stand there afterwards, and everybody else
 must have been told that the file exists. Here each place, size and kind of racer has as many rounds
@@ -16,6 +16,7 @@ import pytest
 
 from tests.contract.storage_contract import MIB, run_together
 from tests.processes import fork
+from tests.servers.gcs import GcsServer
 from tests.servers.s3_server import S3Server
 from trinitylake_ops.errors import FileExistsAlreadyError, StorageError
 from trinitylake_ops.storage import Storage, open_storage
@@ -36,11 +37,14 @@ FEWER_ROUNDS = {
     ("obstore", 0): 12,
     ("obstore", MIB): 4,
     ("obstore", 9 * MIB): 2,
+    ("gcs", 0): 12,
+    ("gcs", MIB): 4,
+    ("gcs", 9 * MIB): 2,
 }
 
 
 SIZES_BYTES = (0, MIB, 9 * MIB)
-PLACES = {"local": [], "s3fs": [pytest.mark.debian_packages], "obstore": [pytest.mark.debian_packages]}
+PLACES = {"local": [], "s3fs": [pytest.mark.debian_packages], "obstore": [pytest.mark.debian_packages], "gcs": []}
 
 
 def contests() -> Iterator[object]:
@@ -66,9 +70,14 @@ def long_contests() -> Iterator[object]:
 
 @pytest.fixture
 def storage(request: pytest.FixtureRequest, place: str, tmp_path: Path) -> Iterator[Storage]:
-    """An empty root at the place that the test names: ``local``, or the client for a root on radosgw."""
+    """An empty root at the place that the test names: ``local``, ``gcs``, or the client for a root on radosgw."""
     if place == "local":
         yield open_storage(f"file://{tmp_path}/race/", {"fsync": "false"})
+    elif place == "gcs":
+        emulator: GcsServer = request.getfixturevalue("fake_gcs")
+        root = emulator.fresh_root("race")
+        yield open_storage(root, emulator.storage_options)
+        emulator.delete_all(root)
     else:
         server: S3Server = request.getfixturevalue("radosgw")
         root = server.fresh_root("race")

@@ -19,6 +19,7 @@ from trinitylake_ops.dagster_plugin.resources import (
 )
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.storage.cache.options import CACHE_OPTIONS
+from trinitylake_ops.storage.gcs.settings import GCS_OPTIONS
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE, SECRET_OPTIONS, StorageOptions
 from trinitylake_ops.storage.s3.settings import S3_OPTIONS
 
@@ -26,7 +27,8 @@ from trinitylake_ops.storage.s3.settings import S3_OPTIONS
 def test_every_option_has_its_place_in_the_configuration() -> None:
     assert (
         set(StorageSettings.model_fields)
-        == (S3_OPTIONS | CACHE_OPTIONS | {"fsync", "allowed_roots", "whole_file_limit_bytes"}) - SECRET_OPTIONS
+        == (S3_OPTIONS | GCS_OPTIONS | CACHE_OPTIONS | {"fsync", "allowed_roots", "whole_file_limit_bytes"})
+        - SECRET_OPTIONS
     )
     assert set(SecretVariables.model_fields) == SECRET_OPTIONS
 
@@ -119,6 +121,7 @@ def everything_shown(error: BaseException) -> str:
         "s3://bucket//lake",
         "lake",
         "",
+        f"gs://{SECRET_ACCESS_KEY}/lake",
     ],
 )
 def test_a_root_that_is_none_is_refused_when_definitions_load(root: str) -> None:
@@ -127,7 +130,9 @@ def test_a_root_that_is_none_is_refused_when_definitions_load(root: str) -> None
     assert leaks(everything_shown(caught.value)) == []
 
 
-@pytest.mark.parametrize("root", ["s3://bucket", "s3://bucket/lake/", "/folder", "file:///folder/", "memory://name/"])
+@pytest.mark.parametrize(
+    "root", ["s3://bucket", "s3://bucket/lake/", "gs://bucket/lake", "/folder", "file:///folder/", "memory://name/"]
+)
 def test_roots_are_kept_as_they_are_given(root: str) -> None:
     assert TrinityLakeResource(root=root).root == root
 
@@ -174,7 +179,7 @@ def test_the_value_of_a_variable_is_not_taken_for_its_name(monkeypatch: pytest.M
         SecretVariables(secret_access_key="nobody_may_see_this")
     assert "nobody_may_see_this" not in str(caught.value)
     monkeypatch.setenv("NAMED", "NAMED")
-    assert SecretVariables(secret_access_key="NAMED").credentials() == {"secret_access_key": "NAMED"}
+    assert SecretVariables(secret_access_key="NAMED").read() == {"secret_access_key": "NAMED"}
 
 
 @pytest.mark.parametrize("name", ["_", "my_secret", "V" * 64, "S" * 40, "AKIA_OF_THE_LAKE", "mySecret2"])

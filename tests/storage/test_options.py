@@ -11,6 +11,7 @@ OPTIONS = {
     "access_key_id": "the-key",
     "secret_access_key": "the-key-and-more",
     "session_token": "the-token",
+    "credentials": "the-credentials",
     "region": "here",
 }
 

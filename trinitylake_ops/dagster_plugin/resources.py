@@ -19,6 +19,7 @@ from trinitylake_ops.extras import needs
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.spark_jobs.runtime.addresses import DEFAULT_MASTER, check_remote
+from trinitylake_ops.storage.gcs.settings import GcsLocation
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, OPTIONS_VARIABLE, StorageOptions, is_secret
 from trinitylake_ops.storage.s3.settings import S3Location, check_endpoint
 
@@ -51,6 +52,8 @@ def is_root_uri(given: str) -> bool:
         root = normalize_root_uri(given)
         if root.startswith("s3://"):
             S3Location.of(root)
+        if root.startswith("gs://"):
+            GcsLocation.of(root)
     except InvalidLocationError:
         return False
     return True
@@ -86,12 +89,13 @@ class StorageSettings(_OptionsConfig):
     """Options of storages that anybody may see. Each storage takes some of them (docs/storage.md)."""
 
     fsync: str | None = Field(default=None, description="Local folders: 'true' or 'false'.")
-    endpoint: str | None = Field(default=None, description="S3: URL of the server, when it is not AWS.")
+    endpoint: str | None = Field(default=None, description="S3, Google Cloud Storage: URL of another server.")
     region: str | None = Field(default=None, description="S3: region of the bucket.")
     client: str | None = Field(default=None, description="S3: 's3fs' or 'obstore'.")
     addressing_style: str | None = Field(default=None, description="S3: 'auto', 'path' or 'virtual'.")
-    connect_timeout_seconds: str | None = Field(default=None, description="S3: seconds until a connection stands.")
-    read_timeout_seconds: str | None = Field(default=None, description="S3: seconds without a byte of an answer.")
+    connect_timeout_seconds: str | None = Field(default=None, description="Servers: seconds until a connection stands.")
+    read_timeout_seconds: str | None = Field(default=None, description="Servers: seconds without a byte of an answer.")
+    project: str | None = Field(default=None, description="Google Cloud Storage: project that pays for requests.")
     whole_file_limit_bytes: str | None = Field(
         default=None, description="The most bytes of a node or definition; 256 MiB by default, which is the least."
     )
@@ -124,6 +128,9 @@ class SecretVariables(_OptionsConfig):
     access_key_id: str | None = Field(default=None, description="Name of the variable that holds the access key id.")
     secret_access_key: str | None = Field(default=None, description="Name of the variable that holds the secret key.")
     session_token: str | None = Field(default=None, description="Name of the variable that holds the session token.")
+    credentials: str | None = Field(
+        default=None, description="Name of the variable that holds credentials of Google Cloud: a file's path or text."
+    )
 
     @field_validator("*", mode="before")
     @classmethod
@@ -135,7 +142,7 @@ class SecretVariables(_OptionsConfig):
             )
         return given
 
-    def credentials(self) -> dict[str, str]:
+    def read(self) -> dict[str, str]:
         """Return the credentials. Raises InvalidInputError, which repeats neither value nor variable."""
         found: dict[str, str] = {}
         for name, variable in self.given().items():
@@ -234,7 +241,7 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
         given = self.storage_options.given()
         if roots := [*given.get(ALLOWED_ROOTS, "").split(), *self.allowed_roots]:
             given[ALLOWED_ROOTS] = " ".join(roots)
-        return StorageOptions({**given, **self.secret_options_from_env.credentials()})
+        return StorageOptions({**given, **self.secret_options_from_env.read()})
 
 
 def lakehouse_of(resources: object, names: LakehouseNames) -> TrinityLakeResource:

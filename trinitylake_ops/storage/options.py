@@ -11,7 +11,7 @@ from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES
 
 #: Options of our own whose values are credentials.
-SECRET_OPTIONS = frozenset({"access_key_id", "secret_access_key", "session_token"})
+SECRET_OPTIONS = frozenset({"access_key_id", "credentials", "secret_access_key", "session_token"})
 #: Words in names of options, also of other packages, that make the value a credential.
 _SECRET_WORDS = frozenset({"credential", "credentials", "key", "password", "secret", "token"})
 

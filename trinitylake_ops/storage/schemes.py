@@ -13,6 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.extras import needs
+from trinitylake_ops.storage.gcs.settings import GCS_ENVIRONMENT, GCS_OPTIONS
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.local.storage import LocalStorage
 from trinitylake_ops.storage.memory import MemoryStorage
@@ -90,11 +91,19 @@ def _open_s3(root: str, options: StorageOptions) -> Storage:
     return S3Storage(root, options)
 
 
+def _open_gcs(root: str, options: StorageOptions) -> Storage:
+    with needs("gcs"):
+        from trinitylake_ops.storage.gcs.storage import GcsStorage
+
+    return GcsStorage(root, options)
+
+
 _OWN: Mapping[str, Scheme] = {
     scheme.name: scheme
     for scheme in (
         Scheme("file", frozenset({"fsync"}), _open_local),
         Scheme("memory", frozenset(), _open_memory),
+        Scheme("gs", GCS_OPTIONS, _open_gcs, GCS_ENVIRONMENT),
         Scheme("s3", S3_OPTIONS, _open_s3, S3_ENVIRONMENT),
     )
 }

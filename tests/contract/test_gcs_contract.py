@@ -1,0 +1,44 @@
+"""The contract on an emulator of Google Cloud Storage, as ``open_storage`` gives it and bare.
+
+The emulator, fake-gcs-server, keeps ``ifGenerationMatch`` for multipart uploads, the only ones that the storage sends.
+It ignores the condition for uploads of bare bytes. It takes names with line breaks, which the service refuses: so the
+storage refuses them itself, here as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.storage_contract import StorageContract
+from tests.servers.gcs import GcsServer
+from trinitylake_ops.storage import Storage, open_storage
+from trinitylake_ops.storage.gcs.storage import GcsStorage
+
+
+class OnFakeGcs(StorageContract):
+    """A prefix of its own for each test, deleted after it."""
+
+    time_precision_ms = 1000
+    n_passing_files = 40
+    refused_names = frozenset({"new\nline"})
+
+    @pytest.fixture(autouse=True)
+    def gcs_root(self, fake_gcs: GcsServer) -> Iterator[str]:
+        self._server = fake_gcs
+        self._root = fake_gcs.fresh_root()
+        yield self._root
+        fake_gcs.delete_all(self._root)
+
+
+class TestGcs(OnFakeGcs):
+    def make_storage(self, folder: Path) -> Storage:
+        return open_storage(self._root, self._server.storage_options)
+
+
+@pytest.mark.soak  # the same without the retries around it
+class TestBareGcs(OnFakeGcs):
+    def make_storage(self, folder: Path) -> Storage:
+        return GcsStorage(self._root, self._server.storage_options)

@@ -1,0 +1,139 @@
+"""A lakehouse in a bucket of Google Cloud Storage, from its creation to its purge, and two processes that commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lakes import check_lake, left_over_paths, objects, table
+from tests.maintenance.aging import Aging, grow, needed_files
+from tests.maintenance.changes import append_rows, create, drop
+from tests.processes import fork
+from tests.proxy import FaultyProxy
+from tests.servers.gcs import GcsServer
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import CommitConflictError, LakehouseExistsError, VersionExpiredError
+from trinitylake_ops.storage import open_storage
+from trinitylake_ops.tables.catalog import catalog_at
+
+N_PROCESSES = 2
+
+
+@pytest.fixture
+def root(fake_gcs: GcsServer) -> Iterator[str]:
+    made = fake_gcs.fresh_root()
+    yield made
+    fake_gcs.delete_all(made)
+
+
+def rows(lake: Lakehouse) -> list[int]:
+    with catalog_at(lake) as catalog:
+        return sorted(catalog.load_table("ns.t").scan().to_arrow()["id"].to_pylist())
+
+
+def test_a_lakehouse_and_its_tables(fake_gcs: GcsServer, root: str, tmp_path: Path) -> None:
+    options = fake_gcs.storage_options
+    lake = Lakehouse.create(root, options, order=4)
+    with pytest.raises(LakehouseExistsError):
+        Lakehouse.create(root, options)
+    create(lake, "a", "t", "u")
+    append_rows(lake)
+    kept = lake.latest_version()
+    expected = objects(lake.snapshot()), rows(lake)
+    late = lake.transaction()
+    late.alter_table("a", "t", table(late="yes"))
+    drop(lake, "a")
+    with pytest.raises(CommitConflictError):
+        late.commit()
+    append_rows(lake)
+    assert Lakehouse.open(root, options).snapshot().namespaces() == ["ns"]
+    assert rows(lake) == sorted([1, 2, 3] * 2)
+
+    maintenance.rollback(lake, kept)
+    assert (objects(lake.snapshot()), rows(lake)) == expected
+    maintenance.plan_export(lake, "away", "full", target=str(tmp_path / "copy")).execute()
+    copy = Lakehouse.open(str(tmp_path / "copy"))
+    assert (objects(copy.snapshot()).keys(), rows(copy)) == (expected[0].keys(), expected[1])
+    back = fake_gcs.fresh_root("back")
+    maintenance.plan_export(copy, "back", "full", target=back, target_options=options).execute()
+    assert rows(Lakehouse.open(back, options)) == expected[1]
+    fake_gcs.delete_all(back)
+    assert maintenance.verify(lake, deep=True).findings == ()
+    check_lake(lake)
+
+
+def test_what_is_expired_is_purged(fake_gcs: GcsServer, root: str) -> None:
+    aging = Aging.on(open_storage(root, fake_gcs.storage_options))
+    grow(aging, 5)
+    aging.later()
+    needed = needed_files(aging.lake)
+    expired = aging.expire()
+    with pytest.raises(VersionExpiredError):
+        aging.lake.snapshot(1)
+    before = set(fake_gcs.names(root))
+    aging.later()
+    purged = aging.purge()
+    assert (purged.files, purged.is_complete) == (expired.files, True)
+    assert expired.files > 10
+    gone = before - set(fake_gcs.names(root))
+    assert len([name for name in gone if not name.startswith("_ops/")]) == expired.files
+    assert needed_files(aging.lake, 5) == needed
+    aging.later()
+    fake_gcs.put(root, "0101/left-over.binpb", b"x")
+    assert aging.remove_orphans().version is None, "the file is young"
+    assert maintenance.verify(aging.lake).findings == ()
+    check_lake(aging.lake)
+
+
+def test_the_requests_of_a_commit(fake_gcs: GcsServer, root: str) -> None:
+    """What docs/storage.md says: the new files at once, then the root, each by one upload; the hint is a note."""
+    with FaultyProxy(fake_gcs.endpoint) as proxy:
+        lake = Lakehouse.create(root, {**fake_gcs.storage_options, "endpoint": proxy.url})
+        create(lake, "a", "t")
+        transaction = lake.transaction()
+        transaction.alter_table("a", "t", table(n="1"))
+        proxy.begin()
+        transaction.commit()
+        uploads = [exchange for exchange in proxy.log if exchange.path.startswith("/upload/")]
+        assert ["ifGenerationMatch=0" in exchange.query for exchange in uploads] == [True, True, False]
+        assert len(proxy.log) == 3
+
+
+@pytest.mark.parametrize(
+    "n_commits", [20, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(1_800)], id="200-soak")]
+)
+def test_two_processes_commit(fake_gcs: GcsServer, root: str, n_commits: int) -> None:
+    """Each commit has a version of its own, and none is lost: both write their own tables and one that they share."""
+    lake = Lakehouse.create(root, fake_gcs.storage_options, order=8)
+    create(lake, "ns", "shared", *(f"t{number}" for number in range(N_PROCESSES)))
+    first = lake.latest_version()
+
+    def writer(number: int) -> Callable[[Callable[[str], None]], None]:
+        def work(report: Callable[[str], None]) -> None:
+            own = Lakehouse.open(root, fake_gcs.storage_options)
+            done = 0
+            while done < n_commits:
+                try:
+                    with own.transaction() as txn:
+                        txn.alter_table("ns", f"t{number}", table(n=str(done + 1)))
+                        if done % 5 == 0:
+                            txn.alter_table("ns", "shared", table(by=f"{number}-{done}"))
+                except CommitConflictError:
+                    continue
+                report(str(txn.committed_version))
+                done += 1
+
+        return work
+
+    children = [fork(writer(number), time_limit_seconds=1_700) for number in range(N_PROCESSES)]
+    ended = [child.finish() for child in children]
+    assert [status for status, _ in ended] == [0] * N_PROCESSES
+    versions = sorted(int(line) for _, lines in ended for line in lines)
+    assert versions == list(range(first + 1, first + 1 + N_PROCESSES * n_commits))
+    snapshot = lake.snapshot()
+    for number in range(N_PROCESSES):
+        assert snapshot.table("ns", f"t{number}").properties["n"] == str(n_commits)
+    assert left_over_paths(lake) == set()
+    assert maintenance.verify(lake).findings == ()

@@ -1,0 +1,124 @@
+"""Roots, names and options of Google Cloud Storage, before anything is sent."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+
+from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
+from trinitylake_ops.storage import RetryStorage, open_storage
+from trinitylake_ops.storage.gcs.settings import GcsLocation, GcsSettings
+from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.schemes import environment_of
+
+KEY = {"type": "service_account", "private_key": "-----BEGIN-----\nhush-hush-hush\n-----END-----", "client_email": "a"}
+
+
+@pytest.mark.parametrize(
+    ("root", "bucket", "prefix"),
+    [
+        ("gs://bucket/", "bucket", ""),
+        ("gs://my.bucket_1-x/a/b%20c?/", "my.bucket_1-x", "a/b%20c?/"),
+        ("gs://bucket/a@b:c/", "bucket", "a@b:c/"),
+    ],
+)
+def test_roots(root: str, bucket: str, prefix: str) -> None:
+    location = GcsLocation.of(root)
+    assert (location.bucket, location.prefix) == (bucket, prefix)
+    assert location.name("x/y?generation=1#2") == f"{prefix}x/y?generation=1#2"
+    assert location.path(f"{prefix}x/y") == "x/y"
+    assert location.path(f"{prefix}folder/") is None
+    assert location.listed("") == prefix
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        "gs://user:hush@bucket/", "gs://hush@bucket/a/", "gs://hush-host:9000/bucket/", "gs:///hush/", "gs://ab/",
+        "gs://-hush/", "gs://hush-/", "gs://Hush/", "gs://" + "hush" * 60 + "/", "gs://hush?x=1/", "gs://hush\n/",
+    ],
+)  # fmt: skip
+def test_refused_roots_are_not_repeated(root: str) -> None:
+    with pytest.raises(InvalidLocationError, match="gs://BUCKET/PREFIX/") as caught:
+        open_storage(root)
+    assert "hush" not in str(caught.value).lower()
+
+
+@pytest.mark.parametrize("root", ["gs://bucket", "gs://bucket/a", "gs://bucket/a//b/", "gs://bucket/../"])
+def test_roots_that_are_not_normalised(root: str) -> None:
+    with pytest.raises(InvalidLocationError):
+        GcsLocation.of(root)
+
+
+def test_names_that_the_service_does_not_take() -> None:
+    location = GcsLocation.of("gs://bucket/prefix/")
+    longest = "x" * (1024 - len("prefix/"))
+    assert location.name(longest) == f"prefix/{longest}"
+    for too_long in (f"{longest}x", "ü" * 509):
+        for refuse in (location.name, location.listed):
+            with pytest.raises(InvalidLocationError, match="Storage allows 1024: use a shorter name"):
+                refuse(too_long)
+    for name in ("a\nb", "a\rb"):
+        with pytest.raises(InvalidLocationError, match="no line break"):
+            location.name(name)
+    with pytest.raises(InvalidLocationError, match="acme-challenge"):
+        GcsLocation.of("gs://bucket/").name(".well-known/acme-challenge/x")
+    with pytest.raises(InvalidLocationError):
+        GcsLocation.of(f"gs://bucket/{'x' * 1024}/")
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"endpoint": "http://user:hush@host"}, "endpoint"),
+        ({"endpoint": "hush"}, "endpoint"),
+        ({"endpoint": "http://hush/storage/v1"}, "endpoint"),
+        ({"endpoint": "http://hush:0"}, "endpoint"),
+        ({"endpoint": " "}, "endpoint"),
+        ({"credentials": ""}, "credentials"),
+        ({"credentials": "hush"}, "credentials"),
+        ({"credentials": "hush/relative.json"}, "credentials"),
+        ({"credentials": '{"type": "hush"}'}, "credentials"),
+        ({"credentials": '{"hush": '}, "credentials"),
+        ({"credentials": '["hush"]'}, "credentials"),
+        ({"credentials": json.dumps({"type": "external_account", "audience": "hush"})}, "credentials"),
+        ({"project": "hush hush"}, "project"),
+        ({"project": "a\nb"}, "project"),
+        ({"connect_timeout_seconds": "0"}, "connect_timeout_seconds"),
+        ({"read_timeout_seconds": "soon"}, "read_timeout_seconds"),
+        ({"region": "hush"}, "region"),
+    ],
+)
+def test_refused_options_are_not_repeated(options: dict[str, str], named: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"storage option '{named}'") as caught:
+        open_storage("gs://bucket/", options)
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert "hush" not in str(error)
+        error = error.__cause__ or error.__context__
+
+
+def test_options() -> None:
+    settings = GcsSettings.of(StorageOptions({"endpoint": "http://host:1/", "credentials": json.dumps(KEY)}))
+    assert settings.endpoint == "http://host:1"
+    assert settings.credentials == KEY
+    assert "hush-hush-hush" in settings.secrets
+    assert (settings.connect_timeout_seconds, settings.read_timeout_seconds) == (5, 30)
+    nothing = GcsSettings.of(StorageOptions({}))
+    assert (nothing.endpoint, nothing.project, nothing.credentials, nothing.secrets) == (None, None, None, ())
+
+
+def test_no_text_form_shows_credentials() -> None:
+    storage = open_storage("gs://bucket/lake/", {"credentials": json.dumps(KEY)})
+    assert isinstance(storage, RetryStorage)
+    copy = pickle.loads(pickle.dumps(storage.inner))
+    for shown in (storage.inner, copy, copy.options, GcsSettings.of(copy.options)):
+        assert "hush" not in repr(shown)
+    assert copy.options == storage.inner.options  # type: ignore[attr-defined]
+
+
+def test_the_environment_that_decides() -> None:
+    assert "GOOGLE_APPLICATION_CREDENTIALS" in environment_of("gs://bucket/")
+    assert "STORAGE_EMULATOR_HOST" in environment_of("gs://bucket/")

@@ -1,0 +1,463 @@
+"""What goes over the wire to Google Cloud Storage and its server of tokens, and what strange answers mean.
+
+The servers are scripted: the emulator neither asks for a token nor answers as no service would.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from tests.processes import fork
+from tests.servers.gcs import GcsServer
+from tests.storage.scripted_server import Answer, Drop, ScriptedServer, Seen, Silence
+from trinitylake_ops.errors import (
+    AmbiguousWriteError,
+    CorruptFileError,
+    StorageError,
+    StoragePermissionError,
+    TransientError,
+    UnreachableError,
+)
+from trinitylake_ops.storage import RetryStorage, Storage, open_storage
+
+ROOT = "gs://bucket/lake/"
+TOKEN = "ya29.token-of-this-test"
+SOON_S = 20.0
+Script = Callable[[int, Seen], Answer | Drop | Silence]
+
+
+@pytest.fixture(scope="module")
+def private_key() -> str:
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    plain = serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain).decode()
+
+
+def service_account(private_key: str, token_uri: str) -> str:
+    return json.dumps(
+        {
+            "type": "service_account",
+            "client_email": "tests@project.example",
+            "private_key": private_key,
+            "private_key_id": "private-key-id-of-this-test",
+            "token_uri": token_uri,
+        }
+    )
+
+
+def bare(endpoint: str, root: str = ROOT, **options: str) -> Storage:
+    given = {"endpoint": endpoint, "credentials": "anonymous", "read_timeout_seconds": str(SOON_S), **options}
+    storage = open_storage(root, given)
+    assert isinstance(storage, RetryStorage)
+    return storage.inner
+
+
+def authorization(seen: Seen) -> str | None:
+    return {name.lower(): value for name, value in seen.headers.items()}.get("authorization")
+
+
+def fixed(answer: Answer) -> Script:
+    return lambda number, seen: answer
+
+
+def as_json(document: object, status: int = 200) -> Answer:
+    return Answer(status, json.dumps(document).encode(), {"Content-Type": "application/json"})
+
+
+def token_answer(number: int, seen: Seen) -> Answer:
+    assert parse_qs(seen.body.decode())["grant_type"] == ["urn:ietf:params:oauth:grant-type:jwt-bearer"]
+    return as_json({"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"})
+
+
+def assert_hidden(error: BaseException, *secrets: str) -> None:
+    shown: BaseException | None = error
+    assert "\n" not in str(error)
+    while shown is not None:
+        for secret in (TOKEN, "private-key-id-of-this-test", "PRIVATE KEY", *secrets):
+            assert secret not in str(shown)
+        shown = None if shown.__suppress_context__ else shown.__context__
+
+
+# --- credentials ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["option", "file", "environment"])
+def test_a_service_account_asks_once_for_a_token(
+    private_key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    tokens, storage_server = ScriptedServer(token_answer), ScriptedServer(fixed(as_json({"items": []})))
+    with tokens.running(), storage_server.running():
+        text = service_account(private_key, f"{tokens.endpoint}/token")
+        file = tmp_path / "key.json"
+        file.write_text(text)
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+        credentials = {"option": {"credentials": text}, "file": {"credentials": str(file)}, "environment": {}}[place]
+        storage = open_storage(ROOT, {"endpoint": storage_server.endpoint, **credentials})
+        for _ in range(3):
+            assert list(storage.list()) == []
+        assert len(tokens.requests) == 1
+        assert [authorization(seen) for seen in storage_server.requests] == [f"Bearer {TOKEN}"] * 3
+
+
+def test_a_user_whose_secrets_a_server_quotes() -> None:
+    secrets = {"client_id": "id", "client_secret": "client-secret-of-this-test", "refresh_token": "1//refresh-of-this"}
+    user = json.dumps({"type": "authorized_user", **secrets, "token": TOKEN, "expiry": "2099-01-01T00:00:00Z"})
+    quoting = f"no {secrets['client_secret']} and {secrets['refresh_token']} with Bearer {TOKEN} are valid"
+    server = ScriptedServer(fixed(as_json({"error": {"code": 400, "message": quoting}}, 400)))
+    with server.running():
+        with pytest.raises(StorageError, match=r"no \*\*\* and \*\*\* with \*\*\* are valid") as caught:
+            bare(server.endpoint, credentials=user).write("f", b"x")
+        assert authorization(server.requests[0]) == f"Bearer {TOKEN}"
+    assert_hidden(caught.value, *list(secrets.values())[1:])
+
+
+def test_anonymous_requests_carry_no_token() -> None:
+    server = ScriptedServer(fixed(as_json({})))
+    with server.running():
+        assert list(bare(server.endpoint).list()) == []
+        assert authorization(server.requests[0]) is None
+
+
+def test_a_token_that_is_refused(private_key: str) -> None:
+    """The server of tokens knows the account no more; or the service does not take its token."""
+    refused = as_json({"error": "invalid_grant", "error_description": "Invalid JWT Signature."}, 400)
+    tokens = ScriptedServer(fixed(refused))
+    server = ScriptedServer(fixed(as_json({"error": {"code": 401, "message": f"Invalid Credentials {TOKEN}"}}, 401)))
+    with tokens.running(), server.running():
+        storage = bare(server.endpoint, credentials=service_account(private_key, tokens.endpoint))
+        for call in (lambda: storage.create("f", b"x"), lambda: storage.read("f"), storage.now_ms):
+            with pytest.raises(
+                StoragePermissionError, match=r"invalid_grant.*check the option 'credentials'"
+            ) as caught:
+                call()
+            assert_hidden(caught.value, private_key)
+        assert server.requests == []
+        tokens._script = token_answer
+        with pytest.raises(StoragePermissionError, match="wrong or have expired") as caught:
+            storage.create("f", b"x")
+        assert_hidden(caught.value, private_key)
+        assert len(server.requests) == 1
+
+
+def test_a_server_of_tokens_that_cannot_be_reached(private_key: str) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        storage = bare(
+            "http://127.0.0.1:1",
+            credentials=service_account(private_key, f"http://127.0.0.1:{unused.getsockname()[1]}"),
+            read_timeout_seconds="0.2",
+            connect_timeout_seconds="0.2",
+        )
+        started = time.monotonic()
+        with pytest.raises(UnreachableError, match="the server of tokens gave none") as caught:
+            storage.create("f", b"x")
+    assert_hidden(caught.value)
+    assert time.monotonic() - started < SOON_S
+
+
+def test_a_server_of_tokens_that_never_answers(private_key: str) -> None:
+    tokens = ScriptedServer(lambda number, seen: Silence())
+    with tokens.running():
+        storage = bare(
+            "http://127.0.0.1:1",
+            credentials=service_account(private_key, tokens.endpoint),
+            read_timeout_seconds="0.2",
+            connect_timeout_seconds="0.2",
+        )
+        started = time.monotonic()
+        with pytest.raises(UnreachableError, match="the server of tokens gave none"):
+            storage.create("f", b"x")
+        assert time.monotonic() - started < SOON_S
+
+
+@pytest.mark.parametrize("text", [None, "hush-hush-hush", '{"type": "external_account", "a": "hush-hush-hush"}', "[]"])
+def test_a_file_that_holds_no_credentials(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "key.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(StoragePermissionError, match="check the option 'credentials'") as caught:
+        bare("http://127.0.0.1:1", credentials=str(file)).read("f")
+    assert_hidden(caught.value, "hush", str(tmp_path))
+
+
+def test_a_key_that_is_none() -> None:
+    with pytest.raises(StoragePermissionError, match="check the option 'credentials'") as caught:
+        bare("http://127.0.0.1:1", credentials=service_account("hush-hush-hush", "http://127.0.0.1:1")).read("f")
+    assert_hidden(caught.value, "hush")
+
+
+def test_no_credentials_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gcsfs would ask without any; here that has to be asked for."""
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    server = ScriptedServer(fixed(as_json({})))
+    with server.running():
+        with pytest.raises(StoragePermissionError, match="set up application default credentials"):
+            next(open_storage(ROOT, {"endpoint": server.endpoint}).list())
+        assert server.requests == []
+
+
+def test_the_project_pays_for_each_request() -> None:
+    def script(number: int, seen: Seen) -> Answer:
+        if seen.path.startswith("/batch/"):
+            return batch_answer(seen, [204] * seen.body.count(b"DELETE "))
+        return as_json({"name": "lake/f", "size": "1", "updated": "2026-11-24T12:00:00.123Z"})
+
+    server = ScriptedServer(script)
+    with server.running():
+        storage = bare(server.endpoint, project="payer-1")
+        storage.create("f", b"x")
+        storage.write("f", b"x")
+        assert storage.stat("f").last_modified_ms % 1000 == 0
+        assert list(storage.list()) == []
+        storage.delete("f")
+        assert storage.delete_batch(["f", "g?"]) == {}
+        for seen in server.requests[:-1]:
+            assert parse_qs(urlsplit(seen.path).query)["userProject"] == ["payer-1"]
+        assert b"/o/lake%2Fg%3F?userProject=payer-1 HTTP/1.1" in server.requests[-1].body
+
+
+# --- batches ----------------------------------------------------------------------------------------
+
+
+def batch_answer(seen: Seen, statuses: list[int | None], reason: str = "backendError") -> Answer:
+    """An answer as the service gives it: a part for each call, with its own id; None leaves the part out."""
+    boundary = seen.headers["Content-Type"].partition("boundary=")[2]
+    parts = []
+    for number, status in enumerate(statuses):
+        if status is not None:
+            body = "" if status < 300 else json.dumps({"error": {"code": status, "errors": [{"reason": reason}]}})
+            parts.append(
+                f"--batch_of_this_test\r\nContent-Type: application/http\r\nContent-ID: <response-{boundary}+{number}>"
+                f"\r\n\r\nHTTP/1.1 {status} as told\r\nContent-Type: application/json\r\n\r\n{body}\r\n\r\n"
+            )
+    text = "".join([*reversed(parts), "--batch_of_this_test--\r\n"])
+    return Answer(200, text.encode(), {"Content-Type": "multipart/mixed; boundary=batch_of_this_test"})
+
+
+def test_a_batch_tells_file_by_file() -> None:
+    statuses: list[int | None] = [204, 404, 403, 503, None, 200]
+    server = ScriptedServer(lambda number, seen: batch_answer(seen, statuses, "forbidden"))
+    with server.running():
+        failures = bare(server.endpoint).delete_batch([f"f{number}" for number in range(6)])
+    assert {path: type(error) for path, error in failures.items()} == {
+        "f2": StoragePermissionError,
+        "f3": AmbiguousWriteError,
+        "f4": AmbiguousWriteError,
+    }
+    assert [error.path for error in failures.values()] == list(failures)
+
+
+def test_the_retries_ask_again_only_for_what_failed_in_passing() -> None:
+    def script(number: int, seen: Seen) -> Answer:
+        return batch_answer(seen, [204, 503, 204] if number == 0 else [204])
+
+    server = ScriptedServer(script)
+    with server.running():
+        storage = RetryStorage(bare(server.endpoint), base_delay_seconds=0.001)
+        assert storage.delete_many(["a", "b", "c"]) == {}
+        assert [seen.body.count(b"DELETE /storage/v1/b/bucket/o/lake%2F") for seen in server.requests] == [3, 1]
+
+
+def test_many_deletes_are_batches_of_a_hundred() -> None:
+    def script(number: int, seen: Seen) -> Answer:
+        return batch_answer(seen, [204] * seen.body.count(b"DELETE "))
+
+    server = ScriptedServer(script)
+    with server.running():
+        assert bare(server.endpoint).delete_many([f"{number}" for number in range(250)]) == {}
+        assert sorted(seen.body.count(b"DELETE ") for seen in server.requests) == [50, 100, 100]
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b"--x\r\n\r\n--x--"])
+def test_an_answer_that_is_no_batch_leaves_it_open(body: bytes) -> None:
+    server = ScriptedServer(fixed(Answer(200, body, {"Content-Type": "multipart/mixed; boundary=x"})))
+    with server.running():
+        failures = bare(server.endpoint).delete_batch(["a", "b"])
+    assert {path: type(error) for path, error in failures.items()} == dict.fromkeys("ab", AmbiguousWriteError)
+
+
+# --- strange answers --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"<html>hello</html>", b"[]", b'{"items": [{}]}', b'{"items": [1]}', b'{"items": {}}', b'{"items": [{"name": 1}]}',
+     b'{"items": [{"name": "lake/f", "size": "1"}]}',
+     b'{"items": [{"name": "lake/f", "size": "1", "updated": "2026-11-24T12:00:00"}]}',
+     b'{"items": [{"name": "lake/f", "size": "x", "updated": "2026-11-24T12:00:00Z"}]}'],
+)  # fmt: skip
+def test_a_list_that_is_none(body: bytes) -> None:
+    server = ScriptedServer(fixed(Answer(200, body)))
+    with server.running(), pytest.raises(StorageError, match="'endpoint' names such a server"):
+        list(bare(server.endpoint).list())
+
+
+def test_a_list_that_repeats_itself() -> None:
+    server = ScriptedServer(fixed(as_json({"nextPageToken": "again"})))
+    with server.running(), pytest.raises(StorageError, match="repeats itself"):
+        list(bare(server.endpoint).list())
+
+
+def test_a_page_may_be_empty() -> None:
+    file = {"name": "lake/a", "size": "3", "updated": "2026-11-24T12:00:00.999Z"}
+    folder = {**file, "name": "lake/a/"}
+
+    def script(number: int, seen: Seen) -> Answer:
+        position = parse_qs(urlsplit(seen.path).query).get("pageToken")
+        return as_json({"nextPageToken": "more"} if position is None else {"items": [file, folder]})
+
+    server = ScriptedServer(script)
+    with server.running():
+        assert [file.path for file in bare(server.endpoint).list("a")] == ["a"]
+        assert parse_qs(urlsplit(server.requests[0].path).query)["prefix"] == ["lake/a"]
+
+
+def test_a_file_beyond_its_bound_is_not_taken_in() -> None:
+    """By the length that the answer announces, and without one as soon as too much has come."""
+    chunks = b"".join(b"%x\r\n%b\r\n" % (1 << 20, b"x" * (1 << 20)) for _ in range(3)) + b"0\r\n\r\n"
+    for answer in (
+        Answer(200, b"x" * 1000, announced_bytes=10**12),
+        Answer(200, chunks, {"Transfer-Encoding": "chunked"}),
+    ):
+        server = ScriptedServer(fixed(answer))
+        with server.running(), pytest.raises(CorruptFileError, match="no file of its kind more than 1000000"):
+            bare(server.endpoint).read("f", limit_bytes=10**6)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(200, b"short", announced_bytes=10),
+        Answer(206, b"23", {"Content-Range": "bytes 2-3/10"}),
+        Answer(206, b"234", {"Content-Range": "bytes 2-5/10"}),
+    ],
+)
+def test_a_part_is_never_taken_for_the_file(answer: Answer) -> None:
+    server = ScriptedServer(fixed(answer))
+    with server.running(), pytest.raises(TransientError):
+        bare(server.endpoint).read("f", offset=2, length=4)
+
+
+def test_a_server_that_ignores_ranges() -> None:
+    server = ScriptedServer(fixed(Answer(200, b"0123456789")))
+    with server.running():
+        assert bare(server.endpoint).read("f", offset=2, length=4) == b"2345"
+
+
+def test_a_server_that_trickles_is_cut_off() -> None:
+    server = ScriptedServer(fixed(Answer(200, b"x" * 1000, trickle_seconds=0.05)))
+    with server.running():
+        storage = bare(server.endpoint, read_timeout_seconds="0.2", connect_timeout_seconds="0.2")
+        started = time.monotonic()
+        with pytest.raises(TransientError, match="time-out"):
+            storage.read("f")
+        assert time.monotonic() - started < SOON_S
+
+
+def test_no_redirect_is_followed() -> None:
+    """It would send a token, or a create for the second time, to a place that nobody named."""
+    server = ScriptedServer(lambda number, seen: Answer(307, b"", {"Location": f"/elsewhere/{number}"}))
+    with server.running():
+        storage = bare(server.endpoint)
+        for call in (lambda: storage.create("f", b"x"), lambda: storage.read("f"), lambda: list(storage.list())):
+            with pytest.raises(StorageError, match="lives elsewhere; set the option 'endpoint'"):
+                call()
+        assert [seen.method for seen in server.requests] == ["POST", "GET", "GET"]
+
+
+def test_an_upload_may_take_longer_than_the_wait_for_an_answer() -> None:
+    body = b"x" * (32 << 20)  # more than the buffers between the two take
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> int:
+            connection, _ = listener.accept()
+            with connection:
+                connection.settimeout(SOON_S)
+                time.sleep(1.2)
+                n_bytes = 0
+                while n_bytes <= len(body) and (piece := connection.recv(1 << 20)):
+                    n_bytes += len(piece)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+                return n_bytes
+
+        with ThreadPoolExecutor(1) as pool:
+            served = pool.submit(serve)
+            bare(f"http://127.0.0.1:{listener.getsockname()[1]}", read_timeout_seconds="0.4").create("f", body)
+            assert served.result() > len(body)
+
+
+def test_an_answer_without_a_date_gives_no_time() -> None:
+    server = ScriptedServer(fixed(Answer(200, b"{}", {"Date": ""})))
+    with server.running(), pytest.raises(StorageError, match="clock is unknown"):
+        bare(server.endpoint).now_ms()
+
+
+def test_names_reach_the_server_as_they_are() -> None:
+    server = ScriptedServer(fixed(as_json({})))
+    with server.running():
+        storage = bare(server.endpoint)
+        for name in ("a/b", "%20", "a%2Fb", "?", "#x", "..a", "ü", "a b+c", "~", "{0}"):
+            storage.delete(name)
+            target = server.requests[-1].path
+            assert unquote(target.rpartition("/")[2]) == f"lake/{name}"
+
+
+# --- processes --------------------------------------------------------------------------------------
+
+
+def test_a_forked_child_takes_nothing_from_its_parent(fake_gcs: GcsServer) -> None:
+    """Its requests go over connections of its own, and so do those of its parent."""
+    root = fake_gcs.fresh_root()
+    storage = bare(fake_gcs.endpoint, root)
+    storage.create("parent", b"1")
+
+    def work(report: Callable[[str], None]) -> None:
+        storage.create("child", b"2")
+        report(storage.read("parent").decode())
+
+    status, lines = fork(work).finish()
+    assert (status, lines) == (0, ["1"])
+    started = time.monotonic()
+    assert storage.read("child") == b"2"
+    assert time.monotonic() - started < SOON_S / 2
+    fake_gcs.delete_all(root)
+
+
+_AT_ITS_END = """
+import os, sys
+from trinitylake_ops.storage import open_storage
+storage = open_storage(sys.argv[1], {"endpoint": sys.argv[2], "credentials": "anonymous"}).inner
+storage.create("parent", b"1")
+if os.fork() == 0:
+    storage.create("child", b"2")
+    sys.exit(0)
+os.wait()
+print(storage.read("child").decode())
+"""
+
+
+def test_a_forked_child_that_ends_leaves_its_parent_alone(fake_gcs: GcsServer) -> None:
+    """At the end of an interpreter all its objects are destroyed, but those that belong to its parent."""
+    root = fake_gcs.fresh_root()
+    environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-W", "error", "-c", _AT_ITS_END, root, fake_gcs.endpoint]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "2\n", "")
+    fake_gcs.delete_all(root)

@@ -1,0 +1,200 @@
+"""Roots ``gs://bucket/prefix/`` and their options."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
+from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
+
+#: The service limits the name of an object, the prefix of the root included, to this many bytes of UTF-8.
+MAX_NAME_BYTES = 1024
+#: The service gives at most this many objects in one page of a list.
+MAX_NAMES_PER_PAGE = 1000
+#: The service takes at most this many calls in one batch.
+MAX_CALLS_PER_BATCH = 100
+#: The value of ``credentials`` for requests without any.
+ANONYMOUS = "anonymous"
+
+#: Options of ``gs://`` roots. Credentials and the endpoint that are not given come from Google's environment.
+GCS_OPTIONS = frozenset({"connect_timeout_seconds", "credentials", "endpoint", "project", "read_timeout_seconds"})
+#: Variables that decide which server a root is on, and which user asks, if the options do not.
+GCS_ENVIRONMENT = (
+    "CLOUDSDK_ACTIVE_CONFIG_NAME", "CLOUDSDK_CONFIG", "GCE_METADATA_HOST", "GOOGLE_APPLICATION_CREDENTIALS",
+    "GOOGLE_CLOUD_QUOTA_PROJECT", "GOOGLE_CLOUD_UNIVERSE_DOMAIN", "STORAGE_EMULATOR_HOST",
+)  # fmt: skip
+
+#: Kinds of credentials that an option may hold. Others name programs and addresses, which only the environment may.
+KINDS_OF_CREDENTIALS = ("service_account", "authorized_user")
+#: What is secret in the text of credentials.
+_SECRET_PARTS = ("client_secret", "private_key", "private_key_id", "refresh_token")
+
+#: A shorter line of a key is no secret.
+_MIN_SECRET_LINE = 8
+
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+_PROJECT = re.compile(r"[a-z0-9][a-z0-9.:-]{1,98}[a-z0-9]")
+_LINE_BREAKS = re.compile(r"[\r\n]")
+_NEVER_A_NAME = ".well-known/acme-challenge/"
+_MIN_TIMEOUT_SECONDS = 0.001
+_MAX_TIMEOUT_SECONDS = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class GcsLocation:
+    """Bucket and name prefix of a root; the prefix is empty or ends with ``/``."""
+
+    root: str
+    bucket: str
+    prefix: str
+
+    @classmethod
+    def of(cls, root: str) -> GcsLocation:
+        """Split a normalised root URI.
+
+        Raises InvalidLocationError for another form, for a root that is too long, and for a bucket that is no name of
+        one. The message does not repeat a root of another form or bucket, as it may hold credentials.
+        """
+        authority = root.removeprefix("gs://").partition("/")[0]
+        if not _BUCKET.fullmatch(authority):
+            raise InvalidLocationError(
+                "a root on Google Cloud Storage has the form gs://BUCKET/PREFIX/, with at least 3 lower-case letters, "
+                "digits, '.', '_' or '-' as BUCKET; credentials and the server's address are storage options"
+            )
+        bucket, path = split_root(root, "gs")
+        location = cls(root, bucket, path[1:])
+        _check_name(location.prefix, root)
+        return location
+
+    def name(self, path: str) -> str:
+        """Return the object's name of a path.
+
+        Raises InvalidLocationError for a path that no storage accepts, or that the service does not.
+        """
+        check_path(path)
+        name = self.prefix + path
+        _check_name(name, path)
+        return name
+
+    def listed(self, prefix: str) -> str:
+        """Return the start of all names below a path prefix. Raises InvalidLocationError as ``name`` does."""
+        check_prefix(prefix)
+        start = self.prefix + prefix
+        _check_name(start, prefix)
+        return start
+
+    def path(self, name: str) -> str | None:
+        """Return the path of a listed name, or None for a name that no path has (``folder/``, ``a//b``)."""
+        path = name.removeprefix(self.prefix)
+        try:
+            check_path(path)
+        except InvalidLocationError:
+            return None
+        return path
+
+
+@dataclass(frozen=True, slots=True)
+class GcsSettings:
+    """The checked options of a root. None means that Google's environment decides.
+
+    ``credentials`` are ``anonymous``, the absolute path of a JSON file, or what such a file holds. No text form of
+    this object shows them.
+    """
+
+    endpoint: str | None
+    project: str | None
+    credentials: str | Mapping[str, Any] | None = field(repr=False)
+    connect_timeout_seconds: float
+    read_timeout_seconds: float
+
+    @classmethod
+    def of(cls, options: StorageOptions) -> GcsSettings:
+        """Check the options. Raises InvalidInputError, which repeats no credentials."""
+        for name in sorted(GCS_OPTIONS & set(options)):
+            if options[name].strip() == "":
+                raise InvalidInputError(f"storage option {name!r} is empty: leave it out, or give a value")
+        endpoint, project = options.get("endpoint"), options.get("project")
+        if endpoint is not None:
+            _check_endpoint(endpoint)
+        if project is not None and not _PROJECT.fullmatch(project):
+            raise InvalidInputError("storage option 'project' must be the id of a project of Google Cloud")
+        return cls(
+            endpoint=endpoint.rstrip("/") if endpoint else None,
+            project=project,
+            credentials=_credentials(options.get("credentials")),
+            connect_timeout_seconds=_seconds(options, "connect_timeout_seconds", default=5),
+            read_timeout_seconds=_seconds(options, "read_timeout_seconds", default=30),
+        )
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The parts of the credentials that no message may repeat."""
+        if not isinstance(self.credentials, Mapping):
+            return ()
+        texts = [str(self.credentials[part]) for part in _SECRET_PARTS if self.credentials.get(part)]
+        return (*texts, *(line for text in texts for line in text.split("\n") if len(line) >= _MIN_SECRET_LINE))
+
+
+def check_kind(credentials: object) -> Mapping[str, Any]:
+    """Return credentials as a mapping. Raises ValueError, which repeats nothing, for another form or kind."""
+    if not isinstance(credentials, Mapping) or credentials.get("type") not in KINDS_OF_CREDENTIALS:
+        raise ValueError(f"credentials are a JSON object whose 'type' is one of {', '.join(KINDS_OF_CREDENTIALS)}")
+    return credentials
+
+
+def _credentials(value: str | None) -> str | Mapping[str, Any] | None:
+    if value is None or value == ANONYMOUS or value.startswith("/"):
+        return value
+    try:
+        return check_kind(json.loads(value))
+    except ValueError:
+        # Not repeated, and not chained: a parser's error quotes the text.
+        reason = f"whose 'type' is one of {', '.join(KINDS_OF_CREDENTIALS)}"
+    raise InvalidInputError(
+        f"storage option 'credentials' must be {ANONYMOUS!r}, the absolute path of a JSON file, or the text of one, "
+        f"{reason}; Google's environment takes every other kind"
+    )
+
+
+def _check_endpoint(value: str) -> None:
+    """Raise InvalidInputError, without repeating the text: people put credentials here."""
+    try:
+        parts = urlsplit(value)
+        well_formed = (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and (parts.port is None or parts.port > 0)
+            and "@" not in parts.netloc
+            and parts.path in ("", "/")
+            and not (parts.query or parts.fragment or re.search(r"[\s\x00-\x1f\x7f]", value))
+        )
+    except ValueError:
+        well_formed = False
+    if not well_formed:
+        raise InvalidInputError(
+            "storage option 'endpoint' must be http://HOST[:PORT] or https://HOST[:PORT], without credentials"
+        )
+
+
+def _check_name(name: str, shown: str) -> None:
+    n_bytes = len(name.encode())
+    if n_bytes > MAX_NAME_BYTES:
+        raise InvalidLocationError(
+            f"the name of {shown[:80]!r}... would have {n_bytes} bytes with the prefix of its root, Google Cloud "
+            f"Storage allows {MAX_NAME_BYTES}: use a shorter name"
+        )
+    if _LINE_BREAKS.search(name) or name.startswith(_NEVER_A_NAME):
+        raise InvalidLocationError(
+            f"Google Cloud Storage has no object named {shown[:80]!r}: names hold no line break and do not begin with "
+            f"{_NEVER_A_NAME!r}"
+        )
+
+
+def _seconds(options: StorageOptions, name: str, *, default: float) -> float:
+    return options.number(name, default=default, minimum=_MIN_TIMEOUT_SECONDS, maximum=_MAX_TIMEOUT_SECONDS)

@@ -1,0 +1,326 @@
+"""Storage in a bucket of Google Cloud Storage, through gcsfs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from datetime import datetime
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote, urlencode
+
+import aiohttp
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from trinitylake_ops.errors import (
+    AmbiguousWriteError,
+    FileMissingError,
+    StorageError,
+    ThrottledError,
+    TransientError,
+)
+from trinitylake_ops.storage.gcs.answers import GcsRequest, Request, error_from_answer, unreadable
+from trinitylake_ops.storage.gcs.client import Call, GcsClient
+from trinitylake_ops.storage.gcs.failures import CLIENT_ERRORS, typed_error
+from trinitylake_ops.storage.gcs.multipart import answers_of_batch, batch_of_deletes, object_target, upload_body
+from trinitylake_ops.storage.gcs.settings import MAX_CALLS_PER_BATCH, MAX_NAMES_PER_PAGE, GcsLocation, GcsSettings
+from trinitylake_ops.storage.interface import FileInfo, Storage
+from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
+from trinitylake_ops.storage.paths import check_range, is_hidden
+from trinitylake_ops.storage.server_clock import ServerClock, monotonic_ms
+
+T = TypeVar("T")
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+#: A body is read in parts of this size.
+_PIECE_BYTES = 1 << 20
+#: So much of an answer that reports an error is read.
+_MOST_ERROR_BYTES = 64 << 10
+_FILE_FIELDS = "name,size,updated"
+
+
+class Answer(NamedTuple):
+    """An answer of the server, with its whole body."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class GcsStorage(Storage):
+    """Files under ``gs://bucket/`` or ``gs://bucket/prefix/``. A path is the rest of the object's name, literally.
+
+    Each operation is one request of the JSON API, sent once. A ``create`` is one multipart upload under the condition
+    ``ifGenerationMatch=0``, never a resumable one, and a read is one GET. RetryStorage makes the retries, except for
+    the later pages of a list, which only this class can repeat. Times have whole seconds. Objects whose names no path
+    has, such as ``folder/``, do not show.
+
+    Options: ``GCS_OPTIONS`` (docs/storage.md). Opening sends nothing. Raises InvalidLocationError and
+    InvalidInputError for a root or option that is not valid.
+    """
+
+    concurrency = 16
+    lists_by_prefix = True
+    delete_batch_size = MAX_CALLS_PER_BATCH
+
+    def __init__(self, root: str, options: Mapping[str, str] | None = None):
+        self.root = root
+        self.options = StorageOptions(options)
+        self.whole_file_limit_bytes = whole_file_limit_bytes(self.options)
+        self._location = GcsLocation.of(root)
+        settings = GcsSettings.of(self.options)
+        self._endpoint = settings.endpoint or "the endpoint of Google's environment"
+        self._secrets = settings.secrets
+        self._project = settings.project
+        self._client = GcsClient(settings)
+        self._clock = ServerClock()
+
+    def __repr__(self) -> str:
+        return f"GcsStorage({self.root!r}, {self.options!r})"
+
+    def __reduce__(self) -> tuple[type[GcsStorage], tuple[str, StorageOptions]]:
+        return (GcsStorage, (self.root, self.options))
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        check_range(path, offset, length)
+        target = object_target(self._location.bucket, self._location.name(path))
+        if length == 0:
+            self.stat(path)
+            return b""
+        call = Call("GET", f"/download/storage/v1/{target}", {"alt": "media"}, _range_header(offset, length))
+
+        async def body_of(response: aiohttp.ClientResponse) -> bytes:
+            return await self._body(response, path, length, limit_bytes)
+
+        answer = self._send(Request.READ, path, call, body_of)
+        if answer.status == 416:
+            return b""
+        found = _asked_for(answer, offset, length)
+        if found is None:
+            raise TransientError(
+                f"{self._request(Request.READ, path).failure}: the server sent {len(answer.body)} bytes, not those "
+                "asked for; retry",
+                path=path,
+            )
+        return found
+
+    def stat(self, path: str) -> FileInfo:
+        target = object_target(self._location.bucket, self._location.name(path))
+        answer = self._send(Request.STAT, path, Call("GET", f"/storage/v1/{target}", {"fields": _FILE_FIELDS}))
+        request = self._request(Request.STAT, path)
+        return _file_info(request, path, _decoded(request, answer))
+
+    def create(self, path: str, data: bytes) -> None:
+        self._upload(Request.CREATE, path, data, {"ifGenerationMatch": "0"})
+
+    def write(self, path: str, data: bytes) -> None:
+        self._upload(Request.WRITE, path, data, {})
+
+    def delete(self, path: str) -> None:
+        target = object_target(self._location.bucket, self._location.name(path))
+        try:
+            self._send(Request.DELETE, path, Call("DELETE", f"/storage/v1/{target}"))
+        except FileMissingError:
+            return  # the service says so
+
+    def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
+        """Delete up to 100 files in one batch, a request with as many calls in its body."""
+        by_target = {object_target(self._location.bucket, self._location.name(path)): path for path in paths}
+        if not by_target:
+            return {}
+        query = f"?{urlencode({'userProject': self._project})}" if self._project else ""
+        body = batch_of_deletes([f"/storage/v1/{target}{query}" for target in by_target])
+        call = Call("POST", "/batch/storage/v1", {}, {"Content-Type": body.content_type}, body.data)
+        found = self._send(Request.DELETE, paths[0], call)
+        answers = answers_of_batch(found.headers.get("Content-Type", ""), found.body)
+        failures: dict[str, StorageError] = {}
+        for number, path in enumerate(by_target.values()):
+            request = self._request(Request.DELETE, path)
+            if number not in answers:
+                failures[path] = AmbiguousWriteError(
+                    f"{request.failure}: the answer to a batch says nothing of it; it may have taken effect", path=path
+                )
+            elif not 200 <= answers[number].status < 300:
+                error = error_from_answer(request, *answers[number])
+                if isinstance(error, StorageError) and not isinstance(error, FileMissingError):
+                    failures[path] = error
+        return failures
+
+    def list(self, prefix: str = "") -> Iterator[FileInfo]:
+        return self._files(prefix, self._location.listed(prefix))
+
+    def now_ms(self) -> int:
+        # A list of one object: to ask for the bucket itself would need another right.
+        one = {"maxResults": "1", "prefix": self._location.prefix, "fields": "kind"}
+        return self._clock.now_ms(lambda: self._send(Request.CLOCK, "", Call("GET", self._objects(), one)))
+
+    def _upload(self, operation: Request, path: str, data: bytes, condition: Mapping[str, str]) -> None:
+        body = upload_body(self._location.name(path), data)
+        parameters = {"uploadType": "multipart", "fields": "generation", **condition}
+        headers = {"Content-Type": body.content_type}
+        self._send(operation, path, Call("POST", f"/upload{self._objects()}", parameters, headers, body.data))
+
+    def _objects(self) -> str:
+        return f"/storage/v1/b/{quote(self._location.bucket, safe='')}/o"
+
+    def _files(self, prefix: str, name_prefix: str) -> Iterator[FileInfo]:
+        request = self._request(Request.LIST, prefix)
+        for page in self._pages(prefix, name_prefix):
+            for found in _items(request, page):
+                path = self._location.path(found["name"])
+                if path is not None and not is_hidden(path, prefix):
+                    yield _file_info(request, path, found)
+
+    def _pages(self, prefix: str, name_prefix: str) -> Iterator[Mapping[str, Any]]:
+        parameters = {
+            "prefix": name_prefix,
+            "maxResults": str(MAX_NAMES_PER_PAGE),
+            "fields": f"nextPageToken,items({_FILE_FIELDS})",
+        }
+        request = self._request(Request.LIST, prefix)
+
+        def page(token: str | None = None) -> Mapping[str, Any]:
+            position = {} if token is None else {"pageToken": token}
+            answer = self._send(Request.LIST, prefix, Call("GET", self._objects(), {**parameters, **position}))
+            return _decoded(request, answer)
+
+        current = page()
+        yield current
+        last_token: str | None = None
+        while token := current.get("nextPageToken"):
+            if token == last_token:
+                raise StorageError(f"{request.failure}: the server repeats itself", path=prefix)
+            last_token, current = token, _retry_page(page, token)
+            yield current
+
+    def _send(
+        self,
+        operation: Request,
+        path: str,
+        call: Call,
+        body_of: Callable[[aiohttp.ClientResponse], Coroutine[Any, Any, bytes]] | None = None,
+    ) -> Answer:
+        """Send a request. Raises typed errors, also for an answer that refuses it."""
+
+        async def exchange() -> Answer:
+            return await self._exchange(call, body_of)
+
+        try:
+            answer = self._client.run(exchange)
+        except CLIENT_ERRORS as error:
+            failure = typed_error(self._request(operation, path), error, self._endpoint)
+        else:
+            if 200 <= answer.status < 300 or (answer.status == 416 and operation is Request.READ):
+                return answer
+            raise error_from_answer(self._request(operation, path), answer.status, answer.body)
+        # This is raised outside the handler: messages of client libraries may hold parts of the request.
+        raise failure
+
+    async def _exchange(
+        self, call: Call, body_of: Callable[[aiohttp.ClientResponse], Coroutine[Any, Any, bytes]] | None
+    ) -> Answer:
+        """Send one request, look at the server's clock, and take in the answer."""
+        await self._client.authorize()
+        async with AsyncExitStack() as scope:
+            sent_at_ms = monotonic_ms()
+            async with self._client.time_limit(len(call.data)):
+                response = await scope.enter_async_context(self._client.answer(call))
+            self._clock.observe(response.headers.get("Date"), sent_at_ms, monotonic_ms())
+            if 200 <= response.status < 300 and body_of is not None:
+                body = await body_of(response)
+            else:
+                async with self._client.time_limit():
+                    body = await _bounded(response)
+            return Answer(response.status, response.headers, body)
+
+    async def _body(
+        self, response: aiohttp.ClientResponse, path: str, length: int | None, limit_bytes: int | None
+    ) -> bytes:
+        """Take in a file, unless it is beyond its bound. Its size is known before its first byte, or grows."""
+        size_bytes = response.content_length or 0
+        self._check_size(path, size_bytes, length, limit_bytes)
+        async with self._client.time_limit(size_bytes):
+            if response.content_length is not None:
+                return await response.read()
+            pieces: list[bytes] = []
+            async for piece in response.content.iter_chunked(_PIECE_BYTES):
+                pieces.append(piece)
+                size_bytes += len(piece)
+                self._check_size(path, size_bytes, length, limit_bytes)
+            return b"".join(pieces)
+
+    def _request(self, operation: Request, path: str) -> GcsRequest:
+        return GcsRequest(operation, path, self.root, self.options, self._secrets)
+
+
+async def _bounded(response: aiohttp.ClientResponse) -> bytes:
+    """Take in the body of an answer; of one that reports an error, only its beginning."""
+    if response.status < 400:
+        return await response.read()
+    pieces, n_bytes = [], 0
+    async for piece in response.content.iter_chunked(_MOST_ERROR_BYTES):
+        pieces.append(piece)
+        n_bytes += len(piece)
+        if n_bytes >= _MOST_ERROR_BYTES:
+            break
+    return b"".join(pieces)
+
+
+def _retry_page(page: Callable[[str], T], token: str) -> T:
+    retrying = Retrying(
+        retry=retry_if_exception_type((ThrottledError, TransientError)),
+        stop=stop_after_attempt(5),
+        wait=wait_random_exponential(multiplier=0.1, max=5),
+        reraise=True,
+    )
+    return retrying(page, token)
+
+
+def _range_header(offset: int, length: int | None) -> dict[str, str]:
+    if offset == 0 and length is None:
+        return {}
+    last = "" if length is None else str(offset + length - 1)
+    return {"Range": f"bytes={offset}-{last}"}
+
+
+def _asked_for(answer: Answer, offset: int, length: int | None) -> bytes | None:
+    """Return the bytes of the range, or None when the answer does not hold what its headers and the request say."""
+    data = answer.body
+    match = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+    if match is None:  # the whole file, also if a server ignores ranges
+        end = None if length is None else offset + length
+        return data[offset:end]
+    first, last, total = (int(number) for number in match.groups())
+    end = total if length is None else min(offset + length, total)
+    return data if (first, last + 1, len(data)) == (offset, end, end - offset) else None
+
+
+def _decoded(request: GcsRequest, answer: Answer) -> Mapping[str, Any]:
+    try:
+        found = json.loads(answer.body)
+    except ValueError:
+        found = None
+    if not isinstance(found, Mapping):
+        raise unreadable(request)
+    return found
+
+
+def _items(request: GcsRequest, page: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    items = page.get("items", [])
+    if not isinstance(items, list) or not all(
+        isinstance(found, Mapping) and isinstance(found.get("name"), str) for found in items
+    ):
+        raise unreadable(request)
+    return items
+
+
+def _file_info(request: GcsRequest, path: str, found: Mapping[str, Any]) -> FileInfo:
+    """Return what the service says of an object. Its times have milliseconds and ``Date`` seconds: all are cut."""
+    try:
+        moment = datetime.fromisoformat(found["updated"])
+        if moment.tzinfo is not None:
+            return FileInfo(path, int(found["size"]), int(moment.timestamp()) * 1000)
+    except (KeyError, TypeError, ValueError):
+        raise unreadable(request) from None
+    raise unreadable(request)
