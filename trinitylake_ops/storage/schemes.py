@@ -13,6 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.extras import needs
+from trinitylake_ops.storage.dynamodb.settings import DYNAMODB_ENVIRONMENT, DYNAMODB_OPTIONS
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.local.storage import LocalStorage
 from trinitylake_ops.storage.memory import MemoryStorage
@@ -90,11 +91,19 @@ def _open_s3(root: str, options: StorageOptions) -> Storage:
     return S3Storage(root, options)
 
 
+def _open_dynamodb(root: str, options: StorageOptions) -> Storage:
+    with needs("dynamodb"):
+        from trinitylake_ops.storage.dynamodb.storage import DynamoDBStorage
+
+    return DynamoDBStorage(root, options)
+
+
 _OWN: Mapping[str, Scheme] = {
     scheme.name: scheme
     for scheme in (
         Scheme("file", frozenset({"fsync"}), _open_local),
         Scheme("memory", frozenset(), _open_memory),
         Scheme("s3", S3_OPTIONS, _open_s3, S3_ENVIRONMENT),
+        Scheme("dynamodb", DYNAMODB_OPTIONS, _open_dynamodb, DYNAMODB_ENVIRONMENT),
     )
 }
