@@ -5,10 +5,12 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+# Packages of others bring programs under other names, such as npm with nodejs: what counts is the program.
 missing_packages() {
     local package
     sed -e '/^#/d' -e '/^$/d' deploy/debian-packages.txt | while read -r package; do
-        dpkg-query --show --showformat '${db:Status-Abbrev}' "$package" 2>/dev/null | grep -q '^ii' || echo "$package"
+        dpkg-query --show --showformat '${db:Status-Abbrev}' "$package" 2>/dev/null | grep -q '^ii' ||
+            command -v "$package" >/dev/null || echo "$package"
     done
 }
 

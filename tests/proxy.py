@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 Action = Literal["drop_request", "drop_answer", "hold_request", "delay_answer", "cut_head", "cut_body", "answer"]
 
 _LOGGED_HEADERS = frozenset(
-    {"content-length", "expect", "host", "if-match", "if-none-match", "range", "transfer-encoding"}
+    {"content-length", "expect", "host", "if-match", "if-none-match", "range", "transfer-encoding", "x-amz-target"}
 )
 _HOP_BY_HOP = frozenset({"connection", "expect", "keep-alive", "proxy-connection", "transfer-encoding"})
 _SERVER_TIMEOUT_S = 60
@@ -34,14 +34,20 @@ class ServerFailedError(Exception):
 
 @dataclass(frozen=True)
 class CannedAnswer:
-    """An answer that the proxy gives itself, with an S3 error document or, without a code, no body at all."""
+    """An answer that the proxy gives itself, with an S3 error document or, without a code, no body at all.
+
+    With ``is_json`` the document is one of AWS's JSON protocols, such as DynamoDB's.
+    """
 
     status: int
     code: str | None = None
+    is_json: bool = False
 
     def body(self) -> bytes:
         if self.code is None:
             return b""
+        if self.is_json:
+            return f'{{"__type":"com.amazonaws.dynamodb.v20120810#{self.code}","message":"injected"}}'.encode()
         return (
             '<?xml version="1.0" encoding="UTF-8"?>'
             f"<Error><Code>{self.code}</Code><Message>injected</Message><RequestId>tx1</RequestId></Error>"
@@ -104,9 +110,9 @@ def cut_body(at: int = 1, **where: Any) -> WireFault:
     return WireFault("cut_body", at, **where)
 
 
-def answer(at: int = 1, *, status: int, code: str | None = None, is_forwarded: bool = False, **where: Any) -> WireFault:
+def answer(at: int = 1, *, status: int, code: str | None = None, is_json: bool = False, **where: Any) -> WireFault:
     """Give another answer than the server's; ``is_forwarded`` lets the request take effect before."""
-    return WireFault("answer", at, answer=CannedAnswer(status, code), is_forwarded=is_forwarded, **where)
+    return WireFault("answer", at, answer=CannedAnswer(status, code, is_json), **where)
 
 
 @dataclass

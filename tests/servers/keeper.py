@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.servers.daemons import Daemons, ServerStartError
+from tests.servers.dynalite import DynamoDBServer, start_dynalite
 from tests.servers.moto import start_moto
 from tests.servers.radosgw import start_radosgw
 from tests.servers.s3_server import S3Server
@@ -24,7 +25,30 @@ ENDPOINT, FAILURE, PID, LOG = "endpoint", "failure", "pid", "log"
 #: Somebody may take a port between its choice and its use.
 N_ATTEMPTS = 2
 
-STARTERS: dict[str, Callable[[Path, Daemons], str]] = {"radosgw": start_radosgw, "moto": start_moto}
+STARTERS: dict[str, Callable[[Path, Daemons], str]] = {
+    "dynalite": start_dynalite,
+    "moto": start_moto,
+    "radosgw": start_radosgw,
+}
+
+
+def make_bucket(kind: str, endpoint: str, data: Path) -> None:
+    """Make the bucket that tests share."""
+    server = S3Server(kind, endpoint, data)
+    server.client.create_bucket(Bucket=server.bucket)
+
+
+def make_table(kind: str, endpoint: str, _data: Path) -> None:
+    """Make the table that tests share."""
+    DynamoDBServer(kind, endpoint).make_table()
+
+
+#: What tests find on a server that is up.
+FURNISHERS: dict[str, tuple[Callable[[str, str, Path], None], ...]] = {
+    "dynalite": (make_table,),
+    "moto": (make_bucket, make_table),
+    "radosgw": (make_bucket,),
+}
 
 
 def publish(folder: Path, name: str, text: str) -> None:
@@ -41,8 +65,8 @@ def start(kind: str, folder: Path) -> Daemons:
         data.mkdir()
         try:
             endpoint = STARTERS[kind](data, daemons)
-            server = S3Server(kind, endpoint, data)
-            server.client.create_bucket(Bucket=server.bucket)
+            for furnish in FURNISHERS[kind]:
+                furnish(kind, endpoint, data)
         except ServerStartError:
             daemons.stop()
             if attempt == N_ATTEMPTS:

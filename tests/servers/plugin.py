@@ -24,12 +24,17 @@ from typing import Any
 import pytest
 
 from tests.servers.daemons import START_TIMEOUT_SECONDS, log_tail
+from tests.servers.dynalite import DynamoDBServer
 from tests.servers.keeper import ENDPOINT, FAILURE, PID
 from tests.servers.s3_server import S3Server
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STOP_TIMEOUT_SECONDS = 20
+#: Servers of S3, on which all lakehouses of a test run can live.
 KINDS = ("radosgw", "moto")
+#: Fixtures that need a server, and its kind.
+NEEDED_BY = {"radosgw": "radosgw", "moto": "moto", "dynalite": "dynalite", "moto_dynamodb": "moto"}
+_IN_DEBIAN = frozenset({"dynalite", "radosgw"})
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class ServerRun:
 
     folder: Path
     leader_pid: int
-    _known: dict[str, S3Server] = field(default_factory=dict)
+    _known: dict[str, tuple[str, Path]] = field(default_factory=dict)
 
     def begin(self, kind: str) -> None:
         """Let the server of a kind start, unless a worker did so before."""
@@ -47,12 +52,16 @@ class ServerRun:
                 self._start_keeper(kind)
 
     def server(self, kind: str) -> S3Server:
-        """Return the server of a kind, started if need be; fails the test when it is not up."""
+        """Return the S3 server of a kind, started if need be; fails the test when it is not up."""
+        return S3Server(kind, *self.place(kind))
+
+    def place(self, kind: str) -> tuple[str, Path]:
+        """Return endpoint and folder of the server of a kind, started if need be; fails the test if it is not up."""
         folder = self.folder / kind
         if kind not in self._known:
             self.begin(kind)
             endpoint, data = self._wait_for_endpoint(kind).split("\n")
-            self._known[kind] = S3Server(kind, endpoint, Path(data))
+            self._known[kind] = (endpoint, Path(data))
         if (folder / FAILURE).exists():
             pytest.fail(f"{kind} failed: {(folder / FAILURE).read_text()}", pytrace=False)
         return self._known[kind]
@@ -157,10 +166,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests on radosgw; with ``--lakes``, keep those whose lakehouses can live on that server."""
+    """Mark tests on radosgw and dynalite; with ``--lakes``, keep those whose lakehouses can live on that server."""
     kind = config.getoption("lakes")
     for item in items:
-        if kind == "radosgw" or "radosgw" in _fixtures(item):
+        if kind == "radosgw" or not _IN_DEBIAN.isdisjoint(_fixtures(item)):
             item.add_marker(pytest.mark.debian_packages)
     if kind != "default":
         kept = [item for item in items if "lakes" in _fixtures(item) and not item.get_closest_marker("local_only")]
@@ -173,7 +182,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
     if config.option.collectonly:
         return
-    needed = {name for item in session.items for name in _fixtures(item)} & set(KINDS)
+    needed = {NEEDED_BY[name] for item in session.items for name in _fixtures(item) if name in NEEDED_BY}
     if session.items and config.getoption("lakes") != "default":
         needed.add(config.getoption("lakes"))
     for kind in sorted(needed):
@@ -201,3 +210,15 @@ def radosgw(request: pytest.FixtureRequest) -> S3Server:
 def moto(request: pytest.FixtureRequest) -> S3Server:
     """The S3 of moto, with a log of all requests."""
     return request.config.stash[SERVER_RUN].server("moto")
+
+
+@pytest.fixture(scope="session")
+def dynalite(request: pytest.FixtureRequest) -> DynamoDBServer:
+    """A server of DynamoDB's protocol; tests that use it are marked ``debian_packages``."""
+    return DynamoDBServer("dynalite", request.config.stash[SERVER_RUN].place("dynalite")[0])
+
+
+@pytest.fixture(scope="session")
+def moto_dynamodb(request: pytest.FixtureRequest) -> DynamoDBServer:
+    """The DynamoDB of moto."""
+    return DynamoDBServer("moto", request.config.stash[SERVER_RUN].place("moto")[0])

@@ -12,8 +12,8 @@ from trinitylake_ops.storage.dynamodb.settings import PATH_KEY, Key
 
 Item = Mapping[str, Mapping[str, Any]]
 
-#: The most bytes of an item, its names included.
-MAX_ITEM_BYTES = 400 * 1024
+#: The most bytes of an item, its names included. DynamoDB says 400 KB, without saying which KB: this is the smaller.
+MAX_ITEM_BYTES = 400_000
 #: Bytes of a part. Its key is at most 2 KiB, so its item stays far below the limit.
 PART_BYTES = 384 * 1024
 

@@ -1,0 +1,127 @@
+"""DynamoDB on loopback: dynalite, a server in JavaScript that npm installs, and the one of moto.
+
+dynalite validates requests, sizes and conditions as DynamoDB does, and keeps items in memory. It knows no wrong
+credentials, no capacity and no clock of its own: see docs/storage.md for what neither can show.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+from botocore.config import Config
+
+from tests.servers.daemons import Daemons, free_port, listens, run
+from trinitylake_ops.cached_attribute import cached_attribute
+
+ACCESS_KEY_ID = "testsAccessKey"
+SECRET_ACCESS_KEY = "tests-secret-key"
+REGION = "us-east-1"
+TABLE = "tests"
+
+#: What npm installs, with the versions of all packages and the hashes of their content.
+PACKAGE = Path(__file__).resolve().parent / "dynalite_package"
+#: Kept between runs, one folder for each content of the lock file.
+INSTALLED = PACKAGE.parents[2] / ".servers"
+
+
+def start_dynalite(folder: Path, daemons: Daemons) -> str:
+    """Start dynalite; returns its endpoint. Raises ServerStartError."""
+    program = _installed(daemons.log) / "node_modules" / "dynalite" / "cli.js"
+    port = free_port()
+    daemons.start(["node", str(program), "--host", "127.0.0.1", "--port", str(port), "--createTableMs", "0"])
+    daemons.wait_until(lambda: listens(port), "dynalite")
+    return f"http://127.0.0.1:{port}"
+
+
+def _installed(log: Path) -> Path:
+    """Return the folder of the pinned dynalite, installed if it is not there. Raises ServerStartError."""
+    files = [PACKAGE / "package.json", PACKAGE / "package-lock.json"]
+    content = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    folder = INSTALLED / f"dynalite-{content[:16]}"
+    INSTALLED.mkdir(exist_ok=True)
+    with (INSTALLED / "dynalite.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            part = INSTALLED / f"dynalite-{os.getpid()}.part"
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir()
+            for file in files:
+                shutil.copy(file, part)
+            run(["npm", "ci", "--prefix", str(part), "--ignore-scripts", "--no-audit", "--no-fund"], log)
+            part.rename(folder)
+    return folder
+
+
+@dataclass(frozen=True)
+class DynamoDBServer:
+    """Endpoint and credentials of a server. Tests share a table, and take a fresh root of it each."""
+
+    kind: str
+    endpoint: str
+    table: str = TABLE
+    region: str = REGION
+    access_key_id: str = ACCESS_KEY_ID
+    secret_access_key: str = SECRET_ACCESS_KEY
+
+    @property
+    def storage_options(self) -> dict[str, str]:
+        """Storage options that open a root on this server."""
+        return {
+            "endpoint": self.endpoint,
+            "region": self.region,
+            "access_key_id": self.access_key_id,
+            "secret_access_key": self.secret_access_key,
+        }
+
+    def fresh_root(self, name: str = "lake") -> str:
+        """Return the root URI of a prefix that nobody used before."""
+        return f"dynamodb://{self.table}/{uuid.uuid4().hex}/{name}/"
+
+    @cached_attribute
+    def client(self) -> Any:
+        """A client of its own, with botocore's usual settings."""
+        return botocore.session.get_session().create_client(
+            "dynamodb", region_name=self.region, endpoint_url=self.endpoint,
+            aws_access_key_id=self.access_key_id, aws_secret_access_key=self.secret_access_key,
+            config=Config(max_pool_connections=40),
+        )  # fmt: skip
+
+    def make_table(self, table: str = TABLE, keys: tuple[str, str] = ("root", "path"), **settings: Any) -> None:
+        """Make a table and wait until it is there; a table that somebody else made is fine."""
+        settings = settings or {"BillingMode": "PAY_PER_REQUEST"}
+        try:
+            self.client.create_table(
+                TableName=table,
+                AttributeDefinitions=[{"AttributeName": key, "AttributeType": "S"} for key in keys],
+                KeySchema=[{"AttributeName": keys[0], "KeyType": "HASH"}, {"AttributeName": keys[1], "KeyType": "RANGE"}],
+                **settings,
+            )
+        except self.client.exceptions.ResourceInUseException:
+            pass  # of another worker's tests
+        self.client.get_waiter("table_exists").wait(TableName=table, WaiterConfig={"Delay": 1, "MaxAttempts": 60})
+
+    def items(self, table: str = TABLE) -> list[tuple[str, str]]:
+        """Return the keys of all items of a table."""
+        pages = self.client.get_paginator("scan").paginate(
+            TableName=table, ProjectionExpression="#r, #p", ExpressionAttributeNames={"#r": "root", "#p": "path"}
+        )
+        return [(item["root"]["S"], item["path"]["S"]) for page in pages for item in page["Items"]]
+
+    def items_of(self, root: str) -> list[tuple[str, str]]:
+        """Return the keys of all items that a root has, its parts and uploads too."""
+        table, _, prefix = root.removeprefix("dynamodb://").partition("/")
+        return sorted(key for key in self.items(table) if key[0].startswith(f"/{prefix}"))
+
+    def delete_all(self, root: str) -> None:
+        """Delete every item of a root: servers for tests hold all of them in memory."""
+        table = root.removeprefix("dynamodb://").partition("/")[0]
+        for partition, path in self.items_of(root):
+            self.client.delete_item(TableName=table, Key={"root": {"S": partition}, "path": {"S": path}})
