@@ -45,6 +45,7 @@ class TestOnDynalite(DynamoDBContract):
         return open_storage(self._root, self._server.storage_options)
 
 
+@pytest.mark.soak  # the storage is shown on dynalite
 class TestOnMoto(DynamoDBContract):
     n_listed_files = 60  # moto looks at all items of the table for each answer
 

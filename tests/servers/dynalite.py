@@ -6,6 +6,7 @@ credentials, no capacity and no clock of its own: see docs/storage.md for what n
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -97,15 +98,10 @@ class DynamoDBServer:
     def make_table(self, table: str = TABLE, keys: tuple[str, str] = ("root", "path"), **settings: Any) -> None:
         """Make a table and wait until it is there; a table that somebody else made is fine."""
         settings = settings or {"BillingMode": "PAY_PER_REQUEST"}
-        try:
-            self.client.create_table(
-                TableName=table,
-                AttributeDefinitions=[{"AttributeName": key, "AttributeType": "S"} for key in keys],
-                KeySchema=[{"AttributeName": keys[0], "KeyType": "HASH"}, {"AttributeName": keys[1], "KeyType": "RANGE"}],
-                **settings,
-            )
-        except self.client.exceptions.ResourceInUseException:
-            pass  # of another worker's tests
+        attributes = [{"AttributeName": key, "AttributeType": "S"} for key in keys]
+        schema = [{"AttributeName": key, "KeyType": kind} for key, kind in zip(keys, ("HASH", "RANGE"), strict=True)]
+        with contextlib.suppress(self.client.exceptions.ResourceInUseException):
+            self.client.create_table(TableName=table, AttributeDefinitions=attributes, KeySchema=schema, **settings)
         self.client.get_waiter("table_exists").wait(TableName=table, WaiterConfig={"Delay": 1, "MaxAttempts": 60})
 
     def items(self, table: str = TABLE) -> list[tuple[str, str]]:

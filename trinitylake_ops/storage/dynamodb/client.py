@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 import zlib
@@ -111,6 +112,7 @@ class DynamoDBClient:
     def _new_client(self) -> Any:
         options, settings = self._options, self._settings
         session = botocore.session.get_session()
+        session.register_component("data_loader", _service_models())
         client = session.create_client(
             "dynamodb",
             region_name=settings.region,
@@ -129,3 +131,9 @@ class DynamoDBClient:
         # There is no public place for it. A test on the wire watches that answers go through it.
         client._endpoint.http_session = _WholeAnswers(client._endpoint.http_session, settings)
         return client
+
+
+@functools.cache
+def _service_models() -> Any:
+    """Return botocore's data about DynamoDB: most of the time and memory that a client takes, the same for each."""
+    return botocore.session.get_session().get_component("data_loader")
