@@ -16,6 +16,7 @@ from tests.processes import fork
 from tests.servers.dynalite import DynamoDBServer
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import FileExistsAlreadyError, StorageError
+from trinitylake_ops.format.file_names import new_node_path
 from trinitylake_ops.storage import Storage, open_storage
 from trinitylake_ops.storage.dynamodb.requests import TableRequests
 from trinitylake_ops.storage.dynamodb.storage import DynamoDBStorage
@@ -177,7 +178,7 @@ def test_a_lakehouse_end_to_end(dynalite: DynamoDBServer, root: str, tmp_path: P
     maintenance.drop_export(lake, "copy")
     maintenance.drop_export(lake, "down")
 
-    stray = "tables/0a1b/data/left.parquet"
+    stray = new_node_path()
     lake.storage.write(stray, b"x" * MIB)
     days.append(2)
     policy = maintenance.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)

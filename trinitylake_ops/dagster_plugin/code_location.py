@@ -110,12 +110,13 @@ def _check_apart(lakehouses: Sequence[LakehouseSettings]) -> None:
 
 
 def _root(settings: LakehouseSettings) -> tuple[str, str | None]:
-    """Return the root by which two lakehouses are compared, with the server of S3, as each has its own buckets."""
+    """Return the root by which two lakehouses are compared, with its server, as each has its own buckets or tables."""
     root = _value(settings.lakehouse.root)
     if root is None or not is_root_uri(root):  # the variable is not set here yet, or the opener will refuse it
         return settings.lakehouse.root, None
     root = normalize_root_uri(root)
-    endpoint = _value(settings.lakehouse.storage_options.endpoint) if root.startswith("s3://") else None
+    has_server = root.startswith(("dynamodb://", "s3://"))
+    endpoint = _value(settings.lakehouse.storage_options.endpoint) if has_server else None
     return root, endpoint and endpoint.rstrip("/")
 
 

@@ -19,6 +19,7 @@ from trinitylake_ops.extras import needs
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.spark_jobs.runtime.addresses import DEFAULT_MASTER, check_remote
+from trinitylake_ops.storage.dynamodb.settings import DynamoDBLocation
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, OPTIONS_VARIABLE, StorageOptions, is_secret
 from trinitylake_ops.storage.s3.settings import S3Location, check_endpoint
 
@@ -51,6 +52,8 @@ def is_root_uri(given: str) -> bool:
         root = normalize_root_uri(given)
         if root.startswith("s3://"):
             S3Location.of(root)
+        if root.startswith("dynamodb://"):
+            DynamoDBLocation.of(root)
     except InvalidLocationError:
         return False
     return True
@@ -86,12 +89,15 @@ class StorageSettings(_OptionsConfig):
     """Options of storages that anybody may see. Each storage takes some of them (docs/storage.md)."""
 
     fsync: str | None = Field(default=None, description="Local folders: 'true' or 'false'.")
-    endpoint: str | None = Field(default=None, description="S3: URL of the server, when it is not AWS.")
-    region: str | None = Field(default=None, description="S3: region of the bucket.")
+    endpoint: str | None = Field(default=None, description="S3, DynamoDB: URL of the server, when it is not AWS.")
+    region: str | None = Field(default=None, description="S3, DynamoDB: region of the bucket or table.")
     client: str | None = Field(default=None, description="S3: 's3fs' or 'obstore'.")
     addressing_style: str | None = Field(default=None, description="S3: 'auto', 'path' or 'virtual'.")
-    connect_timeout_seconds: str | None = Field(default=None, description="S3: seconds until a connection stands.")
-    read_timeout_seconds: str | None = Field(default=None, description="S3: seconds without a byte of an answer.")
+    connect_timeout_seconds: str | None = Field(default=None, description="Servers: seconds until a connection stands.")
+    read_timeout_seconds: str | None = Field(default=None, description="Servers: seconds without a byte of an answer.")
+    create_table: str | None = Field(
+        default=None, description="DynamoDB: 'true' lets the first create make a table that is missing."
+    )
     whole_file_limit_bytes: str | None = Field(
         default=None, description="The most bytes of a node or definition; 256 MiB by default, which is the least."
     )

@@ -12,7 +12,7 @@ from trinitylake_ops.storage.dynamodb.settings import PATH_KEY, Key
 
 Item = Mapping[str, Mapping[str, Any]]
 
-#: The most bytes of an item, its names included. DynamoDB says 400 KB, without saying which KB: this is the smaller.
+#: The most bytes of an item, its names included. DynamoDB takes 409,600, emulators take less.
 MAX_ITEM_BYTES = 400_000
 #: Bytes of a part. Its key is at most 2 KiB, so its item stays far below the limit.
 PART_BYTES = 384 * 1024
