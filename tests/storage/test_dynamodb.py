@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from tests.proxy import FaultyProxy
 from tests.servers.dynalite import DynamoDBServer
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, StorageError, StoragePermissionError
 from trinitylake_ops.storage import RetryStorage, open_storage
+from trinitylake_ops.storage.dynamodb import requests
 from trinitylake_ops.storage.dynamodb.items import PART_BYTES
 from trinitylake_ops.storage.dynamodb.parts import MAX_UPLOAD_MS, ORPHAN_AGE_MS
 from trinitylake_ops.storage.dynamodb.storage import DynamoDBStorage
@@ -23,6 +26,12 @@ from trinitylake_ops.storage.dynamodb.storage import DynamoDBStorage
 LARGE = bytes(range(256)) * (5 * PART_BYTES // 256) + b"end"
 N_PARTS = 6
 HOUR_MS = 3_600_000
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let requests that the storage repeats be repeated soon."""
+    monkeypatch.setattr(requests, "FIRST_WAIT_SECONDS", 0.001)
 
 
 @pytest.fixture
@@ -209,7 +218,7 @@ def test_requests_of_each_operation(dynalite: DynamoDBServer, root: str) -> None
         storage._next_sweep_s = time.monotonic() + 3600
         storage.exists("a")
         small, large = b"x" * 300_000, b"x" * (PART_BYTES + 50_000)
-        for call, requests in (
+        for call, expected in (
             (lambda: storage.create("small", small), ["PutItem"]),
             (lambda: storage.create("large", large), ["PutItem"] * 4),
             (lambda: storage.read("small"), ["GetItem"]),
@@ -227,7 +236,7 @@ def test_requests_of_each_operation(dynalite: DynamoDBServer, root: str) -> None
         ):
             proxy.begin()
             call()
-            assert sorted(sent(proxy)) == sorted(requests)
+            assert sorted(sent(proxy)) == sorted(expected)
 
 
 def test_all_reads_are_strongly_consistent(storage: DynamoDBStorage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,10 +245,9 @@ def test_all_reads_are_strongly_consistent(storage: DynamoDBStorage, monkeypatch
     seen: list[tuple[str, object]] = []
     call = storage._requests._call
 
-    def watched(method: str, arguments: dict[str, object]) -> object:
-        batch = arguments.get("RequestItems", {})
-        given = next(iter(batch.values())) if method == "batch_get_item" else arguments  # type: ignore[union-attr]
-        seen.append((method, given.get("ConsistentRead") if isinstance(given, dict) else None))
+    def watched(method: str, arguments: dict[str, Any]) -> object:
+        given = next(iter(arguments["RequestItems"].values())) if method == "batch_get_item" else arguments
+        seen.append((method, given.get("ConsistentRead")))
         return call(method, arguments)
 
     monkeypatch.setattr(storage._requests, "_call", watched)
@@ -323,7 +331,9 @@ def test_the_first_create_makes_the_table_where_that_is_asked_for(dynalite: Dyna
     assert abs(storage.now_ms() - time.time() * 1000) < 5_000
     assert table not in dynalite.client.list_tables()["TableNames"], "what only reads makes none"
     others = [pickle.loads(pickle.dumps(storage)) for _ in range(3)]
-    calls = [lambda s=s, n=n: s.create(str(n), b"x") for n, s in enumerate([storage, *others])]  # type: ignore[misc]
+    calls: list[Callable[[], object]] = []
+    for number, one in enumerate([storage, *others]):
+        calls.append(functools.partial(one.create, str(number), b"x"))
     assert run_together(calls) == [None] * 4
     described = dynalite.client.describe_table(TableName=table)["Table"]
     assert described["BillingModeSummary"]["BillingMode"] == "PAY_PER_REQUEST"

@@ -21,6 +21,8 @@ T = TypeVar("T")
 #: So long a storage waits for a table that it makes. DynamoDB takes some seconds.
 TABLE_TIMEOUT_SECONDS = 120.0
 _POLL_SECONDS = 0.5
+#: A repeated request waits so long at most the first time, and then up to twice as long each time.
+FIRST_WAIT_SECONDS = 0.1
 
 
 class TableRequests:
@@ -143,7 +145,7 @@ def sent_again(call: Callable[..., T], *arguments: Any, **options: Any) -> T:
     retrying = Retrying(
         retry=retry_if_exception_type((AmbiguousWriteError, ThrottledError, TransientError)),
         stop=stop_after_attempt(5),
-        wait=wait_random_exponential(multiplier=0.1, max=5),
+        wait=wait_random_exponential(multiplier=FIRST_WAIT_SECONDS, max=5),
         reraise=True,
     )
     return retrying(call, *arguments, **options)
