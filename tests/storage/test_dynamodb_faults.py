@@ -29,7 +29,7 @@ from trinitylake_ops.errors import (
     UnreachableError,
 )
 from trinitylake_ops.storage import RetryStorage, Storage
-from trinitylake_ops.storage.dynamodb import requests
+from trinitylake_ops.storage.dynamodb import parts, requests
 from trinitylake_ops.storage.dynamodb.storage import DynamoDBStorage
 
 BODY = bytes(range(256)) * 400
@@ -292,6 +292,20 @@ def test_a_server_that_never_answers(dynalite: DynamoDBServer, proxy: FaultyProx
     assert kind is (AmbiguousWriteError if OPERATIONS[name].changes_files else TransientError)
     assert proxy.url in str(error)
     assert READ_TIMEOUT_S * 0.9 < elapsed_s < PATIENCE_S
+
+
+def test_a_large_create_gives_up_soon_where_nobody_answers(
+    dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of the parts is not sent when one of them got no answer for long."""
+    monkeypatch.setattr(parts, "_sent_again", functools.partial(requests.sent_again, longest_s=READ_TIMEOUT_S / 2))
+    storage = bare(root, dynalite, endpoint=proxy.url, read_timeout_seconds=str(READ_TIMEOUT_S))
+    storage._parts._concurrency = 2
+    storage.now_ms()
+    proxy.begin(wire.hold_request(2, times=None))
+    kind, _ = outcome(lambda: storage.create("large", LARGE * 5))
+    assert kind is TransientError, "certainly without effect"
+    assert sent(proxy) == ("PutItem",) * 3 + ("BatchWriteItem",), "the record, a part from each thread, the removal"
 
 
 def test_a_server_that_trickles_is_cut_off(dynalite: DynamoDBServer, root: str) -> None:

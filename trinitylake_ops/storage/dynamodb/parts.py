@@ -6,7 +6,9 @@ there: the sweep finds it, and removes parts that no item names.
 
 from __future__ import annotations
 
+import functools
 import logging
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,8 +26,12 @@ logger = logging.getLogger(__name__)
 ORPHAN_AGE_MS = 2 * 60 * 60 * 1000
 #: A writer gives up an upload that took so long. Until the age above, its last request has long lost its signature.
 MAX_UPLOAD_MS = 30 * 60 * 1000
+#: A request about parts is not repeated after that, for the retries around the storage repeat the whole operation.
+LONGEST_REPEATED_SECONDS = 10.0
 #: The most items of one BatchWriteItem.
 BATCH_ITEMS = 25
+
+_sent_again = functools.partial(sent_again, longest_s=LONGEST_REPEATED_SECONDS)
 
 
 class Parts:
@@ -48,10 +54,18 @@ class Parts:
         record = upload.record(self._location.upload_key(upload.id))
         self._prepared(operation, path, record)
 
+        has_failed = threading.Event()
+
         def put_part(number: int) -> None:
+            if has_failed.is_set():
+                return
             key = self._location.part_key(upload.id, number)
             data = body[number * PART_BYTES : (number + 1) * PART_BYTES]
-            self._prepared(operation, path, items.part(key, data))
+            try:
+                self._prepared(operation, path, items.part(key, data))
+            except BaseException:
+                has_failed.set()
+                raise
 
         try:
             run_parallel(put_part, range(upload.n_parts), self._concurrency)
@@ -73,7 +87,7 @@ class Parts:
     def _prepared(self, operation: Request, path: str, item: dict[str, Any]) -> None:
         """Write an item that nothing names yet. A lost answer loses nothing but time."""
         try:
-            sent_again(self._requests.send, operation, path, "put_item", Item=item)
+            _sent_again(self._requests.send, operation, path, "put_item", Item=item)
         except AmbiguousWriteError as error:
             lost = TransientError(error.message, path=path)
         else:
@@ -95,7 +109,7 @@ class Parts:
 
         def get_part(number: int) -> bytes | None:
             key = self._location.part_key(file.upload or "", number)
-            answer = sent_again(self._requests.send, Request.READ, file.path, "get_item", Key=key, ConsistentRead=True)
+            answer = _sent_again(self._requests.send, Request.READ, file.path, "get_item", Key=key, ConsistentRead=True)
             return items.part_body(answer["Item"]) if "Item" in answer else None
 
         found = run_parallel(get_part, range(first, last + 1), self._concurrency)
@@ -122,11 +136,11 @@ class Parts:
 
         def delete_parts(batch: Sequence[int]) -> None:
             keys = [self._location.part_key(upload.id, number) for number in batch]
-            sent_again(self._delete_all, upload.path, keys)
+            _sent_again(self._delete_all, upload.path, keys)
 
         run_parallel(delete_parts, batches, self._concurrency)
         key = self._location.upload_key(upload.id)
-        sent_again(self._requests.send, Request.DELETE, upload.path, "delete_item", Key=key)
+        _sent_again(self._requests.send, Request.DELETE, upload.path, "delete_item", Key=key)
 
     def _delete_all(self, path: str, keys: list[Key]) -> None:
         if self.delete_items(path, keys):

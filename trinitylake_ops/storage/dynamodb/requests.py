@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_random_exponential
 
 from trinitylake_ops.errors import AmbiguousWriteError, ThrottledError, TransientError
 from trinitylake_ops.storage.dynamodb.client import Answer, DynamoDBClient
@@ -137,14 +138,15 @@ class TableRequests:
             time.sleep(_POLL_SECONDS)
 
 
-def sent_again(call: Callable[..., T], *arguments: Any, **options: Any) -> T:
-    """Make a call that may be repeated, and repeat it while it fails in passing.
+def sent_again(call: Callable[..., T], *arguments: Any, longest_s: float = math.inf, **options: Any) -> T:
+    """Make a call that may be repeated, and repeat it while it fails in passing, but not after ``longest_s``.
 
-    For requests that only the storage itself can repeat, such as the later pages of a list.
+    For requests that only the storage itself can repeat, such as the later pages of a list. Also for requests about
+    parts, where the retries around the storage would begin with all parts anew.
     """
     retrying = Retrying(
         retry=retry_if_exception_type((AmbiguousWriteError, ThrottledError, TransientError)),
-        stop=stop_after_attempt(5),
+        stop=stop_after_attempt(5) | stop_after_delay(longest_s),
         wait=wait_random_exponential(multiplier=FIRST_WAIT_SECONDS, max=5),
         reraise=True,
     )
