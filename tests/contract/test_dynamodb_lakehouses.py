@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.forked import run
+from tests.cli.test_processes import assert_one_line
 from tests.contract.storage_contract import MIB, run_together
 from tests.lakes import check_lake, objects
 from tests.maintenance.changes import append_rows, create, drop
@@ -203,6 +205,20 @@ def test_init_makes_the_table(dynalite: DynamoDBServer) -> None:
     lake = Lakehouse.create(f"dynamodb://{table}/lake", given)
     create(lake, "a", "t")
     assert Lakehouse.open(f"dynamodb://{table}/lake", dynalite.storage_options).snapshot().tables("a") == ["t"]
+    dynalite.client.delete_table(TableName=table)
+
+
+def test_the_command_line(dynalite: DynamoDBServer) -> None:
+    """Without its table it says what to do in a line; with the option it makes one."""
+    table = f"lakes-{uuid.uuid4().hex}"
+    flags = [part for item in dynalite.storage_options.items() for part in ("--storage-option", "=".join(item))]
+    arguments = ["--root", f"dynamodb://{table}/lake", *flags]
+    refused = run(*arguments, "init")
+    assert_one_line(refused, 5, f"the table '{table}' does not exist")
+    assert dynalite.secret_access_key not in refused.err
+    assert run(*arguments, "--storage-option", "create_table=true", "init").code == 0
+    assert run(*arguments, "create-namespace", "ns").code == 0
+    assert "Clean: 2 versions" in run(*arguments, "verify").out
     dynalite.client.delete_table(TableName=table)
 
 
