@@ -94,6 +94,6 @@ constraints: setup ## rewrite constraints.txt with the newest versions that pypr
 	@scripts/update_constraints.sh
 
 clean: ## remove .venv, caches, and the demo's lakehouse and runs
-	@rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist \
+	@rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .servers build dist \
 		*.egg-info spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -114,6 +114,8 @@ def everything_shown(error: BaseException) -> str:
         f"https://{ACCESS_KEY_ID}:{SECRET_ACCESS_KEY}@host/bucket",
         f"/folder/../{SECRET_ACCESS_KEY}",
         SECRET_ACCESS_KEY,
+        f"dynamodb://{ACCESS_KEY_ID}@table/lake",
+        "dynamodb://host:8000/table/lake",
         "s3://host:9000/bucket/lake",
         "s3://bucket//lake",
         "lake",
@@ -126,7 +128,7 @@ def test_a_root_that_is_none_is_refused_when_definitions_load(root: str) -> None
     assert leaks(everything_shown(caught.value)) == []
 
 
-@pytest.mark.parametrize("root", ["s3://bucket", "s3://bucket/lake/", "/folder", "file:///folder/", "memory://name/"])
+@pytest.mark.parametrize("root", ["s3://bucket", "dynamodb://table/lake", "/folder", "file:///folder/", "memory://name/"])
 def test_roots_are_kept_as_they_are_given(root: str) -> None:
     assert TrinityLakeResource(root=root).root == root
 
