@@ -128,7 +128,9 @@ def test_a_root_that_is_none_is_refused_when_definitions_load(root: str) -> None
     assert leaks(everything_shown(caught.value)) == []
 
 
-@pytest.mark.parametrize("root", ["s3://bucket", "dynamodb://table/lake", "/folder", "file:///folder/", "memory://name/"])
+@pytest.mark.parametrize(
+    "root", ["s3://bucket", "dynamodb://table/lake", "/folder", "file:///folder/", "memory://name/"]
+)
 def test_roots_are_kept_as_they_are_given(root: str) -> None:
     assert TrinityLakeResource(root=root).root == root
 

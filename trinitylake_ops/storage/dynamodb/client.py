@@ -54,7 +54,9 @@ class _WholeAnswers:
         except ProtocolError as error:
             raise ConnectionClosedError(endpoint_url=request.url, request=request, error=error) from None
         finally:
-            response.raw.release_conn() if response._content is not None else response.raw.close()
+            if response._content is None:
+                response.raw.close()  # what is left of the answer must not be taken for the next one
+        response.raw.release_conn()
         return response
 
     def close(self) -> None:
