@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 Action = Literal["drop_request", "drop_answer", "hold_request", "delay_answer", "cut_head", "cut_body", "answer"]
 
 _LOGGED_HEADERS = frozenset(
-    {"content-length", "expect", "host", "if-match", "if-none-match", "range", "transfer-encoding"}
+    {"content-length", "expect", "host", "if-match", "if-none-match", "range", "transfer-encoding", "x-amz-target"}
 )
 _HOP_BY_HOP = frozenset({"connection", "expect", "keep-alive", "proxy-connection", "transfer-encoding"})
 _SERVER_TIMEOUT_S = 60
@@ -107,10 +107,11 @@ def cut_body(at: int = 1, **where: Any) -> WireFault:
     return WireFault("cut_body", at, **where)
 
 
-def answer(at: int = 1, *, status: int, code: str | None = None, is_forwarded: bool = False, **where: Any) -> WireFault:
+def answer(
+    at: int = 1, *, status: int, code: str | None = None, document: bytes | None = None, **where: Any
+) -> WireFault:
     """Give another answer than the server's; ``is_forwarded`` lets the request take effect before."""
-    canned = CannedAnswer(status, code, where.pop("document", None))
-    return WireFault("answer", at, answer=canned, is_forwarded=is_forwarded, **where)
+    return WireFault("answer", at, answer=CannedAnswer(status, code, document), **where)
 
 
 @dataclass

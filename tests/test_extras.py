@@ -94,6 +94,7 @@ NEEDING = {
     "s3": ["--root", "s3://bucket/lake", "log"],
     "obstore": ["--root", "s3://bucket/lake", "--storage-option", "client=obstore", "log"],
     "gcs": ["--root", "gs://bucket/lake", "log"],
+    "dynamodb": ["--root", "dynamodb://table/lake", "log"],
     "spark": ["--root", "ROOT", "verify", "--engine", "spark"],
     "connect": ["--root", "ROOT", "verify", "--engine", "spark", "--spark-remote", "sc://127.0.0.1:1"],
 }
@@ -130,6 +131,7 @@ FACES = {
     "s3": "from trinitylake_ops import Lakehouse; Lakehouse.open('s3://bucket/lake')",
     "obstore": "from trinitylake_ops import Lakehouse; Lakehouse.open('s3://bucket/lake', {'client': 'obstore'})",
     "gcs": "from trinitylake_ops import Lakehouse; Lakehouse.open('gs://bucket/lake')",
+    "dynamodb": "from trinitylake_ops import Lakehouse; Lakehouse.open('dynamodb://table/lake')",
 }
 
 
@@ -244,7 +246,7 @@ def test_what_is_set_up_has_every_extra() -> None:
     )
     # What only make bench installs is pinned as well.
     for named in ([*set_up.split(","), "bench"], pinned.split(",")):
-        assert {*named, "connect", "dagster", "demo", "gcs", "java", "obstore", "s3", "spark", ""} == set(declared())
+        assert {*named, *EXTRAS, ""} == set(declared())
     assert distributions_of("all") == {name for extra in EXTRAS for name in distributions_of(extra)}
 
 

@@ -18,7 +18,13 @@ FOLDERS = sorted({path.parent for path in PACKAGE.rglob("*.py") if path.parent.n
 #: Beside the log of long runs, whose entries name a command and all that it did in one sentence.
 PAGES = [
     path
-    for folder in (PROJECT, PROJECT / "docs", PROJECT / "docs" / "decisions", PACKAGE / "format")
+    for folder in (
+        PROJECT,
+        PROJECT / "docs",
+        PROJECT / "docs" / "decisions",
+        PROJECT / "docs" / "storages",
+        PACKAGE / "format",
+    )
     for path in sorted(folder.glob("*.md"))
     if path.name != "soak.md"
 ]

@@ -19,6 +19,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "s3": _S3,
     "obstore": ("obstore", *_S3),
     "gcs": ("aiohttp", "gcsfs", "google.auth", "google.oauth2"),
+    "dynamodb": ("botocore",),
     "spark": _SPARK,
     "java": _JAVA,
     "dagster": _DAGSTER,

@@ -232,12 +232,11 @@ def test_roots_of_the_environment_are_compared(monkeypatch: pytest.MonkeyPatch, 
         build_trinitylake_definitions(settings(first, "a"), settings(other, "b"))
 
 
-def test_one_root_on_two_servers_is_two_lakehouses() -> None:
+@pytest.mark.parametrize("root", ["s3://bucket/lake", "dynamodb://table/lake"])
+def test_one_root_on_two_servers_is_two_lakehouses(root: str) -> None:
     def on(endpoint: str, name: str) -> LakehouseSettings:
         options = StorageSettings(endpoint=endpoint)
-        return LakehouseSettings(
-            lakehouse=TrinityLakeResource(root="s3://bucket/lake", storage_options=options), name=name
-        )
+        return LakehouseSettings(lakehouse=TrinityLakeResource(root=root, storage_options=options), name=name)
 
     one, other = "https://one.example.com", "https://other.example.com"
     assert "b_lakehouse" in (build_trinitylake_definitions(on(one, "a"), on(other, "b")).resources or {})

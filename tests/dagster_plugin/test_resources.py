@@ -19,17 +19,14 @@ from trinitylake_ops.dagster_plugin.resources import (
 )
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.storage.cache.options import CACHE_OPTIONS
-from trinitylake_ops.storage.gcs.settings import GCS_OPTIONS
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE, SECRET_OPTIONS, StorageOptions
-from trinitylake_ops.storage.s3.settings import S3_OPTIONS
+from trinitylake_ops.storage.schemes import OWN_SCHEMES
 
 
 def test_every_option_has_its_place_in_the_configuration() -> None:
-    assert (
-        set(StorageSettings.model_fields)
-        == (S3_OPTIONS | GCS_OPTIONS | CACHE_OPTIONS | {"fsync", "allowed_roots", "whole_file_limit_bytes"})
-        - SECRET_OPTIONS
-    )
+    of_schemes = {name for scheme in OWN_SCHEMES.values() for name in scheme.options}
+    of_all = CACHE_OPTIONS | {"allowed_roots", "whole_file_limit_bytes"}
+    assert set(StorageSettings.model_fields) == (of_schemes | of_all) - SECRET_OPTIONS
     assert set(SecretVariables.model_fields) == SECRET_OPTIONS
 
 
@@ -117,6 +114,8 @@ def everything_shown(error: BaseException) -> str:
         f"https://{ACCESS_KEY_ID}:{SECRET_ACCESS_KEY}@host/bucket",
         f"/folder/../{SECRET_ACCESS_KEY}",
         SECRET_ACCESS_KEY,
+        f"dynamodb://{ACCESS_KEY_ID}@table/lake",
+        "dynamodb://host:8000/table/lake",
         "s3://host:9000/bucket/lake",
         "s3://bucket//lake",
         "lake",
@@ -131,8 +130,12 @@ def test_a_root_that_is_none_is_refused_when_definitions_load(root: str) -> None
 
 
 @pytest.mark.parametrize(
-    "root", ["s3://bucket", "s3://bucket/lake/", "gs://bucket/lake", "/folder", "file:///folder/", "memory://name/"]
-)
+    "root",
+    [
+        "s3://bucket", "s3://bucket/lake/", "gs://bucket/lake", "dynamodb://table/lake",
+        "/folder", "file:///folder/", "memory://name/",
+    ],
+)  # fmt: skip
 def test_roots_are_kept_as_they_are_given(root: str) -> None:
     assert TrinityLakeResource(root=root).root == root
 

@@ -35,7 +35,9 @@ def start_fake_gcs(folder: Path, daemons: Daemons) -> str:
         ]
     )  # fmt: skip
     daemons.wait_until(lambda: listens(port), "fake-gcs-server")
-    return f"http://{address}"
+    endpoint = f"http://{address}"
+    GcsServer("fake_gcs", endpoint, folder).make_shared_bucket()
+    return endpoint
 
 
 @dataclass(frozen=True)

@@ -12,30 +12,14 @@ import select
 import shutil
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.servers.daemons import Daemons, ServerStartError
-from tests.servers.gcs import GcsServer, start_fake_gcs
-from tests.servers.moto import start_moto
-from tests.servers.radosgw import start_radosgw
-from tests.servers.s3_server import S3Server
+from tests.servers.kinds import KINDS
 
 ENDPOINT, FAILURE, PID, LOG = "endpoint", "failure", "pid", "log"
 #: Somebody may take a port between its choice and its use.
 N_ATTEMPTS = 2
-
-STARTERS: dict[str, Callable[[Path, Daemons], str]] = {
-    "radosgw": start_radosgw,
-    "moto": start_moto,
-    "fake_gcs": start_fake_gcs,
-}
-#: What tests get of a server, by its kind, from its endpoint and folder.
-SERVERS: dict[str, Callable[[str, str, Path], S3Server | GcsServer]] = {
-    "radosgw": S3Server,
-    "moto": S3Server,
-    "fake_gcs": GcsServer,
-}
 
 
 def publish(folder: Path, name: str, text: str) -> None:
@@ -51,8 +35,7 @@ def start(kind: str, folder: Path) -> Daemons:
         data, daemons = folder / f"data-{attempt}", Daemons(folder / LOG)
         data.mkdir()
         try:
-            endpoint = STARTERS[kind](data, daemons)
-            SERVERS[kind](kind, endpoint, data).make_shared_bucket()
+            endpoint = KINDS[kind].start(data, daemons)
         except ServerStartError:
             daemons.stop()
             if attempt == N_ATTEMPTS:

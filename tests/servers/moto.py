@@ -19,6 +19,8 @@ from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from tests.servers.daemons import Daemons, free_port, listens
+from tests.servers.dynalite import DynamoDBServer
+from tests.servers.s3_server import S3Server
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -32,7 +34,10 @@ def start_moto(folder: Path, daemons: Daemons, n_files: int = 0) -> str:
     port = free_port()
     daemons.start([sys.executable, "-m", "tests.servers.moto", str(port), str(folder / REQUEST_LOG), str(n_files)])
     daemons.wait_until(lambda: listens(port), "moto")
-    return f"http://127.0.0.1:{port}"
+    endpoint = f"http://127.0.0.1:{port}"
+    S3Server("moto", endpoint, folder).make_shared_bucket()
+    DynamoDBServer("moto", endpoint, folder).make_table()
+    return endpoint
 
 
 class _QuietHandler(WSGIRequestHandler):

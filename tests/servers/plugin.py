@@ -24,13 +24,15 @@ from typing import Any
 import pytest
 
 from tests.servers.daemons import START_TIMEOUT_SECONDS, log_tail
+from tests.servers.dynalite import DynamoDBServer
 from tests.servers.gcs import GcsServer
-from tests.servers.keeper import ENDPOINT, FAILURE, PID, SERVERS
+from tests.servers.keeper import ENDPOINT, FAILURE, PID
+from tests.servers.kinds import KINDS, Server
 from tests.servers.s3_server import S3Server
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STOP_TIMEOUT_SECONDS = 20
-KINDS = ("radosgw", "moto", "fake_gcs")
+_OF_DEBIAN = frozenset(name for name, kind in KINDS.items() if kind.is_of_debian)
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class ServerRun:
         if kind not in self._known:
             self.begin(kind)
             endpoint, data = self._wait_for_endpoint(kind).split("\n")
-            self._known[kind] = SERVERS[kind](kind, endpoint, Path(data))
+            self._known[kind] = KINDS[kind].server(kind, endpoint, Path(data))
         if (folder / FAILURE).exists():
             pytest.fail(f"{kind} failed: {(folder / FAILURE).read_text()}", pytrace=False)
         return self._known[kind]
@@ -158,10 +160,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests on radosgw; with ``--lakes``, keep those whose lakehouses can live on that server."""
+    """Mark tests on servers of Debian's; with ``--lakes``, keep those whose lakehouses can live on that server."""
     kind = config.getoption("lakes")
     for item in items:
-        if kind == "radosgw" or "radosgw" in _fixtures(item):
+        if not _OF_DEBIAN.isdisjoint({kind, *_fixtures(item)}):
             item.add_marker(pytest.mark.debian_packages)
     if kind != "default":
         kept = [item for item in items if "lakes" in _fixtures(item) and not item.get_closest_marker("local_only")]
@@ -186,7 +188,7 @@ def _fixtures(item: pytest.Item) -> list[str]:
 
 
 @pytest.fixture
-def lakes_server(request: pytest.FixtureRequest) -> S3Server | GcsServer | None:
+def lakes_server(request: pytest.FixtureRequest) -> Server | None:
     """The server that ``--lakes`` names; None by default: lakehouses live in memory and in folders."""
     kind = request.config.getoption("lakes")
     return None if kind == "default" else request.config.stash[SERVER_RUN].server(kind)
@@ -211,3 +213,16 @@ def fake_gcs(request: pytest.FixtureRequest) -> GcsServer:
     """An emulator of Google Cloud Storage."""
     server: GcsServer = request.config.stash[SERVER_RUN].server("fake_gcs")
     return server
+
+
+@pytest.fixture
+def dynalite(request: pytest.FixtureRequest) -> DynamoDBServer:
+    """A server of DynamoDB's protocol; tests that use it are marked ``debian_packages``."""
+    server: DynamoDBServer = request.config.stash[SERVER_RUN].server("dynalite")
+    return server
+
+
+@pytest.fixture
+def moto_dynamodb(moto: S3Server) -> DynamoDBServer:
+    """The DynamoDB of moto."""
+    return DynamoDBServer("moto", moto.endpoint, moto.folder)

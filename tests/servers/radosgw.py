@@ -7,7 +7,7 @@ import uuid
 from pathlib import Path
 
 from tests.servers.daemons import Daemons, free_port, listens, run
-from tests.servers.s3_server import ACCESS_KEY_ID, SECRET_ACCESS_KEY
+from tests.servers.s3_server import ACCESS_KEY_ID, SECRET_ACCESS_KEY, S3Server
 
 #: Objects live in memory, so tests delete what they wrote; a full store would refuse writes.
 STORE_BYTES = 6 << 30
@@ -91,4 +91,6 @@ def start_radosgw(folder: Path, daemons: Daemons) -> str:
         "radosgw-admin", "user", "create", "--uid", "tests", "--display-name", "tests",
         "--access-key", ACCESS_KEY_ID, "--secret", SECRET_ACCESS_KEY,
     )  # fmt: skip
-    return f"http://127.0.0.1:{port}"
+    endpoint = f"http://127.0.0.1:{port}"
+    S3Server("radosgw", endpoint, folder).make_shared_bucket()
+    return endpoint

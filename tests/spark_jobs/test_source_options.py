@@ -13,6 +13,7 @@ from trinitylake_ops.storage.options import OPTIONS_VARIABLE, SECRET_OPTIONS
 
 LOCAL = {"root": "file:///lake/", "path": "objects"}
 S3 = {"root": "s3://bucket/lake/", "path": "ns.t"}
+DYNAMODB = {"root": "dynamodb://table/lake/", "path": "ns.t"}
 
 
 @pytest.fixture(autouse=True)
@@ -85,13 +86,14 @@ def test_storage_options_win_over_those_of_the_environment(monkeypatch: pytest.M
     }  # fmt: skip
 
 
-def test_credentials_of_the_environment_go_along(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("given", [S3, DYNAMODB])
+def test_credentials_of_the_environment_go_along(monkeypatch: pytest.MonkeyPatch, given: dict[str, str]) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
-    assert dict(SourceOptions.parse(S3).storage_options) == {}
+    assert dict(SourceOptions.parse(given).storage_options) == {}
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    assert dict(SourceOptions.parse(S3).storage_options) == {"access_key_id": "a", "secret_access_key": "b"}
+    assert dict(SourceOptions.parse(given).storage_options) == {"access_key_id": "a", "secret_access_key": "b"}
     assert dict(SourceOptions.parse(LOCAL).storage_options) == {}
     monkeypatch.setenv("AWS_SESSION_TOKEN", "c")
-    assert SourceOptions.parse(S3).storage_options["session_token"] == "c"
+    assert SourceOptions.parse(given).storage_options["session_token"] == "c"
     monkeypatch.setenv(OPTIONS_VARIABLE, "access_key_id=x,secret_access_key=y")
-    assert dict(SourceOptions.parse(S3).storage_options) == {"access_key_id": "x", "secret_access_key": "y"}
+    assert dict(SourceOptions.parse(given).storage_options) == {"access_key_id": "x", "secret_access_key": "y"}

@@ -14,6 +14,7 @@ from trinitylake_ops.storage import LocalStorage, MemoryStorage, RetryStorage, S
 from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES
 from trinitylake_ops.storage.s3.obstore_storage import ObstoreS3Storage
 from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
+from trinitylake_ops.storage.schemes import OWN_SCHEMES
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,8 @@ def test_client_libraries_are_loaded_for_roots_on_s3_only(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("root", ["", "/tmp/x/", "ftp://user:secret@host/x/", "FILE:///x/", "file", "s4://bucket/"])
 def test_unknown_schemes(root: str) -> None:
-    with pytest.raises(InvalidLocationError, match=r"roots start with file://, memory://, .*or s3://") as caught:
+    *first, last = (f"{name}://" for name in OWN_SCHEMES)
+    with pytest.raises(InvalidLocationError, match=f"roots start with {', '.join(first)} or {last}$") as caught:
         open_storage(root)
     assert "secret" not in str(caught.value)
 

@@ -29,6 +29,7 @@ from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeR
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.maintenance import Budget
+from trinitylake_ops.storage.schemes import place_of
 
 #: The operations that free something. Without limits none of them is scheduled.
 _LETS_GO = ("trim", "expire", "purge", "orphans")
@@ -110,13 +111,14 @@ def _check_apart(lakehouses: Sequence[LakehouseSettings]) -> None:
 
 
 def _root(settings: LakehouseSettings) -> tuple[str, str | None]:
-    """Return the root by which two lakehouses are compared, with the server of S3, as each has its own buckets."""
+    """Return the root by which two lakehouses are compared, with its server, as each has its own buckets or tables."""
     root = _value(settings.lakehouse.root)
     if root is None or not is_root_uri(root):  # the variable is not set here yet, or the opener will refuse it
         return settings.lakehouse.root, None
     root = normalize_root_uri(root)
-    endpoint = _value(settings.lakehouse.storage_options.endpoint) if root.startswith("s3://") else None
-    return root, endpoint and endpoint.rstrip("/")
+    options = settings.lakehouse.storage_options
+    given = (_value(getattr(options, name)) for name in place_of(root))
+    return root, next((place.rstrip("/") for place in given if place), None)
 
 
 def _value(given: str | None) -> str | None:

@@ -19,9 +19,9 @@ from trinitylake_ops.extras import needs
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.spark_jobs.runtime.addresses import DEFAULT_MASTER, check_remote
-from trinitylake_ops.storage.gcs.settings import GcsLocation
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, OPTIONS_VARIABLE, StorageOptions, is_secret
-from trinitylake_ops.storage.s3.settings import S3Location, check_endpoint
+from trinitylake_ops.storage.s3.settings import check_endpoint
+from trinitylake_ops.storage.schemes import check_root
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,10 +50,7 @@ def is_root_uri(given: str) -> bool:
     """Whether this can be the root of a lakehouse: one with credentials cannot."""
     try:
         root = normalize_root_uri(given)
-        if root.startswith("s3://"):
-            S3Location.of(root)
-        if root.startswith("gs://"):
-            GcsLocation.of(root)
+        check_root(root)
     except InvalidLocationError:
         return False
     return True
@@ -89,13 +86,18 @@ class StorageSettings(_OptionsConfig):
     """Options of storages that anybody may see. Each storage takes some of them (docs/storage.md)."""
 
     fsync: str | None = Field(default=None, description="Local folders: 'true' or 'false'.")
-    endpoint: str | None = Field(default=None, description="S3, Google Cloud Storage: URL of another server.")
-    region: str | None = Field(default=None, description="S3: region of the bucket.")
+    endpoint: str | None = Field(
+        default=None, description="S3, Google Cloud Storage, DynamoDB: URL of another server than the provider's."
+    )
+    region: str | None = Field(default=None, description="S3, DynamoDB: region of the bucket or table.")
     client: str | None = Field(default=None, description="S3: 's3fs' or 'obstore'.")
     addressing_style: str | None = Field(default=None, description="S3: 'auto', 'path' or 'virtual'.")
     connect_timeout_seconds: str | None = Field(default=None, description="Servers: seconds until a connection stands.")
     read_timeout_seconds: str | None = Field(default=None, description="Servers: seconds without a byte of an answer.")
     project: str | None = Field(default=None, description="Google Cloud Storage: project that pays for requests.")
+    create_table: str | None = Field(
+        default=None, description="DynamoDB: 'true' lets the first create make a table that is missing."
+    )
     whole_file_limit_bytes: str | None = Field(
         default=None, description="The most bytes of a node or definition; 256 MiB by default, which is the least."
     )

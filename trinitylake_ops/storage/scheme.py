@@ -17,9 +17,13 @@ class Scheme:
     (docs/storage.md). ``open`` returns the storage of a normalised root, without retries around it, and sends no
     request. It raises InvalidLocationError and InvalidInputError, which repeat no credentials, and MissingExtraError.
     ``environment`` are the variables that decide where a root is and who asks, where the options do not say.
+    ``check_root`` raises InvalidLocationError for a root of another form, and repeats no credentials. ``place`` are the
+    options that decide which server a root is on, as two servers have two buckets of one name.
     """
 
     name: str
     options: frozenset[str]
     open: Callable[[str, StorageOptions], Storage]
     environment: tuple[str, ...] = ()
+    check_root: Callable[[str], object] = lambda root: root
+    place: tuple[str, ...] = ()

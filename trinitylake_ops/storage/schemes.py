@@ -13,12 +13,13 @@ from importlib.metadata import EntryPoint, entry_points
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.extras import needs
-from trinitylake_ops.storage.gcs.settings import GCS_ENVIRONMENT, GCS_OPTIONS
+from trinitylake_ops.storage.dynamodb.settings import DYNAMODB_ENVIRONMENT, DYNAMODB_OPTIONS, DynamoDBLocation
+from trinitylake_ops.storage.gcs.settings import GCS_ENVIRONMENT, GCS_OPTIONS, GcsLocation
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.local.storage import LocalStorage
 from trinitylake_ops.storage.memory import MemoryStorage
 from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
-from trinitylake_ops.storage.s3.settings import S3_CLIENTS, S3_ENVIRONMENT, S3_OPTIONS
+from trinitylake_ops.storage.s3.settings import S3_CLIENTS, S3_ENVIRONMENT, S3_OPTIONS, S3Location
 from trinitylake_ops.storage.scheme import Scheme
 
 ENTRY_POINTS = "trinitylake_ops.storages"
@@ -33,16 +34,26 @@ def scheme_of(root_uri: str) -> Scheme:
     InvalidInputError where another package does not give what its entry point promises.
     """
     name, separator, _ = root_uri.partition("://")
-    if separator and name in _OWN:
-        return _OWN[name]
+    if separator and name in OWN_SCHEMES:
+        return OWN_SCHEMES[name]
     others = _added()
     if separator and name in others:
         return _loaded(others[name])
     # The text there may be no scheme at all, but a credential in the wrong place.
     shown = f"the scheme {name!r}" if _SCHEME.fullmatch(name) else "this scheme"
     shown = shown if separator else "a root without a scheme"
-    *first, last = (f"{known}://" for known in (*_OWN, *sorted(others)))
+    *first, last = (f"{known}://" for known in (*OWN_SCHEMES, *sorted(others)))
     raise InvalidLocationError(f"{shown} is not supported: roots start with {', '.join(first)} or {last}")
+
+
+def check_root(root_uri: str) -> None:
+    """Check the form of a normalised root of our own schemes; others are checked when they are opened.
+
+    Raises InvalidLocationError, which repeats no credentials.
+    """
+    scheme = OWN_SCHEMES.get(root_uri.partition("://")[0])
+    if scheme is not None:
+        scheme.check_root(root_uri)
 
 
 def environment_of(root_uri: str) -> tuple[str, ...]:
@@ -53,9 +64,15 @@ def environment_of(root_uri: str) -> tuple[str, ...]:
         return ()
 
 
+def place_of(root_uri: str) -> tuple[str, ...]:
+    """Return the options that decide which server a root of our own schemes is on. None of another."""
+    scheme = OWN_SCHEMES.get(root_uri.partition("://")[0])
+    return () if scheme is None else scheme.place
+
+
 def _added() -> Mapping[str, EntryPoint]:
     """Return the entry points of other packages by their schemes. None of them takes the place of our own."""
-    return {point.name: point for point in entry_points(group=ENTRY_POINTS) if point.name not in _OWN}
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS) if point.name not in OWN_SCHEMES}
 
 
 @functools.cache
@@ -98,12 +115,20 @@ def _open_gcs(root: str, options: StorageOptions) -> Storage:
     return GcsStorage(root, options)
 
 
-_OWN: Mapping[str, Scheme] = {
+def _open_dynamodb(root: str, options: StorageOptions) -> Storage:
+    with needs("dynamodb"):
+        from trinitylake_ops.storage.dynamodb.storage import DynamoDBStorage
+
+    return DynamoDBStorage(root, options)
+
+
+OWN_SCHEMES: Mapping[str, Scheme] = {
     scheme.name: scheme
     for scheme in (
         Scheme("file", frozenset({"fsync"}), _open_local),
         Scheme("memory", frozenset(), _open_memory),
-        Scheme("gs", GCS_OPTIONS, _open_gcs, GCS_ENVIRONMENT),
-        Scheme("s3", S3_OPTIONS, _open_s3, S3_ENVIRONMENT),
+        Scheme("s3", S3_OPTIONS, _open_s3, S3_ENVIRONMENT, S3Location.of, ("endpoint",)),
+        Scheme("gs", GCS_OPTIONS, _open_gcs, GCS_ENVIRONMENT, GcsLocation.of, ("endpoint",)),
+        Scheme("dynamodb", DYNAMODB_OPTIONS, _open_dynamodb, DYNAMODB_ENVIRONMENT, DynamoDBLocation.of, ("endpoint",)),
     )
 }

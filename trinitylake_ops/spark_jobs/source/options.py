@@ -126,7 +126,7 @@ def _with_environment(root: str, given: Mapping[str, str]) -> StorageOptions:
     Credentials are among them, so that tasks on other machines have those of the driver.
     """
     options = {**StorageOptions.parse(os.environ.get(OPTIONS_VARIABLE, "")), **StorageOptions(given)}
-    if root.startswith("s3://") and not any(map(is_secret, options)):
+    if root.startswith(("dynamodb://", "s3://")) and not any(map(is_secret, options)):
         found = {name: os.environ.get(variable, "") for name, variable in _ENVIRONMENT_CREDENTIALS.items()}
         if found["access_key_id"] and found["secret_access_key"]:
             options |= {name: value for name, value in found.items() if value}

@@ -1,0 +1,57 @@
+"""The contract in DynamoDB: as ``open_storage`` gives it on dynalite, and bare on moto."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.storage_contract import StorageContract
+from tests.servers.dynalite import DynamoDBServer
+from trinitylake_ops.storage import Storage, open_storage
+from trinitylake_ops.storage.dynamodb.storage import DynamoDBStorage
+
+
+class DynamoDBContract(StorageContract):
+    """A root of its own for each test; ``server`` says on which server."""
+
+    n_passing_files = 40
+
+    @pytest.fixture
+    def server(self) -> DynamoDBServer:
+        raise NotImplementedError
+
+    @pytest.fixture(autouse=True)
+    def dynamodb_root(self, server: DynamoDBServer) -> Iterator[str]:
+        self._server = server
+        self._root = server.fresh_root()
+        yield self._root
+        # Nothing may be left under any key but what lists show: no part, no upload.
+        storage = open_storage(self._root, server.storage_options)
+        assert storage.delete_many([*(file.path for file in storage.list()), *self.temporary(storage)]) == {}
+        assert server.items_of(self._root) == []
+
+    def temporary(self, storage: Storage) -> list[str]:
+        return [file.path for file in storage.list("_ops/tmp/")]
+
+
+class TestOnDynalite(DynamoDBContract):
+    @pytest.fixture
+    def server(self, dynalite: DynamoDBServer) -> DynamoDBServer:
+        return dynalite
+
+    def make_storage(self, folder: Path) -> Storage:
+        return open_storage(self._root, self._server.storage_options)
+
+
+@pytest.mark.soak  # the storage is shown on dynalite
+class TestOnMoto(DynamoDBContract):
+    n_listed_files = 60  # moto looks at all items of the table for each answer
+
+    @pytest.fixture
+    def server(self, moto_dynamodb: DynamoDBServer) -> DynamoDBServer:
+        return moto_dynamodb
+
+    def make_storage(self, folder: Path) -> Storage:
+        return DynamoDBStorage(self._root, self._server.storage_options)

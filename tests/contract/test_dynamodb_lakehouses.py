@@ -1,0 +1,241 @@
+"""Races for one name, and lakehouses, in DynamoDB: one winner, no lost commit, every operation end to end."""
+
+from __future__ import annotations
+
+import multiprocessing
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.forked import run
+from tests.cli.test_processes import assert_one_line
+from tests.contract.storage_contract import MIB, run_together
+from tests.lakes import check_lake, objects
+from tests.maintenance.changes import append_rows, create, drop
+from tests.processes import fork
+from tests.servers.dynalite import DynamoDBServer
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import FileExistsAlreadyError, StorageError
+from trinitylake_ops.format.file_names import new_node_path
+from trinitylake_ops.storage import Storage, open_storage
+from trinitylake_ops.storage.dynamodb.requests import TableRequests
+from trinitylake_ops.storage.dynamodb.storage import DynamoDBStorage
+from trinitylake_ops.tables.catalog import catalog_at
+
+TIME_LIMIT_S = 3_000
+LONG = [pytest.mark.soak, pytest.mark.timeout(TIME_LIMIT_S + 600)]
+
+
+@pytest.fixture
+def root(dynalite: DynamoDBServer) -> Iterator[str]:
+    made = dynalite.fresh_root()
+    yield made
+    dynalite.delete_all(made)
+
+
+@pytest.fixture
+def storage(dynalite: DynamoDBServer, root: str) -> Storage:
+    return open_storage(root, dynalite.storage_options)
+
+
+def outcome_of(create_one: Callable[[], None]) -> str:
+    try:
+        create_one()
+    except StorageError as error:
+        return type(error).__name__
+    return "won"
+
+
+def check_round(server: DynamoDBServer, storage: Storage, name: str, outcomes: list[str], size_bytes: int) -> None:
+    """Assert that there was one winner, whose content it is, and that no part of a loser is left."""
+    assert sorted(outcomes) == [FileExistsAlreadyError.__name__] * (len(outcomes) - 1) + ["won"]
+    assert storage.read(name) == bytes([outcomes.index("won")]) * size_bytes
+    assert [(file.path, file.size_bytes) for file in storage.list("race/")] == [(name, size_bytes)]
+    storage.delete(name)
+    assert server.items_of(storage.root) == []
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "n_threads", "n_rounds"),
+    [
+        (0, 32, 5), (MIB, 32, 1), (9 * MIB, 4, 1),
+        *(pytest.param(size_bytes, 32, 100, marks=LONG, id=f"{size_bytes}-full") for size_bytes in (0, MIB, 9 * MIB)),
+    ],
+)  # fmt: skip
+def test_threads_create_one_name(
+    dynalite: DynamoDBServer, storage: Storage, size_bytes: int, n_threads: int, n_rounds: int
+) -> None:
+    for _ in range(n_rounds):
+        name = f"race/{uuid.uuid4().hex}"
+
+        def create_one(racer: int, name: str = name) -> str:
+            return outcome_of(lambda: storage.create(name, bytes([racer]) * size_bytes))
+
+        outcomes = run_together([lambda racer=racer: create_one(racer) for racer in range(n_threads)])  # type: ignore[misc]
+        check_round(dynalite, storage, name, [str(outcome) for outcome in outcomes], size_bytes)
+
+
+@pytest.mark.parametrize(
+    ("n_processes", "rounds"),
+    [
+        pytest.param(8, {0: 5, MIB: 1, 9 * MIB: 0}, id="short"),
+        pytest.param(8, {0: 100, MIB: 100, 9 * MIB: 100}, marks=LONG, id="full"),
+    ],
+)
+def test_processes_create_one_name(
+    dynalite: DynamoDBServer, storage: Storage, n_processes: int, rounds: dict[int, int]
+) -> None:
+    names = {f"race/{uuid.uuid4().hex}": size_bytes for size_bytes, times in rounds.items() for _ in range(times)}
+    barrier = multiprocessing.get_context("fork").Barrier(n_processes + 1)
+
+    def racer(number: int) -> Callable[[Callable[[str], None]], None]:
+        def work(report: Callable[[str], None]) -> None:
+            for name, size_bytes in names.items():
+                data = bytes([number]) * size_bytes
+                barrier.wait(TIME_LIMIT_S)
+                report(outcome_of(lambda name=name, data=data: storage.create(name, data)))  # type: ignore[misc]
+                barrier.wait(TIME_LIMIT_S)
+                barrier.wait(TIME_LIMIT_S)  # the round is checked, the file deleted
+
+        return work
+
+    storage.exists("race/nothing")  # the children inherit a client that was in use
+    children = [fork(racer(number), time_limit_seconds=TIME_LIMIT_S) for number in range(n_processes)]
+    try:
+        for name, size_bytes in names.items():
+            barrier.wait(TIME_LIMIT_S)
+            barrier.wait(TIME_LIMIT_S)
+            outcomes = [child.next_report() for child in children]
+            check_round(dynalite, storage, name, outcomes, size_bytes)
+            barrier.wait(TIME_LIMIT_S)
+    except BaseException:
+        barrier.abort()
+        raise
+    finally:
+        ended = [child.finish() for child in children]
+    assert [exit_code for exit_code, _ in ended] == [0] * n_processes
+
+
+@pytest.mark.parametrize("n_commits", [20, pytest.param(200, marks=LONG)])
+def test_two_processes_lose_no_commit(dynalite: DynamoDBServer, root: str, n_commits: int) -> None:
+    lake = Lakehouse.create(root, dynalite.storage_options)
+
+    def writer(name: str) -> Callable[[Callable[[str], None]], None]:
+        def work(_report: Callable[[str], None]) -> None:
+            own = Lakehouse.open(root, dynalite.storage_options)
+            for number in range(n_commits):
+                with own.transaction() as txn:
+                    txn.create_namespace(f"{name}{number}")
+
+        return work
+
+    children = [fork(writer(name), time_limit_seconds=TIME_LIMIT_S) for name in ("a", "b")]
+    assert [child.finish()[0] for child in children] == [0, 0]
+    lake = Lakehouse.open(root, dynalite.storage_options)
+    assert lake.latest_version() == 2 * n_commits
+    expected = {f"{name}{number}" for name in ("a", "b") for number in range(n_commits)}
+    assert set(lake.snapshot().namespaces()) == expected
+    assert maintenance.verify(lake).findings == ()
+
+
+def content(lake: Lakehouse) -> object:
+    with catalog_at(lake) as catalog:
+        rows = catalog.load_table("ns.t").scan().to_arrow()["id"].to_pylist()
+    return objects(lake.snapshot()), sorted(rows)
+
+
+@pytest.fixture
+def days(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Days by which the server's clock is ahead: the last one counts."""
+    ahead, now_ms = [0], TableRequests.now_ms
+    monkeypatch.setattr(TableRequests, "now_ms", lambda self: now_ms(self) + ahead[-1] * 86_400_000)
+    return ahead
+
+
+def test_a_lakehouse_end_to_end(dynalite: DynamoDBServer, root: str, tmp_path: Path, days: list[int]) -> None:
+    """Create, commit, write and read a table, go back, expire, purge, find orphans, export there and away."""
+    lake = Lakehouse.create(f"{root}source/", dynalite.storage_options, order=4)
+    append_rows(lake)
+    create(lake, "a", "t", "u")
+    expected = content(lake)
+    assert lake.snapshot().tables("a") == ["t", "u"]
+    kept = lake.latest_version()
+    append_rows(lake)
+    drop(lake, "a")
+    assert content(lake) != expected
+    maintenance.plan_rollback(lake, kept).execute()
+    assert content(lake) == expected
+
+    plan = maintenance.plan_export(
+        lake, "copy", "full", target=f"{root}target/", target_options=dynalite.storage_options
+    )
+    plan.execute()
+    copy = Lakehouse.open(f"{root}target/", dynalite.storage_options)
+    assert content(copy) == expected
+    assert maintenance.verify_export(lake, "copy", deep=True, target_options=dynalite.storage_options).is_clean
+    maintenance.plan_export(lake, "down", "full", target=str(tmp_path / "down")).execute()
+    assert content(Lakehouse.open(str(tmp_path / "down"))) == expected
+    maintenance.drop_export(lake, "copy")
+    maintenance.drop_export(lake, "down")
+
+    stray = new_node_path()
+    lake.storage.write(stray, b"x" * MIB)
+    days.append(2)
+    policy = maintenance.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
+    maintenance.plan_expiration(lake, policy).execute()
+    days.append(4)
+    n_files = len(list(lake.storage.list()))
+    purged = maintenance.plan_purge(lake).execute()
+    assert (purged.files > 0, purged.failures) == (True, {})
+    assert len(list(lake.storage.list())) < n_files
+    assert lake.storage.exists(stray)
+    maintenance.plan_orphan_removal(lake).execute()
+    assert not lake.storage.exists(stray)
+    assert not [key for key, _ in dynalite.items_of(lake.root) if "/parts/" in key or key.endswith("/uploads")]
+    assert content(lake) == expected
+    assert maintenance.verify(lake, deep=True).findings == ()
+    check_lake(lake)
+
+
+def test_init_makes_the_table(dynalite: DynamoDBServer) -> None:
+    table = f"lakes-{uuid.uuid4().hex}"
+    given = {**dynalite.storage_options, "create_table": "true"}
+    lake = Lakehouse.create(f"dynamodb://{table}/lake", given)
+    create(lake, "a", "t")
+    assert Lakehouse.open(f"dynamodb://{table}/lake", dynalite.storage_options).snapshot().tables("a") == ["t"]
+    dynalite.client.delete_table(TableName=table)
+
+
+def test_the_command_line(dynalite: DynamoDBServer) -> None:
+    """Without its table it says what to do in a line; with the option it makes one."""
+    table = f"lakes-{uuid.uuid4().hex}"
+    flags = [part for item in dynalite.storage_options.items() for part in ("--storage-option", "=".join(item))]
+    arguments = ["--root", f"dynamodb://{table}/lake", *flags]
+    refused = run(*arguments, "init")
+    assert_one_line(refused, 5, f"the table '{table}' does not exist")
+    assert dynalite.secret_access_key not in refused.err
+    assert run(*arguments, "--storage-option", "create_table=true", "init").code == 0
+    assert run(*arguments, "create-namespace", "ns").code == 0
+    assert "Clean: 2 versions" in run(*arguments, "verify").out
+    dynalite.client.delete_table(TableName=table)
+
+
+def test_a_commit_costs_few_requests(dynalite: DynamoDBServer, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = Lakehouse.create(root, dynalite.storage_options)
+    create(lake, "a")
+    storage = lake.storage
+    while not isinstance(storage, DynamoDBStorage):
+        storage = storage.inner  # type: ignore[attr-defined]
+    sent: list[str] = []
+    call = storage._requests._call
+
+    def counted(method: str, arguments: dict[str, object]) -> object:
+        sent.append(method)
+        return call(method, arguments)
+
+    monkeypatch.setattr(storage._requests, "_call", counted)
+    with lake.transaction() as txn:
+        txn.create_namespace("b")
+    assert sent == ["get_item"] * 3 + ["put_item"] * 3, "the hint and roots; a definition, the root, the hint"

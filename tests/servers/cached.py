@@ -1,0 +1,28 @@
+"""What servers need and no package of the test environment brings: fetched once, kept in the user's cache."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+
+def cached_folder(name: str, fetch: Callable[[Path], None]) -> Path:
+    """Return a folder with what ``fetch`` puts into it, from an earlier run if there was one.
+
+    The name tells the content, versions included. Runs at the same time fetch once. Raises what ``fetch`` raises.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trinitylake-tests"
+    cache.mkdir(parents=True, exist_ok=True)
+    folder = cache / name
+    with (cache / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=cache) as temporary:
+                content = Path(temporary) / "content"
+                content.mkdir()
+                fetch(content)
+                content.rename(folder)
+    return folder

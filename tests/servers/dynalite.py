@@ -1,0 +1,107 @@
+"""DynamoDB on loopback: dynalite, a server in JavaScript that npm installs, and the one of moto.
+
+dynalite validates requests, sizes and conditions as DynamoDB does, and keeps items in memory. It knows no wrong
+credentials, no capacity and no clock of its own: see docs/storage.md for what neither can show.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+from botocore.config import Config
+
+from tests.servers.daemons import Daemons, free_port, listens
+from tests.servers.npm import installed
+from trinitylake_ops.cached_attribute import cached_attribute
+
+ACCESS_KEY_ID = "testsAccessKey"
+SECRET_ACCESS_KEY = "tests-secret-key"
+REGION = "us-east-1"
+TABLE = "tests"
+
+_PACKAGE = Path(__file__).resolve().parent / "dynalite_package"
+
+
+def start_dynalite(folder: Path, daemons: Daemons) -> str:
+    """Start dynalite; returns its endpoint. Raises ServerStartError."""
+    program = installed(_PACKAGE, daemons.log) / "node_modules" / "dynalite" / "cli.js"
+    port = free_port()
+    daemons.start(["node", str(program), "--host", "127.0.0.1", "--port", str(port), "--createTableMs", "0"])
+    daemons.wait_until(lambda: listens(port), "dynalite")
+    endpoint = f"http://127.0.0.1:{port}"
+    DynamoDBServer("dynalite", endpoint, folder).make_table()
+    return endpoint
+
+
+def refusal_document(code: str) -> bytes:
+    """Return the body of an answer by which DynamoDB refuses a request."""
+    return json.dumps({"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": "injected"}).encode()
+
+
+@dataclass(frozen=True)
+class DynamoDBServer:
+    """Endpoint and credentials of a server. Tests share a table, and take a fresh root of it each."""
+
+    kind: str
+    endpoint: str
+    folder: Path
+    table: str = TABLE
+    region: str = REGION
+    access_key_id: str = ACCESS_KEY_ID
+    secret_access_key: str = SECRET_ACCESS_KEY
+
+    @property
+    def storage_options(self) -> dict[str, str]:
+        """Storage options that open a root on this server."""
+        return {
+            "endpoint": self.endpoint,
+            "region": self.region,
+            "access_key_id": self.access_key_id,
+            "secret_access_key": self.secret_access_key,
+        }
+
+    def fresh_root(self, name: str = "lake") -> str:
+        """Return the root URI of a prefix that nobody used before."""
+        return f"dynamodb://{self.table}/{uuid.uuid4().hex}/{name}/"
+
+    @cached_attribute
+    def client(self) -> Any:
+        """A client of its own, with botocore's usual settings."""
+        return botocore.session.get_session().create_client(
+            "dynamodb", region_name=self.region, endpoint_url=self.endpoint,
+            aws_access_key_id=self.access_key_id, aws_secret_access_key=self.secret_access_key,
+            config=Config(max_pool_connections=40),
+        )  # fmt: skip
+
+    def make_table(self, table: str = TABLE, keys: tuple[str, str] = ("root", "path"), **settings: Any) -> None:
+        """Make a table and wait until it is there; a table that somebody else made is fine."""
+        settings = settings or {"BillingMode": "PAY_PER_REQUEST"}
+        attributes = [{"AttributeName": key, "AttributeType": "S"} for key in keys]
+        schema = [{"AttributeName": key, "KeyType": kind} for key, kind in zip(keys, ("HASH", "RANGE"), strict=True)]
+        with contextlib.suppress(self.client.exceptions.ResourceInUseException):
+            self.client.create_table(TableName=table, AttributeDefinitions=attributes, KeySchema=schema, **settings)
+        self.client.get_waiter("table_exists").wait(TableName=table, WaiterConfig={"Delay": 1, "MaxAttempts": 60})
+
+    def items(self, table: str = TABLE) -> list[tuple[str, str]]:
+        """Return the keys of all items of a table."""
+        pages = self.client.get_paginator("scan").paginate(
+            TableName=table, ProjectionExpression="#r, #p", ExpressionAttributeNames={"#r": "root", "#p": "path"}
+        )
+        return [(item["root"]["S"], item["path"]["S"]) for page in pages for item in page["Items"]]
+
+    def items_of(self, root: str) -> list[tuple[str, str]]:
+        """Return the keys of all items that a root has, its parts and uploads too."""
+        table, _, prefix = root.removeprefix("dynamodb://").partition("/")
+        return sorted(key for key in self.items(table) if key[0].startswith(f"/{prefix}"))
+
+    def delete_all(self, root: str) -> None:
+        """Delete every item of a root: servers for tests hold all of them in memory."""
+        table = root.removeprefix("dynamodb://").partition("/")[0]
+        for partition, path in self.items_of(root):
+            self.client.delete_item(TableName=table, Key={"root": {"S": partition}, "path": {"S": path}})

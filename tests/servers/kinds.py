@@ -1,0 +1,50 @@
+"""All kinds of servers that tests start, and what every running one can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tests.servers.daemons import Daemons
+from tests.servers.dynalite import DynamoDBServer, start_dynalite
+from tests.servers.gcs import GcsServer, start_fake_gcs
+from tests.servers.moto import start_moto
+from tests.servers.radosgw import start_radosgw
+from tests.servers.s3_server import S3Server
+
+
+class Server(Protocol):
+    """A running server on which lakehouses can live."""
+
+    @property
+    def storage_options(self) -> dict[str, str]:
+        """Storage options that open a root on this server."""
+
+    def fresh_root(self, name: str = "lake") -> str:
+        """Return the root URI of a place that nobody used before."""
+
+    def delete_all(self, root: str) -> None:
+        """Delete all below a root that ``fresh_root`` gave."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a server starts, and what tests get of it from its kind, its endpoint and its folder.
+
+    ``start`` returns the endpoint when the server has what tests share, such as a bucket. It raises ServerStartError.
+    """
+
+    start: Callable[[Path, Daemons], str]
+    server: Callable[[str, str, Path], Server]
+    #: Whether it needs the packages of deploy/debian-packages.txt.
+    is_of_debian: bool = False
+
+
+KINDS: dict[str, Kind] = {
+    "dynalite": Kind(start_dynalite, DynamoDBServer, is_of_debian=True),
+    "fake_gcs": Kind(start_fake_gcs, GcsServer),
+    "moto": Kind(start_moto, S3Server),
+    "radosgw": Kind(start_radosgw, S3Server, is_of_debian=True),
+}

@@ -1,0 +1,27 @@
+"""Servers in JavaScript, which npm installs from a lock file: all versions, and the hashes of their content."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+from tests.servers.cached import cached_folder
+from tests.servers.daemons import run
+
+_FILES = ("package.json", "package-lock.json")
+
+
+def installed(package: Path, log: Path) -> Path:
+    """Return a folder whose ``node_modules`` has what the two files of a package ask for.
+
+    The first run installs it. Raises ServerStartError.
+    """
+    content = hashlib.sha256(b"".join((package / name).read_bytes() for name in _FILES)).hexdigest()
+
+    def install(folder: Path) -> None:
+        for name in _FILES:
+            shutil.copy(package / name, folder)
+        run(["npm", "ci", "--prefix", str(folder), "--ignore-scripts", "--no-audit", "--no-fund"], log)
+
+    return cached_folder(f"{package.name}-{content[:16]}", install)

@@ -1,0 +1,390 @@
+"""What is particular about DynamoDB: parts, sweeps, tables, capacity, forks, and requests that cost money."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests import proxy as wire
+from tests.contract.storage_contract import run_together
+from tests.processes import fork
+from tests.proxy import FaultyProxy
+from tests.servers.dynalite import DynamoDBServer, refusal_document
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, StorageError, StoragePermissionError
+from trinitylake_ops.storage import RetryStorage, open_storage
+from trinitylake_ops.storage.dynamodb import requests
+from trinitylake_ops.storage.dynamodb.items import PART_BYTES
+from trinitylake_ops.storage.dynamodb.parts import MAX_UPLOAD_MS, ORPHAN_AGE_MS
+from trinitylake_ops.storage.dynamodb.storage import DynamoDBStorage
+
+LARGE = bytes(range(256)) * (5 * PART_BYTES // 256) + b"end"
+N_PARTS = 6
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let requests that the storage repeats be repeated soon."""
+    monkeypatch.setattr(requests, "FIRST_WAIT_SECONDS", 0.001)
+
+
+@pytest.fixture
+def root(dynalite: DynamoDBServer) -> Iterator[str]:
+    made = dynalite.fresh_root()
+    yield made
+    dynalite.delete_all(made)
+
+
+@pytest.fixture
+def storage(dynalite: DynamoDBServer, root: str) -> DynamoDBStorage:
+    return DynamoDBStorage(root, dynalite.storage_options)
+
+
+def partition(root: str) -> str:
+    return "/" + root.removeprefix("dynamodb://").partition("/")[2]
+
+
+def parts_of(server: DynamoDBServer, root: str) -> list[str]:
+    start = f"{partition(root)}parts/"
+    return [key for key, _ in server.items_of(root) if key.startswith(start)]
+
+
+def uploads_of(server: DynamoDBServer, root: str) -> list[str]:
+    return [path for key, path in server.items_of(root) if key == f"{partition(root)}uploads"]
+
+
+def set_age(server: DynamoDBServer, root: str, age_ms: int) -> None:
+    """Let all uploads of a root have begun so long ago."""
+    for upload in uploads_of(server, root):
+        server.client.update_item(
+            TableName=server.table,
+            Key={"root": {"S": f"{partition(root)}uploads"}, "path": {"S": upload}},
+            UpdateExpression="SET modified_ms = :at",
+            ExpressionAttributeValues={":at": {"N": str(time.time_ns() // 1_000_000 - age_ms)}},
+        )
+
+
+def sent(proxy: FaultyProxy) -> list[str]:
+    return [exchange.headers["x-amz-target"].rpartition(".")[2] for exchange in proxy.log]
+
+
+# --- parts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("offset", "length", "n_parts_read"),
+    [
+        (0, None, N_PARTS), (0, 10, 1), (PART_BYTES - 1, 1, 1), (PART_BYTES - 1, 2, 2), (PART_BYTES, PART_BYTES, 1),
+        (5 * PART_BYTES - 10, 1000, 2), (5 * PART_BYTES, None, 1), (len(LARGE), None, 0), (7, 0, 0),
+    ],
+)  # fmt: skip
+def test_a_range_reads_only_the_parts_that_it_touches(
+    dynalite: DynamoDBServer, root: str, offset: int, length: int | None, n_parts_read: int
+) -> None:
+    with FaultyProxy(dynalite.endpoint) as proxy:
+        storage = DynamoDBStorage(root, {**dynalite.storage_options, "endpoint": proxy.url})
+        storage.create("large", LARGE)
+        proxy.begin()
+        end = None if length is None else offset + length
+        assert storage.read("large", offset=offset, length=length) == LARGE[offset:end]
+        assert sent(proxy) == ["GetItem"] * (1 + n_parts_read)
+
+
+def test_overwrites_and_deletes_remove_the_former_parts(
+    dynalite: DynamoDBServer, root: str, storage: DynamoDBStorage
+) -> None:
+    storage.create("a", LARGE)
+    assert (len(parts_of(dynalite, root)), len(uploads_of(dynalite, root))) == (N_PARTS, 1)
+    first = set(parts_of(dynalite, root))
+    storage.write("a", LARGE[::-1])
+    assert len(parts_of(dynalite, root)) == N_PARTS
+    assert first.isdisjoint(parts_of(dynalite, root))
+    assert storage.read("a") == LARGE[::-1]
+    storage.write("a", b"small")
+    assert parts_of(dynalite, root) == uploads_of(dynalite, root) == []
+    for name in ("b", "c", "d"):
+        storage.write(name, LARGE)
+    storage.delete("b")
+    assert len(uploads_of(dynalite, root)) == 2
+    assert storage.delete_batch(["a", "c", "d", "missing"]) == {}
+    assert dynalite.items_of(root) == []
+
+
+def test_a_file_whose_part_is_gone_is_damaged(dynalite: DynamoDBServer, root: str, storage: DynamoDBStorage) -> None:
+    storage.create("large", LARGE)
+    dynalite.client.delete_item(
+        TableName=dynalite.table, Key={"root": {"S": parts_of(dynalite, root)[0]}, "path": {"S": "part"}}
+    )
+    with pytest.raises(CorruptFileError, match=r"'large' under .* lacks a part"):
+        storage.read("large")
+
+
+def test_an_item_of_another_program_is_no_file(dynalite: DynamoDBServer, root: str, storage: DynamoDBStorage) -> None:
+    key = {"root": {"S": partition(root)}, "path": {"S": "theirs"}}
+    dynalite.client.put_item(TableName=dynalite.table, Item={**key, "colour": {"S": "red"}})
+    for operation in (storage.read, storage.stat, lambda _: list(storage.list())):
+        with pytest.raises(StorageError, match=r"'theirs' under .* is no file of a lakehouse"):
+            operation("theirs")
+
+
+# --- sweep --------------------------------------------------------------------------------------
+
+
+def leave_parts(dynalite: DynamoDBServer, root: str, fails_at: int) -> None:
+    """Let a writer die: from one of its requests on, nothing reaches the server any more."""
+    with FaultyProxy(dynalite.endpoint) as proxy:
+        given = {**dynalite.storage_options, "endpoint": proxy.url, "read_timeout_seconds": "5"}
+        dying = DynamoDBStorage(root, given)
+        dying.concurrency = dying._parts._concurrency = 1
+        dying.now_ms()
+        proxy.begin(wire.drop_request(fails_at, times=None))
+        with pytest.raises(StorageError):
+            dying.create("dead", LARGE)
+
+
+@pytest.mark.parametrize("fails_at", [2, 4, N_PARTS + 2])
+def test_a_dead_writers_parts_are_removed_by_age(
+    dynalite: DynamoDBServer, root: str, storage: DynamoDBStorage, fails_at: int
+) -> None:
+    storage.create("alive", LARGE)
+    leave_parts(dynalite, root, fails_at)
+    assert len(uploads_of(dynalite, root)) == 2
+    assert len(parts_of(dynalite, root)) == N_PARTS + fails_at - 2
+    assert not storage.exists("dead")
+    set_age(dynalite, root, HOUR_MS)
+    assert storage.sweep_orphans() == 0, "younger than an hour, or about that"
+    set_age(dynalite, root, ORPHAN_AGE_MS + HOUR_MS)
+    assert storage.sweep_orphans() == 1
+    assert storage.read("alive") == LARGE
+    assert (len(uploads_of(dynalite, root)), len(parts_of(dynalite, root))) == (1, N_PARTS)
+
+
+def test_no_writer_names_parts_that_a_sweep_may_remove() -> None:
+    request_lives_ms = 15 * 60_000  # so long a signature is good
+    assert MAX_UPLOAD_MS + request_lives_ms < HOUR_MS < ORPHAN_AGE_MS
+
+
+def test_a_writer_that_took_too_long_gives_up(
+    dynalite: DynamoDBServer, root: str, storage: DynamoDBStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trinitylake_ops.storage.dynamodb.parts.MAX_UPLOAD_MS", -1)
+    with pytest.raises(StorageError, match="give the table more capacity"):
+        storage.create("slow", LARGE)
+    assert dynalite.items_of(root) == []
+
+
+def test_batches_of_deletes_sweep_once_an_hour(dynalite: DynamoDBServer, root: str, storage: DynamoDBStorage) -> None:
+    for n_orphans in (0, 1):
+        leave_parts(dynalite, root, 3)
+        set_age(dynalite, root, ORPHAN_AGE_MS + HOUR_MS)
+        storage.delete_batch(["missing"])
+        assert len(uploads_of(dynalite, root)) == n_orphans
+    storage._next_sweep_s = time.monotonic()
+    storage.delete_batch(["missing"])
+    assert dynalite.items_of(root) == []
+
+
+def test_what_a_sweep_cannot_do_fails_no_delete(
+    dynalite: DynamoDBServer, root: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with FaultyProxy(dynalite.endpoint) as proxy:
+        storage = DynamoDBStorage(root, {**dynalite.storage_options, "endpoint": proxy.url})
+        storage.create("large", LARGE)
+        proxy.begin(wire.answer(2, status=400, document=refusal_document("AccessDeniedException"), times=None))
+        storage.delete("large")
+    assert "parts of 'large' stay until a sweep removes them" in caplog.text
+    assert not storage_of(dynalite, root).exists("large")
+    set_age(dynalite, root, ORPHAN_AGE_MS + HOUR_MS)
+    assert storage_of(dynalite, root).sweep_orphans() == 1
+    assert dynalite.items_of(root) == []
+
+
+def storage_of(server: DynamoDBServer, root: str) -> DynamoDBStorage:
+    return DynamoDBStorage(root, server.storage_options)
+
+
+# --- requests -----------------------------------------------------------------------------------
+
+
+def test_requests_of_each_operation(dynalite: DynamoDBServer, root: str) -> None:
+    with FaultyProxy(dynalite.endpoint) as proxy:
+        storage = DynamoDBStorage(root, {**dynalite.storage_options, "endpoint": proxy.url})
+        storage._next_sweep_s = time.monotonic() + 3600
+        storage.exists("a")
+        small, large = b"x" * 300_000, b"x" * (PART_BYTES + 50_000)
+        for call, expected in (
+            (lambda: storage.create("small", small), ["PutItem"]),
+            (lambda: storage.create("large", large), ["PutItem"] * 4),
+            (lambda: storage.read("small"), ["GetItem"]),
+            (lambda: storage.read("large"), ["GetItem"] * 3),
+            (lambda: storage.stat("large"), ["GetItem"]),
+            (lambda: list(storage.list()), ["Query"]),
+            (storage.now_ms, []),
+            (lambda: storage.write("small", b"x"), ["PutItem"]),
+            (lambda: storage.delete("small"), ["DeleteItem"]),
+            (lambda: storage.delete("large"), ["DeleteItem", "BatchWriteItem", "DeleteItem"]),
+            (
+                lambda: storage.delete_many([str(number) for number in range(50)]),
+                ["BatchGetItem", "BatchWriteItem"] * 2,
+            ),
+        ):
+            proxy.begin()
+            call()
+            assert sorted(sent(proxy)) == sorted(expected)
+
+
+def test_all_reads_are_strongly_consistent(storage: DynamoDBStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage.create("large", LARGE)
+    storage.create("small", b"x")
+    seen: list[tuple[str, object]] = []
+    call = storage._requests._call
+
+    def watched(method: str, arguments: dict[str, Any]) -> object:
+        given = next(iter(arguments["RequestItems"].values())) if method == "batch_get_item" else arguments
+        seen.append((method, given.get("ConsistentRead")))
+        return call(method, arguments)
+
+    monkeypatch.setattr(storage._requests, "_call", watched)
+    storage.read("large")
+    storage.stat("small")
+    list(storage.list())
+    storage.sweep_orphans()
+    storage.delete_batch(["large", "small"])
+    reads = [told for method, told in seen if method in ("get_item", "query", "batch_get_item")]
+    assert len(reads) >= 10
+    assert set(reads) == {True}
+
+
+def test_roots_of_one_table_do_not_see_each_other(dynalite: DynamoDBServer, root: str) -> None:
+    outer, inner = (open_storage(name, dynalite.storage_options) for name in (root, f"{root}inner/"))
+    outer.create("inner/a", b"outer")
+    inner.create("a", b"inner")
+    assert [info.path for info in outer.list()] == ["inner/a"]
+    assert [info.path for info in inner.list()] == ["a"]
+    inner.delete("a")
+    assert outer.read("inner/a") == b"outer"
+
+
+def test_items_that_a_batch_leaves_are_asked_for_again(
+    storage: DynamoDBStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No server for tests leaves items of a batch, so the answer is cut down here."""
+    storage._next_sweep_s = time.monotonic() + 3600
+    names = [f"{number:02}" for number in range(25)]
+    storage.create_many({**dict.fromkeys(names, b"x"), "00-large": LARGE})
+    call, asked = storage._requests._call, []
+
+    def leaving(method: str, arguments: dict[str, dict[str, object]]) -> object:
+        if method not in ("batch_get_item", "batch_write_item"):
+            return call(method, arguments)
+        ((table, items),) = arguments["RequestItems"].items()
+        keys: list[object] = items["Keys"] if isinstance(items, dict) else items  # type: ignore[assignment]
+        asked.append((method, len(keys)))
+        done, left = keys[: (len(keys) + 1) // 2], keys[(len(keys) + 1) // 2 :]
+        if isinstance(items, dict):
+            answer = dict(call(method, {"RequestItems": {table: {**items, "Keys": done}}}))
+            return {**answer, "UnprocessedKeys": {table: {**items, "Keys": left}} if left else {}}
+        answer = dict(call(method, {"RequestItems": {table: done}}))
+        return {**answer, "UnprocessedItems": {table: left} if left else {}}
+
+    monkeypatch.setattr(storage._requests, "_call", leaving)
+    retrying = RetryStorage(storage, attempts=12, base_delay_seconds=0.001)
+    assert retrying.delete_many([*names[:24], "00-large"]) == {}
+    assert [info.path for info in storage.list()] == [names[24]]
+    assert asked[:4] == [
+        ("batch_get_item", 25),
+        ("batch_write_item", 13),
+        ("batch_get_item", 18),
+        ("batch_write_item", 9),
+    ]
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+
+def test_a_missing_table_is_told(dynalite: DynamoDBServer) -> None:
+    storage = DynamoDBStorage("dynamodb://no-such-table/lake/", dynalite.storage_options)
+    for call in (
+        lambda: storage.read("f"), lambda: storage.stat("f"), lambda: storage.create("f", b"x"),
+        lambda: storage.write("f", b"x"), lambda: storage.delete("f"), lambda: storage.delete_batch(["f"]),
+        lambda: list(storage.list()),
+    ):  # fmt: skip
+        with pytest.raises(StorageError, match=r"table 'no-such-table' does not exist.*create_table=true") as caught:
+            call()
+        assert type(caught.value) is StorageError
+
+
+def test_the_first_create_makes_the_table_where_that_is_asked_for(dynalite: DynamoDBServer) -> None:
+    table = f"made-{uuid.uuid4().hex}"
+    storage = DynamoDBStorage(f"dynamodb://{table}/lake/", {**dynalite.storage_options, "create_table": "true"})
+    assert list(storage.list()) == []
+    with pytest.raises(FileMissingError):
+        storage.read("f")
+    storage.delete("f")
+    assert storage.delete_many(["f"]) == {}
+    assert abs(storage.now_ms() - time.time() * 1000) < 5_000
+    assert table not in dynalite.client.list_tables()["TableNames"], "what only reads makes none"
+    others = [pickle.loads(pickle.dumps(storage)) for _ in range(3)]
+    calls: list[Callable[[], object]] = []
+    for number, one in enumerate([storage, *others]):
+        calls.append(functools.partial(one.create, str(number), b"x"))
+    assert run_together(calls) == [None] * 4
+    described = dynalite.client.describe_table(TableName=table)["Table"]
+    assert described["BillingModeSummary"]["BillingMode"] == "PAY_PER_REQUEST"
+    assert [info.path for info in storage.list()] == ["0", "1", "2", "3"]
+    dynalite.client.delete_table(TableName=table)
+
+
+def test_a_table_with_other_keys_is_told(dynalite: DynamoDBServer) -> None:
+    table = f"other-{uuid.uuid4().hex}"
+    dynalite.make_table(table, ("id", "version"))
+    storage = DynamoDBStorage(f"dynamodb://{table}/lake/", dynalite.storage_options)
+    for call in (lambda: storage.create("f", b"x"), lambda: storage.read("f"), lambda: list(storage.list())):
+        with pytest.raises(StorageError, match="partition key 'root' and the sort key 'path'"):
+            call()
+    dynalite.client.delete_table(TableName=table)
+
+
+def test_a_provisioned_table(dynalite: DynamoDBServer) -> None:
+    table = f"provisioned-{uuid.uuid4().hex}"
+    dynalite.make_table(table, ProvisionedThroughput={"ReadCapacityUnits": 5, "WriteCapacityUnits": 5})
+    storage = DynamoDBStorage(f"dynamodb://{table}/lake/", dynalite.storage_options)
+    storage.create("f", LARGE)
+    assert storage.read("f") == LARGE
+    dynalite.client.delete_table(TableName=table)
+
+
+def test_no_credentials(root: str, dynalite: DynamoDBServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+    storage = DynamoDBStorage(root, {"endpoint": dynalite.endpoint, "region": "us-east-1"})
+    with pytest.raises(StoragePermissionError, match="give the options 'access_key_id'"):
+        storage.create("f", b"x")
+    with pytest.raises(StorageError, match="the region above all"):
+        DynamoDBStorage(root, {"endpoint": dynalite.endpoint}).create("f", b"x")
+
+
+# --- processes ----------------------------------------------------------------------------------
+
+
+def test_a_forked_child_goes_on(storage: DynamoDBStorage) -> None:
+    storage.create("parent", b"x")
+
+    def work(report: object) -> None:
+        assert storage.read("parent") == b"x"
+        storage.create("child", LARGE)
+
+    child = fork(work)
+    for _ in range(20):
+        assert storage.read("parent") == b"x"
+    assert child.finish()[0] == 0
+    assert storage.read("child") == LARGE

@@ -1,0 +1,338 @@
+"""Each operation on DynamoDB meets each fault on the wire, without retries around it (S7).
+
+An error says whether the request certainly had no effect, or may have had one. A read or list never returns a part, and
+no request is sent twice: a repeated create would meet its own item.
+"""
+
+from __future__ import annotations
+
+import functools
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from tests import proxy as wire
+from tests.proxy import FaultyProxy, WireFault
+from tests.servers.dynalite import DynamoDBServer, refusal_document
+from trinitylake_ops.errors import (
+    AmbiguousWriteError,
+    FileExistsAlreadyError,
+    StorageError,
+    StoragePermissionError,
+    ThrottledError,
+    TransientError,
+    UnreachableError,
+)
+from trinitylake_ops.storage import RetryStorage, Storage
+from trinitylake_ops.storage.dynamodb import parts, requests
+from trinitylake_ops.storage.dynamodb.storage import DynamoDBStorage
+
+BODY = bytes(range(256)) * 400
+LARGE = bytes(range(256)) * 4 * 1024  # three parts
+READ_TIMEOUT_S = 0.5
+PATIENCE_S = 20.0
+SECRET, TOKEN = "secret-of-this-test", "session-token-of-this-test"
+Outcome = type[StorageError] | None
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A call of the storage, its requests, which of them meets the fault, and whether that one may have an effect."""
+
+    call: Callable[[Storage], Any]
+    requests: tuple[str, ...]
+    at: int = 1
+    changes_files: bool = False
+
+
+OPERATIONS = {
+    "read": Operation(lambda storage: storage.read("f"), ("GetItem",)),
+    "read of a range": Operation(lambda storage: storage.read("f", offset=7, length=50_000), ("GetItem",)),
+    "stat": Operation(lambda storage: storage.stat("f"), ("GetItem",)),
+    "exists": Operation(lambda storage: storage.exists("f"), ("GetItem",)),
+    "list": Operation(lambda storage: list(storage.list()), ("Query",)),
+    "create": Operation(lambda storage: storage.create("new", BODY), ("PutItem",), changes_files=True),
+    "write": Operation(lambda storage: storage.write("new", BODY), ("PutItem",), changes_files=True),
+    "delete": Operation(lambda storage: storage.delete("f"), ("DeleteItem",), changes_files=True),
+    "delete_batch, its look": Operation(
+        lambda storage: storage.delete_batch(["f", "g"]), ("BatchGetItem", "BatchWriteItem")
+    ),
+    "delete_batch": Operation(
+        lambda storage: storage.delete_batch(["f", "g"]), ("BatchGetItem", "BatchWriteItem"), 2, changes_files=True
+    ),
+}
+
+
+def refusal(code: str, status: int = 400) -> WireFault:
+    return wire.answer(status=status, document=refusal_document(code))
+
+
+#: Fault -> what a reading operation raises, what a changing one does.
+FAULTS: dict[str, tuple[WireFault, Outcome, Outcome]] = {
+    "request dropped": (wire.drop_request(), TransientError, AmbiguousWriteError),
+    "answer dropped": (wire.drop_answer(), TransientError, AmbiguousWriteError),
+    "request held back": (wire.hold_request(), TransientError, AmbiguousWriteError),
+    "answer late": (wire.delay_answer(seconds=2 * READ_TIMEOUT_S), TransientError, AmbiguousWriteError),
+    "head cut": (wire.cut_head(), TransientError, AmbiguousWriteError),
+    "body cut": (wire.cut_body(), TransientError, AmbiguousWriteError),
+    "200 of another server": (wire.answer(status=200), TransientError, AmbiguousWriteError),
+    "500": (refusal("InternalServerError", 500), TransientError, AmbiguousWriteError),
+    "500 empty": (wire.answer(status=500), TransientError, AmbiguousWriteError),
+    "503 empty": (wire.answer(status=503), TransientError, AmbiguousWriteError),
+    "504 empty, after the effect": (
+        wire.answer(status=504, is_forwarded=True), TransientError, AmbiguousWriteError
+    ),
+    "over the capacity": (refusal("ProvisionedThroughputExceededException"), ThrottledError, ThrottledError),
+    "over the account's capacity": (refusal("RequestLimitExceeded"), ThrottledError, ThrottledError),
+    "throttled": (refusal("ThrottlingException"), ThrottledError, ThrottledError),
+    "conflict": (refusal("TransactionConflictException"), TransientError, TransientError),
+    "not allowed": (refusal("AccessDeniedException"), StoragePermissionError, StoragePermissionError),
+    "wrong key id": (refusal("UnrecognizedClientException"), StoragePermissionError, StoragePermissionError),
+    "wrong secret": (refusal("InvalidSignatureException"), StoragePermissionError, StoragePermissionError),
+    "expired": (refusal("ExpiredTokenException"), StoragePermissionError, StoragePermissionError),
+    "403 empty": (wire.answer(status=403), StoragePermissionError, StoragePermissionError),
+    "no table": (refusal("ResourceNotFoundException"), StorageError, StorageError),
+    "404 of another server": (wire.answer(status=404), StorageError, StorageError),
+}  # fmt: skip
+WAITS = {"request held back", "answer late"}
+#: Operations of which others, by the same code, show what becomes of a wait.
+NOT_WAITING = {"read of a range", "stat", "exists", "write", "delete_batch, its look"}
+
+
+@pytest.fixture
+def proxy(dynalite: DynamoDBServer) -> Iterator[FaultyProxy]:
+    with FaultyProxy(dynalite.endpoint) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let requests that the storage repeats be repeated soon."""
+    monkeypatch.setattr(requests, "FIRST_WAIT_SECONDS", 0.001)
+
+
+@pytest.fixture
+def root(dynalite: DynamoDBServer) -> Iterator[str]:
+    made = dynalite.fresh_root()
+    yield made
+    dynalite.delete_all(made)
+
+
+def bare(root: str, server: DynamoDBServer, **options: str) -> DynamoDBStorage:
+    """The storage itself, without the retries around it, loaded, and with no sweep due."""
+    times = {"connect_timeout_seconds": str(PATIENCE_S), "read_timeout_seconds": str(PATIENCE_S)}
+    storage = DynamoDBStorage(root, {**server.storage_options, **times, **options})
+    storage._next_sweep_s = time.monotonic() + 3600
+    return storage
+
+
+def outcome(call: Callable[[], Any]) -> tuple[Outcome, Any]:
+    try:
+        found = call()
+    except StorageError as error:
+        assert_clear(error)
+        return type(error), error
+    return None, found
+
+
+def assert_clear(error: Exception) -> None:
+    message = str(error)
+    assert message
+    assert "\n" not in message
+    for hidden in (SECRET, TOKEN, "AWS4-HMAC", "Signature=", "__type"):
+        assert hidden not in message
+
+
+def sent(proxy: FaultyProxy) -> tuple[str, ...]:
+    """The operations that reached the proxy."""
+    return tuple(exchange.headers["x-amz-target"].rpartition(".")[2] for exchange in proxy.log)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_fault(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, name: str) -> None:
+    operation, direct = OPERATIONS[name], bare(root, dynalite)
+    given = {"endpoint": proxy.url, "secret_access_key": SECRET, "session_token": TOKEN}
+    patient = bare(root, dynalite, **given)
+    hasty = bare(root, dynalite, **given, read_timeout_seconds=str(READ_TIMEOUT_S))
+    for storage in (patient, hasty):
+        assert not RetryStorage(storage).exists("f")  # loads the client and shows the clock
+    direct.write("kept", b"kept")
+    for fault_name, (fault, when_reading, when_changing) in FAULTS.items():
+        if fault_name in WAITS and name in NOT_WAITING:
+            continue
+        if operation.changes_files or fault_name == next(iter(FAULTS)):
+            direct.delete("new")
+            for path in ("f", "g"):
+                direct.write(path, BODY)
+        storage = hasty if fault_name in WAITS else patient
+        proxy.begin(replace(fault, at=operation.at))
+        started = time.monotonic()
+        kind, found = outcome(functools.partial(operation.call, storage))
+        assert kind is (when_changing if operation.changes_files else when_reading), (fault_name, found)
+        assert time.monotonic() - started < PATIENCE_S / 2
+        assert sent(proxy) == operation.requests[: operation.at], (fault_name, "sent once")
+        proxy.release()
+        if name == "create":
+            was_sent = fault.action not in ("drop_request", "answer") or fault.is_forwarded
+            assert direct.exists("new") == was_sent, fault_name
+        proxy.begin()
+        assert RetryStorage(storage).stat("kept").size_bytes == 4, "the next request gets its own answer"
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+@pytest.mark.parametrize("fault", [wire.drop_answer(), wire.drop_request(), refusal("ThrottlingException")])
+def test_parts_are_sent_again(
+    dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, at: int, fault: WireFault
+) -> None:
+    storage = bare(root, dynalite, endpoint=proxy.url)
+    assert not storage.exists("large")
+    proxy.begin(replace(fault, at=at))
+    storage.create("large", LARGE)
+    assert sent(proxy) == ("PutItem",) * 6, "a record, three parts, the item, and one of them once more"
+    for number in (2, 3, 4):  # the first is the item, which the retries around the storage ask for again
+        proxy.begin(replace(fault, at=number))
+        assert storage.read("large") == LARGE
+        assert sent(proxy) == ("GetItem",) * 5
+    storage.delete("large")
+    assert dynalite.items_of(root) == []
+
+
+def test_a_large_create_that_is_refused_leaves_no_part(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str) -> None:
+    storage = bare(root, dynalite, endpoint=proxy.url)
+    storage.create("large", LARGE)
+    there = dynalite.items_of(root)
+    with pytest.raises(FileExistsAlreadyError):
+        storage.create("large", b"other" * len(LARGE))
+    for refused in (refusal("AccessDeniedException"), refusal("ThrottlingException")):
+        proxy.begin(replace(refused, at=5))
+        with pytest.raises((StoragePermissionError, ThrottledError)):
+            storage.write("large", LARGE[1:])
+    assert dynalite.items_of(root) == there
+    assert storage.read("large") == LARGE
+
+
+def test_the_answer_to_a_large_create_is_lost(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str) -> None:
+    """Whether the item stands or not, the file is whole or absent, and the parts stay until it is known."""
+    storage = bare(root, dynalite, endpoint=proxy.url)
+    assert not storage.exists("large")
+    proxy.begin(wire.drop_answer(5))
+    with pytest.raises(AmbiguousWriteError, match="read the name to see"):
+        storage.create("large", LARGE)
+    assert storage.read("large") == LARGE
+    with pytest.raises(FileExistsAlreadyError):
+        storage.create("large", LARGE)
+    proxy.begin(wire.drop_request(5))
+    with pytest.raises(AmbiguousWriteError):
+        storage.create("other", LARGE)
+    assert not storage.exists("other")
+    assert [info.path for info in storage.list()] == ["large"]
+
+
+@pytest.mark.parametrize("name", ["request dropped", "answer dropped", "head cut", "body cut", "500", "throttled"])
+def test_later_pages_of_a_list_are_sent_again(
+    dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, name: str
+) -> None:
+    storage = bare(root, dynalite, endpoint=proxy.url)
+    everything = [f"{number:02}" for number in range(7)]
+    storage.create_many(dict.fromkeys(everything, b"x" * 300_000))  # a page has 1 MB
+    proxy.begin(replace(FAULTS[name][0], at=2))
+    assert [info.path for info in storage.list()] == everything
+    assert sent(proxy) == ("Query",) * 3, "two pages, one of them twice"
+    proxy.begin(replace(FAULTS["not allowed"][0], at=2))
+    with pytest.raises(StoragePermissionError):
+        list(storage.list())
+
+
+def test_the_clock(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str) -> None:
+    for name in ("answer dropped", "head cut", "500", "throttled"):
+        fault, expected, _ = FAULTS[name]
+        storage = bare(root, dynalite, endpoint=proxy.url)
+        proxy.begin(fault)
+        kind, found = outcome(storage.now_ms)
+        assert kind is expected, (name, found)
+        assert sent(proxy) == ("GetItem",)
+        assert abs(storage.now_ms() - time.time() * 1000) < 5_000
+
+
+def test_reads_that_fail_are_repeated_by_the_retries(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str) -> None:
+    storage = RetryStorage(bare(root, dynalite, endpoint=proxy.url), base_delay_seconds=0.001)
+    storage.create("f", BODY)
+    for fault in (wire.cut_body(times=3), wire.cut_head(times=3), wire.drop_answer(times=3)):
+        proxy.begin(fault)
+        assert storage.read("f") == BODY
+        assert [exchange.fault is not None for exchange in proxy.log] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_closed_port(dynalite: DynamoDBServer, root: str, name: str) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        storage = bare(root, dynalite, endpoint=endpoint)
+        started = time.monotonic()
+        kind, error = outcome(lambda: OPERATIONS[name].call(storage))
+    assert kind is UnreachableError, "nothing was sent"
+    assert endpoint in str(error)
+    assert time.monotonic() - started < PATIENCE_S / 2
+
+
+@pytest.mark.parametrize("name", ["read", "list", "create", "delete"])
+def test_a_server_that_never_answers(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, name: str) -> None:
+    storage = bare(root, dynalite, endpoint=proxy.url, read_timeout_seconds=str(READ_TIMEOUT_S))
+    storage.now_ms()
+    proxy.begin(wire.hold_request(times=None))
+    started = time.monotonic()
+    kind, error = outcome(lambda: OPERATIONS[name].call(storage))
+    elapsed_s = time.monotonic() - started
+    assert kind is (AmbiguousWriteError if OPERATIONS[name].changes_files else TransientError)
+    assert proxy.url in str(error)
+    assert READ_TIMEOUT_S * 0.9 < elapsed_s < PATIENCE_S
+
+
+def test_a_large_create_gives_up_soon_where_nobody_answers(
+    dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of the parts is not sent when one of them got no answer for long."""
+    monkeypatch.setattr(parts, "_sent_again", functools.partial(requests.sent_again, longest_s=READ_TIMEOUT_S / 2))
+    storage = bare(root, dynalite, endpoint=proxy.url, read_timeout_seconds=str(READ_TIMEOUT_S))
+    storage._parts._concurrency = 2
+    storage.now_ms()
+    proxy.begin(wire.hold_request(2, times=None))
+    kind, _ = outcome(lambda: storage.create("large", LARGE * 5))
+    assert kind is TransientError, "certainly without effect"
+    assert sent(proxy) == ("PutItem",) * 3 + ("BatchWriteItem",), "the record, a part from each thread, the removal"
+
+
+def test_a_server_that_trickles_is_cut_off(dynalite: DynamoDBServer, root: str) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        storage = bare(root, dynalite, endpoint=endpoint, connect_timeout_seconds="0.2", read_timeout_seconds="0.5")
+
+        def trickle() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+                try:
+                    while True:
+                        connection.sendall(b" ")
+                        time.sleep(0.05)
+                except OSError:
+                    return  # the client went away, as it should
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        started = time.monotonic()
+        kind, error = outcome(lambda: storage.read("f"))
+        elapsed_s = time.monotonic() - started
+        thread.join(10)
+    assert not thread.is_alive()
+    assert (kind, "time-out" in str(error)) == (TransientError, True)
+    assert elapsed_s < PATIENCE_S / 2
