@@ -44,7 +44,7 @@ _ONE_BY_ONE = ("tests/simulator/", "tests/crash/")
 #: Files whose tests share the deployment: to start it takes longer than most of them.
 _ON_DEPLOYMENT = "tests/e2e/test_deployed_"
 
-pytest_plugins = ["tests.servers.plugin"]
+pytest_plugins = ["tests.servers.plugin", "tests.servers.redis_plugin"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -17,6 +17,7 @@ from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.local.storage import LocalStorage
 from trinitylake_ops.storage.memory import MemoryStorage
 from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
+from trinitylake_ops.storage.redis.settings import REDIS_ENVIRONMENT, REDIS_OPTIONS
 from trinitylake_ops.storage.s3.settings import S3_CLIENTS, S3_ENVIRONMENT, S3_OPTIONS
 from trinitylake_ops.storage.scheme import Scheme
 
@@ -90,11 +91,20 @@ def _open_s3(root: str, options: StorageOptions) -> Storage:
     return S3Storage(root, options)
 
 
+def _open_redis(root: str, options: StorageOptions) -> Storage:
+    with needs("redis"):
+        from trinitylake_ops.storage.redis.storage import RedisStorage
+
+    return RedisStorage(root, options)
+
+
 _OWN: Mapping[str, Scheme] = {
     scheme.name: scheme
     for scheme in (
         Scheme("file", frozenset({"fsync"}), _open_local),
         Scheme("memory", frozenset(), _open_memory),
+        Scheme("redis", REDIS_OPTIONS, _open_redis, REDIS_ENVIRONMENT),
+        Scheme("rediss", REDIS_OPTIONS, _open_redis, REDIS_ENVIRONMENT),
         Scheme("s3", S3_OPTIONS, _open_s3, S3_ENVIRONMENT),
     )
 }
