@@ -25,11 +25,14 @@ import pytest
 
 from tests.servers.daemons import START_TIMEOUT_SECONDS, log_tail
 from tests.servers.keeper import ENDPOINT, FAILURE, PID
+from tests.servers.redis import RedisServer
 from tests.servers.s3_server import S3Server
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STOP_TIMEOUT_SECONDS = 20
 KINDS = ("radosgw", "moto")
+#: Where lakehouses can live, too: a server that starts in no time, with the worker that needs it.
+REDIS = "redis"
 
 
 @dataclass(frozen=True)
@@ -125,9 +128,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Where the lakehouses of tests live."""
     parser.addoption(
         "--lakes",
-        choices=["default", *KINDS],
+        choices=["default", *KINDS, REDIS],
         default="default",
-        help="run only the tests that use the fixture 'lakes', with all their lakehouses on that S3 server",
+        help="run only the tests that use the fixture 'lakes', with all their lakehouses on that server",
     )
 
 
@@ -160,7 +163,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark tests on radosgw; with ``--lakes``, keep those whose lakehouses can live on that server."""
     kind = config.getoption("lakes")
     for item in items:
-        if kind == "radosgw" or "radosgw" in _fixtures(item):
+        if kind in ("radosgw", REDIS) or "radosgw" in _fixtures(item):
             item.add_marker(pytest.mark.debian_packages)
     if kind != "default":
         kept = [item for item in items if "lakes" in _fixtures(item) and not item.get_closest_marker("local_only")]
@@ -174,7 +177,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if config.option.collectonly:
         return
     needed = {name for item in session.items for name in _fixtures(item)} & set(KINDS)
-    if session.items and config.getoption("lakes") != "default":
+    if session.items and config.getoption("lakes") in KINDS:
         needed.add(config.getoption("lakes"))
     for kind in sorted(needed):
         config.stash[SERVER_RUN].begin(kind)
@@ -185,9 +188,12 @@ def _fixtures(item: pytest.Item) -> list[str]:
 
 
 @pytest.fixture
-def lakes_server(request: pytest.FixtureRequest) -> S3Server | None:
+def lakes_server(request: pytest.FixtureRequest) -> S3Server | RedisServer | None:
     """The server that ``--lakes`` names; None by default: lakehouses live in memory and in folders."""
     kind = request.config.getoption("lakes")
+    if kind == REDIS:
+        server: RedisServer = request.getfixturevalue("redis_server")
+        return server
     return None if kind == "default" else request.config.stash[SERVER_RUN].server(kind)
 
 

@@ -57,6 +57,16 @@ class RedisServer:
         given: dict[str, object] = {"retry": Retry(NoBackoff(), 0), "socket_timeout": 20, "port": self.port}
         return redis.Redis(host="127.0.0.1", **{**given, **arguments})  # type: ignore[arg-type]
 
+    @property
+    def storage_options(self) -> dict[str, str]:
+        """Storage options that open a root on this server."""
+        return {}
+
+    def delete_all(self, root: str) -> None:
+        """Delete all files of a root's name."""
+        index = f"{{{root.split('/')[4]}}}"
+        self.admin.delete(index, *self.admin.scan_iter(match=f"{index}/*", count=1000))
+
     def fresh_root(self, *folders: str) -> str:
         """Return a root that nobody used before."""
         name = f"lake-{uuid.uuid4().hex}"

@@ -197,6 +197,8 @@ def _code(error: Exception) -> str:
     text = str(error)
     if inner := _INNER_CODE.search(text):
         return inner[1]
+    if text.startswith("The user executing the script can't"):
+        return "NOPERM"
     for kind, code in _CODES:
         if isinstance(error, kind):
             return code
