@@ -217,7 +217,10 @@ def test_wrong_credentials_and_missing_rights(redis_folder: Path, monkeypatch: p
         before = RedisStorage(root).stat("name")
         assert list(RedisStorage(root).list()) == [before], "a script that fails undoes what it did"
         assert before.size_bytes == 1
-        for options in ({"username": "reader", "password": "canary-word"}, {"username": "no", "password": "canary-word"}):
+        for options in (
+            {"username": "reader", "password": "canary-word"},
+            {"username": "no", "password": "canary-word"},
+        ):
             with pytest.raises(StoragePermissionError, match="user or password are wrong") as caught:
                 RedisStorage(root, options).read("name")
             assert "canary-word" not in str(caught.value)

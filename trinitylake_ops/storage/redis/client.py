@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -45,7 +46,15 @@ class RedisClient:
         self._lock = threading.Lock()
         self._pool: ConnectionPool | None = None
         self._cluster: RedisCluster | None = None
+        self._is_cluster_changed = False
         self._checked: WeakSet[Connection] = WeakSet()
+
+    def __del__(self) -> None:
+        # redis-py's clusters refer to themselves: without this, their sockets would wait for the garbage collector.
+        if self._pool is not None:
+            self._pool.disconnect()
+        if self._cluster is not None:
+            self._cluster.disconnect_connection_pools()
 
     def send(self, commands: Sequence[Command], *, changes_files: bool) -> list[Any]:
         """Send commands in one go and return their replies, errors of the server among them.
@@ -72,7 +81,7 @@ class RedisClient:
             pool = self._known_cluster().get_redis_connection(node).connection_pool
             replies = self._send_to(pool, f"{node.host}:{node.port}", asked, changes_files)
         except (NoConnectionError, NoAnswerError):
-            self._forget_cluster()  # another node may have its place now
+            self._is_cluster_changed = True  # another node may have its place now
             raise
         return replies[1:] if is_asking else replies
 
@@ -113,7 +122,7 @@ class RedisClient:
                     port=self._location.port,
                     db=self._location.database,
                     retry=Retry(NoBackoff(), 0),
-                    redis_connect_func=self._greet,
+                    redis_connect_func=functools.partial(_greet, self._checked),
                     maint_notifications_config=MaintNotificationsConfig(enabled=False),
                     **self._arguments(),
                 )
@@ -121,29 +130,36 @@ class RedisClient:
 
     def _known_cluster(self) -> RedisCluster:
         with self._lock:
-            if self._cluster is None:
-                try:
-                    self._cluster = RedisCluster(
-                        self._location.host,
-                        self._location.port,
-                        retry=Retry(NoBackoff(), 0),
-                        redis_connect_func=self._checked.discard,
-                        maint_notifications_config=MaintNotificationsConfig(enabled=False),
-                        require_full_coverage=False,
-                        max_connections=_MAX_CONNECTIONS,
-                        ssl=self._location.is_tls,
-                        **self._arguments(),
-                    )
-                except CLIENT_ERRORS as error:
-                    raise NoConnectionError(self._location.address, error) from error
+            try:
+                if self._cluster is None:
+                    self._cluster = self._new_cluster()
+                elif self._is_cluster_changed:
+                    start = [(self._location.host, self._location.port)]
+                    self._cluster.nodes_manager.initialize(additional_startup_nodes_info=start)
+            except CLIENT_ERRORS as error:
+                raise NoConnectionError(self._location.address, error) from error
+            self._is_cluster_changed = False
             return self._cluster
+
+    def _new_cluster(self) -> RedisCluster:
+        return RedisCluster(
+            self._location.host,
+            self._location.port,
+            retry=Retry(NoBackoff(), 0),
+            redis_connect_func=self._checked.discard,
+            maint_notifications_config=MaintNotificationsConfig(enabled=False),
+            require_full_coverage=False,
+            max_connections=_MAX_CONNECTIONS,
+            ssl=self._location.is_tls,
+            **self._arguments(),
+        )
 
     def _node_of_keys(self) -> ClusterNode:
         cluster = self._known_cluster()
         try:
             node: ClusterNode = cluster.get_node_from_key(self._location.index_key.decode())
         except CLIENT_ERRORS as error:
-            self._forget_cluster()
+            self._is_cluster_changed = True
             raise NoConnectionError(self._location.address, error) from error
         return node
 
@@ -158,24 +174,11 @@ class RedisClient:
                 cluster.nodes_manager.initialize(additional_startup_nodes_info=[(moved.host, moved.port)])
                 node = cluster.get_node(host=moved.host, port=moved.port)
         except CLIENT_ERRORS as error:
-            self._forget_cluster()
+            self._is_cluster_changed = True
             raise NoConnectionError(self._location.address, error) from error
         if node is None:
             raise NoConnectionError(f"{moved.host}:{moved.port}", moved)
         return node
-
-    def _forget_cluster(self) -> None:
-        with self._lock:
-            self._cluster = None
-
-    def _greet(self, connection: Connection) -> None:
-        """Begin a session: what an earlier one over this connection was told counts no more."""
-        self._checked.discard(connection)
-        connection.on_connect()
-        told = connection.handshake_metadata or {}
-        role = told.get(b"role", told.get("role"))  # type: ignore[call-overload]  # bytes, as nothing is decoded
-        if role not in (b"master", "master"):
-            raise ReadOnlyError("You can't use a read only replica, whose files may be old.")
 
     def _arguments(self) -> dict[str, Any]:
         settings = self._settings
@@ -195,6 +198,15 @@ class RedisClient:
                 "ssl_keyfile": settings.tls_client_pem_file,
             }
         return arguments
+
+
+def _greet(checked: WeakSet[Connection], connection: Connection) -> None:
+    """Begin a session: what an earlier one over this connection was told counts no more."""
+    checked.discard(connection)
+    connection.on_connect()
+    told: Mapping[Any, Any] = connection.handshake_metadata or {}
+    if told.get(b"role") != b"master":
+        raise ReadOnlyError("You can't use a read only replica, whose files may be old.")
 
 
 def _exchange(connection: Connection, commands: Sequence[Command]) -> list[Any]:
