@@ -77,7 +77,7 @@ class RedisServer:
         log = self.folder / "log"
         command = [
             program(self.kind), "--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.folder),
-            "--save", "", "--loglevel", "notice", *self.settings,
+            "--save", "", "--repl-diskless-sync-delay", "0", *self.settings,
         ]  # fmt: skip
         with log.open("ab") as output:
             try:
@@ -133,9 +133,11 @@ def running(server: RedisServer) -> Iterator[RedisServer]:
 @contextmanager
 def running_cluster(folder: Path, n_nodes: int = 3) -> Iterator[list[RedisServer]]:
     """Run a cluster of primaries while the block runs; each has an equal part of the slots."""
-    settings = (*DURABLE, "--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
-    # The bus of a node is at its port and 10,000.
-    nodes = [RedisServer("redis", folder / f"node-{number}", settings) for number in range(n_nodes)]
+    settings = (*DURABLE, "--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port")
+    buses = [free_port() for _ in range(n_nodes)]
+    nodes = [
+        RedisServer("redis", folder / f"node-{number}", (*settings, str(bus))) for number, bus in enumerate(buses)
+    ]
     try:
         for number, node in enumerate(nodes):
             node.start()
@@ -143,7 +145,7 @@ def running_cluster(folder: Path, n_nodes: int = 3) -> Iterator[list[RedisServer
             node.admin.execute_command("CLUSTER ADDSLOTSRANGE", first, last)
             node.admin.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
         for node in nodes[1:]:
-            node.admin.execute_command("CLUSTER MEET", "127.0.0.1", nodes[0].port)
+            node.admin.execute_command("CLUSTER MEET", "127.0.0.1", nodes[0].port, buses[0])
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while not all(_is_whole(node, n_nodes) for node in nodes):
             if time.monotonic() > deadline:

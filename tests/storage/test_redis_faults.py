@@ -58,7 +58,7 @@ def test_a_lost_answer_to_a_create_is_ambiguous_and_sent_once(proxy: RedisProxy,
     storage = open_storage(root)
     for action, is_there in (("drop_answer", True), ("drop_request", False)):
         name = f"by-{action}"
-        proxy.begin(RedisFault(action, is_create))  # type: ignore[arg-type]
+        proxy.begin(RedisFault(action, is_create))
         with pytest.raises(AmbiguousWriteError, match=f"cannot create '{name}' .* no complete answer"):
             storage.create(name, b"x")
         assert asked(proxy) == 1, "nobody sent it again"
@@ -92,10 +92,10 @@ def test_lost_answers_to_reads_are_repeated(proxy: RedisProxy, root: str) -> Non
     ):
         wanted = read(storage)
         for action in ("drop_answer", "drop_request"):
-            proxy.begin(RedisFault(action, concerns))  # type: ignore[arg-type]
+            proxy.begin(RedisFault(action, concerns))
             with pytest.raises(TransientError, match="no complete answer"):
                 read(bare)
-            proxy.begin(RedisFault(action, concerns, times=2))  # type: ignore[arg-type]
+            proxy.begin(RedisFault(action, concerns, times=2))
             assert read(storage) == wanted
     proxy.begin(RedisFault("drop_answer", is_list, at=2, times=2))
     assert len(list(storage.list("many/"))) == 1001, "a later page is repeated"
@@ -113,7 +113,7 @@ def test_a_commit_whose_answer_is_lost_is_found_to_have_landed(proxy: RedisProxy
     for action in ("drop_answer", "drop_request"):
         for at in range(1, n_creates + 1):
             names.append(f"ns{len(names) + 1}")
-            proxy.begin(RedisFault(action, is_create, at))  # type: ignore[arg-type]
+            proxy.begin(RedisFault(action, is_create, at))
             with lake.transaction() as txn:
                 txn.create_namespace(names[-1])
             assert txn.committed_version == len(names)
