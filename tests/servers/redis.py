@@ -135,9 +135,7 @@ def running_cluster(folder: Path, n_nodes: int = 3) -> Iterator[list[RedisServer
     """Run a cluster of primaries while the block runs; each has an equal part of the slots."""
     settings = (*DURABLE, "--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port")
     buses = [free_port() for _ in range(n_nodes)]
-    nodes = [
-        RedisServer("redis", folder / f"node-{number}", (*settings, str(bus))) for number, bus in enumerate(buses)
-    ]
+    nodes = [RedisServer("redis", folder / f"node-{number}", (*settings, str(bus))) for number, bus in enumerate(buses)]
     try:
         for number, node in enumerate(nodes):
             node.start()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.redis_proxy import RedisProxy
-from tests.servers.redis import DURABLE, RedisServer, running
+from tests.servers.redis import RedisServer, running
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
@@ -86,12 +86,12 @@ def test_a_server_that_does_not_tell(server: RedisServer) -> None:
     as_writer = {"username": "writer", "password": "word"}
     message = r"does not let this user ask what it keeps \(CONFIG GET\).*'durability'"
     with refusing(server, message, StoragePermissionError) as options:
-        options |= as_writer
+        options.update(as_writer)
     RedisStorage(server.fresh_root(), {**as_writer, "durability": "everysec"}).create("name", b"INFO is enough")
     server.admin.flushall()
     server.admin.acl_setuser("writer", enabled=True, commands=["+@all", "-config", "-info"])
     with refusing(server, r"\(INFO\)", StoragePermissionError) as options:
-        options |= {**as_writer, "durability": "assured"}
+        options.update(as_writer, durability="assured")
     RedisStorage(server.fresh_root(), {**as_writer, "volatile": "true"}).create("name", b"nothing is asked")
 
 

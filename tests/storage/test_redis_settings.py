@@ -10,6 +10,7 @@ from trinitylake_ops.errors import InvalidInputError, InvalidLocationError, Stor
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.storage import open_storage
 from trinitylake_ops.storage.options import StorageOptions, redact_assignments
+from trinitylake_ops.storage.redis.clock import ServerClock
 from trinitylake_ops.storage.redis.settings import MAX_PATH_BYTES, RedisLocation, RedisSettings
 from trinitylake_ops.storage.redis.storage import RedisStorage
 
@@ -112,5 +113,23 @@ def test_bounds_of_paths_and_files() -> None:
         def __bytes__(self) -> bytes:
             return self
 
-    with pytest.raises(StorageError, match="'big' .* has 536870913 bytes, and a value of Redis at most 536870912"):
+    with pytest.raises(StorageError, match=r"'big' .* has 536870913 bytes, and a value of Redis at most 536870912"):
         storage.create("big", Large())
+
+
+def test_the_server_is_asked_for_its_time_once_a_minute() -> None:
+    local_ms, server_ms, n_asked = 1000.0, 500_000.0, 0
+
+    def ask() -> float:
+        nonlocal n_asked
+        n_asked += 1
+        return server_ms
+
+    clock = ServerClock(lambda: local_ms)
+    assert clock.now_ms(ask) == 500_000
+    local_ms += 30_000
+    assert (clock.now_ms(ask), n_asked) == (529_994, 1), "it never leads"
+    local_ms, server_ms = local_ms + 30_001, 560_500.0
+    assert (clock.now_ms(ask), n_asked) == (560_500, 2)
+    server_ms, local_ms = 100_000.0, 1.0  # another machine's clock, after a fork onto it
+    assert (clock.now_ms(ask), n_asked) == (100_000, 3)

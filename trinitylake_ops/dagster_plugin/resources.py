@@ -20,6 +20,7 @@ from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.spark_jobs.runtime.addresses import DEFAULT_MASTER, check_remote
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, OPTIONS_VARIABLE, StorageOptions, is_secret
+from trinitylake_ops.storage.redis.settings import RedisLocation
 from trinitylake_ops.storage.s3.settings import S3Location, check_endpoint
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ def is_root_uri(given: str) -> bool:
         root = normalize_root_uri(given)
         if root.startswith("s3://"):
             S3Location.of(root)
+        elif root.startswith(("redis://", "rediss://")):
+            RedisLocation.of(root)
     except InvalidLocationError:
         return False
     return True
@@ -90,8 +93,19 @@ class StorageSettings(_OptionsConfig):
     region: str | None = Field(default=None, description="S3: region of the bucket.")
     client: str | None = Field(default=None, description="S3: 's3fs' or 'obstore'.")
     addressing_style: str | None = Field(default=None, description="S3: 'auto', 'path' or 'virtual'.")
-    connect_timeout_seconds: str | None = Field(default=None, description="S3: seconds until a connection stands.")
-    read_timeout_seconds: str | None = Field(default=None, description="S3: seconds without a byte of an answer.")
+    connect_timeout_seconds: str | None = Field(
+        default=None, description="S3, Redis: seconds until a connection stands."
+    )
+    read_timeout_seconds: str | None = Field(
+        default=None, description="S3, Redis: seconds without a byte of an answer."
+    )
+    username: str | None = Field(default=None, description="Redis: user of its ACL, with a password.")
+    durability: str | None = Field(default=None, description="Redis: 'always', 'waitaof', 'everysec' or 'assured'.")
+    volatile: str | None = Field(default=None, description="Redis: 'true' accepts a server that may lose all.")
+    wait_replicas: str | None = Field(default=None, description="Redis: replicas that confirm each write.")
+    cluster: str | None = Field(default=None, description="Redis: 'true' for a cluster.")
+    tls_ca_file: str | None = Field(default=None, description="Redis: file of certificates that are trusted.")
+    tls_client_pem_file: str | None = Field(default=None, description="Redis: file of our certificate and its key.")
     whole_file_limit_bytes: str | None = Field(
         default=None, description="The most bytes of a node or definition; 256 MiB by default, which is the least."
     )
@@ -124,6 +138,7 @@ class SecretVariables(_OptionsConfig):
     access_key_id: str | None = Field(default=None, description="Name of the variable that holds the access key id.")
     secret_access_key: str | None = Field(default=None, description="Name of the variable that holds the secret key.")
     session_token: str | None = Field(default=None, description="Name of the variable that holds the session token.")
+    password: str | None = Field(default=None, description="Name of the variable that holds the password (Redis).")
 
     @field_validator("*", mode="before")
     @classmethod

@@ -1,6 +1,7 @@
-"""Storage in Redis or Valkey: each file is one value, beside one sorted set with the names, sizes and times of all.
+"""Redis and Valkey: each file is one value, beside one sorted set with the names, sizes and times of all.
 
-Modules: ``settings`` checks roots and options, ``scripts`` holds what the server runs in one step, ``client`` sends
-requests once each, ``durability`` checks what the server keeps, ``failures`` gives typed errors, ``storage`` is the
-storage. The library redis-py is imported when such a root is opened.
+``storage`` is the storage, and ``settings`` checks its root and options. ``scripts`` holds what the server runs in one
+step. ``client`` sends each request once, and ``durability`` checks before the first write what the server keeps.
+``clock`` counts on from the server's time, and ``failures`` gives typed errors. The library redis-py is imported when
+such a root is opened.
 """

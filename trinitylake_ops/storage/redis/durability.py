@@ -14,8 +14,8 @@ from trinitylake_ops.storage.redis.settings import RedisSettings
 Command = tuple[str | bytes | int, ...]
 
 _OTHERWISE = (
-    "or accept it with the storage option 'durability' ('waitaof' waits for the disk, 'everysec' may lose a second, "
-    "'assured' is your word that the service keeps all) or 'volatile=true' (all may be lost)"
+    "or choose by a storage option: 'durability=waitaof' waits for the disk; 'durability=everysec' may lose a second;"
+    " 'durability=assured' is your word that the service keeps all; 'volatile=true' may lose all"
 )
 
 
@@ -101,7 +101,7 @@ class DurabilityCheck:
         ):
             raise StoragePermissionError(
                 f"the server of {self.root} does not let this user ask what it keeps ({command}), so nothing was"
-                f" written; allow the command, {_OTHERWISE}"
+                f" written; allow the command; {_OTHERWISE}"
             )
         if isinstance(reply, Exception):
             raise StorageError(
@@ -111,7 +111,7 @@ class DurabilityCheck:
 
     def _refused(self, what: str, advice: str) -> StorageError:
         return StorageError(
-            f"the server of {self.root} {what}, so commits could be lost; nothing was written: {advice}, {_OTHERWISE}"
+            f"the server of {self.root} {what}, so commits could be lost; nothing was written; {advice}; {_OTHERWISE}"
         )
 
 

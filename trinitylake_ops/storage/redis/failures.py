@@ -146,7 +146,7 @@ def error_without_connection(request: RedisRequest, failed: NoConnectionError) -
         return StorageError(f"{where}: the server is no cluster; leave out the option 'cluster'", path=request.path)
     if "max number of clients" in reason:
         return ThrottledError(f"{where}: the server has too many clients; retry at a slower pace", path=request.path)
-    if isinstance(error.__context__, ssl.SSLError):
+    if isinstance(error.__context__, (ssl.SSLError, FileNotFoundError, PermissionError)):  # of files of certificates
         return StorageError(
             f"{where}: the TLS handshake failed ({reason}); check the option 'tls_ca_file' and the certificate",
             path=request.path,

@@ -70,9 +70,9 @@ class RedisLocation:
         port = int((match and match["port"]) or DEFAULT_PORT)
         if match is None or port > _MAX_PORT:
             raise InvalidLocationError(
-                "a root on Redis has the form redis://HOST:PORT/DB/NAME/ (rediss:// by TLS), with 1 to 64 letters, "
-                "digits, '.', '_' or '-' as NAME, and folders after it if wanted; there is no '?prefix=', and "
-                "credentials are storage options"
+                "a root on Redis has the form redis://HOST:PORT/DB/NAME/, or rediss:// by TLS; NAME has 1 to 64"
+                " letters, digits, '.', '_' or '-', and folders may follow; '?prefix=' is not known, credentials are"
+                " storage options"
             )
         _, path = split_root(root, match["scheme"])
         folder = path.removeprefix(f"/{match['db']}/{match['name']}/")

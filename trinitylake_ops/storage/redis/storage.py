@@ -21,6 +21,7 @@ from trinitylake_ops.storage.interface import FileInfo, Storage
 from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
 from trinitylake_ops.storage.paths import check_range, is_hidden
 from trinitylake_ops.storage.redis.client import RedisClient
+from trinitylake_ops.storage.redis.clock import ServerClock
 from trinitylake_ops.storage.redis.durability import Command
 from trinitylake_ops.storage.redis.failures import (
     NoAnswerError,
@@ -74,6 +75,7 @@ class RedisStorage(Storage):
         self._location = RedisLocation.of(root)
         self._settings = RedisSettings.of(self.options, self._location)
         self._client = RedisClient(self._location, self._settings)
+        self._clock = ServerClock()
         self._unconfirmed: set[str] = set()
         self.forget()
         at_fork(self)
@@ -132,8 +134,11 @@ class RedisStorage(Storage):
         return self._files(prefix, self._location.member_prefix(prefix))
 
     def now_ms(self) -> int:
+        return self._clock.now_ms(self._ask_time)
+
+    def _ask_time(self) -> float:
         seconds, microseconds = self._send(Request.CLOCK, "", ("TIME",))
-        return int(seconds) * 1000 + int(microseconds) // 1000
+        return int(seconds) * 1000 + int(microseconds) / 1000
 
     def _put(self, operation: Request, script: str, path: str, data: bytes) -> int:
         member, body = self._location.member_path(path), bytes(data)
