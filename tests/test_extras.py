@@ -127,6 +127,7 @@ FACES = {
     "dagster": "from trinitylake_ops.dagster_plugin import TrinityLakeResource",
     "s3": "from trinitylake_ops import Lakehouse; Lakehouse.open('s3://bucket/lake')",
     "obstore": "from trinitylake_ops import Lakehouse; Lakehouse.open('s3://bucket/lake', {'client': 'obstore'})",
+    "redis": "from trinitylake_ops import Lakehouse; Lakehouse.open('redis://host/0/lake')",
 }
 
 
