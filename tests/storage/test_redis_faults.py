@@ -332,3 +332,26 @@ def test_a_cluster_is_followed_when_it_moves_a_lakehouse(redis_folder: Path) -> 
         with pytest.raises(FileExistsAlreadyError):
             storage = RedisStorage(root, {"cluster": "true"})
             storage.create(next(iter(storage.list())).path, b"x")
+
+
+def test_the_rights_that_the_documentation_names_are_enough(redis_folder: Path) -> None:
+    reader = ["eval", "time", "exists", "strlen", "get", "getrange", "zrangebylex", "select"]
+    writer = [*reader, "set", "unlink", "zadd", "zrem", "info", "config|get"]
+    with running(RedisServer("redis", redis_folder)) as server:
+        for user, commands in (("reader", reader), ("writer", writer)):
+            server.admin.acl_setuser(
+                user, enabled=True, passwords=["+word"], keys=["{lake}*"], commands=[f"+{name}" for name in commands]
+            )
+        root = f"redis://127.0.0.1:{server.port}/1/lake/"
+        as_writer, as_reader = ({"username": user, "password": "word"} for user in ("writer", "reader"))
+        lake = Lakehouse.create(root, as_writer)
+        with lake.transaction() as txn:
+            txn.create_namespace("a")
+        lake.storage.delete_many(["none"])
+        found = Lakehouse.open(root, as_reader)
+        assert found.snapshot().namespaces() == ["a"]
+        assert found.storage.stat(next(iter(found.storage.list())).path).size_bytes > 0
+        with pytest.raises(StoragePermissionError):
+            found.storage.create("name", b"x")
+        with pytest.raises(StoragePermissionError):
+            RedisStorage(root.replace("lake", "other"), as_reader).read("name")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 from redis import Connection, ConnectionPool, RedisCluster, SSLConnection
 from redis.backoff import NoBackoff
@@ -38,23 +38,20 @@ class RedisClient:
         self._location = location
         self._settings = settings
         self._check = DurabilityCheck(settings, location.root)
+        self._closers: list[finalize[[], RedisClient]] = []
         self.forget()
         at_fork(self)
 
     def forget(self) -> None:
         """Start without connections: a forked child must not use those of its parent."""
+        for closer in self._closers:
+            closer.detach()
+        self._closers = []
         self._lock = threading.Lock()
         self._pool: ConnectionPool | None = None
         self._cluster: RedisCluster | None = None
         self._is_cluster_changed = False
         self._checked: WeakSet[Connection] = WeakSet()
-
-    def __del__(self) -> None:
-        # redis-py's clusters refer to themselves: without this, their sockets would wait for the garbage collector.
-        if self._pool is not None:
-            self._pool.disconnect()
-        if self._cluster is not None:
-            self._cluster.disconnect_connection_pools()
 
     def send(self, commands: Sequence[Command], *, changes_files: bool) -> list[Any]:
         """Send commands in one go and return their replies, errors of the server among them.
@@ -126,6 +123,7 @@ class RedisClient:
                     maint_notifications_config=MaintNotificationsConfig(enabled=False),
                     **self._arguments(),
                 )
+                self._close_at_end(self._pool.disconnect)
             return self._pool
 
     def _known_cluster(self) -> RedisCluster:
@@ -133,6 +131,7 @@ class RedisClient:
             try:
                 if self._cluster is None:
                     self._cluster = self._new_cluster()
+                    self._close_at_end(self._cluster.disconnect_connection_pools)
                 elif self._is_cluster_changed:
                     start = [(self._location.host, self._location.port)]
                     self._cluster.nodes_manager.initialize(additional_startup_nodes_info=start)
@@ -179,6 +178,12 @@ class RedisClient:
         if node is None:
             raise NoConnectionError(f"{moved.host}:{moved.port}", moved)
         return node
+
+    def _close_at_end(self, close: Callable[[], None]) -> None:
+        """Close connections when this client is collected, also as a part of a circle."""
+        closer = finalize(self, close)
+        closer.atexit = False  # work beside may still be on its way then
+        self._closers.append(closer)
 
     def _arguments(self) -> dict[str, Any]:
         settings = self._settings
