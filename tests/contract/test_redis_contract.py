@@ -46,6 +46,7 @@ class TestOnValkey(RedisContract):
         return valkey_server
 
 
+@pytest.mark.soak  # test_redis_durability.py shows the waits
 class TestOnValkeyWithWaits(TestOnValkey):
     """Each create and write waits in its request until the append-only file is on the disk."""
 

@@ -50,7 +50,7 @@ def server(redis_folder: Path) -> Iterator[RedisServer]:
 def test_each_setting_that_loses_writes_is_refused(server: RedisServer) -> None:
     settings = [
         ("appendonly", "no", "yes", r"keeps no append-only file \('appendonly no'\).*'volatile=true'"),
-        ("appendfsync", "everysec", "always", r"'appendfsync everysec'.*'waitaof'"),
+        ("appendfsync", "everysec", "always", r"'appendfsync everysec'.*'durability=waitaof'"),
         ("appendfsync", "no", "always", "'appendfsync no'"),
         ("no-appendfsync-on-rewrite", "yes", "no", "syncs nothing while it rewrites"),
         ("maxmemory-policy", "allkeys-lru", "noeviction", "may evict any key .*allkeys-lru"),
@@ -84,7 +84,7 @@ def test_the_operator_may_accept_a_lost_second(redis_folder: Path) -> None:
 def test_a_server_that_does_not_tell(server: RedisServer) -> None:
     server.admin.acl_setuser("writer", enabled=True, passwords=["+word"], keys=["*"], commands=["+@all", "-config"])
     as_writer = {"username": "writer", "password": "word"}
-    message = r"does not let this user ask what it keeps \(CONFIG GET\).*'durability'"
+    message = r"does not let this user ask what it keeps \(CONFIG GET\).*'durability=everysec'"
     with refusing(server, message, StoragePermissionError) as options:
         options.update(as_writer)
     RedisStorage(server.fresh_root(), {**as_writer, "durability": "everysec"}).create("name", b"INFO is enough")

@@ -19,7 +19,7 @@ from trinitylake_ops.storage import Storage, open_storage
 N_THREADS, N_PROCESSES = 32, 8
 TIMEOUT_SECONDS = 60
 #: Rounds by the size of the bodies.
-SHORT, FULL = {0: 10, MIB: 3, 9 * MIB: 1}, {0: 100, MIB: 100, 9 * MIB: 100}
+SHORT, FULL = {0: 10, MIB: 2, 9 * MIB: 1}, {0: 100, MIB: 100, 9 * MIB: 100}
 LONG = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
 Report = Callable[[str], None]
