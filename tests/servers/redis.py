@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -159,3 +159,11 @@ def _is_whole(node: RedisServer, n_nodes: int) -> bool:
     told = node.admin.execute_command("CLUSTER INFO")
     assert isinstance(told, dict)
     return (told["cluster_state"], told["cluster_known_nodes"]) == ("ok", str(n_nodes))
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
+    """Wait for what servers tell each other in a moment."""
+    deadline_s = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.lakes import check_lake
 from tests.redis_proxy import RedisFault, RedisProxy, is_named
-from tests.servers.redis import DURABLE, Kind, RedisServer, running
+from tests.servers.redis import DURABLE, Kind, RedisServer, running, wait_until
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
@@ -26,13 +24,6 @@ from trinitylake_ops.storage.redis.storage import RedisStorage
 
 SOON = {"connect_timeout_seconds": "2", "read_timeout_seconds": "2"}
 N_WRITERS = 4
-
-
-def wait_until(is_so: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 class Writers:

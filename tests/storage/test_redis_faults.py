@@ -14,7 +14,7 @@ from tests.lakes import left_over_paths
 from tests.processes import fork
 from tests.redis_proxy import RedisFault, RedisProxy, is_create, is_delete, is_list, is_named, is_read, is_write
 from tests.servers.daemons import free_port
-from tests.servers.redis import DURABLE, RedisServer, running, running_cluster
+from tests.servers.redis import DURABLE, RedisServer, running, running_cluster, wait_until
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
@@ -355,3 +355,44 @@ def test_the_rights_that_the_documentation_names_are_enough(redis_folder: Path) 
             found.storage.create("name", b"x")
         with pytest.raises(StoragePermissionError):
             RedisStorage(root.replace("lake", "other"), as_reader).read("name")
+
+
+def test_a_replica_of_a_cluster_takes_the_place_of_its_primary(redis_folder: Path) -> None:
+    with running_cluster(redis_folder) as nodes:
+        root = nodes[0].fresh_root()
+        slot = int(nodes[0].admin.execute_command("CLUSTER KEYSLOT", f"{{{root.split('/')[4]}}}"))
+        ids = {node.port: node.admin.execute_command("CLUSTER MYID").decode() for node in nodes}
+        owner = nodes[slot * len(nodes) // 16_384]
+        replica = joined_replica(nodes, ids[owner.port], redis_folder / "replica")
+        try:
+            options = {**SOON, "cluster": "true", "wait_replicas": "1"}
+            lake = Lakehouse.create(root.replace(str(nodes[0].port), str(replica.port)), options)
+            with lake.transaction() as txn:
+                txn.create_namespace("before")
+            owner.kill()
+            with pytest.raises(TransientError):
+                RedisStorage(lake.root, options).read("name")
+            replica.admin.execute_command("CLUSTER FAILOVER TAKEOVER")
+            assert lake.snapshot().namespaces() == ["before"]
+            assert Lakehouse.open(lake.root, options).snapshot().namespaces() == ["before"]
+            with pytest.raises(TransientError, match="has 0 replicas now"):
+                RedisStorage(lake.root, options).create("name", b"x")
+        finally:
+            replica.kill()
+
+
+def joined_replica(nodes: list[RedisServer], primary_id: str, folder: Path) -> RedisServer:
+    """Return a new node of a cluster that has a copy of one of its primaries."""
+    replica = RedisServer("redis", folder, (*nodes[0].settings[:-1], str(free_port()))).start()
+    bus = nodes[0].settings[-1]
+    replica.admin.execute_command("CLUSTER MEET", "127.0.0.1", nodes[0].port, bus)
+
+    def knows_all() -> bool:
+        told = [node.admin.execute_command("CLUSTER INFO") for node in (*nodes, replica)]
+        return all(int(one["cluster_known_nodes"]) == len(nodes) + 1 for one in told)  # type: ignore[index]
+
+    wait_until(knows_all)
+    wait_until(lambda: primary_id.encode() in str(replica.admin.execute_command("CLUSTER NODES")).encode())
+    replica.admin.execute_command("CLUSTER REPLICATE", primary_id)
+    wait_until(lambda: replica.admin.info("replication").get("master_link_status") == "up")
+    return replica
