@@ -95,6 +95,7 @@ NEEDING = {
     "obstore": ["--root", "s3://bucket/lake", "--storage-option", "client=obstore", "log"],
     "gcs": ["--root", "gs://bucket/lake", "log"],
     "dynamodb": ["--root", "dynamodb://table/lake", "log"],
+    "redis": ["--root", "redis://host/0/lake", "log"],
     "spark": ["--root", "ROOT", "verify", "--engine", "spark"],
     "connect": ["--root", "ROOT", "verify", "--engine", "spark", "--spark-remote", "sc://127.0.0.1:1"],
 }
@@ -132,6 +133,7 @@ FACES = {
     "obstore": "from trinitylake_ops import Lakehouse; Lakehouse.open('s3://bucket/lake', {'client': 'obstore'})",
     "gcs": "from trinitylake_ops import Lakehouse; Lakehouse.open('gs://bucket/lake')",
     "dynamodb": "from trinitylake_ops import Lakehouse; Lakehouse.open('dynamodb://table/lake')",
+    "redis": "from trinitylake_ops import Lakehouse; Lakehouse.open('redis://host/0/lake')",
 }
 
 

@@ -17,6 +17,7 @@ _DAGSTER = ("dagster", "dagster_webserver")
 #: The modules that code of ours imports, or that a library imports for it, by the extra that brings them.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "s3": _S3,
+    "redis": ("redis",),
     "obstore": ("obstore", *_S3),
     "gcs": ("aiohttp", "gcsfs", "google.auth", "google.oauth2"),
     "dynamodb": ("botocore",),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from tests.servers import redis
 from tests.servers.daemons import Daemons
 from tests.servers.dynalite import DynamoDBServer, start_dynalite
 from tests.servers.gcs import GcsServer, start_fake_gcs
@@ -22,7 +23,7 @@ class Server(Protocol):
     def storage_options(self) -> dict[str, str]:
         """Storage options that open a root on this server."""
 
-    def fresh_root(self, name: str = "lake") -> str:
+    def fresh_root(self, name: str = "lake", /) -> str:
         """Return the root URI of a place that nobody used before."""
 
     def delete_all(self, root: str) -> None:
@@ -47,4 +48,6 @@ KINDS: dict[str, Kind] = {
     "fake_gcs": Kind(start_fake_gcs, GcsServer),
     "moto": Kind(start_moto, S3Server),
     "radosgw": Kind(start_radosgw, S3Server, is_of_debian=True),
+    "redis_server": Kind(redis.start_kept("redis"), redis.kept("redis"), is_of_debian=True),
+    "valkey_server": Kind(redis.start_kept("valkey"), redis.kept("valkey")),
 }

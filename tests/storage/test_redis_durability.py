@@ -1,0 +1,160 @@
+"""What a server must keep before anything is written to it: each setting on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.redis_proxy import RedisProxy
+from tests.servers.redis import RedisServer, running
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import (
+    AmbiguousWriteError,
+    FileMissingError,
+    StorageError,
+    StoragePermissionError,
+    TransientError,
+)
+from trinitylake_ops.storage.conditional_create import create_settled
+from trinitylake_ops.storage.redis.storage import RedisStorage
+
+EVERY_SECOND = ("--appendonly", "yes", "--appendfsync", "everysec")
+
+
+@contextmanager
+def refusing(server: RedisServer, message: str, kind: type[StorageError] = StorageError) -> Iterator[dict[str, str]]:
+    """Give options to fill in, and assert that a write with them is refused and writes nothing, while reads work."""
+    options: dict[str, str] = {}
+    yield options
+    storage = RedisStorage(server.fresh_root(), options)
+    with pytest.raises(FileMissingError):
+        storage.read("name")
+    for change in (storage.create, storage.write):
+        with pytest.raises(kind, match=message) as caught:
+            change("name", b"x")
+        assert type(caught.value) is kind
+        assert "nothing was written" in str(caught.value)
+    assert list(storage.list()) == []
+    assert server.admin.dbsize() == 0
+
+
+@pytest.fixture
+def server(redis_folder: Path) -> Iterator[RedisServer]:
+    with running(RedisServer("redis", redis_folder)) as server:
+        yield server
+
+
+def test_each_setting_that_loses_writes_is_refused(server: RedisServer) -> None:
+    settings = [
+        ("appendonly", "no", "yes", r"keeps no append-only file \('appendonly no'\).*'volatile=true'"),
+        ("appendfsync", "everysec", "always", r"'appendfsync everysec'.*'durability=waitaof'"),
+        ("appendfsync", "no", "always", "'appendfsync no'"),
+        ("no-appendfsync-on-rewrite", "yes", "no", "syncs nothing while it rewrites"),
+        ("maxmemory-policy", "allkeys-lru", "noeviction", "may evict any key .*allkeys-lru"),
+    ]
+    for name, bad, good, message in settings:
+        server.admin.config_set(name, bad)
+        with refusing(server, message):
+            pass
+        root = server.fresh_root()
+        with pytest.raises(StorageError, match=message):
+            Lakehouse.create(root)
+        assert list(RedisStorage(root).list()) == []
+        RedisStorage(server.fresh_root(), {"volatile": "true"}).create("name", b"the operator accepts it")
+        server.admin.flushall()
+        server.admin.config_set(name, good)
+    RedisStorage(server.fresh_root()).create("name", b"x")
+
+
+def test_the_operator_may_accept_a_lost_second(redis_folder: Path) -> None:
+    with running(RedisServer("redis", redis_folder, EVERY_SECOND)) as server:
+        RedisStorage(server.fresh_root(), {"durability": "everysec"}).create("name", b"x")
+        RedisStorage(server.fresh_root(), {"durability": "assured"}).create("name", b"x")
+        server.admin.flushall()
+        with refusing(server, "has no WAITAOF") as options:
+            options["durability"] = "waitaof"
+        server.admin.config_set("maxmemory-policy", "allkeys-random")
+        with refusing(server, "may evict any key") as options:
+            options["durability"] = "assured"
+
+
+def test_a_server_that_does_not_tell(server: RedisServer) -> None:
+    server.admin.acl_setuser("writer", enabled=True, passwords=["+word"], keys=["*"], commands=["+@all", "-config"])
+    as_writer = {"username": "writer", "password": "word"}
+    message = r"does not let this user ask what it keeps \(CONFIG GET\).*'durability=everysec'"
+    with refusing(server, message, StoragePermissionError) as options:
+        options.update(as_writer)
+    RedisStorage(server.fresh_root(), {**as_writer, "durability": "everysec"}).create("name", b"INFO is enough")
+    server.admin.flushall()
+    server.admin.acl_setuser("writer", enabled=True, commands=["+@all", "-config", "-info"])
+    with refusing(server, r"\(INFO\)", StoragePermissionError) as options:
+        options.update(as_writer, durability="assured")
+    RedisStorage(server.fresh_root(), {**as_writer, "volatile": "true"}).create("name", b"nothing is asked")
+
+
+def test_the_check_costs_one_round_for_a_connection_and_nothing_later(server: RedisServer) -> None:
+    with RedisProxy(server.port) as proxy:
+        storage = RedisStorage(f"redis://127.0.0.1:{proxy.port}/0/lake/")
+        storage.create("0", b"x")
+        assert proxy.names() == ["HELLO", "INFO", "INFO", "INFO", "CONFIG", "EVAL"]
+        proxy.begin()
+        for number in range(1, 20):
+            storage.create(str(number), b"x")
+            storage.write(str(number), b"y")
+        assert proxy.names() == ["EVAL"] * 38
+        proxy.hang_up()
+        proxy.begin()
+        assert storage.read("7") == b"y"
+        assert proxy.names() == ["HELLO", "EVAL"], "a reader is not asked for permission to see settings"
+
+
+def test_a_server_that_comes_back_with_other_settings_is_noticed(server: RedisServer) -> None:
+    storage = RedisStorage(server.fresh_root())
+    storage.create("kept", b"x")
+    server.kill()
+    server.settings = EVERY_SECOND
+    server.start()
+    with pytest.raises(StorageError, match="'appendfsync everysec'"):
+        storage.create("new", b"x")
+    assert [file.path for file in storage.list()] == ["kept"]
+
+
+def test_valkey_waits_for_its_disk_where_it_does_not_by_itself(tmp_path: Path) -> None:
+    with running(RedisServer("valkey", tmp_path / "valkey", EVERY_SECOND)) as server, RedisProxy(server.port) as proxy:
+        storage = RedisStorage(f"redis://127.0.0.1:{proxy.port}/0/lake/", {"durability": "waitaof"})
+        storage.create("first", b"x")
+        proxy.begin()
+        storage.create("second", b"x")
+        storage.write("second", b"y")
+        assert proxy.names() == ["EVAL", "WAITAOF"] * 2
+        proxy.begin()
+        assert storage.read("second") == b"y"
+        assert proxy.names() == ["EVAL"]
+
+
+def test_nobody_relies_on_a_file_that_is_not_on_the_disk(tmp_path: Path) -> None:
+    """Reading a name back decides whether an uncertain create landed: so the read waits, too."""
+    with running(RedisServer("valkey", tmp_path / "valkey", EVERY_SECOND)) as server:
+        server.admin.config_set("appendfsync", "no")  # nothing is synced any more
+        root = server.fresh_root()
+        storage = RedisStorage(root, {"durability": "waitaof", "read_timeout_seconds": "0.5"})
+        with pytest.raises(AmbiguousWriteError, match=r"did not confirm it in time \(WAITAOF returned \[0, 0\]\)"):
+            storage.create("name", b"x")
+        with pytest.raises(AmbiguousWriteError):
+            create_settled(storage, "name", b"x", is_ours=lambda found: found == b"x")
+        with pytest.raises(TransientError, match="nobody can rely on the file yet"):
+            storage.read("name")
+        assert RedisStorage(root).read("name") == b"x", "it is there for all who may lose it"
+        server.admin.config_set("appendfsync", "everysec")
+        storage = RedisStorage(root, {"durability": "waitaof"})
+        storage._unconfirmed.add("name")
+        assert create_settled(storage, "name", b"x", is_ours=lambda found: found == b"x")
+        assert not storage._unconfirmed
+
+
+def test_too_few_replicas_are_noticed_before_the_write(server: RedisServer) -> None:
+    with refusing(server, "has 0 replicas now, and the option 'wait_replicas' wants 1", TransientError) as options:
+        options["wait_replicas"] = "1"

@@ -1,0 +1,398 @@
+"""What the storage on Redis makes of lost answers, refusals, wrong credentials, full and silent servers."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lakes import left_over_paths
+from tests.processes import fork
+from tests.redis_proxy import RedisFault, RedisProxy, is_create, is_delete, is_list, is_named, is_read, is_write
+from tests.servers.daemons import free_port
+from tests.servers.redis import DURABLE, RedisServer, running, running_cluster, wait_until
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import (
+    AmbiguousWriteError,
+    FileExistsAlreadyError,
+    FileMissingError,
+    StorageError,
+    StorageFullError,
+    StoragePermissionError,
+    ThrottledError,
+    TransientError,
+    UnreachableError,
+)
+from trinitylake_ops.storage import open_storage
+from trinitylake_ops.storage.redis.storage import RedisStorage
+
+SOON = {"connect_timeout_seconds": "0.5", "read_timeout_seconds": "0.5"}
+#: Commands of the handshake and of the check, which are no requests of ours.
+OF_CONNECTION = {"HELLO", "INFO", "CONFIG"}
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[RedisProxy]:
+    with RedisProxy(redis_server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def root(proxy: RedisProxy, redis_server: RedisServer) -> str:
+    return redis_server.fresh_root().replace(str(redis_server.port), str(proxy.port))
+
+
+def asked(proxy: RedisProxy) -> int:
+    """How many requests were sent since the proxy began."""
+    return len([name for name in proxy.names() if name not in OF_CONNECTION])
+
+
+# Lost answers
+
+
+def test_a_lost_answer_to_a_create_is_ambiguous_and_sent_once(proxy: RedisProxy, root: str) -> None:
+    storage = open_storage(root)
+    for action, is_there in (("drop_answer", True), ("drop_request", False)):
+        name = f"by-{action}"
+        proxy.begin(RedisFault(action, is_create))
+        with pytest.raises(AmbiguousWriteError, match=f"cannot create '{name}' .* no complete answer"):
+            storage.create(name, b"x")
+        assert asked(proxy) == 1, "nobody sent it again"
+        assert storage.exists(name) is is_there
+
+
+def test_writes_and_deletes_are_repeated_after_a_lost_answer(proxy: RedisProxy, root: str) -> None:
+    bare, storage = RedisStorage(root), open_storage(root)
+    for is_change, change in (
+        (is_write, lambda of: of.write("name", b"x")),
+        (is_delete, lambda of: of.delete("name")),
+        (is_delete, lambda of: of.delete_batch(["name", "other"])),
+    ):
+        proxy.begin(RedisFault("drop_answer", is_change))
+        with pytest.raises(AmbiguousWriteError):
+            change(bare)
+        proxy.begin(RedisFault("drop_answer", is_change, times=2))
+        change(storage)
+        assert asked(proxy) == 3
+    assert list(storage.list()) == []
+
+
+def test_lost_answers_to_reads_are_repeated(proxy: RedisProxy, root: str) -> None:
+    bare, storage = RedisStorage(root), open_storage(root)
+    storage.create_many({f"many/{number:04}": b"x" for number in range(1001)})
+    for concerns, read in (
+        (is_read, lambda of: of.read("many/0000")),
+        (is_named("ZRANGEBYLEX"), lambda of: of.stat("many/0000").size_bytes),
+        (
+            is_named("TIME"),
+            lambda of: RedisStorage(of.root).now_ms() > 0 if of is bare else open_storage(root).now_ms() > 0,
+        ),
+        (is_list, lambda of: len(list(of.list("many/")))),
+    ):
+        wanted = read(storage)
+        for action in ("drop_answer", "drop_request"):
+            proxy.begin(RedisFault(action, concerns))
+            with pytest.raises(TransientError, match="no complete answer"):
+                read(bare)
+            proxy.begin(RedisFault(action, concerns, times=2))
+            assert read(storage) == wanted
+    proxy.begin(RedisFault("drop_answer", is_list, at=2, times=2))
+    assert len(list(storage.list("many/"))) == 1001, "a later page is repeated"
+    storage.delete_many([f"many/{number:04}" for number in range(1001)])
+
+
+def test_a_commit_whose_answer_is_lost_is_found_to_have_landed(proxy: RedisProxy, root: str) -> None:
+    lake = Lakehouse.create(root)
+    proxy.begin()
+    with lake.transaction() as txn:
+        txn.create_namespace("ns1")
+    n_creates = sum(map(is_create, proxy.log))
+    assert n_creates >= 2
+    names = ["ns1"]
+    for action in ("drop_answer", "drop_request"):
+        for at in range(1, n_creates + 1):
+            names.append(f"ns{len(names) + 1}")
+            proxy.begin(RedisFault(action, is_create, at))
+            with lake.transaction() as txn:
+                txn.create_namespace(names[-1])
+            assert txn.committed_version == len(names)
+    assert lake.snapshot().namespaces() == sorted(names)
+    assert left_over_paths(lake) == set()
+
+
+def test_a_silent_server_ends_in_bounded_time(proxy: RedisProxy, root: str) -> None:
+    storage = RedisStorage(root, SOON)
+    storage.create("before", b"x")
+    proxy.begin(RedisFault("keep_silent", lambda _: True, times=None))
+    for call, kind in (
+        (lambda: storage.read("before"), TransientError),
+        (lambda: storage.create("name", b"x"), UnreachableError),  # the check of the new connection got no answer
+    ):
+        started_s = time.monotonic()
+        with pytest.raises(kind, match=r"\(time-out\)|Timeout"):
+            call()
+        assert time.monotonic() - started_s < 3
+
+
+def test_an_unreachable_server_ends_at_once(tmp_path: Path) -> None:
+    storage = RedisStorage(f"redis://127.0.0.1:{free_port()}/0/lake/", SOON)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        silent = RedisStorage(f"redis://127.0.0.1:{listener.getsockname()[1]}/0/lake/", SOON)
+        unknown = RedisStorage("redis://no-such-host.invalid/0/lake/", SOON)
+        for other in (storage, silent, unknown):
+            started_s = time.monotonic()
+            for call in (lambda other=other: other.read("a"), lambda other=other: other.create("a", b"x")):
+                with pytest.raises(UnreachableError, match=r"no connection .*check the root"):
+                    call()
+            assert time.monotonic() - started_s < 5
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        ("OOM command not allowed when used memory > 'maxmemory'.", StorageFullError),
+        ("ERR Error running script (call to f_0): @user_script:3: -OOM command not allowed", StorageFullError),
+        ("MISCONF Errors writing to the AOF file: No space left on device", StorageFullError),
+        ("MISCONF Redis is configured to save RDB snapshots, but cannot persist", StorageError),
+        ("READONLY You can't write against a read only replica.", TransientError),
+        ("NOREPLICAS Not enough good replicas to write.", TransientError),
+        ("LOADING Redis is loading the dataset in memory", TransientError),
+        ("MASTERDOWN Link with MASTER is down", TransientError),
+        ("CLUSTERDOWN The cluster is down", TransientError),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", TransientError),
+        ("BUSY Redis is busy running a script.", ThrottledError),
+        ("NOPERM this user has no permissions to run the 'eval' command", StoragePermissionError),
+        ("NOAUTH Authentication required.", StoragePermissionError),
+        ("MOVED 3999 127.0.0.1:1", StorageError),
+        ("ERR something else", StorageError),
+    ],
+)
+def test_each_refusal_has_its_meaning(proxy: RedisProxy, root: str, reply: str, kind: type[StorageError]) -> None:
+    storage = RedisStorage(root)
+    storage.write("there", b"x")
+    for concerns, call in (
+        (is_create, lambda: storage.create("name", b"x")),
+        (is_read, lambda: storage.read("there")),
+    ):
+        proxy.begin(RedisFault("answer", concerns, error=b"-" + reply.encode() + b"\r\n"))
+        with pytest.raises(kind) as caught:
+            call()
+        assert type(caught.value) is kind
+        assert "\n" not in str(caught.value)
+        call()  # the connection is as good as before, with no answer left in it
+        proxy.begin()
+    assert storage.read("name") == b"x"
+
+
+def test_a_node_of_a_cluster_names_the_option(proxy: RedisProxy, root: str) -> None:
+    proxy.begin(RedisFault("answer", is_read, error=b"-MOVED 3999 127.0.0.1:1\r\n"))
+    with pytest.raises(StorageError, match="set the option 'cluster=true'"):
+        RedisStorage(root).read("name")
+    with pytest.raises(StorageError, match="is no cluster; leave out the option 'cluster'"):
+        RedisStorage(root, {"cluster": "true"}).read("name")
+
+
+def test_wrong_credentials_and_missing_rights(redis_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(RedisServer("redis", redis_folder)) as server:
+        server.admin.acl_setuser("reader", enabled=True, passwords=["+read-word"], keys=["*"],
+                                 commands=["+@all", "-@write", "+eval", "-set"])  # fmt: skip
+        server.admin.acl_setuser("halved", enabled=True, passwords=["+half-word"], keys=["*"],
+                                 commands=["+@all", "-set"])  # fmt: skip
+        root = server.fresh_root()
+        RedisStorage(root).create("name", b"x")
+        reader = RedisStorage(root, {"username": "reader", "password": "read-word"})
+        assert reader.read("name") == b"x"
+        assert [file.path for file in reader.list()] == ["name"]
+        for change in (lambda: reader.create("new", b"x"), lambda: reader.delete("name")):
+            with pytest.raises(StoragePermissionError, match="check the server's ACL"):
+                change()
+        halved = RedisStorage(root, {"username": "halved", "password": "half-word"})
+        for change in (lambda: halved.create("new", b"x"), lambda: halved.write("name", b"y")):
+            with pytest.raises(StoragePermissionError, match="check the server's ACL"):
+                change()
+        before = RedisStorage(root).stat("name")
+        assert list(RedisStorage(root).list()) == [before], "a script that fails undoes what it did"
+        assert before.size_bytes == 1
+        for options in (
+            {"username": "reader", "password": "canary-word"},
+            {"username": "no", "password": "canary-word"},
+        ):
+            with pytest.raises(StoragePermissionError, match="user or password are wrong") as caught:
+                RedisStorage(root, options).read("name")
+            assert "canary-word" not in str(caught.value)
+        server.admin.config_set("requirepass", "of-all")
+        with pytest.raises(StoragePermissionError, match="user or password are wrong or missing"):
+            RedisStorage(root).read("name")
+        monkeypatch.setenv("REDIS_PASSWORD", "of-all")
+        assert RedisStorage(root).read("name") == b"x"
+
+
+def test_a_database_that_is_not_there(redis_server: RedisServer) -> None:
+    root = redis_server.fresh_root().replace("/0/", "/99/")
+    with pytest.raises(StorageError, match=r"the server has no such database") as caught:
+        RedisStorage(root).create("name", b"x")
+    assert type(caught.value) is StorageError
+
+
+def test_databases_and_names_are_apart_and_folders_are_shared(redis_server: RedisServer) -> None:
+    root = redis_server.fresh_root()
+    RedisStorage(root).create("folder/name", b"x")
+    assert RedisStorage(f"{root}folder/").read("name") == b"x"
+    assert [file.path for file in RedisStorage(f"{root}folder/").list()] == ["name"]
+    for other in (root.replace("/0/", "/1/"), redis_server.fresh_root()):
+        with pytest.raises(FileMissingError):
+            RedisStorage(other).read("folder/name")
+
+
+def test_a_full_server_refuses_writes_and_takes_deletes(redis_folder: Path) -> None:
+    with running(RedisServer("redis", redis_folder, (*DURABLE, "--maxmemory", "8mb"))) as server:
+        storage = RedisStorage(server.fresh_root())
+        names: list[str] = []
+        with pytest.raises(StorageFullError, match="raise the server's maxmemory"):
+            for number in range(100):
+                storage.create(f"{number:03}", bytes(1 << 20))
+                names.append(f"{number:03}")
+        assert names
+        with pytest.raises(StorageFullError):
+            storage.write(names[0], bytes(2 << 20))
+        assert sorted(file.path for file in storage.list()) == names, "no name without content, and none lost"
+        assert all(storage.read(name) == bytes(1 << 20) for name in names)
+        storage.delete_batch(names[1:])
+        storage.create("again", b"x")
+
+
+def test_too_many_clients(redis_folder: Path) -> None:
+    with running(RedisServer("redis", redis_folder)) as server:
+        server.admin.config_set("maxclients", 1)
+        with pytest.raises((ThrottledError, UnreachableError)):
+            RedisStorage(server.fresh_root()).read("name")
+
+
+def test_entries_of_other_programs_in_the_index_are_named(redis_server: RedisServer) -> None:
+    root = redis_server.fresh_root()
+    storage = RedisStorage(root)
+    redis_server.admin.zadd(f"{{{root.split('/')[4]}}}", {"foreign": 0})
+    with pytest.raises(StorageError, match="another program writes to"):
+        list(storage.list())
+    redis_server.admin.delete(f"{{{root.split('/')[4]}}}")
+    redis_server.admin.set(f"{{{root.split('/')[4]}}}", "no index")
+    with pytest.raises(StorageError, match="WRONGTYPE"):
+        storage.create("name", b"x")
+    with pytest.raises(FileMissingError):
+        storage.read("name")
+
+
+# Processes, clusters
+
+
+def test_a_forked_child_makes_connections_of_its_own(redis_server: RedisServer) -> None:
+    storage = open_storage(redis_server.fresh_root())
+    storage.create("of-parent", b"x")
+    with storage.inner._lock:  # type: ignore[attr-defined]  # as another thread may hold it
+
+        def work(report: object) -> None:
+            assert storage.read("of-parent") == b"x"
+            storage.create(f"of-{os.getpid()}", b"y")
+
+        child = fork(work)
+        for _ in range(50):
+            assert storage.read("of-parent") == b"x"
+    assert child.finish()[0] == 0
+    assert storage.exists(f"of-{child.pid}")
+
+
+def test_a_cluster_is_followed_when_it_moves_a_lakehouse(redis_folder: Path) -> None:
+    with running_cluster(redis_folder) as nodes:
+        root = nodes[0].fresh_root()
+        lake = Lakehouse.create(root, {"cluster": "true"})
+        slot = int(nodes[0].admin.execute_command("CLUSTER KEYSLOT", f"{{{root.split('/')[4]}}}"))
+        (owner,) = [node for node in nodes if node.admin.execute_command("CLUSTER COUNTKEYSINSLOT", slot)]
+        target = next(node for node in nodes if node is not owner)
+        ids = {node.port: node.admin.execute_command("CLUSTER MYID").decode() for node in nodes}
+        with lake.transaction() as txn:
+            txn.create_namespace("before")
+        target.admin.execute_command(f"CLUSTER SETSLOT {slot} IMPORTING {ids[owner.port]}")
+        owner.admin.execute_command(f"CLUSTER SETSLOT {slot} MIGRATING {ids[target.port]}")
+        assert lake.snapshot().namespaces() == ["before"]
+        while keys := owner.admin.execute_command("CLUSTER GETKEYSINSLOT", slot, 100):
+            owner.admin.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
+        assert lake.snapshot().namespaces() == ["before"], "asked of the node that it moves to"
+        for node in (target, owner, *nodes):
+            node.admin.execute_command(f"CLUSTER SETSLOT {slot} NODE {ids[target.port]}")
+        with lake.transaction() as txn:
+            txn.create_namespace("after")
+        assert Lakehouse.open(root, {"cluster": "true"}).snapshot().namespaces() == ["after", "before"]
+        with pytest.raises(FileExistsAlreadyError):
+            storage = RedisStorage(root, {"cluster": "true"})
+            storage.create(next(iter(storage.list())).path, b"x")
+
+
+def test_the_rights_that_the_documentation_names_are_enough(redis_folder: Path) -> None:
+    reader = ["eval", "time", "exists", "strlen", "get", "getrange", "zrangebylex", "select"]
+    writer = [*reader, "set", "unlink", "zadd", "zrem", "info", "config|get"]
+    with running(RedisServer("redis", redis_folder)) as server:
+        for user, commands in (("reader", reader), ("writer", writer)):
+            server.admin.acl_setuser(
+                user, enabled=True, passwords=["+word"], keys=["{lake}*"], commands=[f"+{name}" for name in commands]
+            )
+        root = f"redis://127.0.0.1:{server.port}/1/lake/"
+        as_writer, as_reader = ({"username": user, "password": "word"} for user in ("writer", "reader"))
+        lake = Lakehouse.create(root, as_writer)
+        with lake.transaction() as txn:
+            txn.create_namespace("a")
+        lake.storage.delete_many(["none"])
+        found = Lakehouse.open(root, as_reader)
+        assert found.snapshot().namespaces() == ["a"]
+        assert found.storage.stat(next(iter(found.storage.list())).path).size_bytes > 0
+        with pytest.raises(StoragePermissionError):
+            found.storage.create("name", b"x")
+        with pytest.raises(StoragePermissionError):
+            RedisStorage(root.replace("lake", "other"), as_reader).read("name")
+
+
+def test_a_replica_of_a_cluster_takes_the_place_of_its_primary(redis_folder: Path) -> None:
+    with running_cluster(redis_folder) as nodes:
+        root = nodes[0].fresh_root()
+        slot = int(nodes[0].admin.execute_command("CLUSTER KEYSLOT", f"{{{root.split('/')[4]}}}"))
+        ids = {node.port: node.admin.execute_command("CLUSTER MYID").decode() for node in nodes}
+        owner = nodes[slot * len(nodes) // 16_384]
+        replica = joined_replica(nodes, ids[owner.port], redis_folder / "replica")
+        try:
+            options = {**SOON, "cluster": "true", "wait_replicas": "1"}
+            lake = Lakehouse.create(root.replace(str(nodes[0].port), str(replica.port)), options)
+            with lake.transaction() as txn:
+                txn.create_namespace("before")
+            owner.kill()
+            with pytest.raises(TransientError):
+                RedisStorage(lake.root, options).read("name")
+            replica.admin.execute_command("CLUSTER FAILOVER TAKEOVER")
+            assert lake.snapshot().namespaces() == ["before"]
+            assert Lakehouse.open(lake.root, options).snapshot().namespaces() == ["before"]
+            with pytest.raises(TransientError, match="has 0 replicas now"):
+                RedisStorage(lake.root, options).create("name", b"x")
+        finally:
+            replica.kill()
+
+
+def joined_replica(nodes: list[RedisServer], primary_id: str, folder: Path) -> RedisServer:
+    """Return a new node of a cluster that has a copy of one of its primaries."""
+    replica = RedisServer("redis", folder, (*nodes[0].settings[:-1], str(free_port()))).start()
+    bus = nodes[0].settings[-1]
+    replica.admin.execute_command("CLUSTER MEET", "127.0.0.1", nodes[0].port, bus)
+
+    def knows_all() -> bool:
+        told = [node.admin.execute_command("CLUSTER INFO") for node in (*nodes, replica)]
+        return all(int(one["cluster_known_nodes"]) == len(nodes) + 1 for one in told)  # type: ignore[index]
+
+    wait_until(knows_all)
+    wait_until(lambda: primary_id.encode() in str(replica.admin.execute_command("CLUSTER NODES")).encode())
+    replica.admin.execute_command("CLUSTER REPLICATE", primary_id)
+    wait_until(lambda: replica.admin.info("replication").get("master_link_status") == "up")
+    return replica

@@ -1,0 +1,135 @@
+"""Roots and options of Redis: what is accepted, and that nothing refused is repeated."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from trinitylake_ops.errors import InvalidInputError, InvalidLocationError, StorageError
+from trinitylake_ops.format.locations import normalize_root_uri
+from trinitylake_ops.storage import open_storage
+from trinitylake_ops.storage.options import StorageOptions, redact_assignments
+from trinitylake_ops.storage.redis.clock import ServerClock
+from trinitylake_ops.storage.redis.settings import MAX_PATH_BYTES, RedisLocation, RedisSettings
+from trinitylake_ops.storage.redis.storage import RedisStorage
+
+ROOT = "redis://host:6380/3/lake/below/"
+
+
+def settings(root: str = "redis://host/0/lake/", **options: str) -> RedisSettings:
+    return RedisSettings.of(StorageOptions(options), RedisLocation.of(root))
+
+
+def test_the_parts_of_a_root() -> None:
+    location = RedisLocation.of(ROOT)
+    assert (location.host, location.port, location.database, location.name, location.folder, location.is_tls) == (
+        "host", 6380, 3, "lake", "below/", False,
+    )  # fmt: skip
+    assert location.index_key == b"{lake}"
+    assert location.content_key(location.member_path("a/b")) == b"{lake}/below/a/b"
+    assert RedisLocation.of("rediss://[::1]/0/lake/").address == "::1:6379"
+    assert RedisLocation.of("rediss://[::1]/0/lake/").is_tls
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        "redis://host/", "redis://host/0/", "redis://host:0/0/lake/", "redis://host:65536/0/lake/",
+        "redis://host/00/lake/", "redis://host/x/lake/", "redis://host/0/la{ke}/", "redis://host/0?prefix=lake/",
+        "redis://host/0/lake?prefix=x/", "redis://:hidden@host/0/lake/", "redis://user:hidden@host/0/lake/",
+        "redis://hidden@host:1/0/lake/", "redis:///0/lake/", f"redis://host/0/{'n' * 65}/",
+    ],
+)  # fmt: skip
+def test_roots_of_another_form_are_not_repeated(root: str) -> None:
+    with pytest.raises(InvalidLocationError, match=r"redis://HOST:PORT/DB/NAME/") as caught:
+        open_storage(root)
+    assert "hidden" not in str(caught.value)
+
+
+def test_a_query_has_no_place_in_a_normalised_root() -> None:
+    """Why the prefix is a path: normalisation appends a slash, so a query would end up as a folder."""
+    assert normalize_root_uri("redis://host/0?prefix=lake") == "redis://host/0?prefix=lake/"
+    assert normalize_root_uri("redis://host:6379/0/lake") == "redis://host:6379/0/lake/"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"durability": "never"}, "must be one of always, waitaof, everysec, assured"),
+        ({"volatile": "yes"}, "must be 'true' or 'false'"),
+        ({"volatile": "true", "durability": "always"}, "leave it out, or leave out 'durability'"),
+        ({"wait_replicas": "1.5"}, "must be a whole number"),
+        ({"wait_replicas": "-1"}, "must be a number from 0 to 1000"),
+        ({"username": "somebody"}, "is of no use without a password"),
+        ({"password": ""}, "is empty"),
+        ({"tls_ca_file": "/ca.pem"}, "write rediss://"),
+        ({"read_timeout_seconds": "0"}, "must be a number from 0.001"),
+        ({"region": "here"}, "unknown storage option 'region'"),
+    ],
+)
+def test_options_that_are_not_valid(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        open_storage("redis://host/0/lake/", options)
+
+
+def test_a_cluster_has_one_database() -> None:
+    with pytest.raises(InvalidInputError, match="database 0"):
+        settings("redis://host/1/lake/", cluster="true")
+    assert settings(cluster="true").is_cluster
+
+
+def test_credentials_come_from_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_USERNAME", "of-environment")
+    monkeypatch.setenv("REDIS_PASSWORD", "hidden-there")
+    assert (settings().username, settings().password) == ("of-environment", "hidden-there")
+    assert (settings(password="own").username, settings(password="own").password) == (None, "own")
+    assert StorageOptions().redact("said hidden-there") == "said ***"
+
+
+def test_the_password_is_never_shown() -> None:
+    storage = RedisStorage(ROOT, {"username": "me", "password": "hidden-word"})
+    assert "hidden-word" not in repr(storage) + repr(storage.options)
+    assert "hidden-word" not in redact_assignments("password=hidden-word,username=me")
+    assert pickle.loads(pickle.dumps(storage)).options == storage.options
+
+
+def test_waits_that_go_with_each_write() -> None:
+    assert settings().wait is None
+    assert settings(wait_replicas="2", read_timeout_seconds="10").wait == ("WAIT", 2, 8000)
+    assert settings(durability="waitaof", wait_replicas="1", read_timeout_seconds="1").wait == ("WAITAOF", 1, 1, 800)
+    assert settings(volatile="true").wait is None
+
+
+def test_bounds_of_paths_and_files() -> None:
+    storage = RedisStorage("redis://127.0.0.1:1/0/lake/")
+    with pytest.raises(InvalidLocationError, match=f"at most {MAX_PATH_BYTES}"):
+        storage.read("x" * (MAX_PATH_BYTES + 1))
+
+    class Large(bytes):
+        def __len__(self) -> int:
+            return (512 << 20) + 1
+
+        def __bytes__(self) -> bytes:
+            return self
+
+    with pytest.raises(StorageError, match=r"'big' .* has 536870913 bytes, and a value of Redis at most 536870912"):
+        storage.create("big", Large())
+
+
+def test_the_server_is_asked_for_its_time_once_a_minute() -> None:
+    local_ms, server_ms, n_asked = 1000.0, 500_000.0, 0
+
+    def ask() -> float:
+        nonlocal n_asked
+        n_asked += 1
+        return server_ms
+
+    clock = ServerClock(lambda: local_ms)
+    assert clock.now_ms(ask) == 500_000
+    local_ms += 30_000
+    assert (clock.now_ms(ask), n_asked) == (529_994, 1), "it never leads"
+    local_ms, server_ms = local_ms + 30_001, 560_500.0
+    assert (clock.now_ms(ask), n_asked) == (560_500, 2)
+    server_ms, local_ms = 100_000.0, 1.0  # another machine's clock, after a fork onto it
+    assert (clock.now_ms(ask), n_asked) == (100_000, 3)

@@ -1,0 +1,232 @@
+"""Connections to a server or a cluster, and requests that are sent exactly once."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from weakref import WeakSet, finalize
+
+from redis import Connection, ConnectionPool, RedisCluster, SSLConnection
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode
+from redis.exceptions import AskError, AuthenticationError, BusyLoadingError, MovedError, ReadOnlyError, ResponseError
+from redis.maint_notifications import MaintNotificationsConfig
+from redis.retry import Retry
+
+from trinitylake_ops.storage.fork import at_fork
+from trinitylake_ops.storage.redis.durability import Command, DurabilityCheck
+from trinitylake_ops.storage.redis.failures import CLIENT_ERRORS, NoAnswerError, NoConnectionError
+from trinitylake_ops.storage.redis.settings import RedisLocation, RedisSettings
+
+#: A thread holds one connection at a time, so there are never as many.
+_MAX_CONNECTIONS = 1 << 16
+#: A slot that moves on so often within one request belongs to a cluster that is not settled.
+_MAX_REDIRECTIONS = 5
+
+
+class RedisClient:
+    """Sends commands, each of them once, to the server of a root or to the node of a cluster that has its keys.
+
+    redis-py's own retries are off: a create that is sent again after a lost answer would meet its own file. Only what
+    the server refused because the keys are on another node is sent there. Connections are made when they are needed. A
+    forked child makes its own. Thread-safe.
+    """
+
+    def __init__(self, location: RedisLocation, settings: RedisSettings):
+        self._location = location
+        self._settings = settings
+        self._check = DurabilityCheck(settings, location.root)
+        self._closers: list[finalize[[], RedisClient]] = []
+        self.forget()
+        at_fork(self)
+
+    def forget(self) -> None:
+        """Start without connections: a forked child must not use those of its parent."""
+        for closer in self._closers:
+            closer.detach()
+        self._closers = []
+        self._lock = threading.Lock()
+        self._pool: ConnectionPool | None = None
+        self._cluster: RedisCluster | None = None
+        self._is_cluster_changed = False
+        self._checked: WeakSet[Connection] = WeakSet()
+
+    def send(self, commands: Sequence[Command], *, changes_files: bool) -> list[Any]:
+        """Send commands in one go and return their replies, errors of the server among them.
+
+        A connection that is to change files is asked first what its server keeps, once. Raises NoConnectionError when
+        nothing was sent, NoAnswerError, and what :meth:`DurabilityCheck.verify` raises.
+        """
+        if not self._settings.is_cluster:
+            return self._send_to(self._server(), self._location.address, commands, changes_files)
+        replies = self._send_to_node(self._node_of_keys(), commands, changes_files, False)
+        for _ in range(_MAX_REDIRECTIONS):
+            moved = replies[0]
+            if not isinstance(moved, AskError):
+                break
+            is_asking = not isinstance(moved, MovedError)
+            replies = self._send_to_node(self._node_told(moved), commands, changes_files, is_asking)
+        return replies
+
+    def _send_to_node(
+        self, node: ClusterNode, commands: Sequence[Command], changes_files: bool, is_asking: bool
+    ) -> list[Any]:
+        asked = [("ASKING",), *commands] if is_asking else commands
+        try:
+            pool = self._known_cluster().get_redis_connection(node).connection_pool
+            replies = self._send_to(pool, f"{node.host}:{node.port}", asked, changes_files)
+        except (NoConnectionError, NoAnswerError):
+            self._is_cluster_changed = True  # another node may have its place now
+            raise
+        return replies[1:] if is_asking else replies
+
+    def _send_to(
+        self, pool: ConnectionPool, address: str, commands: Sequence[Command], changes_files: bool
+    ) -> list[Any]:
+        try:
+            connection = pool.get_connection()
+        except CLIENT_ERRORS as error:
+            raise NoConnectionError(address, error) from None
+        try:
+            if changes_files and connection not in self._checked:
+                if self._check.commands:
+                    self._ask_what_it_keeps(connection, address)
+                self._checked.add(connection)
+            try:
+                return _exchange(connection, commands)
+            except CLIENT_ERRORS as error:
+                raise NoAnswerError(address, error) from None
+        finally:
+            pool.release(connection)
+
+    def _ask_what_it_keeps(self, connection: Connection, address: str) -> None:
+        try:
+            replies = _exchange(connection, self._check.commands)
+        except CLIENT_ERRORS as error:
+            raise NoConnectionError(address, error) from None  # the request itself was not sent
+        self._check.verify(replies)
+
+    def _server(self) -> ConnectionPool:
+        with self._lock:
+            if self._pool is None:
+                kind: type[Connection] = SSLConnection if self._location.is_tls else Connection
+                self._pool = ConnectionPool(
+                    kind,
+                    _MAX_CONNECTIONS,
+                    host=self._location.host,
+                    port=self._location.port,
+                    db=self._location.database,
+                    retry=Retry(NoBackoff(), 0),
+                    redis_connect_func=functools.partial(_greet, self._checked),
+                    maint_notifications_config=MaintNotificationsConfig(enabled=False),
+                    **self._arguments(),
+                )
+                self._close_at_end(self._pool.disconnect)
+            return self._pool
+
+    def _known_cluster(self) -> RedisCluster:
+        with self._lock:
+            try:
+                if self._cluster is None:
+                    self._cluster = self._new_cluster()
+                    self._close_at_end(self._cluster.disconnect_connection_pools)
+                elif self._is_cluster_changed:
+                    start = [(self._location.host, self._location.port)]
+                    self._cluster.nodes_manager.initialize(additional_startup_nodes_info=start)
+            except CLIENT_ERRORS as error:
+                raise NoConnectionError(self._location.address, error) from error
+            self._is_cluster_changed = False
+            return self._cluster
+
+    def _new_cluster(self) -> RedisCluster:
+        return RedisCluster(
+            self._location.host,
+            self._location.port,
+            retry=Retry(NoBackoff(), 0),
+            redis_connect_func=self._checked.discard,
+            maint_notifications_config=MaintNotificationsConfig(enabled=False),
+            require_full_coverage=False,
+            max_connections=_MAX_CONNECTIONS,
+            ssl=self._location.is_tls,
+            **self._arguments(),
+        )
+
+    def _node_of_keys(self) -> ClusterNode:
+        cluster = self._known_cluster()
+        try:
+            node: ClusterNode = cluster.get_node_from_key(self._location.index_key.decode())
+        except CLIENT_ERRORS as error:
+            self._is_cluster_changed = True
+            raise NoConnectionError(self._location.address, error) from error
+        return node
+
+    def _node_told(self, moved: AskError) -> ClusterNode:
+        """Return the node that a refusal names. Raises NoConnectionError."""
+        cluster = self._known_cluster()
+        try:
+            if isinstance(moved, MovedError):
+                cluster.nodes_manager.move_slot(moved)
+            node: ClusterNode | None = cluster.get_node(host=moved.host, port=moved.port)
+            if node is None:
+                cluster.nodes_manager.initialize(additional_startup_nodes_info=[(moved.host, moved.port)])
+                node = cluster.get_node(host=moved.host, port=moved.port)
+        except CLIENT_ERRORS as error:
+            self._is_cluster_changed = True
+            raise NoConnectionError(self._location.address, error) from error
+        if node is None:
+            raise NoConnectionError(f"{moved.host}:{moved.port}", moved)
+        return node
+
+    def _close_at_end(self, close: Callable[[], None]) -> None:
+        """Close connections when this client is collected, also as a part of a circle."""
+        closer = finalize(self, close)
+        closer.atexit = False  # work beside may still be on its way then
+        self._closers.append(closer)
+
+    def _arguments(self) -> dict[str, Any]:
+        settings = self._settings
+        arguments: dict[str, Any] = {
+            "username": settings.username,
+            "password": settings.password,
+            "socket_connect_timeout": settings.connect_timeout_seconds,
+            "socket_timeout": settings.read_timeout_seconds,
+            "socket_keepalive": True,
+            "protocol": 3,  # its greeting tells the server's role
+            "driver_info": None,
+        }
+        if self._location.is_tls:
+            arguments |= {
+                "ssl_ca_certs": settings.tls_ca_file,
+                "ssl_certfile": settings.tls_client_pem_file,
+                "ssl_keyfile": settings.tls_client_pem_file,
+            }
+        return arguments
+
+
+def _greet(checked: WeakSet[Connection], connection: Connection) -> None:
+    """Begin a session: what an earlier one over this connection was told counts no more."""
+    checked.discard(connection)
+    connection.on_connect()
+    told: Mapping[Any, Any] = connection.handshake_metadata or {}
+    if told.get(b"role") != b"master":
+        raise ReadOnlyError("You can't use a read only replica, whose files may be old.")
+
+
+def _exchange(connection: Connection, commands: Sequence[Command]) -> list[Any]:
+    """Send commands and read their replies. A connection with unread replies is closed."""
+    try:
+        connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+        replies: list[Any] = []
+        for _ in commands:
+            try:
+                replies.append(connection.read_response())
+            except (ResponseError, AuthenticationError, BusyLoadingError) as error:
+                replies.append(error)
+                if not connection.is_connected:  # redis-py hangs up after some errors
+                    return replies + [error] * (len(commands) - len(replies))
+    except BaseException:
+        connection.disconnect()
+        raise
+    return replies

@@ -1,0 +1,216 @@
+"""Roots ``redis://host:port/db/name/`` and ``rediss://...``, and their options."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
+from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
+
+#: A Redis string, hence a file, has at most this many bytes (``proto-max-bulk-len``).
+MAX_FILE_BYTES = 512 << 20
+#: The most bytes of a path with the folders of its root. Redis would take longer keys; no storage beside it would.
+MAX_PATH_BYTES = 4096
+#: So many files one page of a list has, and one request deletes. Redis serves nobody else meanwhile.
+MAX_FILES_PER_REQUEST = 1000
+DEFAULT_PORT = 6379
+
+#: Options of ``redis://`` and ``rediss://`` roots.
+REDIS_OPTIONS = frozenset(
+    {
+        "cluster", "connect_timeout_seconds", "durability", "password", "read_timeout_seconds", "tls_ca_file",
+        "tls_client_pem_file", "username", "volatile", "wait_replicas",
+    }
+)  # fmt: skip
+#: Variables that say who asks, if the options do not.
+REDIS_ENVIRONMENT = ("REDIS_PASSWORD", "REDIS_USERNAME")
+#: What makes an acknowledged write durable: the server's own setting, a wait for its disk, or the word of the operator.
+DURABILITIES = ("always", "waitaof", "everysec", "assured")
+
+_ROOT = re.compile(
+    r"(?P<scheme>rediss?)://(?P<host>[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\])"
+    r"(:(?P<port>[1-9][0-9]{0,4}))?/(?P<db>0|[1-9][0-9]{0,4})/(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,63})/"
+)
+_MAX_PORT = 65_535
+_MIN_TIMEOUT_SECONDS = 0.001
+_MAX_TIMEOUT_SECONDS = 86_400
+_MAX_REPLICAS = 1000
+#: The part of the read timeout that the server may wait for its disk or its replicas, so that its answer comes in time.
+_WAIT_SHARE = 0.8
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class RedisLocation:
+    """Where a root is: a server, a database, and the name that all keys of the root bear.
+
+    ``name`` is the first segment of the path, as a bucket is on S3. It is the hash tag of all keys, so a cluster keeps
+    all of it on one node. ``folder`` is the rest of the path; it is empty or ends with ``/``. Roots with one name show
+    the same files.
+    """
+
+    root: str
+    is_tls: bool
+    host: str
+    port: int
+    database: int
+    name: str
+    folder: str
+
+    @classmethod
+    def of(cls, root: str) -> RedisLocation:
+        """Split a normalised root URI.
+
+        Raises InvalidLocationError for another form. The message does not repeat it, as it may hold credentials.
+        """
+        match = _ROOT.match(root)
+        port = int((match and match["port"]) or DEFAULT_PORT)
+        if match is None or port > _MAX_PORT:
+            raise InvalidLocationError(
+                "a root on Redis has the form redis://HOST:PORT/DB/NAME/, or rediss:// by TLS; NAME has 1 to 64"
+                " letters, digits, '.', '_' or '-', and folders may follow; '?prefix=' is not known, credentials are"
+                " storage options"
+            )
+        _, path = split_root(root, match["scheme"])
+        folder = path.removeprefix(f"/{match['db']}/{match['name']}/")
+        _check_length(folder, root)
+        return cls(
+            root=root,
+            is_tls=match["scheme"] == "rediss",
+            host=match["host"].strip("[]"),
+            port=port,
+            database=int(match["db"]),
+            name=match["name"],
+            folder=folder,
+        )
+
+    @property
+    def address(self) -> str:
+        """Host and port as messages show them."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def index_key(self) -> bytes:
+        """Key of the sorted set with all files of the name."""
+        return b"{%b}" % self.name.encode()
+
+    def member_path(self, path: str) -> bytes:
+        """Return how the index and the key of its content spell a path.
+
+        Raises InvalidLocationError for a path that no storage accepts or that is too long.
+        """
+        check_path(path)
+        return self._spelled(path)
+
+    def member_prefix(self, prefix: str) -> bytes:
+        """Return the start of all spellings below a path prefix. Raises InvalidLocationError as ``member_path``."""
+        check_prefix(prefix)
+        return self._spelled(prefix)
+
+    def content_key(self, member_path: bytes) -> bytes:
+        """Return the key of a file's content. The index has no ``/``, so no content has its key."""
+        return b"%b/%b" % (self.index_key, member_path)
+
+    def _spelled(self, path: str) -> bytes:
+        spelled = self.folder + path
+        _check_length(spelled, path)
+        return spelled.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class RedisSettings:
+    """The checked options of a root."""
+
+    username: str | None
+    password: str | None
+    is_volatile: bool
+    durability: str
+    wait_replicas: int
+    is_cluster: bool
+    connect_timeout_seconds: float
+    read_timeout_seconds: float
+    tls_ca_file: str | None
+    tls_client_pem_file: str | None
+
+    @classmethod
+    def of(cls, options: StorageOptions, location: RedisLocation) -> RedisSettings:
+        """Check the options. Credentials that are not given come from the environment.
+
+        Raises InvalidInputError, which repeats no credentials.
+        """
+        for name in ("password", "tls_ca_file", "tls_client_pem_file", "username"):
+            if options.get(name) == "":
+                raise InvalidInputError(f"storage option {name!r} is empty: leave it out, or give a value")
+            if name != "password" and _CONTROL.search(options.get(name, "")):
+                raise InvalidInputError(f"storage option {name!r} holds a control character: remove it")
+        is_volatile = options.flag("volatile", default=False)
+        if is_volatile and "durability" in options:
+            raise InvalidInputError(
+                "storage option 'volatile=true' says that files may be lost; leave it out, or leave out 'durability'"
+            )
+        is_cluster = options.flag("cluster", default=False)
+        if is_cluster and location.database != 0:
+            raise InvalidInputError("storage option 'cluster' needs a root in database 0: a cluster has no other")
+        for name in ("tls_ca_file", "tls_client_pem_file"):
+            if name in options and not location.is_tls:
+                raise InvalidInputError(f"storage option {name!r} is of no use without TLS: write rediss:// as scheme")
+        username, password = _credentials(options)
+        return cls(
+            username=username,
+            password=password,
+            is_volatile=is_volatile,
+            durability=options.one_of("durability", DURABILITIES),
+            wait_replicas=_whole_number(options, "wait_replicas", _MAX_REPLICAS),
+            is_cluster=is_cluster,
+            connect_timeout_seconds=_seconds(options, "connect_timeout_seconds", default=5),
+            read_timeout_seconds=_seconds(options, "read_timeout_seconds", default=30),
+            tls_ca_file=options.get("tls_ca_file"),
+            tls_client_pem_file=options.get("tls_client_pem_file"),
+        )
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """Whether each create or write waits until the server's append-only file is on its disk."""
+        return self.durability == "waitaof" and not self.is_volatile
+
+    @property
+    def wait(self) -> tuple[str | int, ...] | None:
+        """The command that follows each create and write, or None: it waits for disk or replicas."""
+        wait_ms = max(1, int(self.read_timeout_seconds * 1000 * _WAIT_SHARE))
+        if self.waits_for_disk:
+            return ("WAITAOF", 1, self.wait_replicas, wait_ms)
+        return ("WAIT", self.wait_replicas, wait_ms) if self.wait_replicas else None
+
+
+def _credentials(options: StorageOptions) -> tuple[str | None, str | None]:
+    """Return user and password. They belong together: what one place gives is not mixed with the other."""
+    if "username" in options or "password" in options:
+        username, password = options.get("username"), options.get("password")
+    else:
+        username, password = os.environ.get("REDIS_USERNAME"), os.environ.get("REDIS_PASSWORD")
+    if username and not password:
+        raise InvalidInputError("a user name for Redis is of no use without a password; give both or neither")
+    return username or None, password or None
+
+
+def _check_length(spelled: str, shown: str) -> None:
+    n_bytes = len(spelled.encode())
+    if n_bytes > MAX_PATH_BYTES:
+        raise InvalidLocationError(
+            f"the path {shown[:80]!r}... would have {n_bytes} bytes with the folders of its root, and at most "
+            f"{MAX_PATH_BYTES} are stored: use a shorter name"
+        )
+
+
+def _whole_number(options: StorageOptions, name: str, maximum: int) -> int:
+    number = options.number(name, default=0, minimum=0, maximum=maximum)
+    if number != int(number):
+        raise InvalidInputError(f"storage option {name!r} must be a whole number, not {options[name]!r}")
+    return int(number)
+
+
+def _seconds(options: StorageOptions, name: str, *, default: float) -> float:
+    return options.number(name, default=default, minimum=_MIN_TIMEOUT_SECONDS, maximum=_MAX_TIMEOUT_SECONDS)

@@ -1,0 +1,262 @@
+"""Storage in Redis, Valkey, or a server that speaks their protocol, through redis-py."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from trinitylake_ops.errors import (
+    AmbiguousWriteError,
+    FileExistsAlreadyError,
+    FileMissingError,
+    StorageError,
+    ThrottledError,
+    TransientError,
+)
+from trinitylake_ops.storage.fork import at_fork
+from trinitylake_ops.storage.interface import FileInfo, Storage
+from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
+from trinitylake_ops.storage.paths import check_range, is_hidden
+from trinitylake_ops.storage.redis.client import RedisClient
+from trinitylake_ops.storage.redis.clock import ServerClock
+from trinitylake_ops.storage.redis.durability import Command
+from trinitylake_ops.storage.redis.failures import (
+    NoAnswerError,
+    NoConnectionError,
+    RedisRequest,
+    Request,
+    error_from_reply,
+    error_without_answer,
+    error_without_connection,
+)
+from trinitylake_ops.storage.redis.scripts import (
+    AFTER_ALL,
+    AFTER_PATH,
+    CREATE,
+    DELETE,
+    READ,
+    WRITE,
+    file_info,
+    member_range,
+    path_of,
+)
+from trinitylake_ops.storage.redis.settings import (
+    MAX_FILE_BYTES,
+    MAX_FILES_PER_REQUEST,
+    RedisLocation,
+    RedisSettings,
+)
+
+T = TypeVar("T")
+
+
+class RedisStorage(Storage):
+    """Files under ``redis://host:port/db/name/`` or ``rediss://...``, and in folders below.
+
+    Each operation is one request, sent once. A ``create`` is one script: SET NX and the entry in the index.
+    RetryStorage makes the retries, except for the later pages of a list, which only this class can repeat. Where
+    creates and writes wait for a disk or for replicas, the wait goes with the script, on the same connection.
+
+    Options: ``REDIS_OPTIONS`` (docs/storage.md). Opening sends nothing. Raises InvalidLocationError and
+    InvalidInputError for a root or option that is not valid.
+    """
+
+    concurrency = 16
+    lists_by_prefix = True
+    delete_batch_size = MAX_FILES_PER_REQUEST
+
+    def __init__(self, root: str, options: Mapping[str, str] | None = None):
+        self.root = root
+        self.options = StorageOptions(options)
+        self.whole_file_limit_bytes = whole_file_limit_bytes(self.options)
+        self._location = RedisLocation.of(root)
+        self._settings = RedisSettings.of(self.options, self._location)
+        self._client = RedisClient(self._location, self._settings)
+        self._clock = ServerClock()
+        self._unconfirmed: set[str] = set()
+        self.forget()
+        at_fork(self)
+
+    def __repr__(self) -> str:
+        return f"RedisStorage({self.root!r}, {self.options!r})"
+
+    def __reduce__(self) -> tuple[type[RedisStorage], tuple[str, StorageOptions]]:
+        return (RedisStorage, (self.root, self.options))
+
+    def forget(self) -> None:
+        """Make a new lock: a forked child does not have the thread that held it."""
+        self._lock = threading.Lock()
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        check_range(path, offset, length)
+        key = self._location.content_key(self._location.member_path(path))
+        if path in self._unconfirmed:
+            self._confirm(path)
+        most_bytes = self.whole_file_limit_bytes if limit_bytes is None else limit_bytes
+        asked: Command = ("EVAL", READ, 1, key, offset, -1 if length is None else length, most_bytes)
+        found = self._send(Request.READ, path, asked)
+        if found is None:
+            raise FileMissingError(f"there is no file {path!r} under {self.root}", path=path)
+        if isinstance(found, int):
+            self._check_size(path, found, length, limit_bytes)
+        assert isinstance(found, bytes)
+        return found
+
+    def stat(self, path: str) -> FileInfo:
+        first, last = member_range(self._location.member_path(path))
+        found = self._send(Request.STAT, path, ("ZRANGEBYLEX", self._location.index_key, first, last, "LIMIT", 0, 1))
+        if not found:
+            raise FileMissingError(f"there is no file {path!r} under {self.root}", path=path)
+        return self._file_info(path, found[0])
+
+    def create(self, path: str, data: bytes) -> None:
+        if self._put(Request.CREATE, CREATE, path, data) == 0:
+            raise FileExistsAlreadyError(f"a file stands at {path!r} already; choose another name", path=path)
+
+    def write(self, path: str, data: bytes) -> None:
+        self._put(Request.WRITE, WRITE, path, data)
+
+    def delete(self, path: str) -> None:
+        self.delete_batch([path])
+
+    def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
+        """Delete up to 1,000 files in one script: all of them, or the request as a whole failed."""
+        members = [self._location.member_path(path) for path in paths]
+        if members:
+            keys = [self._location.index_key, *map(self._location.content_key, members)]
+            self._send(Request.DELETE, paths[0], ("EVAL", DELETE, len(keys), *keys, *members))
+        return {}
+
+    def list(self, prefix: str = "") -> Iterator[FileInfo]:
+        return self._files(prefix, self._location.member_prefix(prefix))
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms(self._ask_time)
+
+    def _ask_time(self) -> float:
+        seconds, microseconds = self._send(Request.CLOCK, "", ("TIME",))
+        return int(seconds) * 1000 + int(microseconds) / 1000
+
+    def _put(self, operation: Request, script: str, path: str, data: bytes) -> int:
+        member, body = self._location.member_path(path), bytes(data)
+        if len(body) > MAX_FILE_BYTES:
+            raise StorageError(
+                f"cannot {operation.value} {path!r} under {self.root}: it has {len(body)} bytes, and a value of Redis"
+                f" at most {MAX_FILE_BYTES}; write smaller files",
+                path=path,
+            )
+        keys = self._location.index_key, self._location.content_key(member)
+        asked: Command = ("EVAL", script, len(keys), *keys, member, body)
+        if self._settings.wait is None:
+            done: int = self._send(operation, path, asked)
+            return done
+        try:
+            done = self._send_and_wait(operation, path, asked)
+        except AmbiguousWriteError:
+            self._unconfirmed.add(path)
+            raise
+        return done
+
+    def _send_and_wait(self, operation: Request, path: str, asked: Command) -> int:
+        """Send a script, and wait in the same request until enough copies of its effects are safe.
+
+        Raises AmbiguousWriteError where they are not: the file is there, but a crash or a failover may lose it.
+        """
+        wait = self._settings.wait
+        assert wait is not None
+        done, copies = self._exchange(operation, path, asked, wait)
+        request = self._request(operation, path)
+        if isinstance(done, Exception):
+            raise error_from_reply(request, done)
+        if not isinstance(copies, Exception) and self._are_enough(copies):
+            return int(done)
+        told = str(copies) if isinstance(copies, Exception) else f"{wait[0]} returned {copies}"
+        raise AmbiguousWriteError(
+            f"{request.failure}: disk or replicas did not confirm it in time ({self.options.redact(told)}); it may be"
+            " lost by a failover or crash: read the name to see",
+            path=path,
+        )
+
+    def _are_enough(self, copies: Any) -> bool:
+        if self._settings.waits_for_disk:
+            return int(copies[0]) >= 1 and int(copies[1]) >= self._settings.wait_replicas
+        return int(copies) >= self._settings.wait_replicas
+
+    def _confirm(self, path: str) -> None:
+        """Wait for a file whose confirmation is missing, before it is read as a commit that stands.
+
+        The wait covers all that the server did before it. Raises TransientError.
+        """
+        key = self._location.index_key + b":confirmed"
+        try:
+            # It changes something, so that the wait after it covers all that came before.
+            self._send_and_wait(Request.WRITE, path, ("INCR", key))
+        except AmbiguousWriteError as error:
+            raise TransientError(f"{error.message}; nobody can rely on the file yet", path=path) from None
+        with self._lock:
+            self._unconfirmed.discard(path)
+
+    def _files(self, prefix: str, first: bytes) -> Iterator[FileInfo]:
+        start, end = b"[" + first, b"(" + first + AFTER_ALL
+        page = self._page(prefix, start, end)
+        while page:
+            for member in page:
+                info = self._file_info(prefix, member)
+                if not is_hidden(info.path, prefix):
+                    yield info
+            if len(page) < MAX_FILES_PER_REQUEST:
+                return
+            # Past all members of the last path: it may have been written again, and have another member now.
+            after = b"[" + path_of(page[-1]) + AFTER_PATH
+            page = self._retry_page(self._page, prefix, after, end)
+
+    def _page(self, prefix: str, start: bytes, end: bytes) -> Sequence[bytes]:
+        asked: Command = (
+            "ZRANGEBYLEX", self._location.index_key, start, end, "LIMIT", 0, MAX_FILES_PER_REQUEST,
+        )  # fmt: skip
+        page: Sequence[bytes] = self._send(Request.LIST, prefix, asked)
+        return page
+
+    def _retry_page(self, page: Callable[..., T], *position: object) -> T:
+        retrying = Retrying(
+            retry=retry_if_exception_type((ThrottledError, TransientError)),
+            stop=stop_after_attempt(5),
+            wait=wait_random_exponential(multiplier=0.1, max=5),
+            reraise=True,
+        )
+        return retrying(page, *position)
+
+    def _file_info(self, path: str, member: bytes) -> FileInfo:
+        info = file_info(member, self._location.folder)
+        if info is None:
+            raise StorageError(
+                f"the index of {self.root} holds an entry that no script of ours makes: another program writes to"
+                f" {self._location.index_key.decode()!r}; remove what it wrote",
+                path=path,
+            )
+        return info
+
+    def _send(self, operation: Request, path: str, command: Command) -> Any:
+        """Send one command and return its reply. Raises typed errors."""
+        (reply,) = self._exchange(operation, path, command)
+        if isinstance(reply, Exception):
+            raise error_from_reply(self._request(operation, path), reply)
+        return reply
+
+    def _exchange(self, operation: Request, path: str, *commands: Command) -> Sequence[Any]:
+        """Send commands and return their replies, errors of the server among them. Raises typed errors."""
+        failure: StorageError
+        try:
+            return self._client.send(commands, changes_files=operation.changes_files)
+        except NoConnectionError as error:
+            failure = error_without_connection(self._request(operation, path), error)
+        except NoAnswerError as error:
+            failure = error_without_answer(self._request(operation, path), error)
+        # This is raised outside the handler: messages of client libraries may hold parts of the request.
+        raise failure
+
+    def _request(self, operation: Request, path: str) -> RedisRequest:
+        return RedisRequest(operation, path, self.root, self.options)
