@@ -5,10 +5,13 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+# A package counts as installed, too, where another provides it: the Node.js of others brings its own npm.
 missing_packages() {
-    local package
+    local package provided
+    provided=$(dpkg-query --show --showformat '${db:Status-Abbrev} ,${Provides},\n' | sed -n 's/^ii *//p' | tr -d ' ')
     sed -e '/^#/d' -e '/^$/d' deploy/debian-packages.txt | while read -r package; do
-        dpkg-query --show --showformat '${db:Status-Abbrev}' "$package" 2>/dev/null | grep -q '^ii' || echo "$package"
+        dpkg-query --show --showformat '${db:Status-Abbrev}' "$package" 2>/dev/null | grep -q '^ii' ||
+            grep -qE ",$package(\(=[^)]*\))?," <<<"$provided" || echo "$package"
     done
 }
 

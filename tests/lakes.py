@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.servers.azurite import AzureServer
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import VersionExpiredError
@@ -106,7 +107,7 @@ def expected_objects(fixture: str) -> dict[int, tuple[int, set[tuple[str, ...]]]
 class Lakes:
     """Makes lakehouses and checks all of them at the end; with a server, each of them lives on it."""
 
-    def __init__(self, folder: Path, server: S3Server | None = None):
+    def __init__(self, folder: Path, server: S3Server | AzureServer | None = None):
         self.folder = folder
         self.server = server
         self._made: list[Lakehouse] = []
@@ -136,10 +137,10 @@ class Lakes:
         self._memory_roots.append(root)
         return MemoryStorage(root)
 
-    def _on_server(self, server: S3Server, name: str, **fields: Any) -> Lakehouse:
+    def _on_server(self, server: S3Server | AzureServer, name: str, **fields: Any) -> Lakehouse:
         return Lakehouse.create(self._server_root(server, name), server.storage_options, **fields)
 
-    def _server_root(self, server: S3Server, name: str) -> str:
+    def _server_root(self, server: S3Server | AzureServer, name: str) -> str:
         root = server.fresh_root(name)
         self._server_roots.append(root)
         return root
@@ -162,7 +163,7 @@ class Lakes:
 
 
 @pytest.fixture
-def lakes(tmp_path: Path, lakes_server: S3Server | None) -> Iterator[Lakes]:
+def lakes(tmp_path: Path, lakes_server: S3Server | AzureServer | None) -> Iterator[Lakes]:
     """Lakehouses whose invariants are checked, at every version, when the test ends."""
     made = Lakes(tmp_path, lakes_server)
     yield made

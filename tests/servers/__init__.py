@@ -1,1 +1,1 @@
-"""Real S3 servers on loopback for tests: started once per test run, shared by its workers, gone after it."""
+"""Storage servers on loopback for tests: started once per test run, shared by its workers, gone after it."""

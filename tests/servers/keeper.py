@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.servers.azurite import AzureServer, start_azurite
 from tests.servers.daemons import Daemons, ServerStartError
 from tests.servers.moto import start_moto
 from tests.servers.radosgw import start_radosgw
@@ -24,7 +25,17 @@ ENDPOINT, FAILURE, PID, LOG = "endpoint", "failure", "pid", "log"
 #: Somebody may take a port between its choice and its use.
 N_ATTEMPTS = 2
 
-STARTERS: dict[str, Callable[[Path, Daemons], str]] = {"radosgw": start_radosgw, "moto": start_moto}
+STARTERS: dict[str, Callable[[Path, Daemons], str]] = {
+    "radosgw": start_radosgw,
+    "moto": start_moto,
+    "azurite": start_azurite,
+}
+#: What tests get of a server, by its kind, from its endpoint and folder.
+SERVERS: dict[str, Callable[[str, str, Path], S3Server | AzureServer]] = {
+    "radosgw": S3Server,
+    "moto": S3Server,
+    "azurite": AzureServer,
+}
 
 
 def publish(folder: Path, name: str, text: str) -> None:
@@ -41,8 +52,7 @@ def start(kind: str, folder: Path) -> Daemons:
         data.mkdir()
         try:
             endpoint = STARTERS[kind](data, daemons)
-            server = S3Server(kind, endpoint, data)
-            server.client.create_bucket(Bucket=server.bucket)
+            SERVERS[kind](kind, endpoint, data).make_shared_bucket()
         except ServerStartError:
             daemons.stop()
             if attempt == N_ATTEMPTS:

@@ -1,4 +1,4 @@
-"""Servers and lakehouses on them, for all tests: the fixtures ``radosgw`` and ``moto``, the option ``--lakes``.
+"""Servers and lakehouses on them, for all tests: a fixture for each kind of server, and the option ``--lakes``.
 
 One server of a kind serves all workers of a test run. The first worker that asks for it starts a
 keeper (``tests/servers/keeper.py``), which the leading pytest process ends; the keeper ends by
@@ -24,12 +24,15 @@ from typing import Any
 import pytest
 
 from tests.servers.daemons import START_TIMEOUT_SECONDS, log_tail
-from tests.servers.keeper import ENDPOINT, FAILURE, PID
+from tests.servers.azurite import AzureServer
+from tests.servers.keeper import ENDPOINT, FAILURE, PID, SERVERS
 from tests.servers.s3_server import S3Server
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STOP_TIMEOUT_SECONDS = 20
-KINDS = ("radosgw", "moto")
+KINDS = ("radosgw", "moto", "azurite")
+#: Servers that the packages of deploy/debian-packages.txt bring.
+OF_DEBIAN = frozenset({"radosgw", "azurite"})
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class ServerRun:
 
     folder: Path
     leader_pid: int
-    _known: dict[str, S3Server] = field(default_factory=dict)
+    _known: dict[str, Any] = field(default_factory=dict)
 
     def begin(self, kind: str) -> None:
         """Let the server of a kind start, unless a worker did so before."""
@@ -46,13 +49,13 @@ class ServerRun:
             if not (self.folder / kind).exists():
                 self._start_keeper(kind)
 
-    def server(self, kind: str) -> S3Server:
+    def server(self, kind: str) -> Any:
         """Return the server of a kind, started if need be; fails the test when it is not up."""
         folder = self.folder / kind
         if kind not in self._known:
             self.begin(kind)
             endpoint, data = self._wait_for_endpoint(kind).split("\n")
-            self._known[kind] = S3Server(kind, endpoint, Path(data))
+            self._known[kind] = SERVERS[kind](kind, endpoint, Path(data))
         if (folder / FAILURE).exists():
             pytest.fail(f"{kind} failed: {(folder / FAILURE).read_text()}", pytrace=False)
         return self._known[kind]
@@ -127,7 +130,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--lakes",
         choices=["default", *KINDS],
         default="default",
-        help="run only the tests that use the fixture 'lakes', with all their lakehouses on that S3 server",
+        help="run only the tests that use the fixture 'lakes', with all their lakehouses on that server",
     )
 
 
@@ -157,10 +160,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests on radosgw; with ``--lakes``, keep those whose lakehouses can live on that server."""
+    """Mark tests on servers of Debian's packages; with ``--lakes``, keep those whose lakehouses can live on that server."""
     kind = config.getoption("lakes")
     for item in items:
-        if kind == "radosgw" or "radosgw" in _fixtures(item):
+        if not OF_DEBIAN.isdisjoint({kind, *_fixtures(item)}):
             item.add_marker(pytest.mark.debian_packages)
     if kind != "default":
         kept = [item for item in items if "lakes" in _fixtures(item) and not item.get_closest_marker("local_only")]
@@ -185,7 +188,7 @@ def _fixtures(item: pytest.Item) -> list[str]:
 
 
 @pytest.fixture
-def lakes_server(request: pytest.FixtureRequest) -> S3Server | None:
+def lakes_server(request: pytest.FixtureRequest) -> S3Server | AzureServer | None:
     """The server that ``--lakes`` names; None by default: lakehouses live in memory and in folders."""
     kind = request.config.getoption("lakes")
     return None if kind == "default" else request.config.stash[SERVER_RUN].server(kind)
@@ -201,3 +204,9 @@ def radosgw(request: pytest.FixtureRequest) -> S3Server:
 def moto(request: pytest.FixtureRequest) -> S3Server:
     """The S3 of moto, with a log of all requests."""
     return request.config.stash[SERVER_RUN].server("moto")
+
+
+@pytest.fixture
+def azurite(request: pytest.FixtureRequest) -> AzureServer:
+    """The Blob service of Azurite, the emulator that Microsoft keeps; tests that use it are marked as above."""
+    return request.config.stash[SERVER_RUN].server("azurite")

@@ -45,6 +45,10 @@ class S3Server:
         """Return the root URI of a prefix that nobody used before."""
         return f"s3://{self.bucket}/{uuid.uuid4().hex}/{name}/"
 
+    def make_shared_bucket(self) -> None:
+        """Make the bucket that tests share."""
+        self.client.create_bucket(Bucket=self.bucket)
+
     @cached_attribute
     def client(self) -> Any:
         """An independent client (boto3) with the rights of the bucket's owner."""

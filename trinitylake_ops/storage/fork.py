@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from typing import Protocol
 from weakref import WeakSet
@@ -16,6 +17,15 @@ class Forgetful(Protocol):
 def at_fork(forgetful: Forgetful) -> None:
     """Let something start anew in every child that is forked while it lives."""
     _forgetful.add(forgetful)
+
+
+def keep_for_ever(thing: object) -> None:
+    """Let nothing, not even the end of the interpreter, destroy an object: in a child, one of its parent's.
+
+    A destroyed connection takes its socket off the list of those that its event loop waits for. A forked child shares
+    that list with its parent, which would then wait for an answer in vain.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def _forget_all() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -23,13 +24,14 @@ from azure.storage.blob.aio import BlobServiceClient
 
 from trinitylake_ops.storage.azure.account import Account
 from trinitylake_ops.storage.azure.settings import AzureSettings
-from trinitylake_ops.storage.fork import at_fork
+from trinitylake_ops.storage.fork import at_fork, keep_for_ever
 
 T = TypeVar("T")
 
 #: The slowest transfer that a request waits for, on top of the time-outs for connecting and for the answer.
 MIN_BYTES_PER_SECOND = 128 * 1024
 
+_AT_ONCE_BYTES = 1 << 18
 _CLOSE_TIMEOUT_SECONDS = 1.0
 
 
@@ -118,7 +120,8 @@ class BlobClient:
         if body is not None:
             request.headers["Content-Type"] = "application/octet-stream"
             request.headers["Content-Length"] = str(len(body))
-            request.data = body
+            # aiohttp sends raw bytes at once, and keeps other requests waiting meanwhile.
+            request.data = io.BytesIO(body) if len(body) > _AT_ONCE_BYTES else body
         # The pipeline signs, and sends once. The library's own calls give no answer to look at before its body.
         pipeline: Any = service._pipeline  # its type is that of the synchronous client's
         sent = await pipeline.run(request, stream=True)
@@ -144,7 +147,8 @@ class BlobClient:
     def forget(self) -> None:
         """Start anew in a forked child. The client is its parent's, and the thread that held the lock is gone."""
         self._lock = threading.Lock()
-        _of_parent_process.extend(self._opened)
+        for opened in self._opened:
+            keep_for_ever(opened)
         self._opened.clear()
 
     def _client(self) -> _Opened:
@@ -176,11 +180,6 @@ class BlobClient:
             permit_redirects=False,
         )
         return _Opened(service, token)
-
-
-#: Parents' clients are kept for ever. A child can neither use nor close them, and aiohttp complains about unclosed
-#: ones.
-_of_parent_process: list[_Opened] = []
 
 
 async def _close_all(opened: _Opened) -> None:

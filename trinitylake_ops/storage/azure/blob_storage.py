@@ -26,7 +26,7 @@ from trinitylake_ops.storage.interface import FileInfo, Storage
 from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
 from trinitylake_ops.storage.paths import check_range, is_hidden
 from trinitylake_ops.storage.s3.answers import Request
-from trinitylake_ops.storage.s3.server_clock import ServerClock, monotonic_ms
+from trinitylake_ops.storage.server_clock import ServerClock, monotonic_ms
 
 T = TypeVar("T")
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from obstore.exceptions import UnauthenticatedError
 
 from trinitylake_ops.errors import StorageError, TrinityLakeError
 from trinitylake_ops.storage.azure.answers import AzureRequest, error_from_answer, error_without_credentials
-from trinitylake_ops.storage.s3.answers import TransportFailure, error_from_transport
+from trinitylake_ops.storage.s3.answers import TransportFailure, error_from_transport, is_range_beyond_end
 from trinitylake_ops.storage.s3.obstore_failures import (
     has_no_answer,
     reason,
@@ -16,6 +18,13 @@ from trinitylake_ops.storage.s3.obstore_failures import (
 )
 
 _PROVIDER = "External Azure credential provider"
+# obstore itself looks whether a range starts at the end, where the service answers it.
+_STARTS_AT_END = re.compile(r"^ *source: InvalidRangeRequest \{\n +source: StartTooLarge", re.MULTILINE)
+
+
+def is_beyond_end(error: BaseException) -> bool:
+    """Whether an exception says that the file exists and the range starts at or past its end."""
+    return is_range_beyond_end(*status_and_code(error)) or _STARTS_AT_END.search(str(error)) is not None
 
 
 def typed_error(request: AzureRequest, error: BaseException, endpoint: str) -> TrinityLakeError:

@@ -11,16 +11,15 @@ import obstore
 from trinitylake_ops.storage.azure.blob_client import MIN_BYTES_PER_SECOND
 from trinitylake_ops.storage.azure.blob_storage import AzureStorage
 from trinitylake_ops.storage.azure.obstore_client import AzureStores, Fork
-from trinitylake_ops.storage.azure.obstore_failures import typed_error
+from trinitylake_ops.storage.azure.obstore_failures import is_beyond_end, typed_error
 from trinitylake_ops.storage.interface import FileInfo
 from trinitylake_ops.storage.paths import check_range
 from trinitylake_ops.storage.s3.answers import (
     Request,
     TransportFailure,
     error_from_transport,
-    is_range_beyond_end,
 )
-from trinitylake_ops.storage.s3.obstore_failures import OBSTORE_ERRORS, status_and_code
+from trinitylake_ops.storage.s3.obstore_failures import OBSTORE_ERRORS
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult, PutMode
@@ -59,7 +58,7 @@ class ObstoreAzureStorage(AzureStorage):
                 self._check_size(path, answer.range[1] - answer.range[0], length, limit_bytes)
                 return self._body(path, answer)
             except OBSTORE_ERRORS as error:
-                if is_range_beyond_end(*status_and_code(error)):
+                if is_beyond_end(error):
                     return b""
                 raise
 
