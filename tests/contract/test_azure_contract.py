@@ -1,4 +1,4 @@
-"""The contract on Azurite, for each client, as ``open_storage`` gives it: by a root with an account, and by one without.
+"""The contract on Azurite, for each client, as ``open_storage`` gives it: by a root with an account and by one without.
 
 Azurite stores names that Azure does not keep as they are. The storage refuses those, so both are the same.
 """

@@ -45,7 +45,7 @@ def start_azurite(folder: Path, daemons: Daemons) -> str:
 
 
 def _installed(log: Path) -> Path:
-    """Return the folder with Azurite, installed beside Python's packages unless it is there. Raises ServerStartError."""
+    """Return the folder with Azurite, installed beside Python's unless it is there. Raises ServerStartError."""
     if shutil.which("npm") is None:
         raise ServerStartError("npm is not installed: it comes with the packages of deploy/debian-packages.txt")
     files = [_PACKAGE / "package.json", _PACKAGE / "package-lock.json"]

@@ -23,8 +23,8 @@ from typing import Any
 
 import pytest
 
-from tests.servers.daemons import START_TIMEOUT_SECONDS, log_tail
 from tests.servers.azurite import AzureServer
+from tests.servers.daemons import START_TIMEOUT_SECONDS, log_tail
 from tests.servers.keeper import ENDPOINT, FAILURE, PID, SERVERS
 from tests.servers.s3_server import S3Server
 
@@ -160,7 +160,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests on servers of Debian's packages; with ``--lakes``, keep those whose lakehouses can live on that server."""
+    """Mark tests on servers of Debian's packages; with ``--lakes``, keep those whose lakehouses can live there."""
     kind = config.getoption("lakes")
     for item in items:
         if not OF_DEBIAN.isdisjoint({kind, *_fixtures(item)}):

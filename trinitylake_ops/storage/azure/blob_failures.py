@@ -19,8 +19,8 @@ def typed_error(request: AzureRequest, error: BaseException, endpoint: str) -> T
     if isinstance(error, (ClientAuthenticationError, CredentialUnavailableError)):
         return error_without_credentials(request, "there are no valid credentials")
     if isinstance(error, HttpResponseError) and error.status_code is not None:
-        headers = getattr(error.response, "headers", {})
-        return error_from_answer(request, error.status_code, headers.get("x-ms-error-code"), None)
+        code = getattr(error, "error_code", None)
+        return error_from_answer(request, error.status_code, getattr(code, "value", code), None)
     inner = _inner(error)
     if isinstance(error, (AzureError, OSError, aiohttp.ClientError)):
         return error_from_transport(request, _transport_failure(inner), endpoint, _reason(inner))

@@ -17,8 +17,8 @@ from trinitylake_ops.storage.paths import check_range, is_hidden
 from trinitylake_ops.storage.s3.answers import Request, S3Request, error_from_answer, is_range_beyond_end
 from trinitylake_ops.storage.s3.s3fs_client import S3Client
 from trinitylake_ops.storage.s3.s3fs_failures import CLIENT_ERRORS, answer_of, status_and_code, typed_error
-from trinitylake_ops.storage.server_clock import ServerClock, monotonic_ms
 from trinitylake_ops.storage.s3.settings import MAX_KEYS_PER_REQUEST, S3Location, S3Settings
+from trinitylake_ops.storage.server_clock import ServerClock, monotonic_ms
 
 T = TypeVar("T")
 Answer = Mapping[str, Any]
