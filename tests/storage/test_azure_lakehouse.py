@@ -78,7 +78,6 @@ def test_expired_versions_are_purged_and_their_files_deleted(azurite: AzureServe
     assert {path for path in only_expired & left if not path.startswith("_")} == set(), "what nothing needs is deleted"
     aging.later()
     aging.remove_orphans()
-    assert left_over_paths(aging.lake) == set()
     assert maintenance.verify(aging.lake).findings == ()
 
 

@@ -31,10 +31,10 @@ _HIDDEN = "***"
 # Names are short and have only these letters, so that a credential in their place is seldom taken for one.
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _SECRET_ASSIGNMENT = re.compile(rf"({'|'.join(sorted(SECRET_OPTIONS))})(['\"]?\s*[=:]\s*)[^\s,]+")
-# A path made of a URI has only one of the two slashes. Before the account of Azure stands a container.
-_USER_INFO = re.compile(
-    r"(?!abfss?:/{1,2}[a-z0-9-]{3,63}@[a-z0-9]{3,24}\.)([A-Za-z][A-Za-z0-9+.-]{0,39}:/{1,2})[^/\s@'\"]+@"
-)
+# A path made of a URI has only one of the two slashes. The keys of Azure's accounts hold slashes and end in "==".
+_USER_INFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,39}:/{1,2})(?:[^/\s@'\"]+|[^\s@'\"]+==)@")
+#: Before the account of Azure stands a container.
+_CONTAINER_AT_ACCOUNT = re.compile(r"abfss?:/{1,2}[a-z0-9-]{3,63}@")
 #: Parts of a connection string or signature of Azure that are secret by themselves.
 _SECRET_PARTS = re.compile(r"(?i)(?:^|[;&?])(?:accountkey|sig)=([^;&\s]+)")
 _ENVIRONMENT_SECRETS = (
@@ -171,4 +171,8 @@ def redact_assignments(text: str) -> str:
 
     Such parts are values of names that mean a credential, ``NAME=VALUE``, and the text before the host of a URI.
     """
-    return _USER_INFO.sub(rf"\1{_HIDDEN}@", _SECRET_ASSIGNMENT.sub(rf"\1\2{_HIDDEN}", text))
+    return _USER_INFO.sub(_without_user, _SECRET_ASSIGNMENT.sub(rf"\1\2{_HIDDEN}", text))
+
+
+def _without_user(found: re.Match[str]) -> str:
+    return found[0] if _CONTAINER_AT_ACCOUNT.fullmatch(found[0]) else f"{found[1]}{_HIDDEN}@"

@@ -19,8 +19,7 @@ def typed_error(request: AzureRequest, error: BaseException, endpoint: str) -> T
     if isinstance(error, (ClientAuthenticationError, CredentialUnavailableError)):
         return error_without_credentials(request, "there are no valid credentials")
     if isinstance(error, HttpResponseError) and error.status_code is not None:
-        code = getattr(error, "error_code", None)
-        return error_from_answer(request, error.status_code, getattr(code, "value", code), None)
+        return error_from_answer(request, error.status_code, code_of(error), None)
     inner = _inner(error)
     if isinstance(error, (AzureError, OSError, aiohttp.ClientError)):
         return error_from_transport(request, _transport_failure(inner), endpoint, _reason(inner))
@@ -29,6 +28,12 @@ def typed_error(request: AzureRequest, error: BaseException, endpoint: str) -> T
         " options",
         path=request.path,
     )
+
+
+def code_of(error: BaseException) -> str | None:
+    """Return the service's own word behind an exception of its library, if there is one."""
+    code = getattr(error, "error_code", None)
+    return getattr(code, "value", code)
 
 
 def _transport_failure(error: BaseException) -> TransportFailure:

@@ -13,7 +13,7 @@ from trinitylake_ops.errors import FileMissingError, StorageError, ThrottledErro
 from trinitylake_ops.storage.azure.account import Account
 from trinitylake_ops.storage.azure.answers import NO_BATCH_CODES, AzureRequest, error_from_answer
 from trinitylake_ops.storage.azure.blob_client import Answer, BlobClient
-from trinitylake_ops.storage.azure.blob_failures import CLIENT_ERRORS, typed_error
+from trinitylake_ops.storage.azure.blob_failures import CLIENT_ERRORS, code_of, typed_error
 from trinitylake_ops.storage.azure.pages import ListedBlob, date_ms, page_of
 from trinitylake_ops.storage.azure.settings import (
     MAX_BODY_BYTES,
@@ -173,17 +173,15 @@ class AzureStorage(Storage):
 
         async def delete() -> Sequence[int] | None:
             sent_at_ms = monotonic_ms()
-            codes: list[str | None] = []
 
             def look_at(headers: Mapping[str, str]) -> None:
                 self._clock.observe(headers.get("Date"), sent_at_ms, monotonic_ms())
-                codes.append(headers.get("x-ms-error-code"))
 
             async with self._client.time_limit():
                 try:
                     return await self._client.delete_batch(list(path_by_name), look_at)
-                except CLIENT_ERRORS:
-                    if not NO_BATCH_CODES.isdisjoint(codes):
+                except CLIENT_ERRORS as error:
+                    if code_of(error) in NO_BATCH_CODES:
                         return None
                     raise
 
