@@ -1,7 +1,7 @@
 """The client of azure-storage-blob: one per process, one request per call, everything bounded in time.
 
-adlfs wraps the same client. It is left out here: its operations take several requests each, it sends large bodies as
-lists of blocks, and it closes itself in a way that fails in a forked child.
+adlfs wraps the same client, and is left out here. Its operations take several requests each. It sends large bodies as
+lists of blocks, and closes itself in a way that fails in a forked child.
 """
 
 from __future__ import annotations

@@ -171,8 +171,8 @@ def _check_name(name: str, shown: str) -> None:
         )
     if len(name) > MAX_NAME_CHARACTERS or name.count("/") >= MAX_NAME_SEGMENTS:
         raise InvalidLocationError(
-            f"the name of {shown[:80]!r}... would have {len(name)} characters in {name.count('/') + 1} segments with"
-            f" the prefix of its root, Azure allows {MAX_NAME_CHARACTERS} in {MAX_NAME_SEGMENTS}: use a shorter name",
+            f"{shown[:80]!r}... would have {len(name)} characters in {name.count('/') + 1} segments with its root;"
+            f" Azure allows {MAX_NAME_CHARACTERS} in {MAX_NAME_SEGMENTS}: use a shorter name",
             path=shown,
         )
 
