@@ -110,13 +110,15 @@ def _check_apart(lakehouses: Sequence[LakehouseSettings]) -> None:
 
 
 def _root(settings: LakehouseSettings) -> tuple[str, str | None]:
-    """Return the root by which two lakehouses are compared, with the server of S3, as each has its own buckets."""
+    """Return the root by which two lakehouses are compared, with its server or account where the root names none."""
     root = _value(settings.lakehouse.root)
     if root is None or not is_root_uri(root):  # the variable is not set here yet, or the opener will refuse it
         return settings.lakehouse.root, None
     root = normalize_root_uri(root)
-    endpoint = _value(settings.lakehouse.storage_options.endpoint) if root.startswith("s3://") else None
-    return root, endpoint and endpoint.rstrip("/")
+    options = settings.lakehouse.storage_options
+    endpoint = _value(options.endpoint) if root.startswith(("s3://", "az://")) else None
+    account = _value(options.account_name) if root.startswith("az://") else None
+    return root, (endpoint and endpoint.rstrip("/")) or account
 
 
 def _value(given: str | None) -> str | None:
