@@ -1,6 +1,7 @@
 """Azurite, the emulator of Azure Blob Storage that Microsoft keeps, installed from npm by its lock file.
 
-Blobs live in memory, so tests delete what they wrote. It has no hierarchical accounts, no roles and no quotas, and
+Blobs live in memory, so tests delete what they wrote. It ends connections that were idle for 5 s, whatever
+``--blobKeepAliveTimeout`` says, and a request that meets the end gets no answer. It has no hierarchical accounts, no roles and no quotas, and
 does not slow anybody down: tests put such answers on the wire themselves.
 """
 
