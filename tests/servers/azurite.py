@@ -1,8 +1,8 @@
 """Azurite, the emulator of Azure Blob Storage that Microsoft keeps, installed from npm by its lock file.
 
-Blobs live in memory, so tests delete what they wrote. It ends connections that were idle for 5 s, whatever
-``--blobKeepAliveTimeout`` says, and a request that meets the end gets no answer. It has no hierarchical accounts, no roles and no quotas, and
-does not slow anybody down: tests put such answers on the wire themselves.
+Blobs live in memory, so tests delete what they wrote. It has no hierarchical accounts, no roles and no quotas, and does
+not slow anybody down: tests put such answers on the wire themselves. It ends connections that were idle for 5 s,
+whatever ``--blobKeepAliveTimeout`` says, and a request that meets the end gets no answer.
 """
 
 from __future__ import annotations

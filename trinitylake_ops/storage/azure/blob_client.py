@@ -121,7 +121,8 @@ class BlobClient:
             request.headers["Content-Type"] = "application/octet-stream"
             request.headers["Content-Length"] = str(len(body))
             # aiohttp sends raw bytes at once, and keeps other requests waiting meanwhile.
-            request.data = io.BytesIO(body) if len(body) > _AT_ONCE_BYTES else body
+            data: Any = io.BytesIO(body) if len(body) > _AT_ONCE_BYTES else body
+            request.data = data
         # The pipeline signs, and sends once. The library's own calls give no answer to look at before its body.
         pipeline: Any = service._pipeline  # its type is that of the synchronous client's
         sent = await pipeline.run(request, stream=True)
