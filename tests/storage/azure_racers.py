@@ -1,6 +1,6 @@
 """Processes that race for names in a container: ``python -m tests.storage.azure_racers``, its plan on standard input.
 
-The plan is JSON: ``root``, ``options``, ``n_processes``, ``n_threads`` and ``rounds``, each a name and a size in bytes.
+The plan is JSON: ``root``, ``options``, ``n_processes`` and ``rounds``: a name, a size in bytes, threads of a process.
 One process imports everything and forks the others before it opens a storage. All begin each round together. The
 answer is JSON: for each round the outcome of every create, the name of its error or ``won``.
 """
@@ -28,10 +28,10 @@ def race(plan: dict[str, Any], number: int, barrier: Barrier, answers: SimpleQue
     storage = open_storage(plan["root"], plan["options"])
     storage.exists("warm")
     outcomes: list[list[str]] = []
-    for at, (name, size_bytes) in enumerate(plan["rounds"]):
+    for at, (name, size_bytes, n_threads) in enumerate(plan["rounds"]):
         bodies = [
             sealed_body(1000 * at + 10 * number + thread, size_bytes) if size_bytes else b""
-            for thread in range(plan["n_threads"])
+            for thread in range(n_threads)
         ]
         barrier.wait(_LONGEST_ROUND_SECONDS)
         # Azurite ends idle connections: a create that met the end would be told so, and not who won.
