@@ -47,7 +47,7 @@ def race(server: AzureServer, root: str, client: str, rounds: list[tuple[str, in
         "root": root, "options": options, "n_processes": N_PROCESSES, "rounds": rounds,
     }  # fmt: skip
     storage = open_storage(root, options)
-    answer = tempfile.TemporaryFile("w+")  # a pipe would be full before the end
+    answer = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed below; a pipe would be full before the end
     racers = subprocess.Popen(
         [sys.executable, "-m", "tests.storage.azure_racers"],
         stdin=subprocess.PIPE, stdout=answer, text=True, cwd=REPOSITORY,
