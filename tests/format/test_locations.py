@@ -16,6 +16,7 @@ from trinitylake_ops.format.locations import (
 )
 
 ROOT = "s3://bucket/lake/"
+AZURE_ROOT = "abfss://box@account.dfs.core.windows.net/lake/"
 segments = names.map(lambda name: name.replace("/", "-")).filter(lambda name: name not in (".", ".."))
 paths = st.lists(segments, min_size=1, max_size=4).map("/".join)
 
@@ -39,6 +40,13 @@ def test_a_path_and_its_uri_are_two_forms_of_one_location(path: str) -> None:
         ("file:///lake/", "file:/lake/a", "a"),
         ("file:///lake/", "file:///other/a", "file:///other/a"),
         ("memory://lake/", "s3a://lake/a", "s3a://lake/a"),
+        (AZURE_ROOT, f"{AZURE_ROOT}a", "a"),
+        (AZURE_ROOT, f"{AZURE_ROOT}a".replace("abfss", "abfs"), "a"),
+        (
+            AZURE_ROOT,
+            "abfs://other@account.dfs.core.windows.net/lake/a",
+            "abfs://other@account.dfs.core.windows.net/lake/a",
+        ),
     ],
 )
 def test_hadoops_spellings_of_a_uri_are_known_under_the_root(root: str, uri: str, location: str) -> None:
@@ -100,7 +108,21 @@ def test_the_top_of_a_storage_is_a_root() -> None:
     assert normalize_root_uri("/") == "file:///"
 
 
-@pytest.mark.parametrize("root", ["s3://key:se/cret@bucket/lake", "s3:/key:secret@bucket", "key:secret@bucket"])
+@pytest.mark.parametrize(
+    "root",
+    [
+        "s3://key:se/cret@bucket/lake",
+        "s3:/key:secret@bucket",
+        "key:secret@bucket",
+        "s3://secret@bucket/lake",
+        "hdfs://secret@host/lake",
+        "abfss://box:secret@account.dfs.core.windows.net/lake",
+        "abfss://Secret+key==@account.dfs.core.windows.net/lake",
+        "abfss://secret@box@account.dfs.core.windows.net/",
+        "abfss://@secret/lake",
+        "abfss://a-secret-that-is-far-too-long-for-a-container-but-has-its-letters-x@account.x/",
+    ],
+)
 def test_a_root_with_credentials_is_refused_and_not_repeated(root: str) -> None:
     with pytest.raises(InvalidLocationError, match="a root holds no credentials") as caught:
         normalize_root_uri(root)
@@ -108,7 +130,7 @@ def test_a_root_with_credentials_is_refused_and_not_repeated(root: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "root", ["s3://bucket/a:b@c/", "file:///a:b@c/", "hdfs://host:8020/a@b/", "abfs://box@account.host/a/"]
+    "root", ["s3://bucket/a:b@c/", "file:///a:b@c/", "hdfs://host:8020/a@b/", "abfs://box@account.host/a/", AZURE_ROOT]
 )
 def test_colons_and_ats_elsewhere_are_no_credentials(root: str) -> None:
     assert normalize_root_uri(root) == root

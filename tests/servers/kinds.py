@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tests.servers import redis
+from tests.servers.azurite import AzureServer, start_azurite
 from tests.servers.daemons import Daemons
 from tests.servers.dynalite import DynamoDBServer, start_dynalite
 from tests.servers.gcs import GcsServer, start_fake_gcs
@@ -44,6 +45,7 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {
+    "azurite": Kind(start_azurite, AzureServer, is_of_debian=True),
     "dynalite": Kind(start_dynalite, DynamoDBServer, is_of_debian=True),
     "fake_gcs": Kind(start_fake_gcs, GcsServer),
     "moto": Kind(start_moto, S3Server),

@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 
+from tests.servers.azurite import AzureServer
 from tests.servers.daemons import START_TIMEOUT_SECONDS, log_tail
 from tests.servers.dynalite import DynamoDBServer
 from tests.servers.gcs import GcsServer
@@ -207,6 +208,13 @@ def radosgw(request: pytest.FixtureRequest) -> S3Server:
 def moto(request: pytest.FixtureRequest) -> S3Server:
     """The S3 of moto, with a log of all requests."""
     server: S3Server = request.config.stash[SERVER_RUN].server("moto")
+    return server
+
+
+@pytest.fixture
+def azurite(request: pytest.FixtureRequest) -> AzureServer:
+    """The emulator of Azure's Blob service that Microsoft keeps; tests that use it are marked ``debian_packages``."""
+    server: AzureServer = request.config.stash[SERVER_RUN].server("azurite")
     return server
 
 

@@ -12,13 +12,18 @@ from trinitylake_ops.spark_jobs.source.options import OPTIONS, SourceOptions
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE, SECRET_OPTIONS
 
 LOCAL = {"root": "file:///lake/", "path": "objects"}
+AZURE = {"root": "abfss://box@account.dfs.core.windows.net/lake/", "path": "ns.t"}
+AZURE_VARIABLES = (
+    "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_CONNECTION_STRING",
+    "AZURE_STORAGE_SAS_TOKEN",
+)  # fmt: skip
 S3 = {"root": "s3://bucket/lake/", "path": "ns.t"}
 DYNAMODB = {"root": "dynamodb://table/lake/", "path": "ns.t"}
 
 
 @pytest.fixture(autouse=True)
 def _empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (OPTIONS_VARIABLE, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+    for name in (OPTIONS_VARIABLE, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", *AZURE_VARIABLES):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -97,3 +102,19 @@ def test_credentials_of_the_environment_go_along(monkeypatch: pytest.MonkeyPatch
     assert SourceOptions.parse(given).storage_options["session_token"] == "c"
     monkeypatch.setenv(OPTIONS_VARIABLE, "access_key_id=x,secret_access_key=y")
     assert dict(SourceOptions.parse(given).storage_options) == {"access_key_id": "x", "secret_access_key": "y"}
+
+
+def test_an_account_of_the_environment_goes_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_account = {**AZURE, "root": "az://box/lake/"}
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    assert dict(SourceOptions.parse(AZURE).storage_options) == {}, "the root names its own"
+    assert dict(SourceOptions.parse(without_account).storage_options) == {"account_name": "account"}
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "c")
+    assert dict(SourceOptions.parse(AZURE).storage_options) == {"sas_token": "c"}
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "b")
+    assert dict(SourceOptions.parse(without_account).storage_options) == {"account_name": "account", "account_key": "b"}
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "a")
+    assert dict(SourceOptions.parse(without_account).storage_options) == {"connection_string": "a"}
+    assert dict(SourceOptions.parse(S3).storage_options) == {}
+    monkeypatch.setenv(OPTIONS_VARIABLE, "sas_token=given")
+    assert dict(SourceOptions.parse(AZURE).storage_options) == {"sas_token": "given"}

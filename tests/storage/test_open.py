@@ -11,6 +11,8 @@ import pytest
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.storage import LocalStorage, MemoryStorage, RetryStorage, Storage, open_storage
+from trinitylake_ops.storage.azure.blob_storage import AzureStorage
+from trinitylake_ops.storage.azure.obstore_storage import ObstoreAzureStorage
 from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES
 from trinitylake_ops.storage.s3.obstore_storage import ObstoreS3Storage
 from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
@@ -46,6 +48,21 @@ def test_s3(client: str | None, kind: type[Storage]) -> None:
     assert "hush" not in repr(storage.inner)
 
 
+@pytest.mark.parametrize(
+    ("client", "kind"),
+    [(None, AzureStorage), ("azure-storage-blob", AzureStorage), ("obstore", ObstoreAzureStorage)],
+)
+@pytest.mark.parametrize("root", ["abfss://box@account.dfs.core.windows.net/lake/", "az://box/lake/"])
+def test_azure(root: str, client: str | None, kind: type[Storage]) -> None:
+    options = {"account_name": "account", "account_key": "aHVzaA==", "endpoint": "http://127.0.0.1:9/account"}
+    storage = open_storage(root, {**options, **({"client": client} if client else {})})
+    assert isinstance(storage, RetryStorage)
+    assert type(storage.inner) is kind
+    assert storage.root == root
+    assert storage.delete_batch_size == 256
+    assert "aHVzaA" not in repr(storage.inner)
+
+
 @pytest.mark.parametrize("root", ["file:///nowhere/", "memory://opened/", "s3://bucket/"])
 def test_options_of_the_cache_go_with_every_root(root: str) -> None:
     assert open_storage(root, {"cache_bytes": "1", "cache_folder": "cache", "cache_folder_bytes": "2"}).root == root
@@ -65,7 +82,7 @@ def test_client_libraries_are_loaded_for_roots_on_s3_only(tmp_path: Path) -> Non
     program = (
         "import sys; from trinitylake_ops.storage import open_storage\n"
         f"open_storage('file://{tmp_path}/'); open_storage('memory://x/')\n"
-        "print(sorted({'aiobotocore', 'botocore', 's3fs', 'obstore'} & set(sys.modules)))"
+        "print(sorted({'aiobotocore', 'azure', 'botocore', 's3fs', 'obstore'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n"

@@ -13,6 +13,9 @@ OPTIONS = {
     "secret_access_key": "the-key-and-more",
     "session_token": "the-token",
     "credentials": "the-credentials",
+    "account_key": "the-account-key",
+    "sas_token": "sv=1&sig=the-signature%3D",
+    "connection_string": "AccountName=a;AccountKey=the-other-key=;EndpointSuffix=x",
     "region": "here",
 }
 
@@ -30,6 +33,11 @@ def test_text_forms_hide_credentials_and_pickles_keep_them() -> None:
 def test_redaction_takes_the_longest_credential_first() -> None:
     assert StorageOptions(OPTIONS).redact("x the-key-and-more the-key the-token y") == "x *** *** *** y"
     assert StorageOptions({"session_token": ""}).redact("text") == "text"
+
+
+def test_parts_of_credentials_are_redacted_too() -> None:
+    text = "the-other-key= sig=the-signature%3D or the-signature= of AccountName=a"
+    assert StorageOptions(OPTIONS).redact(text) == "*** sig=*** or *** of AccountName=a"
 
 
 @pytest.mark.parametrize("name", ["", "A", "with space", "LeakedSecret", "a=b", "x" * 41, "1a", "a/b+c"])
@@ -72,6 +80,11 @@ def test_text_that_is_no_options_is_not_repeated(text: str) -> None:
         ("no command 'secret_access_key=abc'", "no command 'secret_access_key=***"),
         ("access_key_id: abc, region=here", "access_key_id: ***, region=here"),
         ('{"session_token": "abc", "x": 1}', '{"session_token": ***, "x": 1}'),
+        ("connection_string=AccountName=a;AccountKey=b, x", "connection_string=***, x"),
+        ("abfss://box@account.dfs.core.windows.net/", "abfss://box@account.dfs.core.windows.net/"),
+        ("abfss://Key+/==@account.dfs.core.windows.net/", "abfss://***@account.dfs.core.windows.net/"),
+        ("abfss://Key==@account.dfs.core.windows.net/", "abfss://***@account.dfs.core.windows.net/"),
+        ("s3://box@account.dfs.core.windows.net/", "s3://***@account.dfs.core.windows.net/"),
         ("unknown option 'session_token'; see -h", "unknown option 'session_token'; see -h"),
     ],
 )

@@ -87,10 +87,13 @@ class StorageSettings(_OptionsConfig):
 
     fsync: str | None = Field(default=None, description="Local folders: 'true' or 'false'.")
     endpoint: str | None = Field(
-        default=None, description="S3, Google Cloud Storage, DynamoDB: URL of another server than the provider's."
+        default=None, description="S3, Azure, Google Cloud Storage, DynamoDB: URL of another server."
     )
     region: str | None = Field(default=None, description="S3, DynamoDB: region of the bucket or table.")
-    client: str | None = Field(default=None, description="S3: 's3fs' or 'obstore'.")
+    client: str | None = Field(
+        default=None, description="S3: 's3fs' or 'obstore'. Azure: 'azure-storage-blob' or 'obstore'."
+    )
+    account_name: str | None = Field(default=None, description="Azure: the account, where the root names none.")
     addressing_style: str | None = Field(default=None, description="S3: 'auto', 'path' or 'virtual'.")
     connect_timeout_seconds: str | None = Field(default=None, description="Servers: seconds until a connection stands.")
     read_timeout_seconds: str | None = Field(default=None, description="Servers: seconds without a byte of an answer.")
@@ -141,6 +144,15 @@ class SecretVariables(_OptionsConfig):
         default=None, description="Name of the variable that holds credentials of Google Cloud: a file's path or text."
     )
     password: str | None = Field(default=None, description="Name of the variable that holds the password (Redis).")
+    account_key: str | None = Field(
+        default=None, description="Name of the variable that holds the key of an account on Azure."
+    )
+    sas_token: str | None = Field(
+        default=None, description="Name of the variable that holds a shared access signature on Azure."
+    )
+    connection_string: str | None = Field(
+        default=None, description="Name of the variable that holds the connection string of an account on Azure."
+    )
 
     @field_validator("*", mode="before")
     @classmethod

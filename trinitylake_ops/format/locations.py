@@ -10,7 +10,11 @@ from trinitylake_ops.errors import InvalidLocationError
 
 # ``user:password@`` after the scheme. Neither a port nor a path with both letters is one.
 _USER_INFO = re.compile(r"^(?:[A-Za-z][A-Za-z0-9+.-]*:/{1,2})?[^/@:]+:(?!\d+(?:/|$)|/)[^@]*@")
+# A container of Azure stands before its account, where others have a user. The key of an account has no such form.
+_CONTAINER_AT_ACCOUNT = re.compile(r"(?:\$root|\$web|[a-z0-9-]{3,63})@[a-z0-9][a-z0-9.-]*")
+_AZURE_SCHEMES = frozenset({"abfs", "abfss"})
 _S3_SCHEMES = re.compile(r"^s3[an]://")
+_NO_CREDENTIALS = "a root holds no credentials: leave out what stands before '@' and give it by the environment"
 _FILE_PATH = re.compile(r"^file:/(?!/)")
 _URI = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(/.*)?$", re.DOTALL)
 
@@ -22,9 +26,7 @@ def normalize_root_uri(root: str) -> str:
     InvalidLocationError, which does not repeat credentials.
     """
     if _USER_INFO.search(root):
-        raise InvalidLocationError(
-            "a root holds no credentials: leave out what stands before '@' and give it by the environment"
-        )
+        raise InvalidLocationError(_NO_CREDENTIALS)
     uri = as_uri(root)
     match = _URI.match(uri)
     if match is None:
@@ -32,6 +34,8 @@ def normalize_root_uri(root: str) -> str:
             f"root {root!r} is neither an absolute path nor a URI such as s3://bucket/lakehouse/", path=root
         )
     scheme, authority, path = match.group(1), match.group(2), match.group(3) or "/"
+    if "@" in authority and not (scheme in _AZURE_SCHEMES and _CONTAINER_AT_ACCOUNT.fullmatch(authority)):
+        raise InvalidLocationError(_NO_CREDENTIALS)
     if scheme == "file" and authority:
         raise InvalidLocationError(f"root {root!r} names the host {authority!r}; write file:///path", path=root)
     if scheme != "file" and not authority:
@@ -112,7 +116,9 @@ def located(root: str) -> Callable[[str], str]:
 
 
 def _respelled(root: str, uri: str) -> str:
-    """Return a URI in the spelling of the root: Hadoop's file systems write ``s3a://`` and ``file:/path``."""
+    """Return a URI in the root's spelling: Hadoop's file systems write ``s3a://``, ``abfs://`` and ``file:/path``."""
     if root.startswith("s3://"):
         return _S3_SCHEMES.sub("s3://", uri)
+    if root.startswith("abfss://") and uri.startswith("abfs://"):
+        return uri.replace("abfs://", "abfss://", 1)
     return as_uri(uri) if _FILE_PATH.match(uri) else uri

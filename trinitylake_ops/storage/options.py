@@ -6,12 +6,18 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from urllib.parse import unquote
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES
 
 #: Options of our own whose values are credentials.
-SECRET_OPTIONS = frozenset({"access_key_id", "credentials", "password", "secret_access_key", "session_token"})
+SECRET_OPTIONS = frozenset(
+    {
+        "access_key_id", "account_key", "connection_string", "credentials", "password", "sas_token",
+        "secret_access_key", "session_token",
+    }
+)  # fmt: skip
 #: Words in names of options, also of other packages, that make the value a credential.
 _SECRET_WORDS = frozenset({"credential", "credentials", "key", "password", "secret", "token"})
 
@@ -28,9 +34,16 @@ _HIDDEN = "***"
 # Names are short and have only these letters, so that a credential in their place is seldom taken for one.
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _SECRET_ASSIGNMENT = re.compile(rf"({'|'.join(sorted(SECRET_OPTIONS))})(['\"]?\s*[=:]\s*)[^\s,]+")
-# A path made of a URI has only one of the two slashes.
-_USER_INFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,39}:/{1,2})[^/\s@'\"]+@")
-_ENVIRONMENT_SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "REDIS_PASSWORD")
+# A path made of a URI has only one of the two slashes. The keys of Azure's accounts hold slashes and end in "==".
+_USER_INFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,39}:/{1,2})(?:[^/\s@'\"]+|[^\s@'\"]+==)@")
+#: Before the account of Azure stands a container.
+_CONTAINER_AT_ACCOUNT = re.compile(r"abfss?:/{1,2}[a-z0-9-]{3,63}@")
+#: Parts of a connection string or signature of Azure that are secret by themselves.
+_SECRET_PARTS = re.compile(r"(?i)(?:^|[;&?])(?:accountkey|sig)=([^;&\s]+)")
+_ENVIRONMENT_SECRETS = (
+    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_CLIENT_SECRET",
+    "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_SAS_TOKEN", "REDIS_PASSWORD",
+)  # fmt: skip
 _MIN_SECRET_CHARS = 6
 _LARGEST_WHOLE_FILE_BYTES = 5 << 30  # the largest file of one PUT to S3
 
@@ -105,6 +118,8 @@ class StorageOptions(Mapping[str, str]):
         secrets = {value for name, value in self._values.items() if is_secret(name) and value}
         from_environment = (os.environ.get(name, "") for name in _ENVIRONMENT_SECRETS)
         secrets.update(value for value in from_environment if len(value) >= _MIN_SECRET_CHARS)
+        parts = {part for secret in secrets for part in _SECRET_PARTS.findall(secret)}
+        secrets |= parts | {unquote(part) for part in parts}
         for secret in sorted(secrets, key=len, reverse=True):
             text = text.replace(secret, _HIDDEN)
         return text
@@ -159,4 +174,8 @@ def redact_assignments(text: str) -> str:
 
     Such parts are values of names that mean a credential, ``NAME=VALUE``, and the text before the host of a URI.
     """
-    return _USER_INFO.sub(rf"\1{_HIDDEN}@", _SECRET_ASSIGNMENT.sub(rf"\1\2{_HIDDEN}", text))
+    return _USER_INFO.sub(_without_user, _SECRET_ASSIGNMENT.sub(rf"\1\2{_HIDDEN}", text))
+
+
+def _without_user(found: re.Match[str]) -> str:
+    return found[0] if _CONTAINER_AT_ACCOUNT.fullmatch(found[0]) else f"{found[1]}{_HIDDEN}@"

@@ -13,6 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.extras import needs
+from trinitylake_ops.storage.azure.settings import AZURE_CLIENTS, AZURE_ENVIRONMENT, AZURE_OPTIONS, AzureLocation
 from trinitylake_ops.storage.dynamodb.settings import DYNAMODB_ENVIRONMENT, DYNAMODB_OPTIONS, DynamoDBLocation
 from trinitylake_ops.storage.gcs.settings import GCS_ENVIRONMENT, GCS_OPTIONS, GcsLocation
 from trinitylake_ops.storage.interface import Storage
@@ -130,12 +131,27 @@ def _open_redis(root: str, options: StorageOptions) -> Storage:
     return RedisStorage(root, options)
 
 
+def _open_azure(root: str, options: StorageOptions) -> Storage:
+    with needs("azure"):
+        if options.one_of("client", AZURE_CLIENTS) == "obstore":
+            from trinitylake_ops.storage.azure.obstore_storage import ObstoreAzureStorage
+
+            return ObstoreAzureStorage(root, options)
+        from trinitylake_ops.storage.azure.blob_storage import AzureStorage
+
+        return AzureStorage(root, options)
+
+
 OWN_SCHEMES: Mapping[str, Scheme] = {
     scheme.name: scheme
     for scheme in (
         Scheme("file", frozenset({"fsync"}), _open_local),
         Scheme("memory", frozenset(), _open_memory),
         Scheme("s3", S3_OPTIONS, _open_s3, S3_ENVIRONMENT, S3Location.of, ("endpoint",)),
+        Scheme("abfss", AZURE_OPTIONS, _open_azure, AZURE_ENVIRONMENT, AzureLocation.of),
+        Scheme(
+            "az", AZURE_OPTIONS, _open_azure, AZURE_ENVIRONMENT, AzureLocation.of, place=("endpoint", "account_name")
+        ),
         Scheme("gs", GCS_OPTIONS, _open_gcs, GCS_ENVIRONMENT, GcsLocation.of, ("endpoint",)),
         Scheme("dynamodb", DYNAMODB_OPTIONS, _open_dynamodb, DYNAMODB_ENVIRONMENT, DynamoDBLocation.of, ("endpoint",)),
         Scheme("redis", REDIS_OPTIONS, _open_redis, REDIS_ENVIRONMENT, RedisLocation.of),

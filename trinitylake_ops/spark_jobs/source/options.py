@@ -39,6 +39,13 @@ _ENVIRONMENT_CREDENTIALS = {
     "secret_access_key": "AWS_SECRET_ACCESS_KEY",
     "session_token": "AWS_SESSION_TOKEN",
 }
+_AZURE_SCHEMES = ("abfss://", "az://")
+#: One of them is enough. The first that is set is taken, as the storage does.
+_AZURE_CREDENTIALS = {
+    "connection_string": "AZURE_STORAGE_CONNECTION_STRING",
+    "account_key": "AZURE_STORAGE_ACCOUNT_KEY",
+    "sas_token": "AZURE_STORAGE_SAS_TOKEN",
+}
 _MOST_TASKS = 100_000
 
 Time: TypeAlias = datetime | int
@@ -130,7 +137,21 @@ def _with_environment(root: str, given: Mapping[str, str]) -> StorageOptions:
         found = {name: os.environ.get(variable, "") for name, variable in _ENVIRONMENT_CREDENTIALS.items()}
         if found["access_key_id"] and found["secret_access_key"]:
             options |= {name: value for name, value in found.items() if value}
+    if root.startswith(_AZURE_SCHEMES):
+        options = {**_azure_account(root, options), **options}
     return StorageOptions(options)
+
+
+def _azure_account(root: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Return the account and the credential that the environment gives to a root on Azure."""
+    found: dict[str, str] = {}
+    if not any(map(is_secret, options)):
+        given = ((name, os.environ.get(variable, "")) for name, variable in _AZURE_CREDENTIALS.items())
+        found.update(next(([one] for one in given if one[1]), []))
+    account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+    if account and root.startswith("az://") and "connection_string" not in {*found, *options}:
+        found["account_name"] = account
+    return found
 
 
 def _number(options: Mapping[str, str], name: str) -> int | None:

@@ -103,7 +103,8 @@ _LOST = {"RequestTimeout"}
 
 _LOOKS_SECRET = re.compile(
     r"(?i)\b(?:AKIA|ASIA)[A-Z0-9]{8,}\b"
-    r"|\b(?:signature|credential|x-amz-[a-z-]+|security-?token|access-?key-?id|secret)\s*[=:]\s*[^\s,;&]+"
+    r"|\b(?:sig|signature|credential|x-amz-[a-z-]+|security-?token|access-?key-?id|account-?key|secret)"
+    r"\s*[=:]\s*[^\s,;&]+"
 )
 _MAX_SHOWN_CHARACTERS = 160
 
@@ -123,7 +124,7 @@ def error_from_answer(
     may be None for a file's own result in a batch.
     """
     code = None if not code or code.isdigit() else code
-    what = f"{request.failure}: the server says {_shown(request, status, code, message)}"
+    what = f"{request.failure}: the server says {shown(request, status, code, message)}"
     return (
         _about_credentials(request, status, code)
         or _about_the_place(request, what, status, code)
@@ -135,8 +136,8 @@ def error_from_answer(
 
 def error_from_transport(request: S3Request, failure: TransportFailure, endpoint: str, reason: str) -> TrinityLakeError:
     """Return the typed error for a request that got no answer. ``endpoint`` and ``reason`` are shown redacted."""
-    where = f"{request.failure} at {_safe(request, endpoint)}"
-    why = _safe(request, reason)
+    where = f"{request.failure} at {safe(request, endpoint)}"
+    why = safe(request, reason)
     if failure is TransportFailure.NOT_TRUSTED:
         return StorageError(
             f"{where}: the TLS handshake failed ({why}); check the option 'endpoint' and the server's certificate",
@@ -147,13 +148,13 @@ def error_from_transport(request: S3Request, failure: TransportFailure, endpoint
             f"{where}: no connection ({why}); check the option 'endpoint' and that the server runs, then retry",
             path=request.path,
         )
-    return _lost(request, f"{where}: no complete answer ({why})")
+    return lost(request, f"{where}: no complete answer ({why})")
 
 
 def error_without_credentials(request: S3Request, reason: str) -> StoragePermissionError:
     """Return the error for a request that could not be signed; nothing was sent."""
     return StoragePermissionError(
-        f"{request.failure}: {_safe(request, reason)}; give the options 'access_key_id' and 'secret_access_key', "
+        f"{request.failure}: {safe(request, reason)}; give the options 'access_key_id' and 'secret_access_key', "
         "or set up AWS credentials",
         path=request.path,
     )
@@ -173,7 +174,7 @@ def _about_credentials(request: S3Request, status: int | None, code: str | None)
         advice = "not allowed; check the credentials, the clock and the policy of the bucket"
     else:
         return None
-    answer = _shown(request, status, code, None)
+    answer = shown(request, status, code, None)
     return StoragePermissionError(f"{request.failure}: {advice} (the server says {answer})", path=request.path)
 
 
@@ -216,10 +217,10 @@ def _about_the_file(request: S3Request, what: str, status: int | None, code: str
 
 def _about_the_moment(request: S3Request, what: str, status: int | None, code: str | None) -> TrinityLakeError | None:
     if code in _LOST or status == 408:
-        return _lost(request, what)
+        return lost(request, what)
     if code is None and status in (409, 429) and request.operation.changes_files:
         # S3 names its reason. A proxy that names none may still hold the request.
-        return _lost(request, what)
+        return lost(request, what)
     if status == 429 or code in _SLOWER:
         return ThrottledError(f"{what}; retry at a slower pace", path=request.path)
     if status == 409:
@@ -230,23 +231,25 @@ def _about_the_moment(request: S3Request, what: str, status: int | None, code: s
         condition = " a create under the condition If-None-Match" if request.operation is Request.CREATE else " this"
         return StorageError(f"{what}: the server cannot do{condition}; use another S3 server", path=request.path)
     if (status is not None and status >= 500) or code == "InternalError":
-        return _lost(request, what)
+        return lost(request, what)
     return None
 
 
-def _lost(request: S3Request, what: str) -> StorageError:
+def lost(request: S3Request, what: str) -> StorageError:
+    """Return the error for a request that may have had its effect, if it has one."""
     if request.operation.changes_files:
         return AmbiguousWriteError(f"{what}; it may have taken effect: read the name to see", path=request.path)
     return TransientError(f"{what}; retry", path=request.path)
 
 
-def _shown(request: S3Request, status: int | None, code: str | None, message: str | None) -> str:
+def shown(request: S3Request, status: int | None, code: str | None, message: str | None) -> str:
+    """Return what the server said as messages show it, on one line and redacted."""
     answer = " ".join(part for part in (str(status) if status is not None else None, code) if part) or "no reason"
-    text = _safe(request, message or "")
-    return f"{_safe(request, answer)} ({text})" if text else _safe(request, answer)
+    text = safe(request, message or "")
+    return f"{safe(request, answer)} ({text})" if text else safe(request, answer)
 
 
-def _safe(request: S3Request, text: str) -> str:
+def safe(request: S3Request, text: str) -> str:
     """Return one short line without credentials and without markup."""
     text = _LOOKS_SECRET.sub("***", request.options.redact(text))
     text = re.sub(r"<[^>]*>?", " ", text)

@@ -58,11 +58,11 @@ def typed_error(request: S3Request, error: BaseException, endpoint: str) -> Trin
     text = str(error)
     status, code = status_and_code(error)
     if status is not None:
-        return error_from_answer(request, status, code, _server_message(text))
+        return error_from_answer(request, status, code, server_message(text))
     if isinstance(error, UnauthenticatedError) and _PROVIDER in text:
         return error_without_credentials(request, "AWS's environment gives no valid credentials")
-    if _NO_ANSWER.search(text):
-        return error_from_transport(request, _transport_failure(text), endpoint, _reason(text))
+    if has_no_answer(text):
+        return error_from_transport(request, transport_failure(text), endpoint, reason(text))
     if request.operation.changes_files:
         # The server may have done its work, though obstore cannot read the answer.
         return error_from_transport(request, TransportFailure.NO_ANSWER, endpoint, "an answer that cannot be read")
@@ -73,18 +73,26 @@ def typed_error(request: S3Request, error: BaseException, endpoint: str) -> Trin
     )
 
 
-def _server_message(text: str) -> str | None:
+def has_no_answer(text: str) -> bool:
+    """Whether an exception's text says that no whole answer came."""
+    return _NO_ANSWER.search(text) is not None
+
+
+def server_message(text: str) -> str | None:
+    """Return what the server says in its answer, if there is one."""
     found = _MESSAGE.search(_ANSWER.findall(text)[-1][1]) if _ANSWER.search(text) else None
     return found.group(1).replace("\\n", " ").replace('\\"', '"') if found else None
 
 
-def _transport_failure(text: str) -> TransportFailure:
+def transport_failure(text: str) -> TransportFailure:
+    """Return how far a request without an answer got."""
     if not _WHILE_CONNECTING.search(text):
         return TransportFailure.NO_ANSWER
     return TransportFailure.NOT_TRUSTED if _TLS.search(text) else TransportFailure.NOT_CONNECTED
 
 
-def _reason(text: str) -> str:
+def reason(text: str) -> str:
+    """Return why there is no answer."""
     if _TIME_OUT.search(text):
         return "time-out while connecting" if _WHILE_CONNECTING.search(text) else "time-out"
     if _NO_HOST.search(text):

@@ -1,0 +1,100 @@
+"""Azurite, the emulator of Azure Blob Storage that Microsoft keeps, installed from npm by its lock file.
+
+Blobs live in memory, so tests delete what they wrote. It has no hierarchical accounts, no roles and no quotas, and does
+not slow anybody down: tests put such answers on the wire themselves. It ends connections that were idle for 5 s,
+whatever ``--blobKeepAliveTimeout`` says, and a request that meets the end gets no answer.
+"""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.servers.daemons import Daemons, free_port, listens
+from tests.servers.npm import installed
+from trinitylake_ops.cached_attribute import cached_attribute
+
+ACCOUNT_NAME = "teststorage"
+ACCOUNT_KEY = base64.b64encode(b"the key of an account for tests, of 64 bytes as those of Azure..").decode()
+CONTAINER = "tests"
+
+_PACKAGE = Path(__file__).resolve().parent / "azurite_package"
+_MAIN = "node_modules/azurite/dist/src/blob/main.js"
+
+
+def start_azurite(folder: Path, daemons: Daemons) -> str:
+    """Start Azurite; returns the endpoint of its account. Raises ServerStartError."""
+    program, port = installed(_PACKAGE, daemons.log) / _MAIN, free_port()
+    daemons.start(
+        [
+            "node", str(program), "--blobHost", "127.0.0.1", "--blobPort", str(port), "--silent",
+            "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry",
+        ],
+        {"AZURITE_ACCOUNTS": f"{ACCOUNT_NAME}:{ACCOUNT_KEY}"},
+    )  # fmt: skip
+    daemons.wait_until(lambda: listens(port), "Azurite")
+    endpoint = f"http://127.0.0.1:{port}/{ACCOUNT_NAME}"
+    AzureServer("azurite", endpoint, folder).make_shared_bucket()
+    return endpoint
+
+
+@dataclass(frozen=True)
+class AzureServer:
+    """An account on a server. Tests share one container and take a fresh prefix of it each."""
+
+    kind: str
+    endpoint: str
+    folder: Path
+    container: str = CONTAINER
+    account_name: str = ACCOUNT_NAME
+    account_key: str = ACCOUNT_KEY
+
+    @property
+    def storage_options(self) -> dict[str, str]:
+        """Storage options that open a root on this server."""
+        return {"endpoint": self.endpoint, "account_name": self.account_name, "account_key": self.account_key}
+
+    def fresh_root(self, name: str = "lake", *, scheme: str = "az") -> str:
+        """Return the root URI of a prefix that nobody used before."""
+        account = f"@{self.account_name}.dfs.core.windows.net" if scheme == "abfss" else ""
+        return f"{scheme}://{self.container}{account}/{uuid.uuid4().hex}/{name}/"
+
+    def make_shared_bucket(self) -> None:
+        """Make the container that tests share."""
+        self.client.create_container(self.container)
+
+    @cached_attribute
+    def client(self) -> Any:
+        """An independent client, synchronous and with the rights of the account's owner."""
+        from azure.storage.blob import BlobServiceClient
+
+        credential = {"account_name": self.account_name, "account_key": self.account_key}
+        return BlobServiceClient(self.endpoint, credential=credential)
+
+    def put(self, root: str, path: str, data: bytes, **settings: Any) -> None:
+        """Write a blob."""
+        container, prefix = split(root)
+        self.client.get_blob_client(container, prefix + path).upload_blob(data, overwrite=True, **settings)
+
+    def names(self, root: str) -> list[str]:
+        """Return the names of all blobs below a root, without the root's prefix."""
+        container, prefix = split(root)
+        found = self.client.get_container_client(container).list_blob_names(name_starts_with=prefix)
+        return [name.removeprefix(prefix) for name in found]
+
+    def delete_all(self, root: str) -> None:
+        """Delete every blob below a root."""
+        container, prefix = split(root)
+        client = self.client.get_container_client(container)
+        names = list(client.list_blob_names(name_starts_with=prefix))
+        for start in range(0, len(names), 256):
+            client.delete_blobs(*names[start : start + 256])
+
+
+def split(root: str) -> tuple[str, str]:
+    """Return container and prefix of a root."""
+    container, _, prefix = root.partition("://")[2].partition("/")
+    return container.partition("@")[0], prefix

@@ -1,0 +1,131 @@
+"""Lakehouses in a container: what is done with one from its beginning to its export, by each client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lakes import check_lake, left_over_paths, table
+from tests.maintenance.aging import Aging, expired_files, grow, needed_files
+from tests.processes import fork
+from tests.proxy import FaultyProxy, drop_answer
+from tests.servers.azurite import ACCOUNT_NAME, AzureServer
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import LakehouseExistsError, VersionExpiredError
+from trinitylake_ops.storage import open_storage
+
+pytestmark = pytest.mark.debian_packages
+
+CLIENTS = ("azure-storage-blob", "obstore")
+
+
+@pytest.fixture
+def root(azurite: AzureServer) -> Iterator[str]:
+    made = azurite.fresh_root(scheme="abfss")
+    yield made
+    azurite.delete_all(made)
+
+
+def add(lake: Lakehouse, *names: str) -> int:
+    with lake.transaction() as txn:
+        for name in names:
+            txn.create_table("ns", name, table(name=name))
+    assert txn.committed_version is not None
+    return txn.committed_version
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_life(azurite: AzureServer, root: str, client: str, tmp_path: Path) -> None:
+    options = {**azurite.storage_options, "client": client}
+    lake = Lakehouse.create(root, options)
+    with pytest.raises(LakehouseExistsError):
+        Lakehouse.create(root, options)
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+    for number in range(4):
+        add(lake, f"t{number}")
+    assert Lakehouse.open(root, options).snapshot().tables("ns") == ["t0", "t1", "t2", "t3"]
+    maintenance.plan_rollback(lake, 3).execute()
+    assert lake.snapshot().tables("ns") == ["t0", "t1"]
+    assert maintenance.verify(lake).findings == ()
+
+    copy = str(tmp_path / "copy")
+    maintenance.plan_export(lake, "kept", "full", target=copy).execute()
+    assert Lakehouse.open(copy).snapshot().tables("ns") == ["t0", "t1"]
+    back = f"{root}back/"
+    maintenance.plan_export(Lakehouse.open(copy), "back", "full", target=back, target_options=options).execute()
+    assert Lakehouse.open(back, options).snapshot().tables("ns") == ["t0", "t1"]
+    check_lake(lake)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_expired_versions_are_purged_and_their_files_deleted(azurite: AzureServer, root: str, client: str) -> None:
+    aging = Aging.on(open_storage(root, {**azurite.storage_options, "client": client}))
+    grow(aging, 4)
+    aging.later()
+    aging.expire()
+    expired, needed = set(expired_files(aging.lake)), set(needed_files(aging.lake))
+    aging.later()
+    aging.purge()
+    with pytest.raises(VersionExpiredError):
+        aging.lake.snapshot(1)
+    left = set(azurite.names(root))
+    assert needed <= left
+    only_expired = expired - needed
+    assert only_expired
+    assert {path for path in only_expired & left if not path.startswith("_")} == set(), "what nothing needs is deleted"
+    aging.later()
+    aging.remove_orphans()
+    assert maintenance.verify(aging.lake).findings == ()
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_commit_whose_answer_is_lost_is_found_to_be_its_own(azurite: AzureServer, root: str, client: str) -> None:
+    Lakehouse.create(root, azurite.storage_options)
+    with FaultyProxy(azurite.endpoint) as proxy:
+        options = {**azurite.storage_options, "client": client, "endpoint": f"{proxy.url}/{ACCOUNT_NAME}"}
+        lake = Lakehouse.open(root, options)
+        proxy.begin(drop_answer(method="PUT", target_part="/_", times=1))
+        with lake.transaction() as txn:
+            txn.create_namespace("ns")
+        assert [exchange.fault is not None for exchange in proxy.log].count(True) == 1
+    assert txn.committed_version == 1
+    assert Lakehouse.open(root, azurite.storage_options).latest_version() == 1
+
+
+def _two_processes(azurite: AzureServer, root: str, client: str, n_commits: int) -> None:
+    options = {**azurite.storage_options, "client": client}
+    lake = Lakehouse.create(root, options, order=8)
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+
+    def work_of(worker: int):  # type: ignore[no-untyped-def]
+        def work(report) -> None:  # type: ignore[no-untyped-def]
+            own = Lakehouse.open(root, options)
+            for number in range(n_commits):
+                report(str(add(own, f"w{worker}-{number:03d}")))
+
+        return work
+
+    children = [fork(work_of(worker), time_limit_seconds=500) for worker in range(2)]
+    ended = [child.finish() for child in children]
+    assert [status for status, _ in ended] == [0, 0]
+    versions = [int(line) for _, lines in ended for line in lines]
+    assert sorted(versions) == list(range(2, 2 * n_commits + 2)), "each version was acknowledged to one commit"
+    lake = Lakehouse.open(root, options)
+    assert lake.snapshot().tables("ns") == [f"w{w}-{n:03d}" for w in range(2) for n in range(n_commits)]
+    assert left_over_paths(lake) == set()
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_two_processes_of_many_commits_each_lose_nothing(azurite: AzureServer, root: str, client: str) -> None:
+    _two_processes(azurite, root, client, 20)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("client", CLIENTS)
+def test_two_processes_of_two_hundred_commits_each(azurite: AzureServer, root: str, client: str) -> None:
+    _two_processes(azurite, root, client, 200)

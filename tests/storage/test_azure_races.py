@@ -1,0 +1,84 @@
+"""Creates of one name in a container by several processes with several threads each, while somebody reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tests.contract.storage_contract import is_whole
+from tests.servers.azurite import AzureServer
+from tests.servers.plugin import REPOSITORY
+from trinitylake_ops.errors import FileMissingError
+from trinitylake_ops.storage import Storage, open_storage
+
+pytestmark = pytest.mark.debian_packages
+
+N_PROCESSES, N_THREADS = 8, 4
+SIZES = (0, 1 << 20, 9 << 20)
+CLIENTS = ("azure-storage-blob", "obstore")
+
+
+@pytest.fixture
+def root(azurite: AzureServer) -> Iterator[str]:
+    made = azurite.fresh_root(scheme="abfss")
+    yield made
+    azurite.delete_all(made)
+
+
+def check_whole(storage: Storage, name: str, size_bytes: int) -> None:
+    try:
+        data = storage.read(name)
+    except FileMissingError:
+        return
+    assert is_whole(data) if size_bytes else data == b"", f"{name} was seen in part"
+
+
+def race(server: AzureServer, root: str, client: str, rounds: list[tuple[str, int, int]]) -> None:
+    options = {**server.storage_options, "client": client}
+    plan = {
+        "root": root, "options": options, "n_processes": N_PROCESSES, "rounds": rounds,
+    }  # fmt: skip
+    storage = open_storage(root, options)
+    answer = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed below; a pipe would be full before the end
+    racers = subprocess.Popen(
+        [sys.executable, "-m", "tests.storage.azure_racers"],
+        stdin=subprocess.PIPE, stdout=answer, text=True, cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )  # fmt: skip
+    assert racers.stdin is not None
+    with racers, answer:
+        racers.stdin.write(json.dumps(plan))
+        racers.stdin.close()
+        while racers.poll() is None:
+            for name, size_bytes, _ in rounds[:: max(1, len(rounds) // 10)]:
+                check_whole(storage, name, size_bytes)
+            time.sleep(0.02)
+        answer.seek(0)
+        outcomes = json.loads(answer.read() or "null")
+    assert (racers.returncode, outcomes is None) == (0, False)
+    for (name, size_bytes, n_threads), found in zip(rounds, outcomes, strict=True):
+        assert Counter(found) == {"won": 1, "FileExistsAlreadyError": N_PROCESSES * n_threads - 1}, name
+        check_whole(storage, name, size_bytes)
+    assert sorted(info.path for info in storage.list("race/")) == sorted(name for name, _, _ in rounds)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_eight_processes_create_one_name(azurite: AzureServer, root: str, client: str) -> None:
+    # Fewer threads for the largest: they would take most of the time of the normal run.
+    race(azurite, root, client, [(f"race/{size}", size, 1 if size == SIZES[-1] else N_THREADS) for size in SIZES])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("size_bytes", SIZES)
+@pytest.mark.parametrize("client", CLIENTS)
+def test_eight_processes_create_a_hundred_names(azurite: AzureServer, root: str, client: str, size_bytes: int) -> None:
+    race(azurite, root, client, [(f"race/{number}", size_bytes, N_THREADS) for number in range(100)])

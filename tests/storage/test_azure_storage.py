@@ -1,0 +1,242 @@
+"""What only storages on Azure have: folders, batches, signatures, connection strings, forks."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from azure.storage.blob import ContainerSasPermissions, generate_container_sas
+
+from tests import proxy as wire
+from tests.processes import fork
+from tests.proxy import FaultyProxy
+from tests.servers.azurite import ACCOUNT_KEY, ACCOUNT_NAME, CONTAINER, AzureServer
+from tests.servers.plugin import REPOSITORY
+from trinitylake_ops.errors import FileExistsAlreadyError, FileMissingError, StorageError, StoragePermissionError
+from trinitylake_ops.storage import Storage, open_storage
+from trinitylake_ops.storage.azure import blob_storage
+from trinitylake_ops.storage.azure.blob_storage import AzureStorage
+
+pytestmark = pytest.mark.debian_packages
+
+
+@pytest.fixture(params=["azure-storage-blob", "obstore"])
+def client(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def root(azurite: AzureServer) -> Iterator[str]:
+    made = azurite.fresh_root()
+    yield made
+    azurite.delete_all(made)
+
+
+@pytest.fixture
+def storage(azurite: AzureServer, root: str, client: str) -> Storage:
+    return open_storage(root, {**azurite.storage_options, "client": client})
+
+
+def test_folders_are_no_files(azurite: AzureServer, root: str, storage: Storage) -> None:
+    azurite.put(root, "folder", b"", metadata={"hdi_isfolder": "true"})
+    azurite.put(root, "folder/", b"", metadata={"Hdi_isfolder": "True"})
+    azurite.put(root, "folder//x", b"x")
+    storage.create("folder/file", b"x")
+    storage.create("empty", b"")
+    assert sorted(info.path for info in storage.list()) == ["empty", "folder/file"]
+    assert not storage.exists("folder")
+    for call in (
+        lambda: storage.stat("folder"),
+        lambda: storage.read("folder"),
+        lambda: storage.read("folder", length=0),
+    ):
+        with pytest.raises(FileMissingError):
+            call()
+    with pytest.raises(FileExistsAlreadyError):  # the name is taken
+        storage.create("folder", b"x")
+    assert (storage.read("empty"), storage.stat("empty").size_bytes) == (b"", 0)
+
+
+def _signature(permissions: str) -> str:
+    """Sign for the container: for a batch, Azurite has no rule of signatures for an account, and answers 500."""
+    return str(
+        generate_container_sas(
+            ACCOUNT_NAME,
+            CONTAINER,
+            ACCOUNT_KEY,
+            permission=ContainerSasPermissions.from_string(permissions),
+            expiry=datetime.now(UTC) + timedelta(hours=1),
+        )
+    )
+
+
+@pytest.mark.parametrize("form", ["option", "connection string", "environment"])
+def test_a_shared_access_signature(
+    azurite: AzureServer, root: str, client: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signature = _signature("rwdlc")
+    options = {"client": client, "endpoint": azurite.endpoint, "account_name": ACCOUNT_NAME}
+    if form == "option":
+        options["sas_token"] = signature
+    elif form == "environment":
+        monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", f"?{signature}")
+    else:
+        text = f"BlobEndpoint={azurite.endpoint};SharedAccessSignature={signature}"
+        options = {"client": client, "account_name": ACCOUNT_NAME, "connection_string": text}
+    storage = open_storage(root, options)
+    storage.create("a b%", b"x")
+    storage.write("b", b"y")
+    assert storage.read_many(["a b%", "b"]) == [b"x", b"y"]
+    assert sorted(info.path for info in storage.list()) == ["a b%", "b"]
+    assert storage.delete_many(["a b%", "b", "c"]) == {}
+    assert abs(storage.now_ms() - datetime.now(UTC).timestamp() * 1000) < 5_000
+
+
+def test_a_signature_for_reading_only(azurite: AzureServer, root: str, client: str) -> None:
+    azurite.put(root, "f", b"x")
+    signature = _signature("rl")
+    given = {"client": client, "endpoint": azurite.endpoint, "account_name": ACCOUNT_NAME, "sas_token": signature}
+    storage = open_storage(root, given)
+    assert storage.read("f") == b"x"
+    assert storage.now_ms() > 0
+    calls = {
+        "create": lambda: storage.create("g", b"x"),
+        "write": lambda: storage.write("f", b"y"),
+        "delete": lambda: storage.delete("f"),
+    }
+    for name, call in calls.items():
+        with pytest.raises(StoragePermissionError) as caught:
+            call()
+        assert "sig=" not in str(caught.value), name
+    failures = storage.delete_many(["f", "g"])
+    assert isinstance(failures["f"], StoragePermissionError)
+    assert azurite.names(root) == ["f"]
+
+
+def test_a_batch_in_which_one_delete_fails(azurite: AzureServer, root: str, client: str) -> None:
+    """The answer does not tell for sure which one: each is deleted by itself, and its own answer told."""
+    for name in ("a", "held", "z"):
+        azurite.put(root, name, b"x")
+    container, prefix = azurite.container, root.split("/", 3)[3]
+    lease = azurite.client.get_blob_client(container, f"{prefix}held").acquire_lease()
+    with FaultyProxy(azurite.endpoint) as proxy:
+        endpoint = f"{proxy.url}/{ACCOUNT_NAME}"
+        storage = open_storage(root, {**azurite.storage_options, "client": client, "endpoint": endpoint})
+        failures = storage.delete_many(["a", "held", "missing", "z"])
+        assert [exchange.method for exchange in proxy.log] == ["POST", "DELETE", "DELETE", "DELETE", "DELETE"]
+    assert list(failures) == ["held"]
+    assert isinstance(failures["held"], StorageError)
+    assert "lease" in str(failures["held"])
+    assert azurite.names(root) == ["held"]
+    lease.release()
+
+
+def test_an_account_without_batches(azurite: AzureServer, root: str, client: str) -> None:
+    """It is asked for one once, and files are deleted one by one."""
+    for name in ("a", "b"):
+        azurite.put(root, name, b"x")
+    with FaultyProxy(azurite.endpoint) as proxy:
+        endpoint = f"{proxy.url}/{ACCOUNT_NAME}"
+        storage = open_storage(root, {**azurite.storage_options, "client": client, "endpoint": endpoint})
+        code = "FeatureNotYetSupportedForHierarchicalNamespaceAccounts"
+        proxy.begin(wire.answer(status=409, code=code, method="POST", times=None))
+        assert storage.delete_many(["a", "b"]) == {}
+        assert [exchange.method for exchange in proxy.log] == ["POST", "DELETE", "DELETE"]
+        assert storage.delete_batch(["a", "b"]) == {}
+        assert [exchange.method for exchange in proxy.log].count("POST") == 1
+    assert azurite.names(root) == []
+
+
+def test_a_body_beyond_one_request_is_refused(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blob_storage, "MAX_BODY_BYTES", 10)
+    storage.create("ten", b"0123456789")
+    with pytest.raises(StorageError, match="11 bytes, a request to Azure at most 10"):
+        storage.create("eleven", b"0123456789x")
+    assert not storage.exists("eleven")
+
+
+def test_threads_and_forked_processes_use_one_storage(storage: Storage) -> None:
+    storage.create("before", b"x")
+    threads = [threading.Thread(target=storage.create, args=(f"thread-{number}", b"x")) for number in range(8)]
+    for thread in threads:
+        thread.start()
+
+    def work(report) -> None:  # type: ignore[no-untyped-def]
+        assert storage.read("before") == b"x"
+        storage.create("of-child", b"x")
+        assert pickle.loads(pickle.dumps(storage)).read("of-child") == b"x"
+        report(",".join(sorted(info.path for info in storage.list("of"))))
+
+    status, lines = fork(work).finish()
+    for thread in threads:
+        thread.join()
+    assert (status, lines) == (0, ["of-child"])
+    assert len(list(storage.list("thread-"))) == 8
+    assert storage.read("of-child") == b"x"
+
+
+_EXITS = """
+import json, os, sys
+from trinitylake_ops.storage import open_storage
+root, options = json.loads(sys.argv[1])
+storage = open_storage(root, options)
+storage.write("of-parent", b"x")
+if (child := os.fork()) == 0:
+    if options["asks"] == "yes": storage.write("of-child", b"x")
+    sys.exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+for number in range(5):
+    assert storage.read("of-parent") == b"x"
+"""
+
+
+@pytest.mark.parametrize("asks", ["yes", "no"])
+def test_a_forked_process_ends_quietly_and_leaves_its_parent_alone(
+    azurite: AzureServer, root: str, client: str, asks: str
+) -> None:
+    options = {**azurite.storage_options, "client": client}
+    program = _EXITS.replace('options["asks"]', repr(asks))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, json.dumps([root, options])],
+        capture_output=True, text=True, timeout=60, cwd=REPOSITORY,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_storage_that_is_dropped_closes_its_connections(azurite: AzureServer, root: str) -> None:
+    storage = AzureStorage(root, azurite.storage_options)
+    storage.write("f", b"x")
+    opened = storage._client._opened[0]
+    transport = opened.service._pipeline._transport
+    assert transport.session is not None
+    del storage
+    assert transport.session is None
+
+
+def test_no_credentials_at_all(tmp_path: Path, azurite: AzureServer, root: str, client: str) -> None:
+    """Where nothing gives a credential, the storage says so within a bounded time."""
+    program = (
+        "import json, sys\nfrom trinitylake_ops.storage import open_storage\n"
+        "root, options = json.loads(sys.argv[1])\n"
+        "try: open_storage(root, options).read('f')\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    options = {
+        "client": client, "account_name": ACCOUNT_NAME, "endpoint": "https://127.0.0.1:9/account",
+        "connect_timeout_seconds": "1", "read_timeout_seconds": "1",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps([root, options])],
+        capture_output=True, text=True, timeout=100, cwd=REPOSITORY,
+        env={"PATH": str(tmp_path), "HOME": str(tmp_path), "AZURE_TOKEN_CREDENTIALS": "EnvironmentCredential"},
+    )  # fmt: skip
+    assert done.stdout.startswith("StoragePermissionError cannot read 'f'"), done.stdout + done.stderr
+    assert "give one of the options 'account_key'" in done.stdout

@@ -1,0 +1,204 @@
+"""The client of azure-storage-blob: one per process, one request per call, everything bounded in time.
+
+adlfs wraps the same client, and is left out here. Its operations take several requests each. It sends large bodies as
+lists of blocks, and closes itself in a way that fails in a forked child.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote
+
+import fsspec.asyn
+from azure.core.credentials import AzureSasCredential
+from azure.core.pipeline.transport import AioHttpTransport, HttpRequest
+from azure.identity.aio import DefaultAzureCredential
+from azure.storage.blob.aio import BlobServiceClient
+
+from trinitylake_ops.storage.azure.account import Account
+from trinitylake_ops.storage.azure.settings import AzureSettings
+from trinitylake_ops.storage.fork import at_fork, keep_for_ever
+
+T = TypeVar("T")
+
+#: The slowest transfer that a request waits for, on top of the time-outs for connecting and for the answer.
+MIN_BYTES_PER_SECOND = 128 * 1024
+
+_AT_ONCE_BYTES = 1 << 18
+_CLOSE_TIMEOUT_SECONDS = 1.0
+
+
+class _OneSendTransport(AioHttpTransport):  # type: ignore[misc] # azure-core hides its type behind a __getattr__
+    """The transport of azure-core without aiohttp's own second sends.
+
+    aiohttp repeats a PUT or DELETE whose connection broke before the answer, without a word. A repeated create would
+    meet the file of its first send and report it as another writer's. A test on the wire watches that this is off.
+    """
+
+    async def open(self) -> None:
+        await super().open()
+        assert self.session is not None
+        self.session._retry_connection = False
+
+
+class Answer(NamedTuple):
+    """An answer whose body is still to be read. The names of its headers have no case."""
+
+    status: int
+    headers: Mapping[str, str]
+    response: Any  # of aiohttp
+
+    @property
+    def error_code(self) -> str | None:
+        """The service's own word for what went wrong."""
+        return self.headers.get("x-ms-error-code")
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    service: BlobServiceClient
+    credential: DefaultAzureCredential | None
+
+
+class BlobClient:
+    """Requests to one container from any thread of any process.
+
+    An event loop does not survive a fork, so a forked child gets a client of its own at its first request. The client
+    closes when this object is dropped.
+    """
+
+    def __init__(self, container: str, account: Account, settings: AzureSettings):
+        self._container_url = f"{account.endpoint}/{container}"
+        self._container = container
+        self._account = account
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._opened: list[_Opened] = []  # the client of this process, once it is needed
+        weakref.finalize(self, _close, self._opened)
+        at_fork(self)
+
+    def run(self, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a request on the event loop and wait for it. Raises what the client library raises."""
+        answer = asyncio.run_coroutine_threadsafe(request(), fsspec.asyn.get_loop())
+        try:
+            return answer.result()
+        except BaseException:
+            answer.cancel()  # after an interrupt no request stays behind
+            raise
+
+    def time_limit(self, n_bytes: int = 0) -> asyncio.Timeout:
+        """Bound the transfer of a request or an answer with this many bytes of body.
+
+        Raises TimeoutError after that time. The client's own time-outs see a silent server, but not one that trickles
+        or stops reading.
+        """
+        return asyncio.timeout(self._settings.waiting_seconds + n_bytes / MIN_BYTES_PER_SECOND)
+
+    @contextlib.asynccontextmanager
+    async def send(
+        self,
+        method: str,
+        name: str | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+    ) -> AsyncIterator[Answer]:
+        """Send one request about a blob or, without a name, the container, and give its answer to the block."""
+        service = self._client().service
+        url = self._container_url if name is None else f"{self._container_url}/{quote(name, safe='/~')}"
+        if query:
+            url += "?" + "&".join(f"{key}={quote(value, safe='')}" for key, value in query.items())
+        request = HttpRequest(method, url, {"x-ms-version": service.api_version, **(headers or {})})
+        if body is not None:
+            request.headers["Content-Type"] = "application/octet-stream"
+            request.headers["Content-Length"] = str(len(body))
+            # aiohttp sends raw bytes at once, and keeps other requests waiting meanwhile.
+            data: Any = io.BytesIO(body) if len(body) > _AT_ONCE_BYTES else body
+            request.data = data
+        # The pipeline signs, and sends once. The library's own calls give no answer to look at before its body.
+        pipeline: Any = service._pipeline  # its type is that of the synchronous client's
+        sent = await pipeline.run(request, stream=True)
+        response = sent.http_response.internal_response
+        try:
+            yield Answer(response.status, response.headers, response)
+        finally:
+            response.release() if response.content.is_eof() else response.close()
+
+    async def delete_batch(self, names: Sequence[str], on_answer: Callable[[Mapping[str, str]], None]) -> list[int]:
+        """Delete blobs in one request, and return the status of each. Raises the library's exceptions.
+
+        ``on_answer`` gets the headers of the answer, also of a refusal.
+        """
+        container = self._client().service.get_container_client(self._container)
+        parts = await container.delete_blobs(
+            *names,
+            raise_on_any_failure=False,
+            raw_response_hook=lambda answer: on_answer(answer.http_response.headers),
+        )
+        return [part.status_code async for part in parts]
+
+    def forget(self) -> None:
+        """Start anew in a forked child. The client is its parent's, and the thread that held the lock is gone."""
+        self._lock = threading.Lock()
+        for opened in self._opened:
+            keep_for_ever(opened)
+        self._opened.clear()
+
+    def _client(self) -> _Opened:
+        with self._lock:
+            if not self._opened:
+                self._opened.append(self._open())
+            return self._opened[0]
+
+    def _open(self) -> _Opened:
+        account, settings = self._account, self._settings
+        credential: Any = None
+        token = None
+        if account.key is not None:
+            credential = {"account_name": account.name, "account_key": account.key}
+        elif account.sas_token is not None:
+            credential = AzureSasCredential(account.sas_token)
+        else:
+            credential = token = DefaultAzureCredential()
+        transport = _OneSendTransport(
+            connection_timeout=settings.connect_timeout_seconds, read_timeout=settings.read_timeout_seconds
+        )
+        service = BlobServiceClient(
+            account.endpoint,
+            credential=credential,
+            transport=transport,
+            # A client that repeats a create after a lost answer meets its own file. RetryStorage repeats only safe
+            # requests.
+            retry_total=0,
+            permit_redirects=False,
+        )
+        return _Opened(service, token)
+
+
+async def _close_all(opened: _Opened) -> None:
+    await opened.service.close()
+    if opened.credential is not None:
+        await opened.credential.close()
+
+
+def _close(opened: list[_Opened]) -> None:
+    if not opened:
+        return
+    loop = fsspec.asyn.get_loop()
+    if loop.is_closed():
+        return
+    closing = asyncio.run_coroutine_threadsafe(_close_all(opened[0]), loop)
+    if threading.get_ident() == getattr(loop, "_thread_id", None):
+        return  # garbage collection on the loop's own thread: the client closes when this returns
+    try:
+        closing.result(_CLOSE_TIMEOUT_SECONDS)
+    except TimeoutError:
+        closing.cancel()

@@ -1,0 +1,317 @@
+"""Storage in a container of Azure Blob Storage or Azure Data Lake Storage, through azure-storage-blob."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from trinitylake_ops.errors import FileMissingError, StorageError, ThrottledError, TransientError, TrinityLakeError
+from trinitylake_ops.storage.azure.account import Account
+from trinitylake_ops.storage.azure.answers import NO_BATCH_CODES, AzureRequest, error_from_answer
+from trinitylake_ops.storage.azure.blob_client import Answer, BlobClient
+from trinitylake_ops.storage.azure.blob_failures import CLIENT_ERRORS, code_of, typed_error
+from trinitylake_ops.storage.azure.pages import ListedBlob, date_ms, page_of
+from trinitylake_ops.storage.azure.settings import (
+    MAX_BODY_BYTES,
+    MAX_NAMES_PER_BATCH,
+    MAX_NAMES_PER_PAGE,
+    AzureLocation,
+    AzureSettings,
+)
+from trinitylake_ops.storage.interface import FileInfo, Storage
+from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
+from trinitylake_ops.storage.paths import check_range, is_hidden
+from trinitylake_ops.storage.s3.answers import Request
+from trinitylake_ops.storage.server_clock import ServerClock, monotonic_ms
+
+T = TypeVar("T")
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_MESSAGE = re.compile(rb"<Message>(.*?)</Message>", re.DOTALL)
+_CODE = re.compile(rb"<Code>\s*([A-Za-z0-9]+)\s*</Code>")
+#: Of the body of an error, no more is read: a message is cut anyway.
+_MOST_ERROR_BYTES = 1 << 16
+_DELETED = frozenset({202, 404})
+#: A name that is looked up for the date of the answer. It need not be there.
+_CLOCK_PATH = "_ops/clock"
+
+
+class AzureStorage(Storage):
+    """Files under ``abfss://container@account.dfs.core.windows.net/prefix/`` or ``az://container/prefix/``.
+
+    A path is the rest of the blob's name, literally. Each operation is one request, sent once. A ``create`` is one Put
+    Blob with ``If-None-Match: *``, never a list of blocks, and a read is one Get Blob. RetryStorage makes the retries,
+    except for the later pages of a list, which only this class can repeat. Times have whole seconds. Folders of
+    hierarchical accounts, and the blobs that mark folders elsewhere, are no files.
+
+    Options: ``AZURE_OPTIONS`` (docs/storage.md). Opening sends nothing. Raises InvalidLocationError and
+    InvalidInputError for a root or option that is not valid.
+    """
+
+    concurrency = 16
+    lists_by_prefix = True
+    delete_batch_size = MAX_NAMES_PER_BATCH
+
+    def __init__(self, root: str, options: Mapping[str, str] | None = None):
+        self.root = root
+        self.options = StorageOptions(options)
+        self.whole_file_limit_bytes = whole_file_limit_bytes(self.options)
+        self._location = AzureLocation.of(root)
+        self._settings = AzureSettings.of(self.options)
+        self._account = Account.of(self._location, self._settings, self.options)
+        self._client = BlobClient(self._location.container, self._account, self._settings)
+        self._clock = ServerClock()
+        self._has_batches = True
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.root!r}, {self.options!r})"
+
+    def __reduce__(self) -> tuple[type[AzureStorage], tuple[str, StorageOptions]]:
+        return (type(self), (self.root, self.options))
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        check_range(path, offset, length)
+        name = self._location.name(path)
+        if length == 0:
+            self.stat(path)
+            return b""
+
+        async def get() -> bytes | None:
+            headers = _range_headers(offset, length)
+            async with self._sent(Request.READ, path, "GET", name, headers=headers, accepted=(416,)) as answer:
+                if answer.status == 416:
+                    return b""
+                self._refuse_folder(path, answer)
+                if "Content-Length" not in answer.headers:
+                    return None  # there is no bound of what would come
+                size_bytes = int(answer.headers["Content-Length"])
+                self._check_size(path, size_bytes, length, limit_bytes)
+                async with self._client.time_limit(size_bytes):
+                    return _asked_for(answer, await answer.response.read(), offset, length)
+
+        found = self._run(Request.READ, path, get)
+        if found is None:
+            raise TransientError(
+                f"{self._request(Request.READ, path).failure}: the service sent other bytes than asked for; retry",
+                path=path,
+            )
+        return found
+
+    def stat(self, path: str) -> FileInfo:
+        name = self._location.name(path)
+
+        async def head() -> FileInfo:
+            async with self._sent(Request.STAT, path, "HEAD", name) as answer:
+                self._refuse_folder(path, answer)
+                return FileInfo(path, int(answer.headers["Content-Length"]), date_ms(answer.headers["Last-Modified"]))
+
+        try:
+            return self._run(Request.STAT, path, head)
+        except KeyError as error:
+            raise StorageError(
+                f"cannot look up {path!r} under {self.root}: the answer has no {error.args[0]}; check that the option"
+                " 'endpoint' names a Blob service",
+                path=path,
+            ) from None
+
+    def create(self, path: str, data: bytes) -> None:
+        self._put(Request.CREATE, path, data, {"If-None-Match": "*"})
+
+    def write(self, path: str, data: bytes) -> None:
+        self._put(Request.WRITE, path, data, {})
+
+    def delete(self, path: str) -> None:
+        try:
+            self._send(Request.DELETE, path, "DELETE", self._location.name(path))
+        except FileMissingError:
+            return
+
+    def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
+        """Delete up to 256 files in one request.
+
+        The answer does not tell for sure which file failed. So where one did, each is deleted by a request of its own.
+        """
+        path_by_name = {self._location.name(path): path for path in paths}
+        if not path_by_name:
+            return {}
+        if self._has_batches and self._delete_all(path_by_name):
+            return {}
+        return super().delete_batch(list(path_by_name.values()))
+
+    def list(self, prefix: str = "") -> Iterator[FileInfo]:
+        return self._files(prefix, self._location.listed(prefix))
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms(self._ask_time)
+
+    def _put(self, operation: Request, path: str, data: bytes, condition: Mapping[str, str]) -> None:
+        name, body = self._location.name(path), bytes(data)
+        self._check_body(path, body)
+        headers = {"x-ms-blob-type": "BlockBlob", **condition}
+        self._send(operation, path, "PUT", name, headers=headers, body=body)
+
+    def _check_body(self, path: str, body: bytes) -> None:
+        if len(body) > MAX_BODY_BYTES:
+            raise StorageError(
+                f"{path!r} has {len(body)} bytes, a request to Azure at most {MAX_BODY_BYTES}: write smaller files",
+                path=path,
+            )
+
+    def _refuse_folder(self, path: str, answer: Answer) -> None:
+        headers = answer.headers
+        is_folder = headers.get("x-ms-resource-type", "").lower() == "directory"
+        if is_folder or headers.get("x-ms-meta-hdi_isfolder", "").lower() == "true":
+            raise FileMissingError(f"there is no file {path!r} under {self.root}, but a folder", path=path)
+
+    def _delete_all(self, path_by_name: Mapping[str, str]) -> bool:
+        """Delete all in one request. Returns whether all are gone for sure, and remembers if there are no batches."""
+        shown = next(iter(path_by_name.values()))
+
+        async def delete() -> Sequence[int] | None:
+            sent_at_ms = monotonic_ms()
+
+            def look_at(headers: Mapping[str, str]) -> None:
+                self._clock.observe(headers.get("Date"), sent_at_ms, monotonic_ms())
+
+            async with self._client.time_limit():
+                try:
+                    return await self._client.delete_batch(list(path_by_name), look_at)
+                except CLIENT_ERRORS as error:
+                    if code_of(error) in NO_BATCH_CODES:
+                        return None
+                    raise
+
+        statuses = self._run(Request.DELETE, shown, delete)
+        if statuses is None:
+            self._has_batches = False
+            return False
+        return len(statuses) == len(path_by_name) and _DELETED.issuperset(statuses)
+
+    def _files(self, prefix: str, name_prefix: str) -> Iterator[FileInfo]:
+        for blob in self._blobs(prefix, name_prefix):
+            path = self._location.path(blob.name) if blob.name.startswith(name_prefix) else None
+            if path is not None and not is_hidden(path, prefix):
+                yield FileInfo(path, blob.size_bytes, blob.last_modified_ms)
+
+    def _blobs(self, prefix: str, name_prefix: str) -> Iterator[ListedBlob]:
+        blobs, marker = self._page(prefix, name_prefix, None)
+        yield from blobs
+        while marker:
+            blobs, next_marker = self._retry_page(self._page, prefix, name_prefix, marker)
+            if next_marker == marker:
+                raise StorageError(f"cannot list {prefix!r} under {self.root}: the service repeats itself", path=prefix)
+            marker = next_marker
+            yield from blobs
+
+    def _page(self, prefix: str, name_prefix: str, marker: str | None) -> tuple[Sequence[ListedBlob], str | None]:
+        query = {
+            "restype": "container", "comp": "list", "include": "metadata", "maxresults": str(MAX_NAMES_PER_PAGE),
+            "prefix": name_prefix, **({"marker": marker} if marker else {}),
+        }  # fmt: skip
+        document = self._send(Request.LIST, prefix, "GET", None, query=query)
+        try:
+            return page_of(document)
+        except ValueError as error:
+            reason = str(error)
+        raise StorageError(
+            f"cannot list {prefix!r} under {self.root}: {reason}; check that the option 'endpoint' names a Blob"
+            " service",
+            path=prefix,
+        )
+
+    def _retry_page(self, page: Callable[..., T], *arguments: str) -> T:
+        retrying = Retrying(
+            retry=retry_if_exception_type((ThrottledError, TransientError)),
+            stop=stop_after_attempt(5),
+            wait=wait_random_exponential(multiplier=0.1, max=5),
+            reraise=True,
+        )
+        return retrying(page, *arguments)
+
+    def _ask_time(self) -> None:
+        try:
+            self._send(Request.CLOCK, "", "HEAD", self._location.name(_CLOCK_PATH))
+        except FileMissingError:
+            return  # the answer has a date
+
+    def _send(self, operation: Request, path: str, method: str, name: str | None, **arguments: Any) -> bytes:
+        """Send a request and return the body of its answer. Raises typed errors."""
+
+        async def send() -> bytes:
+            async with self._sent(operation, path, method, name, **arguments) as answer:
+                size_bytes = int(answer.headers.get("Content-Length", 0))
+                async with self._client.time_limit(size_bytes):
+                    body: bytes = await answer.response.read()
+                    return body
+
+        return self._run(operation, path, send)
+
+    @asynccontextmanager
+    async def _sent(
+        self,
+        operation: Request,
+        path: str,
+        method: str,
+        name: str | None,
+        *,
+        accepted: Sequence[int] = (),
+        **arguments: Any,
+    ) -> AsyncIterator[Answer]:
+        """Send one request, look at the server's clock, and give a good answer to the block. Raises typed errors."""
+        sending = self._client.send(method, name, **arguments)
+        sent_at_ms = monotonic_ms()
+        async with self._client.time_limit(len(arguments.get("body") or b"")):
+            answer = await sending.__aenter__()
+        try:
+            self._clock.observe(answer.headers.get("Date"), sent_at_ms, monotonic_ms())
+            if answer.status >= 300 and answer.status not in accepted:
+                raise await self._failure(self._request(operation, path), answer)
+            yield answer
+        finally:
+            await sending.__aexit__(None, None, None)
+
+    async def _failure(self, request: AzureRequest, answer: Answer) -> TrinityLakeError:
+        async with self._client.time_limit():
+            body: bytes = await answer.response.content.read(_MOST_ERROR_BYTES)
+        message, code = _MESSAGE.search(body), _CODE.search(body)
+        return error_from_answer(
+            request,
+            answer.status,
+            answer.error_code or (code.group(1).decode() if code else None),
+            message.group(1).decode(errors="replace") if message else None,
+        )
+
+    def _run(self, operation: Request, path: str, send: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a request. Raises typed errors."""
+        try:
+            return self._client.run(send)
+        except CLIENT_ERRORS as error:
+            failure = typed_error(self._request(operation, path), error, self._account.endpoint)
+        # This is raised outside the handler: messages of client libraries may hold parts of the request and its
+        # credentials.
+        raise failure
+
+    def _request(self, operation: Request, path: str) -> AzureRequest:
+        return AzureRequest(operation, path, self.root, self.options)
+
+
+def _range_headers(offset: int, length: int | None) -> dict[str, str]:
+    if offset == 0 and length is None:
+        return {}
+    last = "" if length is None else str(offset + length - 1)
+    return {"x-ms-range": f"bytes={offset}-{last}"}
+
+
+def _asked_for(answer: Answer, data: bytes, offset: int, length: int | None) -> bytes | None:
+    """Return the bytes of the range, or None when the answer does not hold what its headers and the request say."""
+    match = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+    if match is None:  # the whole file, also if a server ignores ranges
+        end = None if length is None else offset + length
+        return data[offset:end] if len(data) == int(answer.headers["Content-Length"]) else None
+    first, last, total = (int(number) for number in match.groups())
+    end = total if length is None else min(offset + length, total)
+    return data if (first, last + 1, len(data)) == (offset, end, end - offset) else None

@@ -1,0 +1,181 @@
+"""Roots ``abfss://container@account.dfs.core.windows.net/prefix/`` or ``az://container/prefix/``, and their options."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
+from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
+from trinitylake_ops.storage.s3.settings import check_endpoint
+
+#: Azure limits the name of a blob, the prefix of the root included, to this many characters.
+MAX_NAME_CHARACTERS = 1024
+#: And to this many segments.
+MAX_NAME_SEGMENTS = 254
+#: The largest body of one Put Blob, in bytes.
+MAX_BODY_BYTES = 5000 << 20
+#: A batch has at most this many deletes.
+MAX_NAMES_PER_BATCH = 256
+#: A page of a list has at most this many names.
+MAX_NAMES_PER_PAGE = 5000
+
+#: Options of roots on Azure. Account and credentials that are not given come from the environment.
+AZURE_OPTIONS = frozenset(
+    {
+        "account_key", "account_name", "client", "connect_timeout_seconds", "connection_string", "endpoint",
+        "read_timeout_seconds", "sas_token",
+    }
+)  # fmt: skip
+AZURE_CLIENTS = ("azure-storage-blob", "obstore")
+#: Variables that decide which account a root is in, and which user asks, if the options do not.
+AZURE_ENVIRONMENT = (
+    "AZURE_AUTHORITY_HOST", "AZURE_CLIENT_CERTIFICATE_PATH", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET",
+    "AZURE_CONFIG_DIR", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCOUNT_NAME",
+    "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_SAS_TOKEN", "AZURE_TENANT_ID", "AZURE_USERNAME",
+)  # fmt: skip
+
+_CONTAINER = re.compile(r"\$root|\$web|[a-z0-9](?:-?[a-z0-9]){2,62}")
+ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
+# Only hosts of Azure: a token or signature that went to another host would be given away.
+_ACCOUNT_HOST = re.compile(
+    r"([a-z0-9]{3,24})((?:\.z\d{1,3})?(?:\.privatelink)?)\.dfs\."
+    r"(core\.windows\.net|core\.chinacloudapi\.cn|core\.usgovcloudapi\.net|core\.cloudapi\.de|storage\.azure\.net)"
+)
+#: Parts of a shared access signature: whoever pastes a link with one into a root shows it.
+_SIGNATURE = re.compile(r"(?i)[?&]sig=")
+# The service stores other names than these: it takes "\" for "/", refuses control characters, and drops last dots.
+_NOT_IN_A_NAME = re.compile(r"[\x00-\x1f\x7f-\x9f\\]|\.(?:/|$)")
+_MIN_TIMEOUT_SECONDS = 0.001
+_MAX_TIMEOUT_SECONDS = 86_400
+_NOT_IN_A_HEADER = re.compile(r"[\x00-\x20\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class AzureLocation:
+    """Container and name prefix of a root; the prefix is empty or ends with ``/``.
+
+    ``account_name`` and ``endpoint``, the URL of the Blob service, are None where the root does not name an account.
+    """
+
+    root: str
+    container: str
+    name_prefix: str
+    account_name: str | None
+    endpoint: str | None
+
+    @classmethod
+    def of(cls, root: str) -> AzureLocation:
+        """Split a normalised root URI.
+
+        Raises InvalidLocationError for another form, for a root that is too long, and for a container or account that
+        has no name of one. Such text may be a credential: no message repeats a root of another form.
+        """
+        scheme = "az" if root.startswith("az://") else "abfss"
+        authority = root.removeprefix(f"{scheme}://").partition("/")[0]
+        container, at, host = authority.partition("@")
+        account = _ACCOUNT_HOST.fullmatch(host)
+        has_form = bool(account) if scheme == "abfss" else not at
+        if not (has_form and _CONTAINER.fullmatch(container)) or _SIGNATURE.search(root):
+            raise InvalidLocationError(
+                "a root on Azure has the form abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PREFIX/ or"
+                " az://CONTAINER/PREFIX/; credentials and another server's address are storage options"
+            )
+        _, path = split_root(root, scheme)
+        account_name = account.group(1) if account else None
+        endpoint = f"https://{account.group(1)}{account.group(2)}.blob.{account.group(3)}" if account else None
+        location = cls(root, container, path[1:], account_name, endpoint)
+        if location.name_prefix:
+            _check_name(location.name_prefix.removesuffix("/"), root)
+        return location
+
+    def name(self, path: str) -> str:
+        """Return the name of the blob of a path.
+
+        Raises InvalidLocationError for a path that no storage accepts, that is too long, or that the service would
+        take for another.
+        """
+        check_path(path)
+        name = self.name_prefix + path
+        _check_name(name, path)
+        return name
+
+    def listed(self, prefix: str) -> str:
+        """Return the start of all names below a path prefix. Raises InvalidLocationError as ``name`` does."""
+        check_prefix(prefix)
+        start = self.name_prefix + prefix
+        # A name may go on after a dot at the end of its prefix.
+        _check_name(start.rstrip("."), prefix)
+        return start
+
+    def path(self, name: str) -> str | None:
+        """Return the path of a listed name, or None for a name that no path has (``folder/``, ``a//b``)."""
+        path = name.removeprefix(self.name_prefix)
+        try:
+            self.name(path)
+        except InvalidLocationError:
+            return None
+        return path
+
+
+@dataclass(frozen=True, slots=True)
+class AzureSettings:
+    """The checked options of a root. None means that the root or the environment decides."""
+
+    endpoint: str | None
+    account_name: str | None
+    connect_timeout_seconds: float
+    read_timeout_seconds: float
+
+    @property
+    def waiting_seconds(self) -> float:
+        """How long a request may take apart from the transfer of its body."""
+        return self.connect_timeout_seconds + 2 * self.read_timeout_seconds
+
+    @classmethod
+    def of(cls, options: StorageOptions) -> AzureSettings:
+        """Check the options. Raises InvalidInputError, which repeats no credentials."""
+        given = [name for name in ("account_key", "connection_string", "sas_token") if name in options]
+        if len(given) > 1:
+            raise InvalidInputError(
+                f"storage options {given[0]!r} and {given[1]!r} exclude each other: give one of them"
+            )
+        for name in ("account_key", "account_name", "connection_string", "endpoint", "sas_token"):
+            if options.get(name) == "":
+                raise InvalidInputError(f"storage option {name!r} is empty: leave it out, or give a value")
+            if _NOT_IN_A_HEADER.search(options.get(name, "")):
+                raise InvalidInputError(f"storage option {name!r} holds white space or a control character: remove it")
+        endpoint, account_name = options.get("endpoint"), options.get("account_name")
+        if endpoint is not None:
+            check_endpoint(endpoint)
+        if account_name is not None and not ACCOUNT.fullmatch(account_name):
+            raise InvalidInputError(
+                "storage option 'account_name' is not shown, as it may be a credential: the name of an account has 3 to"
+                " 24 lower-case letters and digits"
+            )
+        return cls(
+            endpoint=endpoint,
+            account_name=account_name,
+            connect_timeout_seconds=_seconds(options, "connect_timeout_seconds", default=5),
+            read_timeout_seconds=_seconds(options, "read_timeout_seconds", default=30),
+        )
+
+
+def _check_name(name: str, shown: str) -> None:
+    if _NOT_IN_A_NAME.search(name):
+        raise InvalidLocationError(
+            f"Azure would take {shown[:80]!r} for another name: leave out control characters, '\\', and dots at the"
+            " end of a segment",
+            path=shown,
+        )
+    if len(name) > MAX_NAME_CHARACTERS or name.count("/") >= MAX_NAME_SEGMENTS:
+        raise InvalidLocationError(
+            f"{shown[:80]!r}... would have {len(name)} characters in {name.count('/') + 1} segments with its root;"
+            f" Azure allows {MAX_NAME_CHARACTERS} in {MAX_NAME_SEGMENTS}: use a shorter name",
+            path=shown,
+        )
+
+
+def _seconds(options: StorageOptions, name: str, *, default: float) -> float:
+    return options.number(name, default=default, minimum=_MIN_TIMEOUT_SECONDS, maximum=_MAX_TIMEOUT_SECONDS)
