@@ -18,6 +18,7 @@ _DAGSTER = ("dagster", "dagster_webserver")
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "s3": _S3,
     "obstore": ("obstore", *_S3),
+    "hdfs": ("hdfs_native",),
     "spark": _SPARK,
     "java": _JAVA,
     "dagster": _DAGSTER,

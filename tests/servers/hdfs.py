@@ -1,4 +1,8 @@
-"""A real HDFS 2.7.3 on loopback: a NameNode, DataNodes, and WebHDFS."""
+"""A real HDFS 2.7.3 on loopback: a NameNode and three DataNodes, as many as a file has replicas by default.
+
+With one DataNode each file would take half a second: hdfs-native completes a file as soon as all DataNodes have it, and
+waits 500 ms where none of them has told the NameNode yet. The last of three nearly always has.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ _JAVA_HOMES = Path("/usr/lib/jvm")
 _JAVA = "java-17-openjdk-*/bin/java"
 _OPENED = ("java.lang", "java.nio", "sun.nio.ch", "java.util")
 _JAVA_OPTIONS = (
-    "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Djava.net.preferIPv4Stack=true",
+    "-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Djava.net.preferIPv4Stack=true",
     "--add-exports=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
     "--add-opens=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
     *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED),
@@ -38,19 +42,19 @@ log4j.appender.console.layout.ConversionPattern=%d{HH:mm:ss,SSS} %p %c{2}: %m%n
 
 @dataclass(frozen=True)
 class HdfsServer:
-    """Where a server is. Tests take a fresh folder of it each."""
+    """Where a server is. Tests take a fresh folder of it each, and are the user ``tests``, who may do everything."""
 
     namenode_port: int
     http_port: int
 
     @property
-    def storage_options(self) -> dict[str, str]:
-        """Storage options that open a root on this server, with writes through WebHDFS."""
-        return {"webhdfs": f"http://127.0.0.1:{self.http_port}"}
+    def address(self) -> str:
+        """Host and port of the NameNode."""
+        return f"127.0.0.1:{self.namenode_port}"
 
     def fresh_root(self, name: str = "lake") -> str:
-        """Return the root URI of a folder that nobody used before."""
-        return f"hdfs://127.0.0.1:{self.namenode_port}/tests/{uuid.uuid4().hex}/{name}/"
+        """Return the root URI of a folder that is not there yet."""
+        return f"hdfs://{self.address}/tests/{uuid.uuid4().hex}/{name}/"
 
     def call(self, method: str, path: str, **query: str) -> dict[str, object]:
         """Ask WebHDFS as the superuser, which is no part of the code under test. Returns the answer."""
@@ -69,9 +73,10 @@ class HdfsServer:
 class HdfsCluster:
     """The processes of one HDFS, which tests may stop and start one by one."""
 
-    def __init__(self, folder: Path, log: Path):
+    def __init__(self, folder: Path, log: Path, n_datanodes: int = 3):
         self.folder = folder
         self.log = log
+        self.n_datanodes = n_datanodes
         self.server = HdfsServer(free_port(), free_port())
         self._daemons: dict[str, Daemons] = {}
         self._jars = class_path(log)
@@ -80,16 +85,16 @@ class HdfsCluster:
             raise ServerStartError("there is no Java 17: it comes with the packages of deploy/debian-packages.txt")
         self._java = str(java[0])
 
-    def start(self, daemons: Daemons | None = None, n_datanodes: int = 1) -> None:
+    def start(self, daemons: Daemons | None = None) -> None:
         """Format the file system and start all processes, at once. Raises ServerStartError."""
         for name in ("hdfs", "datanode"):
             (self.folder / "conf" / "webapps" / name / "WEB-INF").mkdir(parents=True)
         (self.folder / "conf" / "log4j.properties").write_text(_LOGGING)
         self._configure("conf", {})
         self.start_namenode(daemons, format_first=True)
-        for number in range(n_datanodes):
+        for number in range(self.n_datanodes):
             self.start_datanode(number, daemons)
-        self.wait_until_ready(n_datanodes)
+        self.wait_until_ready(self.n_datanodes)
 
     def start_namenode(self, daemons: Daemons | None = None, *, format_first: bool = False) -> None:
         """Start the NameNode, on the files it has."""
@@ -162,7 +167,7 @@ class HdfsCluster:
             {"fs.defaultFS": f"hdfs://127.0.0.1:{server.namenode_port}", "hadoop.tmp.dir": str(folder / "tmp")},
         )
         settings = {
-            "dfs.replication": "1",
+            "dfs.replication": str(self.n_datanodes),
             "dfs.namenode.name.dir": f"file://{folder / 'name'}",
             "dfs.namenode.rpc-bind-host": "127.0.0.1",
             "dfs.namenode.http-address": f"127.0.0.1:{server.http_port}",

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.servers.daemons import Daemons, ServerStartError
+from tests.servers.hdfs import start_hdfs
 from tests.servers.moto import start_moto
 from tests.servers.radosgw import start_radosgw
 from tests.servers.s3_server import S3Server
@@ -24,7 +25,13 @@ ENDPOINT, FAILURE, PID, LOG = "endpoint", "failure", "pid", "log"
 #: Somebody may take a port between its choice and its use.
 N_ATTEMPTS = 2
 
-STARTERS: dict[str, Callable[[Path, Daemons], str]] = {"radosgw": start_radosgw, "moto": start_moto}
+#: Each starts a server in a folder and returns its endpoint.
+STARTERS: dict[str, Callable[[Path, Daemons], str]] = {
+    "hdfs": start_hdfs,
+    "moto": start_moto,
+    "radosgw": start_radosgw,
+}
+S3_KINDS = ("radosgw", "moto")
 
 
 def publish(folder: Path, name: str, text: str) -> None:
@@ -41,8 +48,9 @@ def start(kind: str, folder: Path) -> Daemons:
         data.mkdir()
         try:
             endpoint = STARTERS[kind](data, daemons)
-            server = S3Server(kind, endpoint, data)
-            server.client.create_bucket(Bucket=server.bucket)
+            if kind in S3_KINDS:
+                server = S3Server(kind, endpoint, data)
+                server.client.create_bucket(Bucket=server.bucket)
         except ServerStartError:
             daemons.stop()
             if attempt == N_ATTEMPTS:

@@ -1,4 +1,4 @@
-"""Servers and lakehouses on them, for all tests: the fixtures ``radosgw`` and ``moto``, the option ``--lakes``.
+"""Servers and lakehouses on them, for all tests: fixtures with the names of servers, the option ``--lakes``.
 
 One server of a kind serves all workers of a test run. The first worker that asks for it starts a
 keeper (``tests/servers/keeper.py``), which the leading pytest process ends; the keeper ends by
@@ -24,12 +24,14 @@ from typing import Any
 import pytest
 
 from tests.servers.daemons import START_TIMEOUT_SECONDS, log_tail
-from tests.servers.keeper import ENDPOINT, FAILURE, PID
+from tests.servers.hdfs import HdfsServer
+from tests.servers.keeper import ENDPOINT, FAILURE, PID, S3_KINDS, STARTERS
 from tests.servers.s3_server import S3Server
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STOP_TIMEOUT_SECONDS = 20
-KINDS = ("radosgw", "moto")
+#: Kinds whose servers come with the packages of deploy/debian-packages.txt.
+ON_DEBIAN = frozenset({"hdfs", "radosgw"})
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class ServerRun:
 
     folder: Path
     leader_pid: int
-    _known: dict[str, S3Server] = field(default_factory=dict)
+    _known: dict[str, tuple[str, Path]] = field(default_factory=dict)
+    _s3_servers: dict[str, S3Server] = field(default_factory=dict)
 
     def begin(self, kind: str) -> None:
         """Let the server of a kind start, unless a worker did so before."""
@@ -47,12 +50,17 @@ class ServerRun:
                 self._start_keeper(kind)
 
     def server(self, kind: str) -> S3Server:
-        """Return the server of a kind, started if need be; fails the test when it is not up."""
+        """Return the S3 server of a kind, started if need be; fails the test when it is not up."""
+        endpoint, data = self.endpoint(kind)
+        return self._s3_servers.setdefault(kind, S3Server(kind, endpoint, data))
+
+    def endpoint(self, kind: str) -> tuple[str, Path]:
+        """Return endpoint and folder of a server, started if need be; fails the test when it is not up."""
         folder = self.folder / kind
         if kind not in self._known:
             self.begin(kind)
             endpoint, data = self._wait_for_endpoint(kind).split("\n")
-            self._known[kind] = S3Server(kind, endpoint, Path(data))
+            self._known[kind] = endpoint, Path(data)
         if (folder / FAILURE).exists():
             pytest.fail(f"{kind} failed: {(folder / FAILURE).read_text()}", pytrace=False)
         return self._known[kind]
@@ -125,7 +133,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Where the lakehouses of tests live."""
     parser.addoption(
         "--lakes",
-        choices=["default", *KINDS],
+        choices=["default", *S3_KINDS],
         default="default",
         help="run only the tests that use the fixture 'lakes', with all their lakehouses on that S3 server",
     )
@@ -157,10 +165,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests on radosgw; with ``--lakes``, keep those whose lakehouses can live on that server."""
+    """Mark tests on servers of Debian's; with ``--lakes``, keep those whose lakehouses can live on that server."""
     kind = config.getoption("lakes")
     for item in items:
-        if kind == "radosgw" or "radosgw" in _fixtures(item):
+        if kind in ON_DEBIAN or ON_DEBIAN.intersection(_fixtures(item)):
             item.add_marker(pytest.mark.debian_packages)
     if kind != "default":
         kept = [item for item in items if "lakes" in _fixtures(item) and not item.get_closest_marker("local_only")]
@@ -173,7 +181,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
     if config.option.collectonly:
         return
-    needed = {name for item in session.items for name in _fixtures(item)} & set(KINDS)
+    needed = {name for item in session.items for name in _fixtures(item)} & set(STARTERS)
     if session.items and config.getoption("lakes") != "default":
         needed.add(config.getoption("lakes"))
     for kind in sorted(needed):
@@ -201,3 +209,11 @@ def radosgw(request: pytest.FixtureRequest) -> S3Server:
 def moto(request: pytest.FixtureRequest) -> S3Server:
     """The S3 of moto, with a log of all requests."""
     return request.config.stash[SERVER_RUN].server("moto")
+
+
+@pytest.fixture
+def hdfs(request: pytest.FixtureRequest) -> HdfsServer:
+    """A real HDFS; tests that use it are marked ``debian_packages``."""
+    endpoint, _ = request.config.stash[SERVER_RUN].endpoint("hdfs")
+    namenode_port, http_port = map(int, endpoint.split(","))
+    return HdfsServer(namenode_port, http_port)

@@ -13,6 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.extras import needs
+from trinitylake_ops.storage.hdfs.settings import HDFS_ENVIRONMENT, HDFS_OPTIONS
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.local.storage import LocalStorage
 from trinitylake_ops.storage.memory import MemoryStorage
@@ -77,6 +78,13 @@ def _open_memory(root: str, options: StorageOptions) -> Storage:
     return MemoryStorage(root, whole_file_limit_bytes=whole_file_limit_bytes(options))
 
 
+def _open_hdfs(root: str, options: StorageOptions) -> Storage:
+    with needs("hdfs"):
+        from trinitylake_ops.storage.hdfs.storage import HdfsStorage
+
+    return HdfsStorage(root, options)
+
+
 def _open_s3(root: str, options: StorageOptions) -> Storage:
     # The client libraries take a good part of a second to load. Other roots should not pay for that.
     if options.one_of("client", S3_CLIENTS) == "obstore":
@@ -95,6 +103,7 @@ _OWN: Mapping[str, Scheme] = {
     for scheme in (
         Scheme("file", frozenset({"fsync"}), _open_local),
         Scheme("memory", frozenset(), _open_memory),
+        Scheme("hdfs", HDFS_OPTIONS, _open_hdfs, HDFS_ENVIRONMENT),
         Scheme("s3", S3_OPTIONS, _open_s3, S3_ENVIRONMENT),
     )
 }
