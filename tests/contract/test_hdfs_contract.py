@@ -16,7 +16,7 @@ class TestHdfs(StorageContract):
     """A folder of its own for each test, deleted after it."""
 
     refused_names = frozenset({"a:b"})  # no name in HDFS has a colon
-    n_passing_files = 30
+    n_passing_files = 20
 
     @pytest.fixture(autouse=True)
     def hdfs_root(self, hdfs: HdfsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:

@@ -7,15 +7,13 @@ waits 500 ms where none of them has told the NameNode yet. The last of three nea
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import urllib.request
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.servers.daemons import Daemons, ServerStartError, free_port
+from tests.servers.daemons import Daemons, ServerStartError, free_port, run
 from tests.servers.hdfs_jars import class_path
 
 #: The one who runs the NameNode may do everything.
@@ -24,7 +22,7 @@ SUPERUSER = "tests"
 _JAVA_HOMES = Path("/usr/lib/jvm")
 _JAVA = "java-17-openjdk-*/bin/java"
 _OPENED = ("java.lang", "java.nio", "sun.nio.ch", "java.util")
-_JAVA_OPTIONS = (
+JAVA_OPTIONS = (
     "-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Djava.net.preferIPv4Stack=true",
     "--add-exports=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
     "--add-opens=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
@@ -40,12 +38,21 @@ log4j.appender.console.layout.ConversionPattern=%d{HH:mm:ss,SSS} %p %c{2}: %m%n
 """
 
 
+def java() -> str:
+    """Return the program of Java 17. Raises ServerStartError."""
+    found = sorted(_JAVA_HOMES.glob(_JAVA))
+    if not found:
+        raise ServerStartError("there is no Java 17: it comes with the packages of deploy/debian-packages.txt")
+    return str(found[0])
+
+
 @dataclass(frozen=True)
 class HdfsServer:
     """Where a server is. Tests take a fresh folder of it each, and are the user ``tests``, who may do everything."""
 
     namenode_port: int
     http_port: int
+    log: Path
 
     @property
     def address(self) -> str:
@@ -65,6 +72,12 @@ class HdfsServer:
             found: dict[str, object] = json.loads(answer.read() or b"{}")
         return found
 
+    def administer(self, *command: str) -> str:
+        """Run a command of ``hdfs dfsadmin`` as the superuser; it starts a Java, which takes a second or two."""
+        jars = ":".join(map(str, class_path(self.log)))
+        program = [java(), *JAVA_OPTIONS, "-cp", jars, "org.apache.hadoop.hdfs.tools.DFSAdmin"]
+        return run([*program, "-fs", f"hdfs://{self.address}", *command], self.log, {"HADOOP_USER_NAME": SUPERUSER})
+
     def delete_all(self, root: str) -> None:
         """Delete the folder of a root that ``fresh_root`` gave."""
         self.call("DELETE", "/" + "/".join(root.split("/")[3:5]), op="DELETE", recursive="true")
@@ -77,13 +90,10 @@ class HdfsCluster:
         self.folder = folder
         self.log = log
         self.n_datanodes = n_datanodes
-        self.server = HdfsServer(free_port(), free_port())
+        self.server = HdfsServer(free_port(), free_port(), log)
         self._daemons: dict[str, Daemons] = {}
         self._jars = class_path(log)
-        java = sorted(_JAVA_HOMES.glob(_JAVA))
-        if not java:
-            raise ServerStartError("there is no Java 17: it comes with the packages of deploy/debian-packages.txt")
-        self._java = str(java[0])
+        self._java = java()
 
     def start(self, daemons: Daemons | None = None) -> None:
         """Format the file system and start all processes, at once. Raises ServerStartError."""
@@ -100,11 +110,7 @@ class HdfsCluster:
         """Start the NameNode, on the files it has."""
         command = self._command(_NAMENODE, "conf")
         if format_first:
-            with self.log.open("ab") as log:
-                subprocess.run(
-                    [*command, "-format", "-force", "-nonInteractive"], stdin=subprocess.DEVNULL, stdout=log,
-                    stderr=log, check=True, timeout=120, env={**os.environ, **self._environment()},
-                )  # fmt: skip
+            run([*command, "-format", "-force", "-nonInteractive"], self.log, self._environment())
         self._start("namenode", command, daemons)
 
     def start_datanode(self, number: int = 0, daemons: Daemons | None = None) -> None:
@@ -157,7 +163,7 @@ class HdfsCluster:
     def _command(self, program: str, conf: str) -> list[str]:
         folders = [str(self.folder / conf), str(self.folder / "conf")]
         jars = ":".join([*folders, *map(str, self._jars)])
-        return [self._java, *_JAVA_OPTIONS, f"-Dhadoop.log.dir={self.folder}", "-cp", jars, program]
+        return [self._java, *JAVA_OPTIONS, f"-Dhadoop.log.dir={self.folder}", "-cp", jars, program]
 
     def _configure(self, conf: str, more: Mapping[str, str]) -> None:
         server, folder = self.server, self.folder

@@ -25,7 +25,7 @@ import pytest
 
 from tests.servers.daemons import START_TIMEOUT_SECONDS, log_tail
 from tests.servers.hdfs import HdfsServer
-from tests.servers.keeper import ENDPOINT, FAILURE, PID, S3_KINDS, STARTERS
+from tests.servers.keeper import ENDPOINT, FAILURE, LOG, PID, S3_KINDS, STARTERS
 from tests.servers.s3_server import S3Server
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -214,6 +214,6 @@ def moto(request: pytest.FixtureRequest) -> S3Server:
 @pytest.fixture
 def hdfs(request: pytest.FixtureRequest) -> HdfsServer:
     """A real HDFS; tests that use it are marked ``debian_packages``."""
-    endpoint, _ = request.config.stash[SERVER_RUN].endpoint("hdfs")
+    endpoint, folder = request.config.stash[SERVER_RUN].endpoint("hdfs")
     namenode_port, http_port = map(int, endpoint.split(","))
-    return HdfsServer(namenode_port, http_port)
+    return HdfsServer(namenode_port, http_port, folder.parent / LOG)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -43,11 +44,11 @@ class HdfsClient:
         # This is raised outside the handler: the client's error holds the server's stack trace.
         raise failure
 
-    def call(self, work: Callable[[Client], T], n_bytes: int = 0) -> T:
+    def call(self, work: Callable[[Client], T], n_bytes: int = 0, most_seconds: float = math.inf) -> T:
         """Make a call that transfers so many bytes. Raises one of ``FAILURES``."""
         client = self._current()
         try:
-            return call_within(self._limit_seconds(n_bytes), lambda: work(client))
+            return call_within(min(self._limit_seconds(n_bytes), most_seconds), lambda: work(client))
         except OverdueError:
             self._drop(client)
             raise

@@ -140,7 +140,7 @@ def typed_error(request: Request, error: BaseException, limit_seconds: float) ->
     if isinstance(error, OverdueError):
         if not error.begun:
             return UnreachableError(f"{request.failure}: {error}; check the servers", path=request.path)
-        return _lost(request, f"{request.failure}: no answer within {limit_seconds:g} s")
+        return _lost(request, f"{request.failure}: no answer within {limit_seconds:.3g} s")
     answer = Answer.of(error)
     return (
         _about_the_name(request, error, answer)
@@ -153,19 +153,21 @@ def _about_the_name(request: Request, error: BaseException, answer: Answer) -> T
     path, step = request.path, request.step
     what = f"{request.failure}: {answer.message}"
     if step.is_rename and isinstance(error, FileNotFoundError) and answer.message.startswith(_NO_SOURCE):
-        # The library repeats a rename whose answer was lost. So the first one may have been done.
+        # Somebody tidied up, or a client repeated a rename whose answer was lost: then it was done.
         return _lost(request, f"{request.failure}: its temporary file is gone")
     if step in (Step.READ, Step.STAT) and is_nothing_there(error):
         return FileMissingError(f"there is no file {path!r} under {request.root}", path=path)
-    if step is Step.CREATE and isinstance(error, FileExistsError):
-        return FileExistsAlreadyError(f"a file stands at {path!r} already; choose another name", path=path)
+    has_folder = "must both be directories" in answer.message
+    if step is Step.CREATE and (has_folder or isinstance(error, FileExistsError)):
+        stands = "a folder" if has_folder else "a file"
+        return FileExistsAlreadyError(f"{stands} stands at {path!r} already; choose another name", path=path)
     if answer.kind in _BLOCKED or (step is Step.FOLDER and isinstance(error, FileExistsError)):
         return StorageError(
             f"{request.failure}: a file stands where a folder is needed; choose another path", path=path
         )
     if answer.kind in _NAMELESS or "Pathname too long" in answer.message:
         return InvalidLocationError(f"{what}; use a shorter or plainer name", path=path)
-    if step is Step.WRITE and "must both be directories" in answer.message:
+    if step is Step.WRITE and has_folder:
         return StorageError(f"{request.failure}: a folder stands there; remove it", path=path)
     return None
 

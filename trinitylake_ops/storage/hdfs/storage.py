@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 _PAGE_ENTRIES = 1000  # so many a NameNode gives at once
 _FOLDER_MODE = 0o755
+#: So long a failed write waits, at most, for the end of its temporary file.
+_TIDYING_SECONDS = 2.0
 
 
 class HdfsStorage(Storage):
@@ -166,7 +168,7 @@ class HdfsStorage(Storage):
     def _remove(self, temporary: str) -> None:
         """Remove a temporary file that got no name, if the server answers. Nothing reads what is left."""
         try:
-            self._client.call(lambda client: client.delete(temporary, False))
+            self._client.call(lambda client: client.delete(temporary, False), most_seconds=_TIDYING_SECONDS)
         except FAILURES as error:
             logger.debug("the temporary file %r stays: %s", temporary, error)
 
