@@ -91,6 +91,7 @@ def test_the_core_reads_and_writes_tables(root: str) -> None:
 NEEDING = {
     "s3": ["--root", "s3://bucket/lake", "log"],
     "obstore": ["--root", "s3://bucket/lake", "--storage-option", "client=obstore", "log"],
+    "hdfs": ["--root", "hdfs://namenode:8020/lake", "log"],
     "spark": ["--root", "ROOT", "verify", "--engine", "spark"],
     "connect": ["--root", "ROOT", "verify", "--engine", "spark", "--spark-remote", "sc://127.0.0.1:1"],
 }
@@ -126,6 +127,7 @@ FACES = {
     "dagster": "from trinitylake_ops.dagster_plugin import TrinityLakeResource",
     "s3": "from trinitylake_ops import Lakehouse; Lakehouse.open('s3://bucket/lake')",
     "obstore": "from trinitylake_ops import Lakehouse; Lakehouse.open('s3://bucket/lake', {'client': 'obstore'})",
+    "hdfs": "from trinitylake_ops import Lakehouse; Lakehouse.open('hdfs://namenode:8020/lake')",
 }
 
 
@@ -240,7 +242,7 @@ def test_what_is_set_up_has_every_extra() -> None:
     )
     # What only make bench installs is pinned as well.
     for named in ([*set_up.split(","), "bench"], pinned.split(",")):
-        assert {*named, "connect", "dagster", "demo", "java", "obstore", "s3", "spark", ""} == set(declared())
+        assert {*named, "connect", "dagster", "demo", "hdfs", "java", "obstore", "s3", "spark", ""} == set(declared())
     assert distributions_of("all") == {name for extra in EXTRAS for name in distributions_of(extra)}
 
 

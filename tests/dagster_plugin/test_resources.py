@@ -19,6 +19,7 @@ from trinitylake_ops.dagster_plugin.resources import (
 )
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.storage.cache.options import CACHE_OPTIONS
+from trinitylake_ops.storage.hdfs.settings import HDFS_OPTIONS
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE, SECRET_OPTIONS, StorageOptions
 from trinitylake_ops.storage.s3.settings import S3_OPTIONS
 
@@ -26,7 +27,8 @@ from trinitylake_ops.storage.s3.settings import S3_OPTIONS
 def test_every_option_has_its_place_in_the_configuration() -> None:
     assert (
         set(StorageSettings.model_fields)
-        == (S3_OPTIONS | CACHE_OPTIONS | {"fsync", "allowed_roots", "whole_file_limit_bytes"}) - SECRET_OPTIONS
+        == (S3_OPTIONS | HDFS_OPTIONS | CACHE_OPTIONS | {"fsync", "allowed_roots", "whole_file_limit_bytes"})
+        - SECRET_OPTIONS
     )
     assert set(SecretVariables.model_fields) == SECRET_OPTIONS
 

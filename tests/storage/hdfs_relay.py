@@ -36,10 +36,11 @@ class Relay:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._lock = threading.Lock()
         self._faults: list[RelayFault] = []
-        self._sockets: list[socket.socket] = []
+        self._connections: list[_Connection] = []
         self._refuses = False
         self.n_hits = 0
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
 
     @property
     def address(self) -> str:
@@ -60,10 +61,17 @@ class Relay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)  # ends the wait for a connection
+        for thread in self._threads[:1]:
+            thread.join()
         self._listener.close()
-        with self._lock:
-            for one in self._sockets:
-                one.close()
+        for state in self._connections:
+            state.close()
+        for thread in self._threads:
+            thread.join()
+        for state in self._connections:
+            state.client.close()
+            state.server.close()
 
     def _accept(self) -> None:
         while True:
@@ -75,11 +83,12 @@ class Relay:
                 client.close()
                 continue
             server = socket.create_connection(("127.0.0.1", self._server_port))
-            with self._lock:
-                self._sockets += [client, server]
             state = _Connection(client, server)
-            threading.Thread(target=self._requests, args=(state,), daemon=True).start()
-            threading.Thread(target=self._answers, args=(state,), daemon=True).start()
+            self._connections.append(state)
+            for work in (self._requests, self._answers):
+                thread = threading.Thread(target=work, args=(state,), daemon=True)
+                self._threads.append(thread)
+                thread.start()
 
     def _requests(self, state: _Connection) -> None:
         tail = b""

@@ -19,6 +19,7 @@ from trinitylake_ops.extras import needs
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.spark_jobs.runtime.addresses import DEFAULT_MASTER, check_remote
+from trinitylake_ops.storage.hdfs.settings import HdfsLocation
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, OPTIONS_VARIABLE, StorageOptions, is_secret
 from trinitylake_ops.storage.s3.settings import S3Location, check_endpoint
 
@@ -51,6 +52,8 @@ def is_root_uri(given: str) -> bool:
         root = normalize_root_uri(given)
         if root.startswith("s3://"):
             S3Location.of(root)
+        if root.startswith("hdfs://"):
+            HdfsLocation.of(root)
     except InvalidLocationError:
         return False
     return True
@@ -85,13 +88,19 @@ class _OptionsConfig(dg.Config):
 class StorageSettings(_OptionsConfig):
     """Options of storages that anybody may see. Each storage takes some of them (docs/storage.md)."""
 
-    fsync: str | None = Field(default=None, description="Local folders: 'true' or 'false'.")
+    fsync: str | None = Field(default=None, description="Local folders and HDFS: 'true' or 'false'.")
     endpoint: str | None = Field(default=None, description="S3: URL of the server, when it is not AWS.")
     region: str | None = Field(default=None, description="S3: region of the bucket.")
     client: str | None = Field(default=None, description="S3: 's3fs' or 'obstore'.")
     addressing_style: str | None = Field(default=None, description="S3: 'auto', 'path' or 'virtual'.")
     connect_timeout_seconds: str | None = Field(default=None, description="S3: seconds until a connection stands.")
-    read_timeout_seconds: str | None = Field(default=None, description="S3: seconds without a byte of an answer.")
+    read_timeout_seconds: str | None = Field(
+        default=None, description="S3: seconds without a byte of an answer. HDFS: seconds without an answer."
+    )
+    namenodes: str | None = Field(
+        default=None, description="HDFS: HOST:PORT of each NameNode of a name service, with spaces between them."
+    )
+    replication: str | None = Field(default=None, description="HDFS: how many DataNodes keep each new file.")
     whole_file_limit_bytes: str | None = Field(
         default=None, description="The most bytes of a node or definition; 256 MiB by default, which is the least."
     )

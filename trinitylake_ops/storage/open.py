@@ -19,7 +19,8 @@ def open_storage(root_uri: str, storage_options: Mapping[str, str] | None = None
 
     Each kind of storage takes options of its own (docs/storage.md): ``file:///folder/`` takes ``fsync`` (``true``, the
     default, or ``false``), ``memory://name/`` none. ``s3://bucket/prefix/`` takes ``S3_OPTIONS``; ``client`` (``s3fs``,
-    the default, or ``obstore``) picks the library. Every root takes ``whole_file_limit_bytes``, and the options of the
+    the default, or ``obstore``) picks the library. ``hdfs://namenode:port/folder/`` takes ``fsync``, ``namenodes``,
+    ``read_timeout_seconds`` and ``replication``. Every root takes ``whole_file_limit_bytes``, and the options of the
     cache and ``allowed_roots``, which mean nothing here. Opening touches no file and sends no request.
 
     Raises InvalidLocationError for a root of another scheme or form, and InvalidInputError for an option that is not
