@@ -117,10 +117,9 @@ class HdfsCluster:
         """Start a DataNode, on the files it has."""
         folder = f"datanode-{number}"
         (self.folder / folder).mkdir(exist_ok=True)
-        addresses = {
-            name: f"127.0.0.1:{free_port()}"
-            for name in ("dfs.datanode.address", "dfs.datanode.http.address", "dfs.datanode.ipc.address")
-        }
+        addresses = dict.fromkeys(
+            ("dfs.datanode.address", "dfs.datanode.http.address", "dfs.datanode.ipc.address"), "127.0.0.1:0"
+        )
         self._configure(folder, {"dfs.datanode.data.dir": f"file://{self.folder / folder / 'data'}", **addresses})
         self._start(folder, self._command(_DATANODE, folder), daemons)
 
@@ -143,6 +142,8 @@ class HdfsCluster:
         url = f"http://127.0.0.1:{self.server.http_port}/jmx?qry=Hadoop:service=NameNode,name=*"
 
         def is_ready() -> bool:
+            for daemons in self._daemons.values():
+                daemons.check()
             try:
                 with urllib.request.urlopen(url, timeout=5) as answer:
                     beans = {bean["name"].rpartition("=")[2]: bean for bean in json.load(answer)["beans"]}
@@ -170,10 +171,15 @@ class HdfsCluster:
         self._write(
             conf,
             "core-site.xml",
-            {"fs.defaultFS": f"hdfs://127.0.0.1:{server.namenode_port}", "hadoop.tmp.dir": str(folder / "tmp")},
+            {
+                "fs.defaultFS": f"hdfs://127.0.0.1:{server.namenode_port}",
+                "hadoop.tmp.dir": str(folder / "tmp"),
+                # Else a program looks for the groups of users that this machine does not have.
+                "hadoop.user.group.static.mapping.overrides": f"{SUPERUSER}=supergroup;stranger=;",
+            },
         )
         settings = {
-            "dfs.replication": str(self.n_datanodes),
+            "dfs.replication": "3",
             "dfs.namenode.name.dir": f"file://{folder / 'name'}",
             "dfs.namenode.rpc-bind-host": "127.0.0.1",
             "dfs.namenode.http-address": f"127.0.0.1:{server.http_port}",
@@ -184,6 +190,10 @@ class HdfsCluster:
             "dfs.namenode.safemode.extension": "0",
             "dfs.namenode.fs-limits.min-block-size": "0",
             "dfs.heartbeat.interval": "1",
+            # New files go to no DataNode that was silent for 3 s, the least that HDFS takes.
+            "dfs.namenode.avoid.write.stale.datanode": "true",
+            "dfs.namenode.avoid.read.stale.datanode": "true",
+            "dfs.namenode.stale.datanode.interval": "3000",
             "dfs.webhdfs.enabled": "true",
             "dfs.datanode.directoryscan.threads": "1",
             **more,

@@ -24,12 +24,14 @@ from trinitylake_ops.storage import RetryStorage, open_storage
 pytestmark = [pytest.mark.soak, pytest.mark.debian_packages, pytest.mark.timeout(900)]
 
 PATIENCE_S = 300.0
+#: One more than a file has replicas. Of three, the NameNode would go on to give out one that is gone.
+N_DATANODES = 4
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HdfsCluster]:
     monkeypatch.setenv("HADOOP_USER_NAME", SUPERUSER)
-    made = HdfsCluster(tmp_path, tmp_path / "log")
+    made = HdfsCluster(tmp_path, tmp_path / "log", n_datanodes=N_DATANODES)
     made.start()
     yield made
     made.stop()
@@ -100,7 +102,7 @@ def test_a_namenode_that_restarts_in_the_middle_of_commits(cluster: HdfsCluster)
             cluster.stop_namenode()
             time.sleep(1)
             cluster.start_namenode()
-            cluster.wait_until_ready(3)
+            cluster.wait_until_ready(N_DATANODES)
         for committer in committers:
             committer.wait_for(3)
     finally:
@@ -119,7 +121,7 @@ def test_a_datanode_that_stops_in_the_middle_of_commits(cluster: HdfsCluster) ->
         cluster.stop_datanode(0)
         committer.wait_for(20)
         cluster.start_datanode(0)
-        cluster.wait_until_ready(3)
+        cluster.wait_until_ready(N_DATANODES)
         committer.wait_for(5)
     finally:
         committer.end()
@@ -142,15 +144,15 @@ def test_without_any_datanode_nothing_is_written_and_nothing_is_lost(cluster: Hd
     storage = open_storage(cluster.server.fresh_root(), {"read_timeout_seconds": "10"})
     assert isinstance(storage, RetryStorage)
     storage.create("f", b"x")
-    for number in range(3):
+    for number in range(N_DATANODES):
         cluster.stop_datanode(number)
     with pytest.raises(StorageError):
         storage.inner.create("g", b"x")
     with pytest.raises(StorageError):
         storage.inner.read("f")
     assert [file.path for file in storage.list()] == ["f"]
-    for number in range(3):
+    for number in range(N_DATANODES):
         cluster.start_datanode(number)
-    cluster.wait_until_ready(3)
+    cluster.wait_until_ready(N_DATANODES)
     storage.create("g", b"y")
     assert storage.read_many(["f", "g"]) == [b"x", b"y"]

@@ -72,7 +72,7 @@ def test_client_libraries_are_loaded_for_roots_on_s3_only(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("root", ["", "/tmp/x/", "ftp://user:secret@host/x/", "FILE:///x/", "file", "s4://bucket/"])
 def test_unknown_schemes(root: str) -> None:
-    with pytest.raises(InvalidLocationError, match=r"roots start with file://, memory:// or s3://") as caught:
+    with pytest.raises(InvalidLocationError, match=r"roots start with file://, memory://, .*s3://") as caught:
         open_storage(root)
     assert "secret" not in str(caught.value)
 

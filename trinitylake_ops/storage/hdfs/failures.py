@@ -209,7 +209,8 @@ def _about_the_moment(request: Request, error: BaseException, answer: Answer) ->
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
         if _NOT_CONNECTED.search(answer.message) and not request.step.changes_files:
             return UnreachableError(
-                f"{what}; check the address of the NameNode and that it runs, then retry", path=request.path
+                f"{what}; check the address of the NameNode, and that it and the DataNodes run, then retry",
+                path=request.path,
             )
         return _lost(request, what)
     if request.step is Step.STAGE and isinstance(error, FileNotFoundError):

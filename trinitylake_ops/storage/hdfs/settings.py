@@ -118,7 +118,12 @@ class HdfsSettings:
         Each NameNode is asked once: RetryStorage repeats, and knows what may be repeated.
         """
         service = location.host
-        told = {"dfs.client.failover.sleep.base.millis": "10", "dfs.client.failover.sleep.max.millis": "100"}
+        told = {
+            "dfs.client.failover.sleep.base.millis": "10",
+            "dfs.client.failover.sleep.max.millis": "100",
+            # Where no other DataNode is to be had, those that are left do. The NameNode makes up for it later.
+            "dfs.client.block.write.replace-datanode-on-failure.best-effort": "true",
+        }
         if location.port is not None:
             told["dfs.client.failover.max.attempts"] = "0"
         if self.namenodes:

@@ -37,8 +37,8 @@ _TIDYING_SECONDS = 2.0
 class HdfsStorage(Storage):
     """Files under ``hdfs://namenode:port/folder/``; the folder is made by the first write.
 
-    A file is written under a fresh name in ``_ops/tmp/`` and then renamed to its own, in a create without replacement
-    and in a write with it. So it is visible whole or not at all. With ``fsync`` its bytes are on the disks of all its
+    A file is written under a fresh name in ``_ops/tmp/`` and then renamed to its own. A create replaces nothing, a
+    write replaces. So a file is visible whole or not at all. With ``fsync`` its bytes are on the disks of all its
     DataNodes before the rename. The NameNode syncs its log before each answer.
 
     A killed process may leave a file in ``_ops/tmp/``, where nothing reads it. Times are those of the NameNode. In a
