@@ -12,11 +12,12 @@ from tests.servers.hdfs import SUPERUSER, HdfsServer
 from trinitylake_ops.storage import Storage, open_storage
 
 
-class TestHdfs(StorageContract):
+class HdfsContract(StorageContract):
     """A folder of its own for each test, deleted after it."""
 
     refused_names = frozenset({"a:b"})  # no name in HDFS has a colon
-    n_passing_files = 20
+    n_passing_files = 10
+    fsync = "true"
 
     @pytest.fixture(autouse=True)
     def hdfs_root(self, hdfs: HdfsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
@@ -26,4 +27,13 @@ class TestHdfs(StorageContract):
         hdfs.delete_all(self._root)
 
     def make_storage(self, folder: Path) -> Storage:
-        return open_storage(self._root)
+        return open_storage(self._root, {"fsync": self.fsync})
+
+
+class TestHdfsWithoutFsync(HdfsContract):
+    fsync = "false"
+
+
+@pytest.mark.soak  # tests/storage/test_hdfs.py has the default, with fsync
+class TestHdfsWithFsync(HdfsContract):
+    fsync = "true"
