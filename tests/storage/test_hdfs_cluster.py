@@ -19,7 +19,7 @@ from trinitylake_ops.errors import (
     StorageError,
     TransientError,
 )
-from trinitylake_ops.storage import RetryStorage, open_storage
+from trinitylake_ops.storage import RetryStorage, Storage, open_storage
 
 pytestmark = [pytest.mark.soak, pytest.mark.debian_packages, pytest.mark.timeout(900)]
 
@@ -153,6 +153,17 @@ def test_without_any_datanode_nothing_is_written_and_nothing_is_lost(cluster: Hd
     assert [file.path for file in storage.list()] == ["f"]
     for number in range(N_DATANODES):
         cluster.start_datanode(number)
-    cluster.wait_until_ready(N_DATANODES)
-    storage.create("g", b"y")
-    assert storage.read_many(["f", "g"]) == [b"x", b"y"]
+    # The NameNode never took them for dead, so only a write tells when it has their new addresses.
+    deadline = time.monotonic() + PATIENCE_S
+    while not _is_written(storage, "g"):
+        assert time.monotonic() < deadline
+    assert storage.read_many(["f", "g"]) == [b"x", b"g"]
+    assert sorted(file.path for file in storage.list()) == ["f", "g"]
+
+
+def _is_written(storage: Storage, name: str) -> bool:
+    try:
+        storage.create(name, name.encode())
+    except TransientError:
+        return False
+    return True
