@@ -158,8 +158,9 @@ def test_a_lakehouse_from_end_to_end(root: str) -> None:
         lake.snapshot(2)
     before = {file.path for file in storage.list()}
     clock.time_ms += LONG_MS
-    assert maintenance.plan_purge(lake).execute().files == 1
-    (purged,) = before - {file.path for file in storage.list()}
-    assert "ns3" in purged, "what only the expired versions had"
+    report = maintenance.plan_purge(lake).execute()
+    gone = before - {file.path for file in storage.list()}
+    assert len(gone) >= report.files > 0
+    assert any("ns3" in path for path in gone), "what only expired versions had"
     assert maintenance.verify(lake, deep=True).findings == ()
     check_lake(Lakehouse.open(root))
