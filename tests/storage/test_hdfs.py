@@ -227,6 +227,24 @@ def test_a_name_service_whose_first_namenode_is_gone(hdfs: HdfsServer, root: str
     caught(UnreachableError, lambda: gone.read("a/f"))
 
 
+def test_a_name_service_that_hadoops_files_describe(
+    hdfs: HdfsServer, root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = {"a": f"127.0.0.1:{free_port()}", "b": f"127.0.0.1:{free_port()}", "c": hdfs.address}
+    settings = {"dfs.ha.namenodes.lakes": "a,b,c"} | {
+        f"dfs.namenode.rpc-address.lakes.{name}": address for name, address in addresses.items()
+    }
+    properties = "".join(
+        f"<property><name>{key}</name><value>{value}</value></property>" for key, value in settings.items()
+    )
+    (tmp_path / "hdfs-site.xml").write_text(f"<configuration>{properties}</configuration>")
+    (tmp_path / "core-site.xml").write_text("<configuration></configuration>")
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    storage = bare(f"hdfs://lakes/{root.split('/', 3)[3]}")
+    storage.create("f", BODY)
+    assert bare(root).read("f") == BODY
+
+
 # --- lost answers -------------------------------------------------------------------------------------
 
 

@@ -23,6 +23,8 @@ _AUTHORITY = re.compile(rf"({_HOST})(?::([1-9][0-9]{{0,4}}))?")
 _NAMENODE = re.compile(rf"{_HOST}:[1-9][0-9]{{0,4}}")
 _MAX_NAMENODES = 16
 _MAX_REPLICATION = 512  # dfs.replication.max of Hadoop
+#: Of a name service that Hadoop's files describe: enough for three NameNodes, of which one is active.
+_MOST_FAILOVERS = "2"
 _MIN_TIMEOUT_SECONDS = 0.001
 _MAX_TIMEOUT_SECONDS = 86_400
 
@@ -133,7 +135,7 @@ class HdfsSettings:
             for name, address in zip(names, self.namenodes, strict=True):
                 told[f"dfs.namenode.rpc-address.{service}.{name}"] = address
         else:
-            told.setdefault("dfs.client.failover.max.attempts", "1")
+            told.setdefault("dfs.client.failover.max.attempts", _MOST_FAILOVERS)
         return told
 
 
