@@ -97,6 +97,7 @@ NEEDING = {
     "dynamodb": ["--root", "dynamodb://table/lake", "log"],
     "redis": ["--root", "redis://host/0/lake", "log"],
     "azure": ["--root", "abfss://box@account.dfs.core.windows.net/lake", "log"],
+    "hdfs": ["--root", "hdfs://namenode:8020/lake", "log"],
     "spark": ["--root", "ROOT", "verify", "--engine", "spark"],
     "connect": ["--root", "ROOT", "verify", "--engine", "spark", "--spark-remote", "sc://127.0.0.1:1"],
 }
@@ -136,6 +137,7 @@ FACES = {
     "dynamodb": "from trinitylake_ops import Lakehouse; Lakehouse.open('dynamodb://table/lake')",
     "redis": "from trinitylake_ops import Lakehouse; Lakehouse.open('redis://host/0/lake')",
     "azure": "from trinitylake_ops import Lakehouse; Lakehouse.open('az://box/lake', {'account_name': 'account'})",
+    "hdfs": "from trinitylake_ops import Lakehouse; Lakehouse.open('hdfs://namenode:8020/lake')",
 }
 
 

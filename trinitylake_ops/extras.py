@@ -23,6 +23,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "gcs": ("aiohttp", "gcsfs", "google.auth", "google.oauth2"),
     "dynamodb": ("botocore",),
     "azure": _AZURE,
+    "hdfs": ("hdfs_native",),
     "spark": _SPARK,
     "java": _JAVA,
     "dagster": _DAGSTER,

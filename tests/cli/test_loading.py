@@ -11,7 +11,10 @@ import pytest
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.cli.app import trinitylake
 
-HEAVY = ("dagster", "jinja2", "obstore", "pandas", "pyarrow", "pydantic", "pyiceberg", "pyspark", "rich", "s3fs")
+HEAVY = (
+    "dagster", "hdfs_native", "jinja2", "obstore", "pandas", "pyarrow", "pydantic", "pyiceberg", "pyspark", "rich",
+    "s3fs",
+)  # fmt: skip
 #: What commands that look at a lakehouse on local disk may load of it.
 LOOKING = {"pyarrow", "rich"}
 

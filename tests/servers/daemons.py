@@ -44,12 +44,17 @@ def log_tail(log: Path) -> str:
     return "\n".join(lines[-N_LOG_LINES_SHOWN:]) or "(the log is empty)"
 
 
-def run(command: list[str], log: Path, environment: Mapping[str, str] | None = None) -> str:
+def run(
+    command: list[str],
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    timeout_seconds: float = START_TIMEOUT_SECONDS,
+) -> str:
     """Run a command to its end and return what it printed; errors go to the log. Raises ServerStartError."""
     with log.open("ab") as errors:
         try:
             ended = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, timeout=START_TIMEOUT_SECONDS,
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, timeout=timeout_seconds,
                 env={**os.environ, **(environment or {})},
             )  # fmt: skip
         except FileNotFoundError:

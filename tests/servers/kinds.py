@@ -12,6 +12,7 @@ from tests.servers.azurite import AzureServer, start_azurite
 from tests.servers.daemons import Daemons
 from tests.servers.dynalite import DynamoDBServer, start_dynalite
 from tests.servers.gcs import GcsServer, start_fake_gcs
+from tests.servers.hdfs import kept_hdfs, start_hdfs
 from tests.servers.moto import start_moto
 from tests.servers.radosgw import start_radosgw
 from tests.servers.s3_server import S3Server
@@ -48,6 +49,7 @@ KINDS: dict[str, Kind] = {
     "azurite": Kind(start_azurite, AzureServer, is_of_debian=True),
     "dynalite": Kind(start_dynalite, DynamoDBServer, is_of_debian=True),
     "fake_gcs": Kind(start_fake_gcs, GcsServer),
+    "hdfs": Kind(start_hdfs, kept_hdfs, is_of_debian=True),
     "moto": Kind(start_moto, S3Server),
     "radosgw": Kind(start_radosgw, S3Server, is_of_debian=True),
     "redis_server": Kind(redis.start_kept("redis"), redis.kept("redis"), is_of_debian=True),

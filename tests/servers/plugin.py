@@ -27,6 +27,7 @@ from tests.servers.azurite import AzureServer
 from tests.servers.daemons import START_TIMEOUT_SECONDS, log_tail
 from tests.servers.dynalite import DynamoDBServer
 from tests.servers.gcs import GcsServer
+from tests.servers.hdfs import HdfsServer
 from tests.servers.keeper import ENDPOINT, FAILURE, PID
 from tests.servers.kinds import KINDS, Server
 from tests.servers.redis import RedisServer
@@ -256,3 +257,10 @@ def valkey_server(request: pytest.FixtureRequest) -> RedisServer:
 def redis_folder(tmp_path: Path) -> Path:
     """A folder for servers of Debian's Redis that a test starts itself."""
     return tmp_path / "redis"
+
+
+@pytest.fixture
+def hdfs(request: pytest.FixtureRequest) -> HdfsServer:
+    """A real HDFS; tests that use it are marked ``debian_packages``."""
+    server: HdfsServer = request.config.stash[SERVER_RUN].server("hdfs")
+    return server

@@ -85,7 +85,7 @@ class _OptionsConfig(dg.Config):
 class StorageSettings(_OptionsConfig):
     """Options of storages that anybody may see. Each storage takes some of them (docs/storage.md)."""
 
-    fsync: str | None = Field(default=None, description="Local folders: 'true' or 'false'.")
+    fsync: str | None = Field(default=None, description="Local folders, HDFS: 'true' or 'false'.")
     endpoint: str | None = Field(
         default=None, description="S3, Azure, Google Cloud Storage, DynamoDB: URL of another server."
     )
@@ -108,6 +108,10 @@ class StorageSettings(_OptionsConfig):
     cluster: str | None = Field(default=None, description="Redis: 'true' for a cluster.")
     tls_ca_file: str | None = Field(default=None, description="Redis: file of certificates that are trusted.")
     tls_client_pem_file: str | None = Field(default=None, description="Redis: file of our certificate and its key.")
+    namenodes: str | None = Field(
+        default=None, description="HDFS: HOST:PORT of each NameNode of a name service, with spaces between them."
+    )
+    replication: str | None = Field(default=None, description="HDFS: how many DataNodes keep each new file.")
     whole_file_limit_bytes: str | None = Field(
         default=None, description="The most bytes of a node or definition; 256 MiB by default, which is the least."
     )

@@ -19,9 +19,9 @@ def open_storage(root_uri: str, storage_options: Mapping[str, str] | None = None
 
     Each kind of storage takes options of its own (docs/storage.md): ``file:///folder/`` takes ``fsync`` (``true``, the
     default, or ``false``), ``memory://name/`` none. ``s3://bucket/prefix/`` takes ``S3_OPTIONS``; ``client`` (``s3fs``,
-    the default, or ``obstore``) picks the library. ``dynamodb://table/prefix/`` takes ``DYNAMODB_OPTIONS``. Every root
-    takes ``whole_file_limit_bytes``, and the options of the cache and ``allowed_roots``, which mean nothing here.
-    Opening touches no file and sends no request.
+    the default, or ``obstore``) picks the library. The other kinds take the options of their schemes
+    (``storage/schemes.py``). Every root takes ``whole_file_limit_bytes``, and the options of the cache and
+    ``allowed_roots``, which mean nothing here. Opening touches no file and sends no request.
 
     Raises InvalidLocationError for a root of another scheme or form, and InvalidInputError for an option that is not
     known or not valid. Neither repeats credentials. Raises MissingExtraError if a client's library is missing.

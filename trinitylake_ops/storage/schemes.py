@@ -16,6 +16,7 @@ from trinitylake_ops.extras import needs
 from trinitylake_ops.storage.azure.settings import AZURE_CLIENTS, AZURE_ENVIRONMENT, AZURE_OPTIONS, AzureLocation
 from trinitylake_ops.storage.dynamodb.settings import DYNAMODB_ENVIRONMENT, DYNAMODB_OPTIONS, DynamoDBLocation
 from trinitylake_ops.storage.gcs.settings import GCS_ENVIRONMENT, GCS_OPTIONS, GcsLocation
+from trinitylake_ops.storage.hdfs.settings import HDFS_ENVIRONMENT, HDFS_OPTIONS, HdfsLocation
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.local.storage import LocalStorage
 from trinitylake_ops.storage.memory import MemoryStorage
@@ -97,6 +98,13 @@ def _open_memory(root: str, options: StorageOptions) -> Storage:
     return MemoryStorage(root, whole_file_limit_bytes=whole_file_limit_bytes(options))
 
 
+def _open_hdfs(root: str, options: StorageOptions) -> Storage:
+    with needs("hdfs"):
+        from trinitylake_ops.storage.hdfs.storage import HdfsStorage
+
+    return HdfsStorage(root, options)
+
+
 def _open_s3(root: str, options: StorageOptions) -> Storage:
     # The client libraries take a good part of a second to load. Other roots should not pay for that.
     if options.one_of("client", S3_CLIENTS) == "obstore":
@@ -156,5 +164,6 @@ OWN_SCHEMES: Mapping[str, Scheme] = {
         Scheme("dynamodb", DYNAMODB_OPTIONS, _open_dynamodb, DYNAMODB_ENVIRONMENT, DynamoDBLocation.of, ("endpoint",)),
         Scheme("redis", REDIS_OPTIONS, _open_redis, REDIS_ENVIRONMENT, RedisLocation.of),
         Scheme("rediss", REDIS_OPTIONS, _open_redis, REDIS_ENVIRONMENT, RedisLocation.of),
+        Scheme("hdfs", HDFS_OPTIONS, _open_hdfs, HDFS_ENVIRONMENT, HdfsLocation.of, ("namenodes",)),
     )
 }

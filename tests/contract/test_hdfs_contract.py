@@ -1,0 +1,39 @@
+"""The contract on HDFS, as ``open_storage`` gives it on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.storage_contract import StorageContract
+from tests.servers.hdfs import SUPERUSER, HdfsServer
+from trinitylake_ops.storage import Storage, open_storage
+
+
+class HdfsContract(StorageContract):
+    """A folder of its own for each test, deleted after it."""
+
+    refused_names = frozenset({"a:b"})  # no name in HDFS has a colon
+    n_passing_files = 10
+    fsync = "true"
+
+    @pytest.fixture(autouse=True)
+    def hdfs_root(self, hdfs: HdfsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+        monkeypatch.setenv("HADOOP_USER_NAME", SUPERUSER)
+        self._root = hdfs.fresh_root()
+        yield self._root
+        hdfs.delete_all(self._root)
+
+    def make_storage(self, folder: Path) -> Storage:
+        return open_storage(self._root, {"fsync": self.fsync})
+
+
+class TestHdfsWithoutFsync(HdfsContract):
+    fsync = "false"
+
+
+@pytest.mark.soak  # tests/storage/test_hdfs.py has the default, with fsync
+class TestHdfsWithFsync(HdfsContract):
+    fsync = "true"

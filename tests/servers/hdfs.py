@@ -1,0 +1,231 @@
+"""A real HDFS 2.7.3 on loopback: a NameNode and three DataNodes, as many as a file has replicas by default.
+
+With one DataNode each file would take half a second: hdfs-native completes a file as soon as all DataNodes have it, and
+waits 500 ms where none of them has told the NameNode yet. The last of three nearly always has.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.servers.daemons import Daemons, ServerStartError, free_port, run
+from tests.servers.hdfs_jars import class_path
+
+#: The one who runs the NameNode may do everything.
+SUPERUSER = "tests"
+#: Hadoop 2.7 asks Java for what newer ones than 17 no longer have.
+_JAVA_HOMES = Path("/usr/lib/jvm")
+_JAVA = "java-17-openjdk-*/bin/java"
+_OPENED = ("java.lang", "java.nio", "sun.nio.ch", "java.util")
+JAVA_OPTIONS = (
+    "-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Djava.net.preferIPv4Stack=true",
+    "--add-exports=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
+    "--add-opens=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
+    *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED),
+)  # fmt: skip
+_NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
+_DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
+_LOGGING = """log4j.rootLogger=WARN,console
+log4j.appender.console=org.apache.log4j.ConsoleAppender
+log4j.appender.console.target=System.err
+log4j.appender.console.layout=org.apache.log4j.PatternLayout
+log4j.appender.console.layout.ConversionPattern=%d{HH:mm:ss,SSS} %p %c{2}: %m%n
+"""
+
+
+def java() -> str:
+    """Return the program of Java 17. Raises ServerStartError."""
+    found = sorted(_JAVA_HOMES.glob(_JAVA))
+    if not found:
+        raise ServerStartError("there is no Java 17: it comes with the packages of deploy/debian-packages.txt")
+    return str(found[0])
+
+
+@dataclass(frozen=True)
+class HdfsServer:
+    """Where a server is. Tests take a fresh folder of it each, and are the user ``tests``, who may do everything."""
+
+    namenode_port: int
+    http_port: int
+    log: Path
+
+    @property
+    def storage_options(self) -> dict[str, str]:
+        """Storage options that open a root on this server."""
+        return {}
+
+    @property
+    def address(self) -> str:
+        """Host and port of the NameNode."""
+        return f"127.0.0.1:{self.namenode_port}"
+
+    def make_shared_folder(self) -> None:
+        """Make the folder in which everybody may make roots."""
+        self.call("PUT", "/tests", op="MKDIRS", permission="777")
+
+    def fresh_root(self, name: str = "lake", /) -> str:
+        """Return the root URI of a folder that is not there yet."""
+        return f"hdfs://{self.address}/tests/{uuid.uuid4().hex}/{name}/"
+
+    def call(self, method: str, path: str, **query: str) -> dict[str, object]:
+        """Ask WebHDFS as the superuser, which is no part of the code under test. Returns the answer."""
+        query = {"user.name": SUPERUSER, **query}
+        text = "&".join(f"{name}={value}" for name, value in query.items())
+        url = f"http://127.0.0.1:{self.http_port}/webhdfs/v1{path}?{text}"
+        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=60) as answer:
+            found: dict[str, object] = json.loads(answer.read() or b"{}")
+        return found
+
+    def administer(self, *command: str) -> str:
+        """Run a command of ``hdfs dfsadmin`` as the superuser; it starts a Java, which takes a second or two."""
+        jars = ":".join(map(str, class_path(self.log)))
+        program = [java(), *JAVA_OPTIONS, "-cp", jars, "org.apache.hadoop.hdfs.tools.DFSAdmin"]
+        return run([*program, "-fs", f"hdfs://{self.address}", *command], self.log, {"HADOOP_USER_NAME": SUPERUSER})
+
+    def delete_all(self, root: str) -> None:
+        """Delete the folder of a root that ``fresh_root`` gave."""
+        self.call("DELETE", "/" + "/".join(root.split("/")[3:5]), op="DELETE", recursive="true")
+
+
+class HdfsCluster:
+    """The processes of one HDFS, which tests may stop and start one by one."""
+
+    def __init__(self, folder: Path, log: Path, n_datanodes: int = 3):
+        self.folder = folder
+        self.log = log
+        self.n_datanodes = n_datanodes
+        self.server = HdfsServer(free_port(), free_port(), log)
+        self._daemons: dict[str, Daemons] = {}
+        self._jars = class_path(log)
+        self._java = java()
+
+    def start(self, daemons: Daemons | None = None) -> None:
+        """Format the file system and start all processes, at once. Raises ServerStartError."""
+        for name in ("hdfs", "datanode"):
+            (self.folder / "conf" / "webapps" / name / "WEB-INF").mkdir(parents=True)
+        (self.folder / "conf" / "log4j.properties").write_text(_LOGGING)
+        self._configure("conf", {})
+        self.start_namenode(daemons, format_first=True)
+        for number in range(self.n_datanodes):
+            self.start_datanode(number, daemons)
+        self.wait_until_ready(self.n_datanodes)
+
+    def start_namenode(self, daemons: Daemons | None = None, *, format_first: bool = False) -> None:
+        """Start the NameNode, on the files it has."""
+        command = self._command(_NAMENODE, "conf")
+        if format_first:
+            run([*command, "-format", "-force", "-nonInteractive"], self.log, self._environment())
+        self._start("namenode", command, daemons)
+
+    def start_datanode(self, number: int = 0, daemons: Daemons | None = None) -> None:
+        """Start a DataNode, on the files it has."""
+        folder = f"datanode-{number}"
+        (self.folder / folder).mkdir(exist_ok=True)
+        addresses = dict.fromkeys(
+            ("dfs.datanode.address", "dfs.datanode.http.address", "dfs.datanode.ipc.address"), "127.0.0.1:0"
+        )
+        self._configure(folder, {"dfs.datanode.data.dir": f"file://{self.folder / folder / 'data'}", **addresses})
+        self._start(folder, self._command(_DATANODE, folder), daemons)
+
+    def stop_namenode(self) -> None:
+        """Kill the NameNode."""
+        self._daemons.pop("namenode").stop()
+
+    def stop_datanode(self, number: int = 0) -> None:
+        """Kill a DataNode."""
+        self._daemons.pop(f"datanode-{number}").stop()
+
+    def stop(self) -> None:
+        """Kill all processes."""
+        for daemons in self._daemons.values():
+            daemons.stop()
+        self._daemons.clear()
+
+    def wait_until_ready(self, n_datanodes: int = 1) -> None:
+        """Wait until so many DataNodes are there and files can be written. Raises ServerStartError."""
+        url = f"http://127.0.0.1:{self.server.http_port}/jmx?qry=Hadoop:service=NameNode,name=*"
+
+        def is_ready() -> bool:
+            for daemons in self._daemons.values():
+                daemons.check()
+            try:
+                with urllib.request.urlopen(url, timeout=5) as answer:
+                    beans = {bean["name"].rpartition("=")[2]: bean for bean in json.load(answer)["beans"]}
+                state = beans["FSNamesystemState"]
+                return state["NumLiveDataNodes"] >= n_datanodes and not beans["NameNodeInfo"]["Safemode"]
+            except (OSError, KeyError, ValueError):
+                return False
+
+        next(iter(self._daemons.values())).wait_until(is_ready, "HDFS")
+
+    def _start(self, name: str, command: list[str], daemons: Daemons | None) -> None:
+        self._daemons[name] = daemons or Daemons(self.log)
+        self._daemons[name].start(command, self._environment())
+
+    def _environment(self) -> dict[str, str]:
+        return {"HADOOP_HOME": str(self.folder), "HADOOP_USER_NAME": SUPERUSER}
+
+    def _command(self, program: str, conf: str) -> list[str]:
+        folders = [str(self.folder / conf), str(self.folder / "conf")]
+        jars = ":".join([*folders, *map(str, self._jars)])
+        return [self._java, *JAVA_OPTIONS, f"-Dhadoop.log.dir={self.folder}", "-cp", jars, program]
+
+    def _configure(self, conf: str, more: Mapping[str, str]) -> None:
+        server, folder = self.server, self.folder
+        self._write(
+            conf,
+            "core-site.xml",
+            {
+                "fs.defaultFS": f"hdfs://127.0.0.1:{server.namenode_port}",
+                "hadoop.tmp.dir": str(folder / "tmp"),
+                # Else a program looks for the groups of users that this machine does not have.
+                "hadoop.user.group.static.mapping.overrides": f"{SUPERUSER}=supergroup;stranger=;",
+            },
+        )
+        settings = {
+            "dfs.replication": "3",
+            "dfs.namenode.name.dir": f"file://{folder / 'name'}",
+            "dfs.namenode.rpc-bind-host": "127.0.0.1",
+            "dfs.namenode.http-address": f"127.0.0.1:{server.http_port}",
+            "dfs.namenode.http-bind-host": "127.0.0.1",
+            "dfs.datanode.hostname": "127.0.0.1",
+            "dfs.namenode.datanode.registration.ip-hostname-check": "false",
+            "dfs.permissions.enabled": "true",
+            "dfs.namenode.safemode.extension": "0",
+            "dfs.namenode.fs-limits.min-block-size": "0",
+            "dfs.heartbeat.interval": "1",
+            # New files go to no DataNode that was silent for 3 s, the least that HDFS takes.
+            "dfs.namenode.avoid.write.stale.datanode": "true",
+            "dfs.namenode.avoid.read.stale.datanode": "true",
+            "dfs.namenode.stale.datanode.interval": "3000",
+            "dfs.webhdfs.enabled": "true",
+            "dfs.datanode.directoryscan.threads": "1",
+            **more,
+        }
+        self._write(conf, "hdfs-site.xml", settings)
+
+    def _write(self, conf: str, name: str, settings: Mapping[str, str]) -> None:
+        properties = "".join(
+            f"<property><name>{key}</name><value>{value}</value></property>\n" for key, value in settings.items()
+        )
+        (self.folder / conf / name).write_text(f"<configuration>\n{properties}</configuration>\n")
+
+
+def start_hdfs(folder: Path, daemons: Daemons) -> str:
+    """Start an HDFS that ends with the keeper; returns where it is. Raises ServerStartError."""
+    cluster = HdfsCluster(folder, daemons.log)
+    cluster.start(daemons)
+    cluster.server.make_shared_folder()
+    return f"{cluster.server.namenode_port},{cluster.server.http_port}"
+
+
+def kept_hdfs(kind: str, endpoint: str, folder: Path) -> HdfsServer:
+    """Return the server of a test run, whose log the keeper writes."""
+    del kind  # there is one
+    namenode_port, http_port = map(int, endpoint.split(","))
+    return HdfsServer(namenode_port, http_port, folder.parent / "log")

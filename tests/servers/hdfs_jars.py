@@ -1,0 +1,60 @@
+"""The jars of a real HDFS 2.7.3 server: out of PySpark 2.4.8, which holds them, and five Debian packages."""
+
+from __future__ import annotations
+
+import fnmatch
+import shutil
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from tests.servers.cached import cached_folder
+from tests.servers.daemons import ServerStartError, run
+
+_SOURCE = "pyspark==2.4.8"
+_FOLDER_IN_SOURCE = "pyspark-2.4.8/deps/jars"
+# To look into the source distribution, pip runs its setup, which needs tools of its time.
+_BUILD_CONSTRAINTS = "setuptools<58\npypandoc<1.8\n"
+_JARS = (
+    "activation-*", "commons-cli-*", "commons-codec-*", "commons-collections-*", "commons-configuration-*",
+    "commons-io-*", "commons-lang-*", "commons-logging*", "guava-*", "hadoop-annotations-2.7.3", "hadoop-auth-2.7.3",
+    "hadoop-common-2.7.3", "hadoop-hdfs-2.7.3", "htrace*", "httpclient-4*", "httpcore-4*", "jackson-core-asl*",
+    "jackson-mapper-asl*", "javax.servlet-api*", "jaxb-api*", "jetty-*", "jsp-api*", "leveldbjni*", "log4j-1*",
+    "netty-*", "protobuf*", "slf4j-*", "xercesImpl*", "xmlenc*",
+)  # fmt: skip
+_DEBIAN_FOLDER = Path("/usr/share/java")
+_DEBIAN_JARS = ("commons-daemon", "jersey1-core", "jersey1-server", "jersey1-servlet", "jsr311-api")
+
+
+def class_path(log: Path) -> list[Path]:
+    """Return the jars of the server. The first run fetches them (220 MB) and keeps 29 MB in the user's cache.
+
+    Raises ServerStartError.
+    """
+    debian = [_DEBIAN_FOLDER / f"{name}.jar" for name in _DEBIAN_JARS]
+    if missing := [str(jar) for jar in debian if not jar.exists()]:
+        raise ServerStartError(f"{missing[0]} is missing: it comes with the packages of deploy/debian-packages.txt")
+    kept = cached_folder("hdfs-2.7.3", lambda folder: _fetch(folder, log))
+    return [*sorted(kept.glob("*.jar")), *debian]
+
+
+def _fetch(kept: Path, log: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=kept.parent) as name:
+        folder = Path(name)
+        constraints = folder / "constraints.txt"
+        constraints.write_text(_BUILD_CONSTRAINTS)
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "-q"]
+        run(
+            [*pip, "download", "--no-deps", "--build-constraint", str(constraints), "-d", name, _SOURCE], log,
+            timeout_seconds=600,
+        )  # fmt: skip
+        (archive,) = folder.glob("pyspark-*.tar.gz")
+        with tarfile.open(archive) as source:
+            for member in source:
+                parent, _, jar = member.name.rpartition("/")
+                if parent == _FOLDER_IN_SOURCE and any(fnmatch.fnmatch(jar, f"{one}.jar") for one in _JARS):
+                    content = source.extractfile(member)
+                    assert content is not None
+                    with content, (kept / jar).open("wb") as target:
+                        shutil.copyfileobj(content, target)

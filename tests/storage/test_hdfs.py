@@ -1,0 +1,399 @@
+"""HDFS: what its options and roots may be, and each failure of a real server by its own error."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes import fork
+from tests.servers.daemons import free_port
+from tests.servers.hdfs import SUPERUSER, HdfsServer
+from tests.storage.hdfs_relay import Relay, RelayFault
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import (
+    AmbiguousWriteError,
+    FileExistsAlreadyError,
+    FileMissingError,
+    InvalidInputError,
+    InvalidLocationError,
+    StorageError,
+    StorageFullError,
+    StoragePermissionError,
+    TransientError,
+    UnreachableError,
+)
+from trinitylake_ops.storage import RetryStorage, Storage, open_storage
+from trinitylake_ops.storage.hdfs.clock import NameNodeClock
+from trinitylake_ops.storage.hdfs.failures import Request, Step, typed_error
+from trinitylake_ops.storage.schemes import environment_of
+
+REPOSITORY = Path(__file__).parents[2]
+PATIENCE_S = 20.0
+BODY = b"x" * 5000
+
+
+@pytest.fixture(autouse=True)
+def _user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HADOOP_USER_NAME", SUPERUSER)
+    monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
+
+
+@pytest.fixture
+def root(hdfs: HdfsServer) -> Iterator[str]:
+    made = hdfs.fresh_root()
+    yield made
+    hdfs.delete_all(made)
+
+
+@pytest.fixture
+def relay(hdfs: HdfsServer) -> Iterator[Relay]:
+    with Relay(hdfs.namenode_port) as running:
+        yield running
+
+
+def bare(root: str, **options: str) -> Storage:
+    """The storage itself, without the retries around it."""
+    storage = open_storage(root, options)
+    assert isinstance(storage, RetryStorage)
+    return storage.inner
+
+
+def through(relay: Relay, root: str, **options: str) -> Storage:
+    return bare(f"hdfs://{relay.address}/{root.split('/', 3)[3]}", **options)
+
+
+def caught(kind: type[StorageError], call: Callable[[], object]) -> str:
+    """Assert that a call raises exactly this error, in one line without a trace of the server."""
+    with pytest.raises(kind) as raised:
+        call()
+    assert type(raised.value) is kind
+    text = str(raised.value)
+    assert "\n" not in text and "\tat" not in text and ".java" not in text
+    return text
+
+
+# --- roots and options ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        "hdfs:///path/", "hdfs://user:pass@host:8020/path/", "hdfs://host:0/p/", "hdfs://host:port/p/",
+        "hdfs://ho st/p/", "hdfs://h:1/a:b/", "hdfs://h:1/.reserved/raw/", "hdfs://h:1/a/.snapshot/s/",
+    ],
+)  # fmt: skip
+def test_roots_of_another_form(root: str) -> None:
+    with pytest.raises(InvalidLocationError) as raised:
+        open_storage(root)
+    assert "pass" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fsync": "yes"}, "'fsync' must be 'true' or 'false'"),
+        ({"namenodes": "a:1 b:1"}, "this root names a port"),
+        ({"replication": "0"}, "'replication' must be a number from 1 to 512"),
+        ({"replication": "1.5"}, "'replication' must be a whole number"),
+        ({"read_timeout_seconds": "0"}, "'read_timeout_seconds'"),
+        ({"region": "eu"}, r"unknown storage option 'region': hdfs:// supports .*namenodes"),
+    ],
+)
+def test_options_that_are_not_valid(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        open_storage("hdfs://host:8020/lake/", options)
+
+
+@pytest.mark.parametrize("namenodes", ["", "a", "a:x", "a:1,b:1", "a:1 " * 17])
+def test_namenodes_that_are_not_valid(namenodes: str) -> None:
+    with pytest.raises(InvalidInputError, match="'namenodes' must be 1 to 16 of HOST:PORT"):
+        open_storage("hdfs://lakes/lake/", {"namenodes": namenodes})
+
+
+def test_opening_sends_no_request_and_pickles() -> None:
+    storage = open_storage("hdfs://nowhere.invalid:8020/lake/", {"replication": "2"})
+    copy = pickle.loads(pickle.dumps(storage))
+    assert copy.root == "hdfs://nowhere.invalid:8020/lake/"
+    assert repr(copy.inner) == repr(storage.inner)  # type: ignore[attr-defined]
+    assert "HADOOP_USER_NAME" in environment_of(storage.root)
+
+
+@pytest.mark.parametrize("name", ["a:b", ".snapshot", "a/.snapshot/b"])
+def test_names_that_hdfs_does_not_have(name: str) -> None:
+    storage = bare("hdfs://127.0.0.1:1/lake/")
+    for call in (storage.read, storage.stat, storage.delete, storage.list, lambda path: storage.create(path, b"")):
+        with pytest.raises(InvalidLocationError, match="HDFS"):
+            call(name)
+
+
+# --- no server ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("authority", ["a free port", "nowhere.invalid:8020"])
+def test_nobody_listens_or_the_host_is_unknown(authority: str) -> None:
+    storage = bare(f"hdfs://{authority.replace('a free port', f'127.0.0.1:{free_port()}')}/lake/")
+    started = time.monotonic()
+    for call in (
+        lambda: storage.read("f"), lambda: storage.create("f", BODY), lambda: storage.write("f", BODY),
+        lambda: list(storage.list()), storage.now_ms,
+    ):  # fmt: skip
+        assert "check the address of the NameNode" in caught(UnreachableError, call)
+    assert time.monotonic() - started < PATIENCE_S
+
+
+def test_a_server_that_never_answers_costs_the_time_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        storage = bare(f"hdfs://127.0.0.1:{silent.getsockname()[1]}/lake/", read_timeout_seconds="0.3")
+        started = time.monotonic()
+        for call in (lambda: storage.read("f"), lambda: storage.create("f", BODY), lambda: list(storage.list())):
+            assert "no answer within 0.3" in caught(TransientError, call)
+        caught(AmbiguousWriteError, lambda: storage.delete("f"))
+        assert time.monotonic() - started < PATIENCE_S
+
+
+def test_a_name_service_that_nobody_described() -> None:
+    assert "'namenodes'" in caught(StorageError, lambda: bare("hdfs://lakes/lake/").read("f"))
+
+
+# --- rights, quota, names -----------------------------------------------------------------------------
+
+
+def test_a_stranger_may_do_nothing(hdfs: HdfsServer, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare(root).create("folder/f", BODY)
+    hdfs.call("PUT", "/" + root.split("/", 3)[3].rstrip("/"), op="SETPERMISSION", permission="700")
+    monkeypatch.setenv("HADOOP_USER_NAME", "stranger")
+    storage = bare(root)
+    for call in (
+        lambda: storage.read("folder/f"), lambda: storage.stat("folder/f"), lambda: storage.create("new", BODY),
+        lambda: storage.write("folder/f", b""), lambda: storage.delete("folder/f"), lambda: list(storage.list()),
+        lambda: storage.jot("folder/f", b""), storage.now_ms,
+    ):  # fmt: skip
+        assert "user=stranger" in caught(StoragePermissionError, call)
+
+
+def test_a_quota_of_names_and_one_of_space(hdfs: HdfsServer, root: str) -> None:
+    storage, folder = bare(root), "/" + root.split("/", 3)[3].rstrip("/")
+    storage.create("f", b"")
+    hdfs.administer("-setQuota", "5", folder)  # the folder, _ops, _ops/tmp, f, and one more
+    storage.create("g", b"")
+    assert "quota" in caught(StorageFullError, lambda: storage.create("h", b""))
+    storage.delete("g")
+    storage.write("h", b"")
+    hdfs.administer("-clrQuota", folder)
+    hdfs.administer("-setSpaceQuota", "1000", folder)
+    assert "quota" in caught(StorageFullError, lambda: storage.create("i", BODY))
+    assert sorted(file.path for file in storage.list()) == ["f", "h"]
+    assert list(storage.list("_ops/tmp/")) == []
+
+
+def test_names_that_are_too_long_or_taken_by_folders(root: str) -> None:
+    storage = bare(root)
+    for name in ("x" * 256, "a/" * 4500 + "b"):
+        with pytest.raises(InvalidLocationError):
+            storage.create(name, BODY)
+    storage.create("file", BODY)
+    storage.create("folder/f", BODY)
+    assert "a file stands where a folder is needed" in caught(
+        StorageError, lambda: storage.create("file/below/it", BODY)
+    )
+    assert "a file stands where a folder is needed" in caught(StorageError, lambda: storage.write("file/below", BODY))
+    assert "a folder stands there" in caught(StorageError, lambda: storage.write("folder", BODY))
+    caught(FileExistsAlreadyError, lambda: storage.create("folder", BODY))
+    storage.jot("gone/note", b"x")
+    caught(FileMissingError, lambda: storage.read("gone/note"))
+    assert list(storage.list("_ops/tmp/")) == []
+
+
+def test_replicas_as_many_as_the_option_says(hdfs: HdfsServer, root: str) -> None:
+    bare(root, replication="1", fsync="false").create("f", BODY)
+    found = hdfs.call("GET", "/" + root.split("/", 3)[3] + "f", op="GETFILESTATUS")
+    assert found["FileStatus"]["replication"] == 1  # type: ignore[index]
+
+
+def test_a_name_service_whose_first_namenode_is_gone(hdfs: HdfsServer, root: str) -> None:
+    service = f"hdfs://lakes/{root.split('/', 3)[3]}"
+    storage = bare(service, namenodes=f"127.0.0.1:{free_port()} {hdfs.address}")
+    storage.create("a/f", BODY)
+    caught(FileExistsAlreadyError, lambda: storage.create("a/f", BODY))
+    assert storage.read("a/f") == bare(root).read("a/f") == BODY
+    gone = bare(service, namenodes=f"127.0.0.1:{free_port()} 127.0.0.1:{free_port()}")
+    caught(UnreachableError, lambda: gone.read("a/f"))
+
+
+def test_a_name_service_that_hadoops_files_describe(
+    hdfs: HdfsServer, root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = {"a": f"127.0.0.1:{free_port()}", "b": f"127.0.0.1:{free_port()}", "c": hdfs.address}
+    settings = {"dfs.ha.namenodes.lakes": "a,b,c"} | {
+        f"dfs.namenode.rpc-address.lakes.{name}": address for name, address in addresses.items()
+    }
+    properties = "".join(
+        f"<property><name>{key}</name><value>{value}</value></property>" for key, value in settings.items()
+    )
+    (tmp_path / "hdfs-site.xml").write_text(f"<configuration>{properties}</configuration>")
+    (tmp_path / "core-site.xml").write_text("<configuration></configuration>")
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    storage = bare(f"hdfs://lakes/{root.split('/', 3)[3]}")
+    storage.create("f", BODY)
+    assert bare(root).read("f") == BODY
+
+
+# --- lost answers -------------------------------------------------------------------------------------
+
+
+def test_a_rename_whose_answer_is_lost_is_ambiguous(relay: Relay, root: str) -> None:
+    storage = through(relay, root)
+    for number, step in enumerate((storage.create, storage.write)):
+        name = f"f{number}"
+        step(f"before-{number}", BODY)
+        relay.begin(RelayFault(b"rename2", "drop_answer"))
+        assert "may have taken effect" in caught(AmbiguousWriteError, lambda: step(name, BODY))  # noqa: B023
+        assert relay.n_hits == 1
+        assert storage.read(name) == BODY
+
+
+def test_a_rename_that_never_arrived_is_ambiguous_too(relay: Relay, root: str) -> None:
+    storage = through(relay, root)
+    storage.create("f", BODY)
+    relay.begin(RelayFault(b"rename2", "drop_request"))
+    caught(AmbiguousWriteError, lambda: storage.create("g", BODY))
+    assert relay.n_hits == 1, "nobody but RetryStorage repeats"
+    assert not storage.exists("g")
+    storage.create("g", BODY)
+    assert list(storage.list("_ops/tmp/")) == []
+
+
+def test_a_name_service_repeats_no_rename_either(relay: Relay, root: str) -> None:
+    service = f"hdfs://lakes/{root.split('/', 3)[3]}"
+    storage = bare(service, namenodes=f"{relay.address} {relay.address}")
+    storage.create("f", BODY)
+    for number, action in enumerate(("drop_answer", "drop_request")):
+        relay.begin(RelayFault(b"rename2", action))  # type: ignore[arg-type]
+        caught(AmbiguousWriteError, lambda: storage.create(f"g{number}", BODY))  # noqa: B023
+        assert relay.n_hits == 1
+        assert storage.exists(f"g{number}") == (action == "drop_answer")
+
+
+def test_a_rename_whose_temporary_file_is_gone_is_ambiguous() -> None:
+    request = Request(Step.CREATE, "f", "hdfs://host:1/lake/")
+    error = typed_error(request, FileNotFoundError("rename source /lake/_ops/tmp/1 is not found.\n\tat X"), 1)
+    assert type(error) is AmbiguousWriteError
+
+
+@pytest.mark.parametrize("action", ["drop_answer", "drop_request"])
+def test_a_server_that_is_gone_after_the_rename_was_sent(relay: Relay, root: str, action: str) -> None:
+    storage = through(relay, root)
+    storage.create("f", BODY)
+    relay.begin(RelayFault(b"rename2", action))  # type: ignore[arg-type]
+    relay.refuse()
+    caught(AmbiguousWriteError, lambda: storage.create("g", BODY))
+    assert bare(root).exists("g") == (action == "drop_answer")
+
+
+def test_a_rename_without_an_answer_ends_in_time(relay: Relay, root: str) -> None:
+    storage = through(relay, root, read_timeout_seconds="1.5")
+    storage.create("f", BODY)
+    relay.begin(RelayFault(b"rename2", "silence"))
+    started = time.monotonic()
+    assert "no answer within 1.5 s" in caught(AmbiguousWriteError, lambda: storage.create("g", BODY))
+    assert time.monotonic() - started < PATIENCE_S
+    assert storage.read("g") == BODY, "the next request has a connection of its own"
+
+
+@pytest.mark.parametrize("method", [b"addBlock", b"complete"])
+def test_a_temporary_file_that_fails_leaves_the_name_free(relay: Relay, root: str, method: bytes) -> None:
+    storage = through(relay, root, read_timeout_seconds="1.5")
+    storage.create("f", BODY)
+    relay.begin(RelayFault(method, "silence"))
+    caught(TransientError, lambda: storage.create("g", BODY))
+    assert relay.n_hits == 1
+    caught(FileMissingError, lambda: storage.read("g"))
+    storage.create("g", BODY)
+    assert storage.read("g") == BODY
+
+
+def test_reads_and_deletes_whose_answers_are_lost(relay: Relay, root: str) -> None:
+    bare(root).create("f", BODY)
+    storage = through(relay, root, read_timeout_seconds="0.5")
+    for method, kind, call in (
+        (b"getBlockLocations", TransientError, lambda: storage.read("f")),
+        (b"getFileInfo", TransientError, lambda: storage.stat("f")),
+        (b"getListing", TransientError, lambda: list(storage.list())),
+        (b"delete", AmbiguousWriteError, lambda: storage.delete("f")),
+    ):
+        relay.begin(RelayFault(method, "silence"))
+        caught(kind, call)
+        assert relay.n_hits == 1
+
+
+def test_a_commit_whose_answer_is_lost_is_made_once(relay: Relay, root: str) -> None:
+    lake = Lakehouse.create(f"hdfs://{relay.address}/{root.split('/', 3)[3]}", {"cache_bytes": "0"})
+    for number in range(4):
+        relay.begin(RelayFault(b"rename2", "drop_answer", times=1 + number))
+        with lake.transaction() as txn:
+            txn.create_namespace(f"ns{number}")
+        assert relay.n_hits > 0
+    assert lake.latest_version() == 4
+    assert sorted(Lakehouse.open(root).snapshot().namespaces()) == [f"ns{number}" for number in range(4)]
+
+
+# --- processes and clocks -----------------------------------------------------------------------------
+
+
+def test_a_forked_child_is_refused_and_its_parent_goes_on(root: str) -> None:
+    storage = open_storage(root)
+    storage.create("f", BODY)
+    child = fork(lambda report: report(caught(StorageError, lambda: storage.read("f"))))
+    assert "forked" in child.next_report()
+    assert child.finish()[0] == 0
+    assert storage.read("f") == BODY
+
+
+def test_a_child_that_was_forked_before_the_first_use_works(root: str) -> None:
+    open_storage(root).create("f", BODY)
+    program = (
+        "import os, sys\nfrom trinitylake_ops.storage import open_storage\nstorage = open_storage(sys.argv[1])\n"
+        "child = os.fork()\nos.write(1, b'%d\\n' % len(storage.read('f')))\n"
+        "if child:\n    assert os.waitpid(child, 0)[1] == 0\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program, root], cwd=REPOSITORY, capture_output=True, text=True)
+    assert (ran.stdout, ran.returncode) == ("5000\n5000\n", 0), ran.stderr
+
+
+def test_the_clock_is_the_servers(root: str) -> None:
+    storage = bare(root)
+    times_ms = [storage.now_ms() for _ in range(5)]
+    storage.create("f", b"")
+    assert times_ms == sorted(times_ms)
+    assert times_ms[-1] - 1 <= storage.stat("f").last_modified_ms <= storage.now_ms() + 1000
+    assert list(storage.list("_ops/tmp/")) == []
+
+
+def test_the_clock_never_leads_and_asks_every_two_minutes() -> None:
+    local_ms, stamps = [0.0], [0]
+
+    def stamp() -> int:
+        local_ms[0] += 5
+        stamps[0] += 1
+        made_ms = 1_000_000 + int(local_ms[0]) - 3
+        local_ms[0] += 5
+        return made_ms
+
+    clock = NameNodeClock(local_ms=lambda: local_ms[0])
+    last_ms = 0
+    for _ in range(100):
+        local_ms[0] += 10_000
+        now_ms = clock.now_ms(stamp)
+        assert last_ms < now_ms <= 1_000_000 + local_ms[0]
+        assert now_ms >= 1_000_000 + local_ms[0] - 10 - 25
+        last_ms = now_ms
+    assert stamps[0] == 8
+    local_ms[0] += 200_000
+    assert clock.now_ms(lambda: 500_000) == 500_000, "a clock that was set back is followed"

@@ -1,0 +1,169 @@
+"""HDFS while its servers stop and come back, each test on a cluster of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lakes import check_lake
+from tests.servers.hdfs import SUPERUSER, HdfsCluster
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import (
+    CommitAttemptsExhaustedError,
+    CommitOutcomeUnknownError,
+    ObjectExistsError,
+    StorageError,
+    TransientError,
+)
+from trinitylake_ops.storage import RetryStorage, Storage, open_storage
+
+pytestmark = [pytest.mark.soak, pytest.mark.debian_packages, pytest.mark.timeout(900)]
+
+PATIENCE_S = 300.0
+#: One more than a file has replicas. Of three, the NameNode would go on to give out one that is gone.
+N_DATANODES = 4
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HdfsCluster]:
+    monkeypatch.setenv("HADOOP_USER_NAME", SUPERUSER)
+    made = HdfsCluster(tmp_path, tmp_path / "log", n_datanodes=N_DATANODES)
+    made.start()
+    yield made
+    made.stop()
+
+
+class Committer(threading.Thread):
+    """Commits one namespace after the other until it is stopped, and keeps the names of those that were told done."""
+
+    def __init__(self, root: str, prefix: str):
+        super().__init__()
+        self._lake = Lakehouse.open(root, {"read_timeout_seconds": "5"})
+        self._prefix = prefix
+        self._ending = threading.Event()
+        self.done: list[str] = []
+        self.n_failures = 0
+
+    def run(self) -> None:
+        number = 0
+        while not self._ending.is_set():
+            name = f"{self._prefix}_{number}"
+            try:
+                with self._lake.transaction() as txn:
+                    txn.create_namespace(name)
+            except ObjectExistsError:  # a commit whose outcome was unknown did land
+                assert self.n_failures
+            except (StorageError, CommitAttemptsExhaustedError, CommitOutcomeUnknownError):
+                self.n_failures += 1
+                time.sleep(0.05)
+                continue
+            self.done.append(name)
+            number += 1
+
+    def wait_for(self, n_more: int) -> None:
+        wanted, deadline = len(self.done) + n_more, time.monotonic() + PATIENCE_S
+        while len(self.done) < wanted:
+            assert self.is_alive() and time.monotonic() < deadline, "the commits do not go on"
+            time.sleep(0.02)
+
+    def end(self) -> None:
+        self._ending.set()
+        self.join(PATIENCE_S)
+        assert not self.is_alive()
+
+
+def root_on(cluster: HdfsCluster) -> str:
+    root = cluster.server.fresh_root()
+    Lakehouse.create(root)
+    return root
+
+
+def check_all(root: str, committers: list[Committer]) -> None:
+    lake = Lakehouse.open(root)
+    namespaces = lake.snapshot().namespaces()
+    assert sorted(namespaces) == sorted(name for committer in committers for name in committer.done)
+    assert lake.latest_version() == len(namespaces), "each commit made one version"
+    check_lake(lake)
+
+
+def test_a_namenode_that_restarts_in_the_middle_of_commits(cluster: HdfsCluster) -> None:
+    root = root_on(cluster)
+    committers = [Committer(root, f"w{number}") for number in range(2)]
+    for committer in committers:
+        committer.start()
+    try:
+        for _ in range(3):
+            for committer in committers:
+                committer.wait_for(3)
+            cluster.stop_namenode()
+            time.sleep(1)
+            cluster.start_namenode()
+            cluster.wait_until_ready(N_DATANODES)
+        for committer in committers:
+            committer.wait_for(3)
+    finally:
+        for committer in committers:
+            committer.end()
+    assert sum(committer.n_failures for committer in committers) > 0, "no commit met the restart"
+    check_all(root, committers)
+
+
+def test_a_datanode_that_stops_in_the_middle_of_commits(cluster: HdfsCluster) -> None:
+    root = root_on(cluster)
+    committer = Committer(root, "w")
+    committer.start()
+    try:
+        committer.wait_for(5)
+        cluster.stop_datanode(0)
+        committer.wait_for(20)
+        cluster.start_datanode(0)
+        cluster.wait_until_ready(N_DATANODES)
+        committer.wait_for(5)
+    finally:
+        committer.end()
+    check_all(root, [committer])
+
+
+def test_safe_mode_passes(cluster: HdfsCluster) -> None:
+    storage = open_storage(cluster.server.fresh_root())
+    assert isinstance(storage, RetryStorage)
+    storage.create("f", b"x")
+    cluster.server.administer("-safemode", "enter")
+    with pytest.raises(TransientError, match="safe mode"):
+        storage.inner.create("g", b"x")
+    assert storage.read("f") == b"x"
+    cluster.server.administer("-safemode", "leave")
+    storage.create("g", b"x")
+
+
+def test_without_any_datanode_nothing_is_written_and_nothing_is_lost(cluster: HdfsCluster) -> None:
+    storage = open_storage(cluster.server.fresh_root(), {"read_timeout_seconds": "10"})
+    assert isinstance(storage, RetryStorage)
+    storage.create("f", b"x")
+    for number in range(N_DATANODES):
+        cluster.stop_datanode(number)
+    with pytest.raises(StorageError):
+        storage.inner.create("g", b"x")
+    with pytest.raises(StorageError):
+        storage.inner.read("f")
+    assert [file.path for file in storage.list()] == ["f"]
+    for number in range(N_DATANODES):
+        cluster.start_datanode(number)
+    # The NameNode never took them for dead, so only a write tells when it has their new addresses.
+    deadline = time.monotonic() + PATIENCE_S
+    while not _is_written(storage, "g"):
+        assert time.monotonic() < deadline
+    assert storage.read_many(["f", "g"]) == [b"x", b"g"]
+    assert sorted(file.path for file in storage.list()) == ["f", "g"]
+
+
+def _is_written(storage: Storage, name: str) -> bool:
+    try:
+        storage.create(name, name.encode())
+    except TransientError:
+        return False
+    return True

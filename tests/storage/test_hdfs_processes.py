@@ -1,0 +1,166 @@
+"""Lakehouses on HDFS from end to end, and processes that race on it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clock import AgingStorage
+from tests.contract.storage_contract import MIB, run_together
+from tests.lakes import check_lake
+from tests.servers.hdfs import SUPERUSER, HdfsServer
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import FileExistsAlreadyError, VersionExpiredError
+from trinitylake_ops.storage import Storage, open_storage
+
+REPOSITORY = Path(__file__).parents[2]
+N_THREADS, N_PROCESSES = 32, 8
+LONG = [pytest.mark.soak, pytest.mark.timeout(3600)]
+LEAD_NS = 5_000_000
+#: More than a transaction's time to live and the margin for clocks.
+LONG_MS = 2 * 24 * 3_600_000
+
+
+@pytest.fixture
+def root(hdfs: HdfsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("HADOOP_USER_NAME", SUPERUSER)
+    made = hdfs.fresh_root()
+    yield made
+    hdfs.delete_all(made)
+
+
+class Worker:
+    """A process of ``tests.storage.hdfs_worker``."""
+
+    def __init__(self, kind: str, root: str, number: int):
+        command = [sys.executable, "-m", "tests.storage.hdfs_worker", kind, root, str(number)]
+        self._process = subprocess.Popen(
+            command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def ask(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def workers(request: pytest.FixtureRequest, root: str) -> Iterator[list[Worker]]:
+    kind, n_workers = request.param
+    if kind == "commit":
+        Lakehouse.create(root)
+    started = [Worker(kind, root, number) for number in range(n_workers)]
+    try:
+        assert {worker.answer() for worker in started} == {"ready"}
+        yield started
+    finally:
+        for worker in started:
+            worker.stop()
+
+
+def check_round(storage: Storage, name: str, outcomes: list[str], n_bytes: int) -> None:
+    assert sorted(outcomes) == ["FileExistsAlreadyError"] * (len(outcomes) - 1) + ["won"]
+    winner = outcomes.index("won")
+    assert storage.read(name) == bytes([winner]) * n_bytes
+    assert [(file.path, file.size_bytes) for file in storage.list()] == [(name, n_bytes)]
+    storage.delete(name)
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "n_rounds"),
+    [
+        (0, 3), (MIB, 1),
+        *(pytest.param(n_bytes, 100, marks=LONG, id=f"{n_bytes}-full") for n_bytes in (0, MIB, 9 * MIB)),
+    ],
+)  # fmt: skip
+def test_32_threads_create_one_name(root: str, n_bytes: int, n_rounds: int) -> None:
+    storage = open_storage(root)
+    for number in range(n_rounds):
+        name = f"round-{number}/name"  # the folder is raced for, too
+
+        def create(racer: int, name: str = name) -> str:
+            try:
+                storage.create(name, bytes([racer]) * n_bytes)
+            except FileExistsAlreadyError as error:
+                return type(error).__name__
+            return "won"
+
+        outcomes = run_together([lambda racer=racer: create(racer) for racer in range(N_THREADS)])  # type: ignore[misc]
+        check_round(storage, name, [str(outcome) for outcome in outcomes], n_bytes)
+    assert list(storage.list("_ops/tmp/")) == []
+
+
+@pytest.mark.parametrize("workers", [("create", N_PROCESSES)], indirect=True, ids=[""])
+@pytest.mark.parametrize(
+    "n_rounds",
+    [
+        {0: 3, MIB: 2, 9 * MIB: 1},
+        pytest.param({0: 100, MIB: 100, 9 * MIB: 100}, marks=LONG, id="full"),
+    ],
+)
+def test_8_processes_create_one_name(root: str, workers: list[Worker], n_rounds: dict[int, int]) -> None:
+    storage = open_storage(root)
+    for n_bytes, times in n_rounds.items():
+        for number in range(times):
+            name = f"round-{n_bytes}-{number}/name"
+            moment = time.monotonic_ns() + LEAD_NS
+            for worker in workers:
+                worker.ask(f"{name} {n_bytes} {moment}")
+            check_round(storage, name, [worker.answer() for worker in workers], n_bytes)
+    assert list(storage.list("_ops/tmp/")) == []
+
+
+@pytest.mark.parametrize("workers", [("commit", 2)], indirect=True, ids=[""])
+@pytest.mark.parametrize("n_commits", [20, pytest.param(200, marks=LONG)])
+def test_two_processes_of_many_commits_each_lose_nothing(root: str, workers: list[Worker], n_commits: int) -> None:
+    for worker in workers:
+        worker.ask(str(n_commits))
+    assert max(int(worker.answer()) for worker in workers) == 2 * n_commits
+    lake = Lakehouse.open(root)
+    assert lake.latest_version() == 2 * n_commits
+    wanted = {f"ns_{worker}_{number}" for worker in range(2) for number in range(n_commits)}
+    assert set(lake.snapshot().namespaces()) == wanted
+    check_lake(lake)
+
+
+def test_a_lakehouse_from_end_to_end(root: str) -> None:
+    storage = open_storage(root)
+    clock = AgingStorage(storage, storage.now_ms())
+    lake = Lakehouse.create(root, storage=clock)
+    for number in range(4):
+        with lake.transaction() as txn:
+            txn.create_namespace(f"ns{number}")
+    maintenance.rollback(lake, 3)
+    assert lake.snapshot().namespaces() == ["ns0", "ns1", "ns2"]
+    assert [info.version for info in lake.history()] == [5, 4, 3, 2, 1, 0]
+
+    backup = f"{root.removesuffix('lake/')}backup/"
+    maintenance.plan_export(lake, "kept", level="full", target=backup).execute()
+    assert Lakehouse.open(backup).snapshot().namespaces() == ["ns0", "ns1", "ns2"]
+
+    clock.time_ms += LONG_MS
+    policy = maintenance.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
+    assert maintenance.plan_expiration(lake, policy).execute().versions
+    with pytest.raises(VersionExpiredError):
+        lake.snapshot(2)
+    before = {file.path for file in storage.list()}
+    clock.time_ms += LONG_MS
+    report = maintenance.plan_purge(lake).execute()
+    gone = before - {file.path for file in storage.list()}
+    assert len(gone) >= report.files > 0
+    assert any("ns3" in path for path in gone), "what only expired versions had"
+    assert maintenance.verify(lake, deep=True).findings == ()
+    check_lake(Lakehouse.open(root))

@@ -1,0 +1,73 @@
+"""The client of one root: made at first use, and anew after a request without an answer."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from hdfs_native import Client
+
+from trinitylake_ops.storage.fork import at_fork
+from trinitylake_ops.storage.hdfs.calls import OverdueError, call_within
+from trinitylake_ops.storage.hdfs.failures import FAILURES, Request, typed_error
+from trinitylake_ops.storage.hdfs.settings import HdfsLocation, HdfsSettings
+
+T = TypeVar("T")
+
+#: A transfer may be this slow before it is given up.
+MIN_BYTES_PER_SECOND = 128 * 1024
+
+
+class HdfsClient:
+    """Makes calls to HDFS, each with a limit of time. Thread-safe."""
+
+    def __init__(self, location: HdfsLocation, settings: HdfsSettings):
+        self._location = location
+        self._settings = settings
+        self._client: Client | None = None
+        self.forget()
+        at_fork(self)
+
+    def forget(self) -> None:
+        """Make a new lock: a forked child does not have the thread that held it."""
+        self._lock = threading.Lock()
+
+    def ask(self, request: Request, work: Callable[[Client], T], n_bytes: int = 0) -> T:
+        """Make a call that transfers so many bytes. Raises the typed error of its failure."""
+        limit_seconds = self._limit_seconds(n_bytes)
+        try:
+            return self.call(work, n_bytes)
+        except FAILURES as error:
+            failure = typed_error(request, error, limit_seconds)
+        # This is raised outside the handler: the client's error holds the server's stack trace.
+        raise failure
+
+    def call(self, work: Callable[[Client], T], n_bytes: int = 0, most_seconds: float = math.inf) -> T:
+        """Make a call that transfers so many bytes. Raises one of ``FAILURES``."""
+        client = self._current()
+        try:
+            return call_within(min(self._limit_seconds(n_bytes), most_seconds), lambda: work(client))
+        except OverdueError:
+            self._drop(client)
+            raise
+
+    def typed(self, request: Request, error: BaseException) -> Exception:
+        """Return the typed error for one of ``FAILURES`` that ``call`` raised."""
+        return typed_error(request, error, self._settings.read_timeout_seconds)
+
+    def _limit_seconds(self, n_bytes: int) -> float:
+        return self._settings.read_timeout_seconds + n_bytes / MIN_BYTES_PER_SECOND
+
+    def _current(self) -> Client:
+        with self._lock:
+            if self._client is None:
+                self._client = Client(self._location.url, dict(self._settings.configuration(self._location)))
+            return self._client
+
+    def _drop(self, client: Client) -> None:
+        """Let the next call make a new connection: this one may never answer."""
+        with self._lock:
+            if self._client is client:
+                self._client = None
