@@ -18,10 +18,10 @@ from tests.proxy import FaultyProxy
 from tests.servers.dynalite import DynamoDBServer, refusal_document
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, StorageError, StoragePermissionError
 from trinitylake_ops.storage import RetryStorage, open_storage
-from trinitylake_ops.storage.dynamodb import requests
 from trinitylake_ops.storage.dynamodb.items import PART_BYTES
 from trinitylake_ops.storage.dynamodb.parts import MAX_UPLOAD_MS, ORPHAN_AGE_MS
 from trinitylake_ops.storage.dynamodb.storage import DynamoDBStorage
+from trinitylake_ops.storage.remote import repeated
 
 LARGE = bytes(range(256)) * (5 * PART_BYTES // 256) + b"end"
 N_PARTS = 6
@@ -31,7 +31,7 @@ HOUR_MS = 3_600_000
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let requests that the storage repeats be repeated soon."""
-    monkeypatch.setattr(requests, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(repeated, "FIRST_WAIT_SECONDS", 0.001)
 
 
 @pytest.fixture

@@ -29,8 +29,9 @@ from trinitylake_ops.errors import (
     UnreachableError,
 )
 from trinitylake_ops.storage import RetryStorage, Storage
-from trinitylake_ops.storage.dynamodb import parts, requests
+from trinitylake_ops.storage.dynamodb import parts
 from trinitylake_ops.storage.dynamodb.storage import DynamoDBStorage
+from trinitylake_ops.storage.remote import repeated
 
 BODY = bytes(range(256)) * 400
 LARGE = bytes(range(256)) * 4 * 1024  # three parts
@@ -113,7 +114,7 @@ def proxy(dynalite: DynamoDBServer) -> Iterator[FaultyProxy]:
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let requests that the storage repeats be repeated soon."""
-    monkeypatch.setattr(requests, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(repeated, "FIRST_WAIT_SECONDS", 0.001)
 
 
 @pytest.fixture
@@ -298,7 +299,7 @@ def test_a_large_create_gives_up_soon_where_nobody_answers(
     dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest of the parts is not sent when one of them got no answer for long."""
-    monkeypatch.setattr(parts, "_sent_again", functools.partial(requests.sent_again, longest_s=READ_TIMEOUT_S / 2))
+    monkeypatch.setattr(parts, "_sent_again", functools.partial(repeated.sent_again, longest_s=READ_TIMEOUT_S / 2))
     storage = bare(root, dynalite, endpoint=proxy.url, read_timeout_seconds=str(READ_TIMEOUT_S))
     storage._parts._concurrency = 2
     storage.now_ms()

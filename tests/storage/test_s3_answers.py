@@ -19,16 +19,10 @@ from trinitylake_ops.errors import (
     TrinityLakeError,
     UnreachableError,
 )
+from trinitylake_ops.storage.aws.answers import error_without_credentials
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.s3.answers import (
-    Request,
-    S3Request,
-    TransportFailure,
-    error_from_answer,
-    error_from_transport,
-    error_without_credentials,
-    is_range_beyond_end,
-)
+from trinitylake_ops.storage.remote.requests import Request, TransportFailure, error_from_transport
+from trinitylake_ops.storage.s3.answers import S3Request, error_from_answer, is_range_beyond_end
 
 SECRETS = {
     "access_key_id": "AKIDOFTESTS",

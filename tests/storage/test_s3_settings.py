@@ -67,14 +67,14 @@ def test_keys_that_no_path_has(key: str) -> None:
 
 
 def test_settings() -> None:
-    assert S3Settings.of(StorageOptions()) == S3Settings(None, None, "auto", 5, 30)
+    assert S3Settings.of(StorageOptions()) == S3Settings(None, None, 5, 30, "auto")
     given = {
         "endpoint": "https://host:9000",
         "region": "eu-1",
         "addressing_style": "path",
         "read_timeout_seconds": "0.5",
     }
-    assert S3Settings.of(StorageOptions(given)) == S3Settings("https://host:9000", "eu-1", "path", 5, 0.5)
+    assert S3Settings.of(StorageOptions(given)) == S3Settings("https://host:9000", "eu-1", 5, 0.5, "path")
     S3Settings.of(StorageOptions({"access_key_id": "a", "secret_access_key": "b", "session_token": "c"}))
 
 

@@ -20,7 +20,7 @@ from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.spark_jobs.runtime.addresses import DEFAULT_MASTER, check_remote
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, OPTIONS_VARIABLE, StorageOptions, is_secret
-from trinitylake_ops.storage.s3.settings import check_endpoint
+from trinitylake_ops.storage.remote.settings import check_endpoint
 from trinitylake_ops.storage.schemes import check_root
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.storage.azure.settings import ACCOUNT, AzureLocation, AzureSettings
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.s3.settings import check_endpoint
+from trinitylake_ops.storage.remote.settings import check_endpoint
 
 _PUBLIC_CLOUD = "core.windows.net"
 #: Where credentials that are not options may stand, in the order in which they are looked for.

@@ -18,7 +18,7 @@ from trinitylake_ops.errors import (
     TransientError,
     TrinityLakeError,
 )
-from trinitylake_ops.storage.s3.answers import Request, S3Request, lost, safe, shown
+from trinitylake_ops.storage.remote.requests import Request, StorageRequest
 
 #: A hierarchical account says so of a file's name that is a folder, or lies below a file.
 NO_FILE_CODES = frozenset(
@@ -52,7 +52,7 @@ _ARCHIVED = {"BlobArchived", "BlobBeingRehydrated"}
 
 
 @dataclass(frozen=True, slots=True)
-class AzureRequest(S3Request):
+class AzureRequest(StorageRequest):
     """One request to a container."""
 
     @property
@@ -68,7 +68,7 @@ def error_from_answer(
 
     ``code`` is the service's own word (``BlobNotFound``), None if the answer has none, as that of a proxy.
     """
-    what = f"{request.failure}: the service says {shown(request, status, code, message)}"
+    what = f"{request.failure}: the service says {request.answered(status, code, message)}"
     return (
         _about_credentials(request, status, code)
         or _about_the_place(request, what, status, code)
@@ -81,7 +81,7 @@ def error_from_answer(
 def error_without_credentials(request: AzureRequest, reason: str) -> StoragePermissionError:
     """Return the error for a request that could not be authorised; nothing was sent."""
     return StoragePermissionError(
-        f"{request.failure}: {safe(request, reason)}; give one of the options 'account_key', 'sas_token' and"
+        f"{request.failure}: {request.safe(reason)}; give one of the options 'account_key', 'sas_token' and"
         " 'connection_string', or set up credentials of Azure",
         path=request.path,
     )
@@ -95,7 +95,7 @@ def _about_credentials(request: AzureRequest, status: int | None, code: str | No
         advice = "not allowed; check the credentials and their permissions on the container"
     else:
         return None
-    answer = shown(request, status, code, None)
+    answer = request.answered(status, code)
     return StoragePermissionError(f"{request.failure}: {advice} (the service says {answer})", path=request.path)
 
 
@@ -136,7 +136,7 @@ def _about_the_moment(
 ) -> TrinityLakeError | None:
     if status == 408 or (code is None and status in (409, 429) and request.operation.changes_files):
         # The service names its reason. A proxy that names none may still hold the request.
-        return lost(request, what)
+        return request.lost(what)
     if status == 429 or code in _SLOWER:
         return ThrottledError(f"{what}; retry at a slower pace", path=request.path)
     if code in _DAMAGED_ON_THE_WAY:
@@ -144,5 +144,5 @@ def _about_the_moment(
     if status == 409 and code is None:
         return TransientError(f"{what}: another request for the same name is under way; retry", path=request.path)
     if status is not None and status >= 500 and status != 501:
-        return lost(request, what)
+        return request.lost(what)
     return None

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
-import fsspec.asyn
 from azure.core.credentials import AzureSasCredential
 from azure.core.pipeline.transport import AioHttpTransport, HttpRequest
 from azure.identity.aio import DefaultAzureCredential
@@ -25,14 +24,12 @@ from azure.storage.blob.aio import BlobServiceClient
 from trinitylake_ops.storage.azure.account import Account
 from trinitylake_ops.storage.azure.settings import AzureSettings
 from trinitylake_ops.storage.fork import at_fork, keep_for_ever
+from trinitylake_ops.storage.remote.loop import close_on_loop, run_on_loop
+from trinitylake_ops.storage.remote.settings import longest_seconds
 
 T = TypeVar("T")
 
-#: The slowest transfer that a request waits for, on top of the time-outs for connecting and for the answer.
-MIN_BYTES_PER_SECOND = 128 * 1024
-
 _AT_ONCE_BYTES = 1 << 18
-_CLOSE_TIMEOUT_SECONDS = 1.0
 
 
 class _OneSendTransport(AioHttpTransport):  # type: ignore[misc] # azure-core hides its type behind a __getattr__
@@ -86,12 +83,7 @@ class BlobClient:
 
     def run(self, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a request on the event loop and wait for it. Raises what the client library raises."""
-        answer = asyncio.run_coroutine_threadsafe(request(), fsspec.asyn.get_loop())
-        try:
-            return answer.result()
-        except BaseException:
-            answer.cancel()  # after an interrupt no request stays behind
-            raise
+        return run_on_loop(request())
 
     def time_limit(self, n_bytes: int = 0) -> asyncio.Timeout:
         """Bound the transfer of a request or an answer with this many bytes of body.
@@ -99,7 +91,7 @@ class BlobClient:
         Raises TimeoutError after that time. The client's own time-outs see a silent server, but not one that trickles
         or stops reading.
         """
-        return asyncio.timeout(self._settings.waiting_seconds + n_bytes / MIN_BYTES_PER_SECOND)
+        return asyncio.timeout(longest_seconds(self._settings, n_bytes))
 
     @contextlib.asynccontextmanager
     async def send(
@@ -190,15 +182,5 @@ async def _close_all(opened: _Opened) -> None:
 
 
 def _close(opened: list[_Opened]) -> None:
-    if not opened:
-        return
-    loop = fsspec.asyn.get_loop()
-    if loop.is_closed():
-        return
-    closing = asyncio.run_coroutine_threadsafe(_close_all(opened[0]), loop)
-    if threading.get_ident() == getattr(loop, "_thread_id", None):
-        return  # garbage collection on the loop's own thread: the client closes when this returns
-    try:
-        closing.result(_CLOSE_TIMEOUT_SECONDS)
-    except TimeoutError:
-        closing.cancel()
+    if opened:
+        close_on_loop(lambda: _close_all(opened[0]))

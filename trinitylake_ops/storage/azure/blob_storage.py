@@ -7,9 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
-
-from trinitylake_ops.errors import FileMissingError, StorageError, ThrottledError, TransientError, TrinityLakeError
+from trinitylake_ops.errors import FileMissingError, StorageError, TransientError, TrinityLakeError
 from trinitylake_ops.storage.azure.account import Account
 from trinitylake_ops.storage.azure.answers import NO_BATCH_CODES, AzureRequest, error_from_answer
 from trinitylake_ops.storage.azure.blob_client import Answer, BlobClient
@@ -25,12 +23,13 @@ from trinitylake_ops.storage.azure.settings import (
 from trinitylake_ops.storage.interface import FileInfo, Storage
 from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
 from trinitylake_ops.storage.paths import check_range, is_hidden
-from trinitylake_ops.storage.s3.answers import Request
-from trinitylake_ops.storage.server_clock import ServerClock, monotonic_ms
+from trinitylake_ops.storage.remote.clock import ServerClock, monotonic_ms
+from trinitylake_ops.storage.remote.ranges import part_asked_for, range_header
+from trinitylake_ops.storage.remote.repeated import sent_again
+from trinitylake_ops.storage.remote.requests import Request
 
 T = TypeVar("T")
 
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _MESSAGE = re.compile(rb"<Message>(.*?)</Message>", re.DOTALL)
 _CODE = re.compile(rb"<Code>\s*([A-Za-z0-9]+)\s*</Code>")
 #: Of the body of an error, no more is read: a message is cut anyway.
@@ -81,7 +80,7 @@ class AzureStorage(Storage):
             return b""
 
         async def get() -> bytes | None:
-            headers = _range_headers(offset, length)
+            headers = range_header(offset, length, "x-ms-range")
             async with self._sent(Request.READ, path, "GET", name, headers=headers, accepted=(416,)) as answer:
                 if answer.status == 416:
                     return b""
@@ -91,7 +90,8 @@ class AzureStorage(Storage):
                 size_bytes = int(answer.headers["Content-Length"])
                 self._check_size(path, size_bytes, length, limit_bytes)
                 async with self._client.time_limit(size_bytes):
-                    return _asked_for(answer, await answer.response.read(), offset, length)
+                    data = await answer.response.read()
+                    return part_asked_for(data, answer.headers.get("Content-Range"), size_bytes, offset, length)
 
         found = self._run(Request.READ, path, get)
         if found is None:
@@ -201,7 +201,7 @@ class AzureStorage(Storage):
         blobs, marker = self._page(prefix, name_prefix, None)
         yield from blobs
         while marker:
-            blobs, next_marker = self._retry_page(self._page, prefix, name_prefix, marker)
+            blobs, next_marker = sent_again(self._page, prefix, name_prefix, marker)
             if next_marker == marker:
                 raise StorageError(f"cannot list {prefix!r} under {self.root}: the service repeats itself", path=prefix)
             marker = next_marker
@@ -222,15 +222,6 @@ class AzureStorage(Storage):
             " service",
             path=prefix,
         )
-
-    def _retry_page(self, page: Callable[..., T], *arguments: str) -> T:
-        retrying = Retrying(
-            retry=retry_if_exception_type((ThrottledError, TransientError)),
-            stop=stop_after_attempt(5),
-            wait=wait_random_exponential(multiplier=0.1, max=5),
-            reraise=True,
-        )
-        return retrying(page, *arguments)
 
     def _ask_time(self) -> None:
         try:
@@ -297,21 +288,3 @@ class AzureStorage(Storage):
 
     def _request(self, operation: Request, path: str) -> AzureRequest:
         return AzureRequest(operation, path, self.root, self.options)
-
-
-def _range_headers(offset: int, length: int | None) -> dict[str, str]:
-    if offset == 0 and length is None:
-        return {}
-    last = "" if length is None else str(offset + length - 1)
-    return {"x-ms-range": f"bytes={offset}-{last}"}
-
-
-def _asked_for(answer: Answer, data: bytes, offset: int, length: int | None) -> bytes | None:
-    """Return the bytes of the range, or None when the answer does not hold what its headers and the request say."""
-    match = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
-    if match is None:  # the whole file, also if a server ignores ranges
-        end = None if length is None else offset + length
-        return data[offset:end] if len(data) == int(answer.headers["Content-Length"]) else None
-    first, last, total = (int(number) for number in match.groups())
-    end = total if length is None else min(offset + length, total)
-    return data if (first, last + 1, len(data)) == (offset, end, end - offset) else None

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 import obstore
 
-from trinitylake_ops.storage.azure.blob_client import MIN_BYTES_PER_SECOND
 from trinitylake_ops.storage.azure.blob_storage import AzureStorage
-from trinitylake_ops.storage.azure.obstore_client import AzureStores, Fork
+from trinitylake_ops.storage.azure.obstore_client import AzureStores
 from trinitylake_ops.storage.azure.obstore_failures import is_beyond_end, typed_error
 from trinitylake_ops.storage.interface import FileInfo
 from trinitylake_ops.storage.paths import check_range
-from trinitylake_ops.storage.s3.answers import (
-    Request,
-    TransportFailure,
-    error_from_transport,
-)
-from trinitylake_ops.storage.s3.obstore_failures import OBSTORE_ERRORS
+from trinitylake_ops.storage.remote.obstore_clients import Fork
+from trinitylake_ops.storage.remote.obstore_failures import OBSTORE_ERRORS
+from trinitylake_ops.storage.remote.requests import Request
 
 if TYPE_CHECKING:
-    from obstore import GetOptions, GetResult, PutMode
+    from obstore import GetOptions, PutMode
 
 T = TypeVar("T")
 
@@ -56,7 +51,7 @@ class ObstoreAzureStorage(AzureStorage):
             try:
                 answer = obstore.get(self._stores.for_reading(), name, options=options)
                 self._check_size(path, answer.range[1] - answer.range[0], length, limit_bytes)
-                return self._body(path, answer)
+                return self._stores.body_of(answer)
             except OBSTORE_ERRORS as error:
                 if is_beyond_end(error):
                     return b""
@@ -89,19 +84,6 @@ class ObstoreAzureStorage(AzureStorage):
             obstore.put(self._stores.for_body(len(body)), name, body, mode=mode, use_multipart=False)
 
         self._sent_by_obstore(operation, path, put)
-
-    def _body(self, path: str, answer: GetResult) -> bytes:
-        """Take in an answer. Its time is bounded here, since only now its size is known."""
-        start, end = answer.range
-        deadline = time.monotonic() + self._settings.waiting_seconds + (end - start) / MIN_BYTES_PER_SECOND
-        chunks = []
-        for chunk in answer.stream(min_chunk_size=1):
-            chunks.append(bytes(chunk))
-            if time.monotonic() > deadline:
-                raise error_from_transport(
-                    self._request(Request.READ, path), TransportFailure.NO_ANSWER, self._account.endpoint, "time-out"
-                )
-        return b"".join(chunks)
 
     def _sent_by_obstore(self, operation: Request, path: str, send: Callable[[], T]) -> T:
         try:

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
-from trinitylake_ops.storage.s3.settings import check_endpoint
+from trinitylake_ops.storage.remote.settings import (
+    check_endpoint,
+    check_filled,
+    connect_timeout_of,
+    read_timeout_of,
+)
 
 #: Azure limits the name of a blob, the prefix of the root included, to this many characters.
 MAX_NAME_CHARACTERS = 1024
@@ -47,9 +52,6 @@ _ACCOUNT_HOST = re.compile(
 _SIGNATURE = re.compile(r"(?i)[?&]sig=")
 # The service stores other names than these: it takes "\" for "/", refuses control characters, and drops last dots.
 _NOT_IN_A_NAME = re.compile(r"[\x00-\x1f\x7f-\x9f\\]|\.(?:/|$)")
-_MIN_TIMEOUT_SECONDS = 0.001
-_MAX_TIMEOUT_SECONDS = 86_400
-_NOT_IN_A_HEADER = re.compile(r"[\x00-\x20\x7f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +130,6 @@ class AzureSettings:
     connect_timeout_seconds: float
     read_timeout_seconds: float
 
-    @property
-    def waiting_seconds(self) -> float:
-        """How long a request may take apart from the transfer of its body."""
-        return self.connect_timeout_seconds + 2 * self.read_timeout_seconds
-
     @classmethod
     def of(cls, options: StorageOptions) -> AzureSettings:
         """Check the options. Raises InvalidInputError, which repeats no credentials."""
@@ -141,11 +138,7 @@ class AzureSettings:
             raise InvalidInputError(
                 f"storage options {given[0]!r} and {given[1]!r} exclude each other: give one of them"
             )
-        for name in ("account_key", "account_name", "connection_string", "endpoint", "sas_token"):
-            if options.get(name) == "":
-                raise InvalidInputError(f"storage option {name!r} is empty: leave it out, or give a value")
-            if _NOT_IN_A_HEADER.search(options.get(name, "")):
-                raise InvalidInputError(f"storage option {name!r} holds white space or a control character: remove it")
+        check_filled(options, ("account_key", "account_name", "connection_string", "endpoint", "sas_token"))
         endpoint, account_name = options.get("endpoint"), options.get("account_name")
         if endpoint is not None:
             check_endpoint(endpoint)
@@ -157,8 +150,8 @@ class AzureSettings:
         return cls(
             endpoint=endpoint,
             account_name=account_name,
-            connect_timeout_seconds=_seconds(options, "connect_timeout_seconds", default=5),
-            read_timeout_seconds=_seconds(options, "read_timeout_seconds", default=30),
+            connect_timeout_seconds=connect_timeout_of(options),
+            read_timeout_seconds=read_timeout_of(options),
         )
 
 
@@ -175,7 +168,3 @@ def _check_name(name: str, shown: str) -> None:
             f" Azure allows {MAX_NAME_CHARACTERS} in {MAX_NAME_SEGMENTS}: use a shorter name",
             path=shown,
         )
-
-
-def _seconds(options: StorageOptions, name: str, *, default: float) -> float:
-    return options.number(name, default=default, minimum=_MIN_TIMEOUT_SECONDS, maximum=_MAX_TIMEOUT_SECONDS)

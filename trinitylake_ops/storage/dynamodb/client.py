@@ -18,13 +18,9 @@ from botocore.httpsession import ProtocolError, URLLib3ReadTimeoutError, URLLib3
 from trinitylake_ops.storage.dynamodb.settings import DynamoDBSettings
 from trinitylake_ops.storage.fork import at_fork
 from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.remote.settings import MAX_CONNECTIONS, MIN_BYTES_PER_SECOND, longest_seconds
 
 Answer = Mapping[str, Any]
-
-#: The slowest transfer that a request waits for, on top of the time-outs for connecting and for the answer.
-MIN_BYTES_PER_SECOND = 128 * 1024
-#: More than the threads of the pool that storages share, so that no request waits for a connection.
-MAX_CONNECTIONS = 128
 
 _PIECE_BYTES = 64 * 1024
 _CHECKSUM = "x-amz-crc32"
@@ -39,12 +35,12 @@ class _WholeAnswers:
 
     def __init__(self, session: URLLib3Session, settings: DynamoDBSettings):
         self._session = session
-        self._waiting_seconds = settings.connect_timeout_seconds + 2 * settings.read_timeout_seconds
+        self._settings = settings
 
     def send(self, request: AWSPreparedRequest) -> AWSResponse:
         """Send a request. Raises what botocore's transport raises."""
         n_sent = len(request.body or b"")
-        deadline = time.monotonic() + self._waiting_seconds + n_sent / MIN_BYTES_PER_SECOND
+        deadline = time.monotonic() + longest_seconds(self._settings, n_sent)
         request.stream_output = True  # the body is read here
         response = self._session.send(request)
         try:

@@ -9,15 +9,10 @@ from botocore.exceptions import (
     BotoCoreError,
     ClientError,
     ConnectTimeoutError,
-    CredentialRetrievalError,
     EndpointConnectionError,
     HTTPClientError,
-    NoCredentialsError,
-    PartialCredentialsError,
     ProxyConnectionError,
     SSLError,
-    TokenRetrievalError,
-    UnauthorizedSSOTokenError,
 )
 from botocore.exceptions import (
     ConnectionError as BotoConnectionError,
@@ -33,22 +28,10 @@ from trinitylake_ops.errors import (
     TransientError,
     TrinityLakeError,
 )
-from trinitylake_ops.storage.s3.answers import (
-    Request,
-    S3Request,
-    TransportFailure,
-    error_from_answer,
-    error_from_transport,
-    error_without_credentials,
-)
+from trinitylake_ops.storage.aws.answers import about_credentials, about_the_moment, error_without_credentials
+from trinitylake_ops.storage.aws.botocore_failures import NO_CREDENTIALS
+from trinitylake_ops.storage.remote.requests import Request, StorageRequest, TransportFailure, error_from_transport
 
-_NO_CREDENTIALS = (
-    CredentialRetrievalError,
-    NoCredentialsError,
-    PartialCredentialsError,
-    TokenRetrievalError,
-    UnauthorizedSSOTokenError,
-)
 _NO_ANSWER = (BotoConnectionError, HTTPClientError, ResponseParserError, OSError)
 #: Every exception that a request may end with.
 CLIENT_ERRORS = (ClientError, BotoCoreError, ResponseParserError, ValueError, OSError)
@@ -86,11 +69,11 @@ def answer_of(error: BaseException) -> Mapping[str, Any] | None:
     return response
 
 
-def typed_error(request: S3Request, error: BaseException, table: str, endpoint: str) -> TrinityLakeError:
+def typed_error(request: StorageRequest, error: BaseException, table: str, endpoint: str) -> TrinityLakeError:
     """Return the typed error for the end of a request, one of ``CLIENT_ERRORS``."""
     if isinstance(error, ClientError):
         return _from_answer(request, error.response, table)
-    if isinstance(error, _NO_CREDENTIALS):
+    if isinstance(error, NO_CREDENTIALS):
         return error_without_credentials(request, str(error))
     if isinstance(error, _NO_ANSWER):
         return error_from_transport(request, _transport_failure(error), endpoint, _reason(error))
@@ -101,14 +84,14 @@ def typed_error(request: S3Request, error: BaseException, table: str, endpoint: 
     )
 
 
-def throttled(request: S3Request) -> ThrottledError:
+def throttled(request: StorageRequest) -> ThrottledError:
     """Return the error of a file that the server left out of a batch."""
     return ThrottledError(
         f"{request.failure}: the server left it out of a batch; retry at a slower pace", path=request.path
     )
 
 
-def _from_answer(request: S3Request, response: Mapping[str, Any], table: str) -> TrinityLakeError:
+def _from_answer(request: StorageRequest, response: Mapping[str, Any], table: str) -> TrinityLakeError:
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     code = str(response.get("Error", {}).get("Code", ""))
     message = str(response.get("Error", {}).get("Message", ""))
@@ -131,10 +114,10 @@ def _from_answer(request: S3Request, response: Mapping[str, Any], table: str) ->
         return _invalid(request, message, table)
     if status == 404 and not code.endswith("Exception"):  # a file is never missing by a status
         status = 400
-    return error_from_answer(request, status, _NOT_ALLOWED.get(code, code), message)
+    return _about_all(request, status, _NOT_ALLOWED.get(code, code), message)
 
 
-def _invalid(request: S3Request, message: str, table: str) -> TrinityLakeError:
+def _invalid(request: StorageRequest, message: str, table: str) -> TrinityLakeError:
     if any(words in message for words in _WRONG_KEYS):
         return StorageError(
             f"{request.failure}: the table {table!r} has other keys; make one with the partition key 'root' and the "
@@ -143,7 +126,22 @@ def _invalid(request: S3Request, message: str, table: str) -> TrinityLakeError:
         )
     if "size" in message.lower() and "key" in message.lower():
         return InvalidLocationError(f"{request.failure}: the name is too long; use a shorter one", path=request.path)
-    return error_from_answer(request, 400, "ValidationException", message)
+    return _about_all(request, 400, "ValidationException", message)
+
+
+def _about_all(request: StorageRequest, status: int | None, code: str | None, message: str) -> TrinityLakeError:
+    """Return the error for an answer that says nothing of its own about tables or items."""
+    code = None if not code or code.isdigit() else code
+    what = f"{request.failure}: the server says {request.answered(status, code, message)}"
+    if status is not None and 300 <= status < 400:
+        return StorageError(
+            f"{what}: the table lives elsewhere; set the option 'region' or 'endpoint' to its place", path=request.path
+        )
+    return (
+        about_credentials(request, status, code, "table")
+        or about_the_moment(request, what, status, code)
+        or StorageError(f"{what}; check the request and the server's log", path=request.path)
+    )
 
 
 def _transport_failure(error: BaseException) -> TransportFailure:

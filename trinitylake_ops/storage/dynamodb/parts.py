@@ -15,10 +15,11 @@ from typing import Any
 from trinitylake_ops.errors import AmbiguousWriteError, StorageError, TransientError
 from trinitylake_ops.storage.dynamodb import items
 from trinitylake_ops.storage.dynamodb.items import PART_BYTES, StoredFile, Upload
-from trinitylake_ops.storage.dynamodb.requests import TableRequests, sent_again
+from trinitylake_ops.storage.dynamodb.requests import TableRequests
 from trinitylake_ops.storage.dynamodb.settings import PATH_KEY, ROOT_KEY, DynamoDBLocation, Key
 from trinitylake_ops.storage.parallel import run_parallel
-from trinitylake_ops.storage.s3.answers import Request
+from trinitylake_ops.storage.remote.repeated import sent_again
+from trinitylake_ops.storage.remote.requests import Request
 
 logger = logging.getLogger(__name__)
 

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_random_exponential
-
-from trinitylake_ops.errors import AmbiguousWriteError, ThrottledError, TransientError
+from trinitylake_ops.errors import AmbiguousWriteError, TransientError
 from trinitylake_ops.storage.dynamodb.client import Answer, DynamoDBClient
 from trinitylake_ops.storage.dynamodb.failures import CLIENT_ERRORS, MISSING_TABLE, answer_of, code_of, typed_error
 from trinitylake_ops.storage.dynamodb.settings import PATH_KEY, ROOT_KEY, DynamoDBLocation, DynamoDBSettings
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.s3.answers import Request, S3Request
-from trinitylake_ops.storage.server_clock import ServerClock, monotonic_ms
-
-T = TypeVar("T")
+from trinitylake_ops.storage.remote.clock import ServerClock, monotonic_ms
+from trinitylake_ops.storage.remote.requests import Request, StorageRequest
 
 #: So long a storage waits for a table that it makes. DynamoDB takes some seconds.
 TABLE_TIMEOUT_SECONDS = 120.0
 _POLL_SECONDS = 0.5
-#: A repeated request waits so long at most the first time, and then up to twice as long each time.
-FIRST_WAIT_SECONDS = 0.1
 
 
 class TableRequests:
@@ -62,9 +54,9 @@ class TableRequests:
         """Return milliseconds since the epoch on the server's clock. Raises StorageError."""
         return self._clock.now_ms(self._ask_for_time)
 
-    def about(self, operation: Request, path: str) -> S3Request:
+    def about(self, operation: Request, path: str) -> StorageRequest:
         """Return the request that an error's message is about."""
-        return S3Request(operation, path, self._location.root, self.options)
+        return StorageRequest(operation, path, self._location.root, self.options)
 
     def _ask_for_time(self) -> None:
         self.send(Request.CLOCK, "", "get_item", Key=self._location.clock_key(), ProjectionExpression=ROOT_KEY)
@@ -136,18 +128,3 @@ class TableRequests:
                     path=path,
                 )
             time.sleep(_POLL_SECONDS)
-
-
-def sent_again(call: Callable[..., T], *arguments: Any, longest_s: float = math.inf, **options: Any) -> T:
-    """Make a call that may be repeated, and repeat it while it fails in passing, but not after ``longest_s``.
-
-    For requests that only the storage itself can repeat, such as the later pages of a list. Also for requests about
-    parts, where the retries around the storage would begin with all parts anew.
-    """
-    retrying = Retrying(
-        retry=retry_if_exception_type((AmbiguousWriteError, ThrottledError, TransientError)),
-        stop=stop_after_attempt(5) | stop_after_delay(longest_s),
-        wait=wait_random_exponential(multiplier=FIRST_WAIT_SECONDS, max=5),
-        reraise=True,
-    )
-    return retrying(call, *arguments, **options)

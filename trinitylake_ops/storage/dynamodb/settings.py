@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import InvalidLocationError
+from trinitylake_ops.storage.aws.settings import AWS_ENVIRONMENT, AWS_OPTIONS, AwsSettings
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
-from trinitylake_ops.storage.s3.settings import S3Settings
 
 #: DynamoDB limits a sort key, here the path, to this many bytes of UTF-8.
 MAX_PATH_BYTES = 1024
@@ -18,17 +18,9 @@ MAX_PARTITION_KEY_BYTES = 2048
 _LONGEST_ADDITION = len("parts/") + 32 + len("/") + 10
 
 #: Options of ``dynamodb://`` roots. Credentials and places that are not given come from AWS's environment.
-DYNAMODB_OPTIONS = frozenset(
-    {
-        "access_key_id", "connect_timeout_seconds", "create_table", "endpoint", "read_timeout_seconds", "region",
-        "secret_access_key", "session_token",
-    }
-)  # fmt: skip
+DYNAMODB_OPTIONS = AWS_OPTIONS | {"create_table"}
 #: Variables that decide which server a root is on, and which user asks, if the options do not.
-DYNAMODB_ENVIRONMENT = (
-    "AWS_ACCESS_KEY_ID", "AWS_CONFIG_FILE", "AWS_DEFAULT_PROFILE", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL",
-    "AWS_ENDPOINT_URL_DYNAMODB", "AWS_PROFILE", "AWS_REGION", "AWS_ROLE_ARN", "AWS_SHARED_CREDENTIALS_FILE",
-)  # fmt: skip
+DYNAMODB_ENVIRONMENT = (*AWS_ENVIRONMENT, "AWS_ENDPOINT_URL_DYNAMODB")
 
 #: The table's partition key and sort key.
 ROOT_KEY, PATH_KEY = "root", "path"
@@ -98,25 +90,21 @@ class DynamoDBLocation:
 
 
 @dataclass(frozen=True, slots=True)
-class DynamoDBSettings:
+class DynamoDBSettings(AwsSettings):
     """The checked options of a root. None means that AWS's environment and configuration files decide."""
 
-    endpoint: str | None
-    region: str | None
-    connect_timeout_seconds: float
-    read_timeout_seconds: float
     create_table: bool
 
     @classmethod
     def of(cls, options: StorageOptions) -> DynamoDBSettings:
         """Check the options. Raises InvalidInputError, which repeats no credentials."""
-        of_aws = S3Settings.of(options)  # of the same names and meaning
+        of_aws = AwsSettings.of(options)
         return cls(
-            endpoint=of_aws.endpoint,
-            region=of_aws.region,
-            connect_timeout_seconds=of_aws.connect_timeout_seconds,
-            read_timeout_seconds=of_aws.read_timeout_seconds,
-            create_table=options.flag("create_table", default=False),
+            of_aws.endpoint,
+            of_aws.region,
+            of_aws.connect_timeout_seconds,
+            of_aws.read_timeout_seconds,
+            options.flag("create_table", default=False),
         )
 
 

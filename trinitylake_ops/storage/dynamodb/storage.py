@@ -24,7 +24,7 @@ from trinitylake_ops.storage.dynamodb.settings import PATH_KEY, DynamoDBLocation
 from trinitylake_ops.storage.interface import FileInfo, Storage
 from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
 from trinitylake_ops.storage.paths import check_range, is_hidden
-from trinitylake_ops.storage.s3.answers import Request
+from trinitylake_ops.storage.remote.requests import Request
 
 #: Batches of deletes start a sweep after orphans so often, in each process.
 SWEEP_SECONDS = 3600.0

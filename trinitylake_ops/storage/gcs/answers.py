@@ -6,11 +6,9 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, NamedTuple
 
 from trinitylake_ops.errors import (
-    AmbiguousWriteError,
     FileExistsAlreadyError,
     FileMissingError,
     InvalidLocationError,
@@ -22,55 +20,17 @@ from trinitylake_ops.errors import (
     TrinityLakeError,
     UnreachableError,
 )
-from trinitylake_ops.storage.options import StorageOptions
-
-
-class Request(Enum):
-    """The purpose of a request. The value is the verb that messages use."""
-
-    READ = "read"
-    STAT = "look up"
-    CREATE = "create"
-    WRITE = "write"
-    DELETE = "delete"
-    LIST = "list"
-    CLOCK = "ask for the time of"
-
-    @property
-    def changes_files(self) -> bool:
-        """Whether the request may have had an effect although no answer says so."""
-        return self in (Request.CREATE, Request.WRITE, Request.DELETE)
-
-
-class TransportFailure(Enum):
-    """Why there is no answer at all."""
-
-    NOT_CONNECTED = "no connection"  # refused, unknown host, time-out while connecting: nothing was sent
-    NOT_TRUSTED = "no TLS connection"  # the handshake failed: nothing was sent
-    NO_ANSWER = "no answer"  # lost, cut short, unreadable, or too late: the server may have done its work
+from trinitylake_ops.storage.remote.requests import Request, StorageRequest
 
 
 @dataclass(frozen=True, slots=True)
-class GcsRequest:
-    """One request. ``path`` is relative to ``root``, a prefix for LIST. ``options`` and ``secrets`` are not shown."""
-
-    operation: Request
-    path: str
-    root: str
-    options: StorageOptions
-    secrets: tuple[str, ...] = ()
+class GcsRequest(StorageRequest):
+    """One request to a bucket."""
 
     @property
     def bucket(self) -> str:
         """Name of the bucket in the root URI."""
         return self.root.removeprefix("gs://").partition("/")[0]
-
-    @property
-    def failure(self) -> str:
-        """The first half of every message: what could not be done, and where."""
-        if self.operation is Request.CLOCK:
-            return f"cannot {self.operation.value} {self.root}"
-        return f"cannot {self.operation.value} {self.path!r} under {self.root}"
 
 
 class Refusal(NamedTuple):
@@ -101,10 +61,6 @@ _FULL = {"quotaExceeded", "storageQuotaExceeded"}
 _PROJECT_MISSING = {"userProjectMissing", "required"}
 _NO_BUCKET = re.compile(r"bucket does not exist", re.IGNORECASE)
 _REQUESTER_PAYS = re.compile(r"requester pays", re.IGNORECASE)
-_LOOKS_SECRET = re.compile(
-    r"\bya29\.[\w.-]+|(?i:\b(?:bearer\s+|(?:signature|credential|access_token|refresh_token|secret)\s*[=:]\s*))[^\s,;&]+"
-)
-_MAX_SHOWN_CHARACTERS = 160
 
 
 def error_from_answer(request: GcsRequest, status: int, body: bytes) -> TrinityLakeError:
@@ -113,7 +69,7 @@ def error_from_answer(request: GcsRequest, status: int, body: bytes) -> TrinityL
     The server's text is shown shortened, on one line and redacted.
     """
     refusal = Refusal.of(status, body)
-    what = f"{request.failure}: the server says {_shown(request, refusal)}"
+    what = f"{request.failure}: the server says {request.answered(status, refusal.reason, refusal.message)}"
     return (
         _about_the_moment(request, what, refusal)
         or _about_rights(request, what, refusal)
@@ -122,26 +78,9 @@ def error_from_answer(request: GcsRequest, status: int, body: bytes) -> TrinityL
     )
 
 
-def error_from_transport(request: GcsRequest, failure: TransportFailure, endpoint: str, reason: str) -> StorageError:
-    """Return the typed error for a request that got no answer. ``endpoint`` and ``reason`` are shown redacted."""
-    where = f"{request.failure} at {_safe(request, endpoint)}"
-    why = _safe(request, reason)
-    if failure is TransportFailure.NOT_TRUSTED:
-        return StorageError(
-            f"{where}: the TLS handshake failed ({why}); check the option 'endpoint' and the server's certificate",
-            path=request.path,
-        )
-    if failure is TransportFailure.NOT_CONNECTED:
-        return UnreachableError(
-            f"{where}: no connection ({why}); check the option 'endpoint' and the network, then retry",
-            path=request.path,
-        )
-    return _lost(request, f"{where}: no complete answer ({why})")
-
-
 def error_without_credentials(request: GcsRequest, reason: str, *, is_passing: bool) -> StorageError:
     """Return the error for a request without a token, so nothing was sent. It is passing if nobody could be asked."""
-    why = _safe(request, reason)
+    why = request.safe(reason)
     if is_passing:
         return UnreachableError(
             f"{request.failure}: the server of tokens gave none ({why}); check the network, then retry",
@@ -168,15 +107,15 @@ def _about_the_moment(request: GcsRequest, what: str, refusal: Refusal) -> Trini
     if reason in _SLOWER or (status == 429 and (reason is not None or not request.operation.changes_files)):
         return ThrottledError(f"{what}; retry at a slower pace", path=request.path)
     if status in (408, 429):
-        return _lost(request, what)  # a proxy that names no reason may still hold the request
+        return request.lost(what)  # a proxy that names no reason may still hold the request
     if status == 409 and (reason is not None or not request.operation.changes_files):
         return TransientError(f"{what}: another request for the same name is under way; retry", path=request.path)
     if status == 409:
-        return _lost(request, what)
+        return request.lost(what)
     if status == 501:
         return StorageError(f"{what}: the server cannot do this; use another", path=request.path)
     if status >= 500:
-        return _lost(request, what)
+        return request.lost(what)
     return None
 
 
@@ -197,7 +136,7 @@ def _about_rights(request: GcsRequest, what: str, refusal: Refusal) -> TrinityLa
     else:
         return None
     # The server's own words are left out, as they may quote the request or who sent it.
-    answer = _safe(request, f"{status} {reason or ''}")
+    answer = request.answered(status, reason)
     return StoragePermissionError(f"{request.failure}: {advice} (the server says {answer})", path=request.path)
 
 
@@ -222,25 +161,3 @@ def _about_the_file(request: GcsRequest, what: str, refusal: Refusal) -> Trinity
     if reason == "keyTooLong":
         return InvalidLocationError(f"{what}; use a shorter name", path=path)
     return None
-
-
-def _lost(request: GcsRequest, what: str) -> StorageError:
-    if request.operation.changes_files:
-        return AmbiguousWriteError(f"{what}; it may have taken effect: read the name to see", path=request.path)
-    return TransientError(f"{what}; retry", path=request.path)
-
-
-def _shown(request: GcsRequest, refusal: Refusal) -> str:
-    answer = _safe(request, f"{refusal.status} {refusal.reason or ''}")
-    text = _safe(request, refusal.message)
-    return f"{answer} ({text})" if text else answer
-
-
-def _safe(request: GcsRequest, text: str) -> str:
-    """Return one short line without credentials and without markup."""
-    for secret in request.secrets:
-        text = text.replace(secret, "***")
-    text = _LOOKS_SECRET.sub("***", request.options.redact(text))
-    text = re.sub(r"<[^>]*>?", " ", text)
-    text = " ".join(part for part in re.split(r"[\s\x00-\x1f\x7f]+", text) if part).rstrip(".;: ")
-    return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}..."

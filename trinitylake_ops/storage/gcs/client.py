@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import aiohttp
-import fsspec.asyn
 import gcsfs
 from gcsfs.core import GCSFileSystem
 from gcsfs.credentials import LOCAL_REFRESH_BUFFER
@@ -27,15 +26,11 @@ from google.oauth2 import service_account
 from trinitylake_ops.storage.fork import at_fork, keep_for_ever
 from trinitylake_ops.storage.gcs.failures import AUTH_ERRORS, CredentialsError
 from trinitylake_ops.storage.gcs.settings import ANONYMOUS, GcsSettings, check_kind
+from trinitylake_ops.storage.remote.loop import close_on_loop, run_on_loop
+from trinitylake_ops.storage.remote.settings import MAX_CONNECTIONS, longest_seconds
 
 T = TypeVar("T")
 
-#: The slowest transfer that a request waits for, on top of the time-outs for connecting and for the answer.
-MIN_BYTES_PER_SECOND = 128 * 1024
-#: More than the threads of the pool that storages share, so that no request waits for a connection.
-MAX_CONNECTIONS = 128
-
-_CLOSE_TIMEOUT_SECONDS = 1.0
 _USER_AGENT = f"python-gcsfs/{gcsfs.__version__}"
 _ACCESS = "read_write"
 _SCOPE = f"https://www.googleapis.com/auth/devstorage.{_ACCESS}"
@@ -102,12 +97,7 @@ class GcsClient:
     def run(self, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a request on the client's event loop and wait for it. Raises ``CLIENT_ERRORS``."""
         self._open()  # credentials are loaded in the caller's thread, as that may wait
-        answer = asyncio.run_coroutine_threadsafe(request(), fsspec.asyn.get_loop())
-        try:
-            return answer.result()
-        except BaseException:
-            answer.cancel()  # after an interrupt no request stays behind
-            raise
+        return run_on_loop(request())
 
     async def authorize(self) -> None:
         """Get a new token where the old one is about to expire. A thread does that, as it waits for a server."""
@@ -149,8 +139,7 @@ class GcsClient:
         Raises TimeoutError after that time. The client's own time-outs see a silent server, but not one that trickles
         or stops reading.
         """
-        waiting_seconds = self._settings.connect_timeout_seconds + 2 * self._settings.read_timeout_seconds
-        return asyncio.timeout(waiting_seconds + n_bytes / MIN_BYTES_PER_SECOND)
+        return asyncio.timeout(longest_seconds(self._settings, n_bytes))
 
     def forget(self) -> None:
         """Start anew in a forked child. The client is its parent's, and the thread that held the lock is gone."""
@@ -185,13 +174,6 @@ def _token(credentials: str | Mapping[str, Any] | None) -> Any:
 
 
 def _close(opened: list[Opened]) -> None:
-    loop = fsspec.asyn.get_loop() if opened else None
-    if loop is None or loop.is_closed() or opened[0].session is None:
-        return
-    closing = asyncio.run_coroutine_threadsafe(opened[0].session.close(), loop)
-    if threading.get_ident() == getattr(loop, "_thread_id", None):
-        return  # garbage collection on the loop's own thread: the client closes when this returns
-    try:
-        closing.result(_CLOSE_TIMEOUT_SECONDS)
-    except TimeoutError:
-        closing.cancel()
+    session = opened[0].session if opened else None
+    if session is not None:
+        close_on_loop(session.close)

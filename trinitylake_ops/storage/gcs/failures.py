@@ -9,12 +9,9 @@ from gcsfs.retry import HttpError, NonRetryableError
 from google.auth.exceptions import GoogleAuthError, TransportError
 
 from trinitylake_ops.errors import StorageError
-from trinitylake_ops.storage.gcs.answers import (
-    GcsRequest,
-    TransportFailure,
-    error_from_transport,
-    error_without_credentials,
-)
+from trinitylake_ops.storage.gcs.answers import GcsRequest, error_without_credentials
+from trinitylake_ops.storage.remote.aiohttp_failures import reason, transport_failure
+from trinitylake_ops.storage.remote.requests import error_from_transport
 
 
 class CredentialsError(Exception):
@@ -36,25 +33,7 @@ def typed_error(request: GcsRequest, error: BaseException, endpoint: str) -> Sto
             isinstance(cause, (TransportError, TimeoutError)) or getattr(cause, "retryable", False) for cause in causes
         )
         return error_without_credentials(request, _reason_for_no_token(told), is_passing=is_passing)
-    return error_from_transport(request, _transport_failure(error), endpoint, _reason(error))
-
-
-def _transport_failure(error: BaseException) -> TransportFailure:
-    if isinstance(error, (aiohttp.ClientSSLError, aiohttp.ServerFingerprintMismatch)):
-        return TransportFailure.NOT_TRUSTED
-    if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
-        return TransportFailure.NOT_CONNECTED
-    return TransportFailure.NO_ANSWER  # an established connection that broke, or a time-out after that
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return "time-out while connecting"
-    if isinstance(error, TimeoutError):
-        return "time-out"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    return error_from_transport(request, transport_failure(error), endpoint, reason(error))
 
 
 def _reason_for_no_token(cause: BaseException | None) -> str:

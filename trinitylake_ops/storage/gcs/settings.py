@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
+from trinitylake_ops.storage.remote.settings import check_endpoint, connect_timeout_of, read_timeout_of
 
 #: The service limits the name of an object, the prefix of the root included, to this many bytes of UTF-8.
 MAX_NAME_BYTES = 1024
@@ -42,8 +42,6 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _PROJECT = re.compile(r"[a-z0-9][a-z0-9.:-]{1,98}[a-z0-9]")
 _LINE_BREAKS = re.compile(r"[\r\n]")
 _NEVER_A_NAME = ".well-known/acme-challenge/"
-_MIN_TIMEOUT_SECONDS = 0.001
-_MAX_TIMEOUT_SECONDS = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +119,15 @@ class GcsSettings:
                 raise InvalidInputError(f"storage option {name!r} is empty: leave it out, or give a value")
         endpoint, project = options.get("endpoint"), options.get("project")
         if endpoint is not None:
-            _check_endpoint(endpoint)
+            check_endpoint(endpoint, has_path=False)
         if project is not None and not _PROJECT.fullmatch(project):
             raise InvalidInputError("storage option 'project' must be the id of a project of Google Cloud")
         return cls(
             endpoint=endpoint.rstrip("/") if endpoint else None,
             project=project,
             credentials=_credentials(options.get("credentials")),
-            connect_timeout_seconds=_seconds(options, "connect_timeout_seconds", default=5),
-            read_timeout_seconds=_seconds(options, "read_timeout_seconds", default=30),
+            connect_timeout_seconds=connect_timeout_of(options),
+            read_timeout_seconds=read_timeout_of(options),
         )
 
     @property
@@ -162,26 +160,6 @@ def _credentials(value: str | None) -> str | Mapping[str, Any] | None:
     )
 
 
-def _check_endpoint(value: str) -> None:
-    """Raise InvalidInputError, without repeating the text: people put credentials here."""
-    try:
-        parts = urlsplit(value)
-        well_formed = (
-            parts.scheme in ("http", "https")
-            and bool(parts.hostname)
-            and (parts.port is None or parts.port > 0)
-            and "@" not in parts.netloc
-            and parts.path in ("", "/")
-            and not (parts.query or parts.fragment or re.search(r"[\s\x00-\x1f\x7f]", value))
-        )
-    except ValueError:
-        well_formed = False
-    if not well_formed:
-        raise InvalidInputError(
-            "storage option 'endpoint' must be http://HOST[:PORT] or https://HOST[:PORT], without credentials"
-        )
-
-
 def _check_name(name: str, shown: str) -> None:
     n_bytes = len(name.encode())
     if n_bytes > MAX_NAME_BYTES:
@@ -194,7 +172,3 @@ def _check_name(name: str, shown: str) -> None:
             f"Google Cloud Storage has no object named {shown[:80]!r}: names hold no line break and do not begin with "
             f"{_NEVER_A_NAME!r}"
         )
-
-
-def _seconds(options: StorageOptions, name: str, *, default: float) -> float:
-    return options.number(name, default=default, minimum=_MIN_TIMEOUT_SECONDS, maximum=_MAX_TIMEOUT_SECONDS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
@@ -11,16 +10,14 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
 import aiohttp
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
     FileMissingError,
     StorageError,
-    ThrottledError,
     TransientError,
 )
-from trinitylake_ops.storage.gcs.answers import GcsRequest, Request, error_from_answer, unreadable
+from trinitylake_ops.storage.gcs.answers import GcsRequest, error_from_answer, unreadable
 from trinitylake_ops.storage.gcs.client import Call, GcsClient
 from trinitylake_ops.storage.gcs.failures import CLIENT_ERRORS, typed_error
 from trinitylake_ops.storage.gcs.multipart import answers_of_batch, batch_of_deletes, object_target, upload_body
@@ -28,11 +25,13 @@ from trinitylake_ops.storage.gcs.settings import MAX_CALLS_PER_BATCH, MAX_NAMES_
 from trinitylake_ops.storage.interface import FileInfo, Storage
 from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
 from trinitylake_ops.storage.paths import check_range, is_hidden
-from trinitylake_ops.storage.server_clock import ServerClock, monotonic_ms
+from trinitylake_ops.storage.remote.clock import ServerClock, monotonic_ms
+from trinitylake_ops.storage.remote.ranges import part_asked_for, range_header
+from trinitylake_ops.storage.remote.repeated import sent_again
+from trinitylake_ops.storage.remote.requests import Request
 
 T = TypeVar("T")
 
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 #: A body is read in parts of this size.
 _PIECE_BYTES = 1 << 20
 #: So much of an answer that reports an error is read.
@@ -88,7 +87,7 @@ class GcsStorage(Storage):
         if length == 0:
             self.stat(path)
             return b""
-        call = Call("GET", f"/download/storage/v1/{target}", {"alt": "media"}, _range_header(offset, length))
+        call = Call("GET", f"/download/storage/v1/{target}", {"alt": "media"}, range_header(offset, length))
 
         async def body_of(response: aiohttp.ClientResponse) -> bytes:
             return await self._body(response, path, length, limit_bytes)
@@ -96,7 +95,7 @@ class GcsStorage(Storage):
         answer = self._send(Request.READ, path, call, body_of)
         if answer.status == 416:
             return b""
-        found = _asked_for(answer, offset, length)
+        found = part_asked_for(answer.body, answer.headers.get("Content-Range"), None, offset, length)
         if found is None:
             raise TransientError(
                 f"{self._request(Request.READ, path).failure}: the server sent {len(answer.body)} bytes, not those "
@@ -191,7 +190,7 @@ class GcsStorage(Storage):
         while token := current.get("nextPageToken"):
             if token == last_token:
                 raise StorageError(f"{request.failure}: the server repeats itself", path=prefix)
-            last_token, current = token, _retry_page(page, token)
+            last_token, current = token, sent_again(page, token)
             yield current
 
     def _send(
@@ -265,35 +264,6 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
         if n_bytes >= _MOST_ERROR_BYTES:
             break
     return b"".join(pieces)
-
-
-def _retry_page(page: Callable[[str], T], token: str) -> T:
-    retrying = Retrying(
-        retry=retry_if_exception_type((ThrottledError, TransientError)),
-        stop=stop_after_attempt(5),
-        wait=wait_random_exponential(multiplier=0.1, max=5),
-        reraise=True,
-    )
-    return retrying(page, token)
-
-
-def _range_header(offset: int, length: int | None) -> dict[str, str]:
-    if offset == 0 and length is None:
-        return {}
-    last = "" if length is None else str(offset + length - 1)
-    return {"Range": f"bytes={offset}-{last}"}
-
-
-def _asked_for(answer: Answer, offset: int, length: int | None) -> bytes | None:
-    """Return the bytes of the range, or None when the answer does not hold what its headers and the request say."""
-    data = answer.body
-    match = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
-    if match is None:  # the whole file, also if a server ignores ranges
-        end = None if length is None else offset + length
-        return data[offset:end]
-    first, last, total = (int(number) for number in match.groups())
-    end = total if length is None else min(offset + length, total)
-    return data if (first, last + 1, len(data)) == (offset, end, end - offset) else None
 
 
 def _decoded(request: GcsRequest, answer: Answer) -> Mapping[str, Any]:

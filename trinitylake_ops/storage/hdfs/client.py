@@ -13,11 +13,9 @@ from trinitylake_ops.storage.fork import at_fork
 from trinitylake_ops.storage.hdfs.calls import OverdueError, call_within
 from trinitylake_ops.storage.hdfs.failures import FAILURES, Request, typed_error
 from trinitylake_ops.storage.hdfs.settings import HdfsLocation, HdfsSettings
+from trinitylake_ops.storage.remote.settings import MIN_BYTES_PER_SECOND
 
 T = TypeVar("T")
-
-#: A transfer may be this slow before it is given up.
-MIN_BYTES_PER_SECOND = 128 * 1024
 
 
 class HdfsClient:

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 from trinitylake_ops.storage.fork import at_fork
+from trinitylake_ops.storage.remote.clock import MAX_DRIFT, monotonic_ms
 
 #: An estimate older than this is not used without a new file.
 MAX_AGE_MS = 120_000.0
-#: How fast the two clocks may drift apart. Ordinary clocks drift by less than 100 millionths.
-MAX_DRIFT = 200e-6
-
-
-def monotonic_ms() -> float:
-    """Return milliseconds on the local clock that nobody sets, and that runs on while the machine sleeps."""
-    if hasattr(time, "CLOCK_BOOTTIME"):
-        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) / 1_000_000
-    return time.monotonic_ns() / 1_000_000
 
 
 class _Reading(NamedTuple):

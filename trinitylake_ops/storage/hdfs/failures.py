@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from enum import Enum
 
 from trinitylake_ops.errors import (
-    AmbiguousWriteError,
     FileExistsAlreadyError,
     FileMissingError,
     InvalidLocationError,
@@ -24,6 +23,7 @@ from trinitylake_ops.errors import (
     UnreachableError,
 )
 from trinitylake_ops.storage.hdfs.calls import ForkedError, OverdueError
+from trinitylake_ops.storage.remote.requests import lost
 
 #: What hdfs-native raises, and what our calls into it do.
 FAILURES = (OSError, RuntimeError, ForkedError, OverdueError)
@@ -225,6 +225,4 @@ def _about_the_moment(request: Request, error: BaseException, answer: Answer) ->
 
 
 def _lost(request: Request, what: str) -> StorageError:
-    if request.step.changes_files:
-        return AmbiguousWriteError(f"{what}; it may have taken effect: read the name to see", path=request.path)
-    return TransientError(f"{what}; retry", path=request.path)
+    return lost(what, request.path, changes_files=request.step.changes_files)

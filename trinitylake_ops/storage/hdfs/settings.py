@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
+from trinitylake_ops.storage.remote.settings import read_timeout_of
 
 #: Options of ``hdfs://`` roots.
 HDFS_OPTIONS = frozenset({"fsync", "namenodes", "read_timeout_seconds", "replication"})
@@ -25,8 +26,6 @@ _MAX_NAMENODES = 16
 _MAX_REPLICATION = 512  # dfs.replication.max of Hadoop
 #: Of a name service that Hadoop's files describe: enough for three NameNodes, of which one is active.
 _MOST_FAILOVERS = "2"
-_MIN_TIMEOUT_SECONDS = 0.001
-_MAX_TIMEOUT_SECONDS = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +108,7 @@ class HdfsSettings:
             options.flag("fsync", default=True),
             namenodes,
             int(replication) or None,
-            options.number(
-                "read_timeout_seconds", default=30, minimum=_MIN_TIMEOUT_SECONDS, maximum=_MAX_TIMEOUT_SECONDS
-            ),
+            read_timeout_of(options),
         )
 
     def configuration(self, location: HdfsLocation) -> Mapping[str, str]:

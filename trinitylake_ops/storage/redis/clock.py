@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+
+from trinitylake_ops.storage.remote.clock import MAX_DRIFT, monotonic_ms
 
 #: The server is asked again after so long. Then a clock that was set, and another server after a failover, are seen.
 MAX_AGE_MS = 60_000.0
-#: How fast the two clocks may drift apart. Ordinary clocks drift by less than 100 millionths.
-MAX_DRIFT = 200e-6
-
-
-def monotonic_ms() -> float:
-    """Return milliseconds on the local clock that nobody sets. It runs on while the machine sleeps, if there is one."""
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-    return time.clock_gettime_ns(clock) / 1_000_000
 
 
 class ServerClock:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import ssl
-from dataclasses import dataclass
-from enum import Enum
 
 from redis.exceptions import (
     AskError,
@@ -27,7 +25,6 @@ from redis.exceptions import (
 )
 
 from trinitylake_ops.errors import (
-    AmbiguousWriteError,
     StorageError,
     StorageFullError,
     StoragePermissionError,
@@ -35,44 +32,10 @@ from trinitylake_ops.errors import (
     TransientError,
     UnreachableError,
 )
-from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.remote.requests import StorageRequest
 
 #: Every exception that a request may end with. The one of clusters is no RedisError.
 CLIENT_ERRORS = (RedisError, RedisClusterException, OSError)
-
-
-class Request(Enum):
-    """The purpose of a request. The value is the verb that messages use."""
-
-    READ = "read"
-    STAT = "look up"
-    CREATE = "create"
-    WRITE = "write"
-    DELETE = "delete"
-    LIST = "list"
-    CLOCK = "ask for the time of"
-
-    @property
-    def changes_files(self) -> bool:
-        """Whether the request may have had an effect although no answer says so."""
-        return self in (Request.CREATE, Request.WRITE, Request.DELETE)
-
-
-@dataclass(frozen=True, slots=True)
-class RedisRequest:
-    """One request. ``path`` is relative to ``root``, a prefix for LIST. ``options`` know what to hide."""
-
-    operation: Request
-    path: str
-    root: str
-    options: StorageOptions
-
-    @property
-    def failure(self) -> str:
-        """The first half of every message: what could not be done, and where."""
-        if self.operation is Request.CLOCK:
-            return f"cannot {self.operation.value} {self.root}"
-        return f"cannot {self.operation.value} {self.path!r} under {self.root}"
 
 
 class NoConnectionError(Exception):
@@ -110,15 +73,14 @@ _CODES: tuple[tuple[type[Exception], str], ...] = (
 )
 _OF_TRANSPORT = (RedisConnectionError, TimeoutError, OSError, RedisClusterException)
 _PASSING = {"ASK", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MOVED", "TRYAGAIN"}
-_MAX_SHOWN_CHARACTERS = 160
 
 
-def error_from_reply(request: RedisRequest, error: Exception) -> StorageError:
+def error_from_reply(request: StorageRequest, error: Exception) -> StorageError:
     """Return the typed error for an error that the server answered.
 
     The request had no effect: our scripts undo what they did before they report a failure.
     """
-    text = _shown(request, error)
+    text = request.safe(_text(error))
     what = f"{request.failure}: the server says {text}"
     code = _code(error)
     if isinstance(error, AuthenticationError) or code in ("NOAUTH", "WRONGPASS"):
@@ -134,14 +96,14 @@ def error_from_reply(request: RedisRequest, error: Exception) -> StorageError:
     )
 
 
-def error_without_connection(request: RedisRequest, failed: NoConnectionError) -> StorageError:
+def error_without_connection(request: StorageRequest, failed: NoConnectionError) -> StorageError:
     """Return the typed error for a request that was not sent."""
     error, where = failed.cause, f"{request.failure} at {failed.address}"
     if isinstance(error, RedisClusterException) and isinstance(error.__cause__, RedisError):
         error = error.__cause__
     if isinstance(error, (AuthenticationError, BusyLoadingError)) or not isinstance(error, _OF_TRANSPORT):
         return error_from_reply(request, error)
-    reason = _shown(request, error)
+    reason = request.safe(_text(error))
     if "Cluster mode is not enabled" in reason:
         return StorageError(f"{where}: the server is no cluster; leave out the option 'cluster'", path=request.path)
     if "max number of clients" in reason:
@@ -156,16 +118,14 @@ def error_without_connection(request: RedisRequest, failed: NoConnectionError) -
     )
 
 
-def error_without_answer(request: RedisRequest, failed: NoAnswerError) -> StorageError:
+def error_without_answer(request: StorageRequest, failed: NoAnswerError) -> StorageError:
     """Return the typed error for a request whose answer did not come."""
-    reason = "time-out" if isinstance(failed.cause, TimeoutError) else _shown(request, failed.cause)
+    reason = "time-out" if isinstance(failed.cause, TimeoutError) else request.safe(_text(failed.cause))
     what = f"{request.failure} at {failed.address}: no complete answer ({reason})"
-    if request.operation.changes_files:
-        return AmbiguousWriteError(f"{what}; it may have taken effect: read the name to see", path=request.path)
-    return TransientError(f"{what}; retry", path=request.path)
+    return request.lost(what)
 
 
-def _about_the_moment(request: RedisRequest, what: str, code: str, text: str) -> StorageError | None:
+def _about_the_moment(request: StorageRequest, what: str, code: str, text: str) -> StorageError | None:
     if code == "OOM":
         return StorageFullError(f"{what}; raise the server's maxmemory or free space, then retry", path=request.path)
     if code == "MISCONF":
@@ -206,7 +166,5 @@ def _code(error: Exception) -> str:
     return word if _CODE.fullmatch(word) else ""
 
 
-def _shown(request: RedisRequest, error: Exception) -> str:
-    """Return one short line without credentials."""
-    text = " ".join(request.options.redact(str(error) or type(error).__name__).split()).rstrip(".;: ")
-    return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}..."
+def _text(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
+from trinitylake_ops.storage.remote.settings import connect_timeout_of, read_timeout_of
 
 #: A Redis string, hence a file, has at most this many bytes (``proto-max-bulk-len``).
 MAX_FILE_BYTES = 512 << 20
@@ -35,8 +36,6 @@ _ROOT = re.compile(
     r"(:(?P<port>[1-9][0-9]{0,4}))?/(?P<db>0|[1-9][0-9]{0,4})/(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,63})/"
 )
 _MAX_PORT = 65_535
-_MIN_TIMEOUT_SECONDS = 0.001
-_MAX_TIMEOUT_SECONDS = 86_400
 _MAX_REPLICAS = 1000
 #: The part of the read timeout that the server may wait for its disk or its replicas, so that its answer comes in time.
 _WAIT_SHARE = 0.8
@@ -165,8 +164,8 @@ class RedisSettings:
             durability=options.one_of("durability", DURABILITIES),
             wait_replicas=_whole_number(options, "wait_replicas", _MAX_REPLICAS),
             is_cluster=is_cluster,
-            connect_timeout_seconds=_seconds(options, "connect_timeout_seconds", default=5),
-            read_timeout_seconds=_seconds(options, "read_timeout_seconds", default=30),
+            connect_timeout_seconds=connect_timeout_of(options),
+            read_timeout_seconds=read_timeout_of(options),
             tls_ca_file=options.get("tls_ca_file"),
             tls_client_pem_file=options.get("tls_client_pem_file"),
         )
@@ -210,7 +209,3 @@ def _whole_number(options: StorageOptions, name: str, maximum: int) -> int:
     if number != int(number):
         raise InvalidInputError(f"storage option {name!r} must be a whole number, not {options[name]!r}")
     return int(number)
-
-
-def _seconds(options: StorageOptions, name: str, *, default: float) -> float:
-    return options.number(name, default=default, minimum=_MIN_TIMEOUT_SECONDS, maximum=_MAX_TIMEOUT_SECONDS)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
-
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
     FileExistsAlreadyError,
     FileMissingError,
     StorageError,
-    ThrottledError,
     TransientError,
 )
 from trinitylake_ops.storage.fork import at_fork
@@ -26,8 +23,6 @@ from trinitylake_ops.storage.redis.durability import Command
 from trinitylake_ops.storage.redis.failures import (
     NoAnswerError,
     NoConnectionError,
-    RedisRequest,
-    Request,
     error_from_reply,
     error_without_answer,
     error_without_connection,
@@ -49,6 +44,8 @@ from trinitylake_ops.storage.redis.settings import (
     RedisLocation,
     RedisSettings,
 )
+from trinitylake_ops.storage.remote.repeated import sent_again
+from trinitylake_ops.storage.remote.requests import Request, StorageRequest
 
 T = TypeVar("T")
 
@@ -211,7 +208,7 @@ class RedisStorage(Storage):
                 return
             # Past all members of the last path: it may have been written again, and have another member now.
             after = b"[" + path_of(page[-1]) + AFTER_PATH
-            page = self._retry_page(self._page, prefix, after, end)
+            page = sent_again(self._page, prefix, after, end)
 
     def _page(self, prefix: str, start: bytes, end: bytes) -> Sequence[bytes]:
         asked: Command = (
@@ -219,15 +216,6 @@ class RedisStorage(Storage):
         )  # fmt: skip
         page: Sequence[bytes] = self._send(Request.LIST, prefix, asked)
         return page
-
-    def _retry_page(self, page: Callable[..., T], *position: object) -> T:
-        retrying = Retrying(
-            retry=retry_if_exception_type((ThrottledError, TransientError)),
-            stop=stop_after_attempt(5),
-            wait=wait_random_exponential(multiplier=0.1, max=5),
-            reraise=True,
-        )
-        return retrying(page, *position)
 
     def _file_info(self, path: str, member: bytes) -> FileInfo:
         info = file_info(member, self._location.folder)
@@ -258,5 +246,5 @@ class RedisStorage(Storage):
         # This is raised outside the handler: messages of client libraries may hold parts of the request.
         raise failure
 
-    def _request(self, operation: Request, path: str) -> RedisRequest:
-        return RedisRequest(operation, path, self.root, self.options)
+    def _request(self, operation: Request, path: str) -> StorageRequest:
+        return StorageRequest(operation, path, self.root, self.options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -15,78 +14,35 @@ from botocore.credentials import RefreshableCredentials
 from obstore.store import S3Store
 
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.s3.s3fs_client import MIN_BYTES_PER_SECOND, service_models
+from trinitylake_ops.storage.remote.obstore_clients import ObstoreClients
+from trinitylake_ops.storage.s3.s3fs_client import service_models
 from trinitylake_ops.storage.s3.settings import S3Settings
 
 if TYPE_CHECKING:
-    from obstore.store import S3Credential
+    from obstore.store import ClientConfig, S3Credential
 
-#: Bodies up to this size share one client. Each doubling has a client of its own, with more time.
-_SMALL_BODY_BYTES = 4 * 1024 * 1024
-_ONE_DAY = timedelta(days=1)
 _NO_REGION = "us-east-1"
 
 
-class ObstoreClients:
-    """Clients for the requests of one bucket. Nothing is read or sent before the first use. Thread-safe.
+class S3Stores(ObstoreClients[S3Store]):
+    """Clients for the requests of one bucket.
 
-    A time-out of obstore belongs to a client, not to a request. Its time-out for reading runs while a body is sent,
-    too. So uploads take a client whose time-outs allow for the size of the body. Botocore resolves credentials, region
-    and place that are not given as options, as for s3fs.
+    Botocore resolves credentials, region and place that are not given as options, as for s3fs.
     """
 
     def __init__(self, bucket: str, settings: S3Settings, options: StorageOptions):
+        super().__init__(settings)
         self._bucket = bucket
         self._settings = settings
         self._options = options
-        self._lock = threading.Lock()
         self._place: tuple[str, str, bool] | None = None
         self._provider: Callable[[], S3Credential] | None = None
-        self._by_allowance: dict[int | None, S3Store] = {}
 
-    @property
-    def waiting_seconds(self) -> float:
-        """How long a request may take apart from the transfer of its body."""
-        return self._settings.connect_timeout_seconds + 2 * self._settings.read_timeout_seconds
-
-    def for_body(self, n_bytes: int = 0) -> S3Store:
-        """Return the client for a request with a body of this size, or with a short answer.
-
-        Raises botocore's exceptions when there are no credentials or the configuration cannot be used.
-        """
-        allowance_bytes = _SMALL_BODY_BYTES
-        while allowance_bytes < n_bytes:
-            allowance_bytes *= 2
-        return self._store(allowance_bytes)
-
-    def for_reading(self) -> S3Store:
-        """Return the client for answers of unknown size. The caller bounds the time of the transfer.
-
-        Raises as ``for_body`` does.
-        """
-        return self._store(None)
-
-    def _store(self, allowance_bytes: int | None) -> S3Store:
-        found = self._by_allowance.get(allowance_bytes)
-        if found is not None:
-            return found
-        with self._lock:
-            if allowance_bytes not in self._by_allowance:
-                self._by_allowance[allowance_bytes] = self._new_store(allowance_bytes)
-            return self._by_allowance[allowance_bytes]
-
-    def _new_store(self, allowance_bytes: int | None) -> S3Store:
+    def _new_store(self, limits: ClientConfig, timeout: timedelta) -> S3Store:
         if self._place is None or self._provider is None:
             self._resolve()
         assert self._place is not None and self._provider is not None
         endpoint, region, virtual = self._place
-        read_timeout = timedelta(seconds=self._settings.read_timeout_seconds)
-        timeout = _ONE_DAY
-        if allowance_bytes is not None:
-            transfer = timedelta(seconds=allowance_bytes / MIN_BYTES_PER_SECOND)
-            timeout = timedelta(seconds=self.waiting_seconds) + transfer
-            if allowance_bytes > _SMALL_BODY_BYTES:
-                read_timeout += transfer
         return S3Store(
             self._bucket,
             # Defaults are given too, since obstore takes other values from the environment: AWS_ENDPOINT_URL_S3,
@@ -100,12 +56,7 @@ class ObstoreClients:
                 "skip_signature": False,
                 "s3_express": False,
             },
-            client_options={
-                "allow_http": endpoint.startswith("http://"),
-                "connect_timeout": timedelta(seconds=self._settings.connect_timeout_seconds),
-                "read_timeout": read_timeout,
-                "timeout": timeout,
-            },
+            client_options={"allow_http": endpoint.startswith("http://"), **limits},
             # A client that repeats a create after a lost answer meets its own file. RetryStorage repeats only safe
             # requests.
             retry_config={"max_retries": 0, "retry_timeout": timeout},

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,39 +15,25 @@ from trinitylake_ops.storage.interface import FileInfo
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.storage.paths import check_range, is_hidden
+from trinitylake_ops.storage.remote.obstore_clients import Fork
+from trinitylake_ops.storage.remote.obstore_failures import OBSTORE_ERRORS, status_and_code
+from trinitylake_ops.storage.remote.repeated import sent_again
+from trinitylake_ops.storage.remote.requests import Request
 from trinitylake_ops.storage.s3 import s3fs_failures as s3_failures
-from trinitylake_ops.storage.s3.answers import Request, TransportFailure, error_from_transport, is_range_beyond_end
-from trinitylake_ops.storage.s3.obstore_client import ObstoreClients
-from trinitylake_ops.storage.s3.obstore_failures import OBSTORE_ERRORS, status_and_code, typed_error
-from trinitylake_ops.storage.s3.s3fs_client import MIN_BYTES_PER_SECOND
+from trinitylake_ops.storage.s3.answers import is_range_beyond_end
+from trinitylake_ops.storage.s3.obstore_client import S3Stores
+from trinitylake_ops.storage.s3.obstore_failures import typed_error
 from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
 from trinitylake_ops.storage.s3.settings import MAX_KEYS_PER_REQUEST, S3Settings
 
 if TYPE_CHECKING:
-    from obstore import GetOptions, GetResult, ListStream, ObjectMeta, PutMode
+    from obstore import GetOptions, ListStream, ObjectMeta, PutMode
 
 T = TypeVar("T")
 
 # obstore parses keys as paths and refuses ASCII control characters in them. All other names of a path,
 # those with '%', '?', spaces or '\\' too, go to S3 and come back literally.
 _NOT_IN_OBSTORE = re.compile(r"[\x00-\x1f\x7f]")
-
-
-class _Fork:
-    """Whether this process was forked after obstore was loaded.
-
-    The runtime of obstore is one per process and has threads, which a forked child does not have. Every request there
-    would wait for ever, also through a new client.
-    """
-
-    happened = False
-
-
-def _note_fork() -> None:
-    _Fork.happened = True
-
-
-os.register_at_fork(after_in_child=_note_fork)
 
 
 class ObstoreS3Storage(S3Storage):
@@ -67,7 +51,7 @@ class ObstoreS3Storage(S3Storage):
 
     def __init__(self, root: str, options: Mapping[str, str] | None = None):
         super().__init__(root, options)
-        self._stores = ObstoreClients(self._location.bucket, S3Settings.of(self.options), self.options)
+        self._stores = S3Stores(self._location.bucket, S3Settings.of(self.options), self.options)
 
     def __repr__(self) -> str:
         return f"ObstoreS3Storage({self.root!r}, {self.options!r})"
@@ -90,7 +74,7 @@ class ObstoreS3Storage(S3Storage):
             try:
                 answer = obstore.get(self._stores.for_reading(), key, options=options)
                 self._check_size(path, answer.range[1] - answer.range[0], length, limit_bytes)
-                return self._body(path, answer)
+                return self._stores.body_of(answer)
             except OBSTORE_ERRORS as error:
                 if is_range_beyond_end(*status_and_code(error)):
                     return None
@@ -124,20 +108,6 @@ class ObstoreS3Storage(S3Storage):
             obstore.put(self._stores.for_body(len(body)), key, body, mode=mode, use_multipart=False)
 
         self._sent(operation, path, put)
-
-    def _body(self, path: str, answer: GetResult) -> bytes:
-        """Take in an answer. Its time is bounded here, since only now its size is known."""
-        start, end = answer.range
-        limit_seconds = self._stores.waiting_seconds + (end - start) / MIN_BYTES_PER_SECOND
-        deadline = time.monotonic() + limit_seconds
-        chunks = []
-        for chunk in answer.stream(min_chunk_size=1):
-            chunks.append(bytes(chunk))
-            if time.monotonic() > deadline:
-                raise error_from_transport(
-                    self._request(Request.READ, path), TransportFailure.NO_ANSWER, self._endpoint, "time-out"
-                )
-        return b"".join(chunks)
 
     def _files(self, prefix: str, key_prefix: str) -> Iterator[FileInfo]:
         last_key, empty_paths = "", set[str]()
@@ -195,7 +165,7 @@ class ObstoreS3Storage(S3Storage):
             start_after = max(found["path"] for found in page)
             if start_after > key_prefix and not start_after.startswith(key_prefix):
                 return
-            page = self._retry_page(sent_page)
+            page = sent_again(sent_page)
         if page is None:
             yield None
 
@@ -225,7 +195,7 @@ class ObstoreS3Storage(S3Storage):
             return False
 
     def _for_obstore(self, path: str) -> bool:
-        return not (_Fork.happened or _NOT_IN_OBSTORE.search(self._location.key_prefix + path))
+        return not (Fork.happened or _NOT_IN_OBSTORE.search(self._location.key_prefix + path))
 
     def _sent(self, operation: Request, path: str, send: Callable[[], T]) -> T:
         try:

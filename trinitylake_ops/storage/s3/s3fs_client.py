@@ -10,23 +10,17 @@ from functools import cache
 from typing import Any, TypeVar
 
 import aiohttp
-import fsspec.asyn
 import s3fs
 from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession
 
-from trinitylake_ops.storage.fork import at_fork
+from trinitylake_ops.storage.fork import at_fork, keep_for_ever
 from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.remote.loop import close_on_loop, run_on_loop
+from trinitylake_ops.storage.remote.settings import MAX_CONNECTIONS, longest_seconds
 from trinitylake_ops.storage.s3.settings import S3Settings
 
 T = TypeVar("T")
-
-#: The slowest transfer that a request waits for, on top of the time-outs for connecting and for the answer.
-MIN_BYTES_PER_SECOND = 128 * 1024
-#: More than the threads of the pool that storages share, so that no request waits for a connection.
-MAX_CONNECTIONS = 128
-
-_CLOSE_TIMEOUT_SECONDS = 1.0
 
 
 class _OneSend:
@@ -76,12 +70,7 @@ class S3Client:
 
     def run(self, request: Callable[[s3fs.S3FileSystem], Coroutine[Any, Any, T]]) -> T:
         """Run a request on the client's event loop and wait for it. Raises what the client library raises."""
-        answer = asyncio.run_coroutine_threadsafe(request(self._file_system()), fsspec.asyn.get_loop())
-        try:
-            return answer.result()
-        except BaseException:
-            answer.cancel()  # after an interrupt no request stays behind
-            raise
+        return run_on_loop(request(self._file_system()))
 
     def time_limit(self, n_bytes: int = 0) -> asyncio.Timeout:
         """Bound the transfer of a request or an answer with this many bytes of body.
@@ -89,13 +78,13 @@ class S3Client:
         Raises TimeoutError after that time. The client's own time-outs see a silent server, but not one that trickles
         or stops reading.
         """
-        waiting_seconds = self._settings.connect_timeout_seconds + 2 * self._settings.read_timeout_seconds
-        return asyncio.timeout(waiting_seconds + n_bytes / MIN_BYTES_PER_SECOND)
+        return asyncio.timeout(longest_seconds(self._settings, n_bytes))
 
     def forget(self) -> None:
         """Start anew in a forked child. The client is its parent's, and the thread that held the lock is gone."""
         self._lock = threading.Lock()
-        _of_parent_process.extend(self._opened)
+        for opened in self._opened:
+            keep_for_ever(opened)  # aiohttp complains about unclosed ones
         self._opened.clear()
 
     def _file_system(self) -> s3fs.S3FileSystem:
@@ -146,22 +135,9 @@ def service_models() -> Any:
     return AioSession().get_component("data_loader")
 
 
-#: Parents' clients are kept for ever. A child can neither use nor close them, and aiohttp complains about unclosed
-#: ones.
-_of_parent_process: list[s3fs.S3FileSystem] = []
-
-
 def _close(opened: list[s3fs.S3FileSystem]) -> None:
     if not opened:
         return
-    loop = fsspec.asyn.get_loop()
     creator = getattr(opened[0], "_s3creator", None)
-    if creator is None or loop.is_closed():
-        return
-    closing = asyncio.run_coroutine_threadsafe(creator.__aexit__(None, None, None), loop)
-    if threading.get_ident() == getattr(loop, "_thread_id", None):
-        return  # garbage collection on the loop's own thread: the client closes when this returns
-    try:
-        closing.result(_CLOSE_TIMEOUT_SECONDS)
-    except TimeoutError:
-        closing.cancel()
+    if creator is not None:
+        close_on_loop(lambda: creator.__aexit__(None, None, None))

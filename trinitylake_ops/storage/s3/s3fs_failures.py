@@ -11,17 +11,12 @@ from botocore.exceptions import (
     BotoCoreError,
     ClientError,
     ConnectTimeoutError,
-    CredentialRetrievalError,
     EndpointConnectionError,
     HTTPClientError,
     IncompleteReadError,
-    NoCredentialsError,
-    PartialCredentialsError,
     ProxyConnectionError,
     ResponseStreamingError,
     SSLError,
-    TokenRetrievalError,
-    UnauthorizedSSOTokenError,
 )
 from botocore.exceptions import (
     ConnectionError as BotoConnectionError,
@@ -29,21 +24,11 @@ from botocore.exceptions import (
 from botocore.parsers import ResponseParserError
 
 from trinitylake_ops.errors import StorageError, TrinityLakeError
-from trinitylake_ops.storage.s3.answers import (
-    S3Request,
-    TransportFailure,
-    error_from_answer,
-    error_from_transport,
-    error_without_credentials,
-)
+from trinitylake_ops.storage.aws.answers import error_without_credentials
+from trinitylake_ops.storage.aws.botocore_failures import NO_CREDENTIALS
+from trinitylake_ops.storage.remote.requests import TransportFailure, error_from_transport
+from trinitylake_ops.storage.s3.answers import S3Request, error_from_answer
 
-_NO_CREDENTIALS = (
-    CredentialRetrievalError,
-    NoCredentialsError,
-    PartialCredentialsError,
-    TokenRetrievalError,
-    UnauthorizedSSOTokenError,
-)
 _NO_ANSWER = (
     BotoConnectionError,
     HTTPClientError,
@@ -78,7 +63,7 @@ def typed_error(request: S3Request, error: BaseException, endpoint: str) -> Trin
         status, code = status_and_code(answer)
         return error_from_answer(request, status, code, answer.get("Error", {}).get("Message"))
     for cause in _causes(error):
-        if isinstance(cause, _NO_CREDENTIALS):
+        if isinstance(cause, NO_CREDENTIALS):
             return error_without_credentials(request, str(cause))
         if isinstance(cause, _NO_ANSWER):
             return error_from_transport(request, _transport_failure(cause), endpoint, _reason(cause))

@@ -8,22 +8,23 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 import s3fs
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from trinitylake_ops.errors import FileMissingError, StorageError, ThrottledError, TransientError
+from trinitylake_ops.errors import FileMissingError, StorageError, TransientError
 from trinitylake_ops.storage.interface import FileInfo, Storage
 from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
 from trinitylake_ops.storage.paths import check_range, is_hidden
-from trinitylake_ops.storage.s3.answers import Request, S3Request, error_from_answer, is_range_beyond_end
+from trinitylake_ops.storage.remote.clock import ServerClock, monotonic_ms
+from trinitylake_ops.storage.remote.ranges import part_asked_for, range_header
+from trinitylake_ops.storage.remote.repeated import sent_again
+from trinitylake_ops.storage.remote.requests import Request
+from trinitylake_ops.storage.s3.answers import S3Request, error_from_answer, is_range_beyond_end
 from trinitylake_ops.storage.s3.s3fs_client import S3Client
 from trinitylake_ops.storage.s3.s3fs_failures import CLIENT_ERRORS, answer_of, status_and_code, typed_error
 from trinitylake_ops.storage.s3.settings import MAX_KEYS_PER_REQUEST, S3Location, S3Settings
-from trinitylake_ops.storage.server_clock import ServerClock, monotonic_ms
 
 T = TypeVar("T")
 Answer = Mapping[str, Any]
 
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 #: An answer without a length is read in parts of this size.
 _PIECE_BYTES = 1 << 20
 # XML cannot carry them, or hands them back changed.
@@ -72,7 +73,7 @@ class S3Storage(Storage):
 
         async def get(file_system: s3fs.S3FileSystem) -> tuple[Answer, bytes] | None:
             try:
-                answer = await self._call(file_system, "get_object", Key=key, **_range_argument(offset, length))
+                answer = await self._call(file_system, "get_object", Key=key, **range_header(offset, length))
             except CLIENT_ERRORS as error:
                 if is_range_beyond_end(*status_and_code(answer_of(error) or {})):
                     return None
@@ -186,17 +187,8 @@ class S3Storage(Storage):
             if not token or token == last_token:
                 how = "repeats itself" if token else "ends in the middle"
                 raise StorageError(f"cannot list {prefix!r} under {self.root}: the server {how}", path=prefix)
-            current = self._retry_page(page, ContinuationToken=token)
+            current = sent_again(page, ContinuationToken=token)
             yield current
-
-    def _retry_page(self, page: Callable[..., T], **position: str) -> T:
-        retrying = Retrying(
-            retry=retry_if_exception_type((ThrottledError, TransientError)),
-            stop=stop_after_attempt(5),
-            wait=wait_random_exponential(multiplier=0.1, max=5),
-            reraise=True,
-        )
-        return retrying(page, **position)
 
     def _send(self, operation: Request, path: str, method: str, **arguments: Any) -> Answer:
         def call(file_system: s3fs.S3FileSystem) -> Coroutine[Any, Any, Answer]:
@@ -234,24 +226,11 @@ class S3Storage(Storage):
         return S3Request(operation, path, self.root, self.options)
 
 
-def _range_argument(offset: int, length: int | None) -> dict[str, str]:
-    if offset == 0 and length is None:
-        return {}
-    last = "" if length is None else str(offset + length - 1)
-    return {"Range": f"bytes={offset}-{last}"}
-
-
 def _asked_for(answer: Answer, data: bytes, offset: int, length: int | None) -> bytes | None:
-    """Return the bytes of the range, or None when the answer does not hold what its headers and the request say."""
-    match = _CONTENT_RANGE.fullmatch(answer.get("ContentRange") or "")
-    if match is None:  # the whole file, also if a server ignores ranges
-        # If a chunked body, which has no length, is cut, aiohttp notices.
-        chunked = "transfer-encoding" in answer["ResponseMetadata"]["HTTPHeaders"]
-        end = None if length is None else offset + length
-        return data[offset:end] if chunked or len(data) == answer.get("ContentLength") else None
-    first, last, total = (int(number) for number in match.groups())
-    end = total if length is None else min(offset + length, total)
-    return data if (first, last + 1, len(data)) == (offset, end, end - offset) else None
+    # If a chunked body, which has no length, is cut, aiohttp notices.
+    chunked = "transfer-encoding" in answer["ResponseMetadata"]["HTTPHeaders"]
+    size_bytes = None if chunked else answer.get("ContentLength", -1)
+    return part_asked_for(data, answer.get("ContentRange"), size_bytes, offset, length)
 
 
 def _whole_seconds_ms(moment: datetime) -> int:

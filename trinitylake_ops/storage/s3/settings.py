@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
-from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
+from trinitylake_ops.errors import InvalidLocationError
+from trinitylake_ops.storage.aws.settings import AWS_ENVIRONMENT, AWS_OPTIONS, AwsSettings
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
 
@@ -16,23 +16,12 @@ MAX_KEY_BYTES = 1024
 MAX_KEYS_PER_REQUEST = 1000
 
 #: Options of ``s3://`` roots. Credentials and places that are not given come from AWS's environment.
-S3_OPTIONS = frozenset(
-    {
-        "access_key_id", "addressing_style", "client", "connect_timeout_seconds", "endpoint", "read_timeout_seconds",
-        "region", "secret_access_key", "session_token",
-    }
-)  # fmt: skip
+S3_OPTIONS = AWS_OPTIONS | {"addressing_style", "client"}
 S3_CLIENTS = ("s3fs", "obstore")
 #: Variables that decide which server a root is on, and which user asks, if the options do not.
-S3_ENVIRONMENT = (
-    "AWS_ACCESS_KEY_ID", "AWS_CONFIG_FILE", "AWS_DEFAULT_PROFILE", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL",
-    "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AWS_REGION", "AWS_ROLE_ARN", "AWS_SHARED_CREDENTIALS_FILE",
-)  # fmt: skip
+S3_ENVIRONMENT = (*AWS_ENVIRONMENT, "AWS_ENDPOINT_URL_S3")
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
-_MIN_TIMEOUT_SECONDS = 0.001
-_MAX_TIMEOUT_SECONDS = 86_400
-_NOT_IN_A_HEADER = re.compile(r"[\x00-\x20\x7f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,58 +79,21 @@ class S3Location:
 
 
 @dataclass(frozen=True, slots=True)
-class S3Settings:
+class S3Settings(AwsSettings):
     """The checked options of a root. None means that AWS's environment and configuration files decide."""
 
-    endpoint: str | None
-    region: str | None
     addressing_style: str
-    connect_timeout_seconds: float
-    read_timeout_seconds: float
 
     @classmethod
     def of(cls, options: StorageOptions) -> S3Settings:
         """Check the options. Raises InvalidInputError, which repeats no credentials."""
-        for one, other in (("access_key_id", "secret_access_key"), ("secret_access_key", "access_key_id"),
-                           ("session_token", "access_key_id")):  # fmt: skip
-            if options.get(one) and not options.get(other):
-                raise InvalidInputError(
-                    f"storage option {one!r} is of no use without {other!r} beside it; give both or neither"
-                )
-        for name in ("access_key_id", "endpoint", "region", "secret_access_key", "session_token"):
-            if options.get(name) == "":
-                raise InvalidInputError(f"storage option {name!r} is empty: leave it out, or give a value")
-            if _NOT_IN_A_HEADER.search(options.get(name, "")):
-                raise InvalidInputError(f"storage option {name!r} holds white space or a control character: remove it")
-        endpoint = options.get("endpoint")
-        if endpoint is not None:
-            check_endpoint(endpoint)
+        of_aws = AwsSettings.of(options)
         return cls(
-            endpoint=endpoint,
-            region=options.get("region"),
-            addressing_style=options.one_of("addressing_style", ("auto", "path", "virtual")),
-            connect_timeout_seconds=_seconds(options, "connect_timeout_seconds", default=5),
-            read_timeout_seconds=_seconds(options, "read_timeout_seconds", default=30),
-        )
-
-
-def check_endpoint(value: str) -> None:
-    """Raise InvalidInputError, without repeating the text, when the URL of a server has another form or credentials."""
-    try:
-        parts = urlsplit(value)
-        well_formed = (
-            parts.scheme in ("http", "https")
-            and bool(parts.hostname)
-            and (parts.port is None or parts.port > 0)
-            and "@" not in parts.netloc
-            and not (parts.query or parts.fragment or re.search(r"\s", value))
-        )
-    except ValueError:
-        well_formed = False
-    if not well_formed:
-        # Not repeated: people put credentials here.
-        raise InvalidInputError(
-            "storage option 'endpoint' must be http://HOST[:PORT] or https://HOST[:PORT], without credentials"
+            of_aws.endpoint,
+            of_aws.region,
+            of_aws.connect_timeout_seconds,
+            of_aws.read_timeout_seconds,
+            options.one_of("addressing_style", ("auto", "path", "virtual")),
         )
 
 
@@ -152,7 +104,3 @@ def _check_length(key: str, shown: str) -> None:
             f"the key of {shown[:80]!r}... would have {n_bytes} bytes with the prefix of its root, S3 allows "
             f"{MAX_KEY_BYTES}: use a shorter name"
         )
-
-
-def _seconds(options: StorageOptions, name: str, *, default: float) -> float:
-    return options.number(name, default=default, minimum=_MIN_TIMEOUT_SECONDS, maximum=_MAX_TIMEOUT_SECONDS)
