@@ -5,13 +5,14 @@
 #   trinitylake_job.py     the program, with the arguments of the command trinitylake
 #   environment/           what the package depends on, and bin/python, which starts the machine's Python with it
 #   environment.tar.gz     the same, for --archives environment.tar.gz#environment
-# That is the core and the clients of S3. Spark and Java are the cluster's. Dagster starts jobs and is not part of them.
+# That is the core and the clients of all storages, or of those whose extras EXTRAS names. Spark and Java are the
+# cluster's. Dagster starts jobs and is not part of them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=${PYTHON:-.venv/bin/python}
 dist=${1:-dist}
-extras="obstore s3 spark"
+extras=${EXTRAS:-azure dynamodb gcs hdfs obstore redis s3 spark}
 left_out="pyspark trinitylake-ops"
 
 mkdir -p "$dist"

@@ -168,7 +168,7 @@ def test_commits_that_waited_for_the_replica_survive_its_promotion(redis_folder:
         assert address.names().count("WAIT") > 20
 
         replica.stall()  # it confirms nothing now
-        storage = RedisStorage(root, {**options, "read_timeout_seconds": "0.5"})
+        storage = RedisStorage(root, options)
         with pytest.raises(AmbiguousWriteError, match=r"did not confirm it in time .*WAIT returned 0"):
             storage.create("unconfirmed", b"x")
         with pytest.raises(TransientError, match="nobody can rely on the file yet"):

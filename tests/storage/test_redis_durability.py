@@ -140,7 +140,7 @@ def test_nobody_relies_on_a_file_that_is_not_on_the_disk(tmp_path: Path) -> None
     with running(RedisServer("valkey", tmp_path / "valkey", EVERY_SECOND)) as server:
         server.admin.config_set("appendfsync", "no")  # nothing is synced any more
         root = server.fresh_root()
-        storage = RedisStorage(root, {"durability": "waitaof", "read_timeout_seconds": "0.5"})
+        storage = RedisStorage(root, {"durability": "waitaof", "read_timeout_seconds": "1"})
         with pytest.raises(AmbiguousWriteError, match=r"did not confirm it in time \(WAITAOF returned \[0, 0\]\)"):
             storage.create("name", b"x")
         with pytest.raises(AmbiguousWriteError):

@@ -10,7 +10,8 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.storage import open_storage
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.schemes import environment_of
+from trinitylake_ops.storage.scheme import Scheme
+from trinitylake_ops.storage.schemes import OWN_SCHEMES, environment_of
 
 _MODULE = """
 from trinitylake_ops.storage import LocalStorage
@@ -76,3 +77,10 @@ def test_what_there_is_is_named() -> None:
     with pytest.raises(InvalidLocationError, match=r"'crate' is not supported: roots start with file://, .*shelf://"):
         open_storage("crate://x/")
     assert environment_of("crate://x/") == ()
+
+
+@pytest.mark.parametrize("scheme", OWN_SCHEMES.values(), ids=OWN_SCHEMES)
+def test_the_documentation_has_every_scheme_and_what_it_takes_of_the_environment(scheme: Scheme) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "storage.md").read_text()
+    assert f"{scheme.name}://" in page
+    assert [variable for variable in scheme.environment if f"`{variable}`" not in page] == []
