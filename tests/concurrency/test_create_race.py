@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.storage_contract import MIB, run_together
 from tests.processes import fork
 from tests.servers.gcs import GcsServer
 from tests.servers.s3_server import S3Server
 from trinitylake_ops.errors import FileExistsAlreadyError, StorageError
 from trinitylake_ops.storage import Storage, open_storage
+from trinitylake_ops.storage.contract.suite import MIB, run_together
 
 N_THREADS = 32
 N_PROCESSES = 8

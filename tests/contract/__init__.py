@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("tests.contract.storage_contract")
+pytest.register_assert_rewrite("trinitylake_ops.storage.contract.suite")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.storage_contract import StorageContract
 from tests.servers.azurite import AzureServer
 from trinitylake_ops.storage import Storage, open_storage
 from trinitylake_ops.storage.azure import blob_storage
+from trinitylake_ops.storage.contract.suite import StorageContract
 
 
 class AzureContract(StorageContract):

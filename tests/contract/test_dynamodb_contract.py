@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.storage_contract import StorageContract
 from tests.servers.dynalite import DynamoDBServer
 from trinitylake_ops.storage import Storage, open_storage
+from trinitylake_ops.storage.contract.suite import StorageContract
 from trinitylake_ops.storage.dynamodb.storage import DynamoDBStorage
 
 

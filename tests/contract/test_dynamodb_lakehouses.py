@@ -11,7 +11,6 @@ import pytest
 
 from tests.cli.forked import run
 from tests.cli.test_processes import assert_one_line
-from tests.contract.storage_contract import MIB, run_together
 from tests.lakes import check_lake, objects
 from tests.maintenance.changes import append_rows, create, drop
 from tests.processes import fork
@@ -20,6 +19,7 @@ from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import FileExistsAlreadyError, StorageError
 from trinitylake_ops.format.file_names import new_node_path
 from trinitylake_ops.storage import Storage, open_storage
+from trinitylake_ops.storage.contract.suite import MIB, run_together
 from trinitylake_ops.storage.dynamodb.requests import TableRequests
 from trinitylake_ops.storage.dynamodb.storage import DynamoDBStorage
 from trinitylake_ops.tables.catalog import catalog_at

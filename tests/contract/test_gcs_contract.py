@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.storage_contract import StorageContract
 from tests.servers.gcs import GcsServer
 from trinitylake_ops.storage import Storage, open_storage
+from trinitylake_ops.storage.contract.suite import StorageContract
 from trinitylake_ops.storage.gcs.storage import GcsStorage
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.storage_contract import StorageContract
 from tests.servers.hdfs import SUPERUSER, HdfsServer
 from trinitylake_ops.storage import Storage, open_storage
+from trinitylake_ops.storage.contract.suite import StorageContract
 
 
 class HdfsContract(StorageContract):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.storage_contract import ODD_NAMES, StorageContract
 from tests.servers.s3_server import S3Server
 from trinitylake_ops.storage import RetryStorage, Storage, open_storage
+from trinitylake_ops.storage.contract.suite import ODD_NAMES, StorageContract
 from trinitylake_ops.storage.s3.obstore_storage import ObstoreS3Storage
 from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
 

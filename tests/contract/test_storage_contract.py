@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.contract.storage_contract import StorageContract
 from tests.faults import FaultyStorage
 from trinitylake_ops.format.file_names import is_immutable_path
 from trinitylake_ops.storage import (
@@ -17,6 +16,7 @@ from trinitylake_ops.storage import (
     open_storage,
 )
 from trinitylake_ops.storage.cache.storage import private_cache_view, shared_cache_view
+from trinitylake_ops.storage.contract.suite import StorageContract
 from trinitylake_ops.storage.wrappers.pace import PacedStorage
 
 

@@ -15,10 +15,10 @@ from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
-from tests.contract.storage_contract import run_together, sealed_body
 from trinitylake_ops.errors import FileExistsAlreadyError
 from trinitylake_ops.storage import open_storage
 from trinitylake_ops.storage.azure import blob_storage  # noqa: F401 - the forked processes have it then
+from trinitylake_ops.storage.contract.suite import run_together, sealed_body
 
 _LONGEST_ROUND_SECONDS = 120
 

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contract.storage_contract import is_whole
 from tests.servers.azurite import AzureServer
 from tests.servers.plugin import REPOSITORY
 from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.storage import Storage, open_storage
+from trinitylake_ops.storage.contract.suite import is_whole
 
 pytestmark = pytest.mark.debian_packages
 

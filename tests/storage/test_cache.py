@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.contract.storage_contract import run_together
 from tests.faults import FaultyStorage, fail, lose_response
 from tests.processes import fork
 from trinitylake_ops.errors import (
@@ -36,6 +35,7 @@ from trinitylake_ops.storage.cache.storage import (
     private_cache_view,
     shared_cache_view,
 )
+from trinitylake_ops.storage.contract.suite import run_together
 from trinitylake_ops.storage.s3.settings import S3_ENVIRONMENT
 
 ROOT = "memory://cache/"

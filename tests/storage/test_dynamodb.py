@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from tests import proxy as wire
-from tests.contract.storage_contract import run_together
 from tests.processes import fork
 from tests.proxy import FaultyProxy
 from tests.servers.dynalite import DynamoDBServer, refusal_document
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, StorageError, StoragePermissionError
 from trinitylake_ops.storage import RetryStorage, open_storage
+from trinitylake_ops.storage.contract.suite import run_together
 from trinitylake_ops.storage.dynamodb.items import PART_BYTES
 from trinitylake_ops.storage.dynamodb.parts import MAX_UPLOAD_MS, ORPHAN_AGE_MS
 from trinitylake_ops.storage.dynamodb.storage import DynamoDBStorage

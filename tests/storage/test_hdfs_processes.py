@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.clock import AgingStorage
-from tests.contract.storage_contract import MIB, run_together
 from tests.lakes import check_lake
 from tests.servers.hdfs import SUPERUSER, HdfsServer
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import FileExistsAlreadyError, VersionExpiredError
 from trinitylake_ops.storage import Storage, open_storage
+from trinitylake_ops.storage.contract.suite import MIB, run_together
 
 REPOSITORY = Path(__file__).parents[2]
 N_THREADS, N_PROCESSES = 32, 8

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.storage_contract import run_together
 from tests.storage.file_systems import file_size_limit, mounted_read_only, read_only_modes, small_disk
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
@@ -26,6 +25,7 @@ from trinitylake_ops.errors import (
     TrinityLakeError,
 )
 from trinitylake_ops.storage import LocalStorage
+from trinitylake_ops.storage.contract.suite import run_together
 from trinitylake_ops.storage.local.os_errors import storage_error
 
 WRITES: list[Callable[[LocalStorage, str, bytes], None]] = [LocalStorage.create, LocalStorage.write]

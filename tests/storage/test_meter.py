@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contract.storage_contract import run_together
 from tests.faults import FaultyStorage, fail, lose_response
 from tests.processes import fork
 from trinitylake_ops.errors import AmbiguousWriteError, FileExistsAlreadyError, TransientError
@@ -19,6 +18,7 @@ from trinitylake_ops.storage import (
     StorageWrapper,
     drop_memory_root,
 )
+from trinitylake_ops.storage.contract.suite import run_together
 
 ROOT = "memory://meter/"
 

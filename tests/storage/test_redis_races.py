@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.contract.storage_contract import MIB, run_together
 from tests.lakes import check_version, left_over_paths
 from tests.processes import fork
 from tests.servers.redis import RedisServer
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import FileExistsAlreadyError, StorageError
 from trinitylake_ops.storage import Storage, open_storage
+from trinitylake_ops.storage.contract.suite import MIB, run_together
 
 N_THREADS, N_PROCESSES = 32, 8
 TIMEOUT_SECONDS = 60

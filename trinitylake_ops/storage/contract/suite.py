@@ -45,6 +45,7 @@ ODD_NAMES = [
 
 
 def body(seed: int, size_bytes: int) -> bytes:
+    """Return random bytes, the same for the same seed."""
     return random.Random(seed).randbytes(size_bytes)
 
 
@@ -55,10 +56,12 @@ def sealed_body(seed: int, size_bytes: int) -> bytes:
 
 
 def is_whole(data: bytes) -> bool:
+    """Whether bytes are those that ``sealed_body`` made."""
     return len(data) > 32 and hashlib.sha256(data[:-32]).digest() == data[-32:]
 
 
 def paths(files: Iterator[FileInfo]) -> list[str]:
+    """Return the paths of listed files, sorted."""
     return sorted(file.path for file in files)
 
 

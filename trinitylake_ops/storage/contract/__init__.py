@@ -1,0 +1,1 @@
+"""What every storage must do, as tests that anybody can run on a storage of theirs."""
