@@ -96,3 +96,20 @@ def test_credentials_of_the_environment_are_redacted_too(monkeypatch: pytest.Mon
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "environments-secret")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     assert StorageOptions().redact("an environments-secret x") == "an *** x", "a short one stands in any text"
+
+
+def test_options_with_a_scheme_are_for_roots_of_that_scheme() -> None:
+    options = StorageOptions({"region": "here", "s3.region": "there", "s3.endpoint": "http://x", "gs.project": "p"})
+    assert dict(options.of_scheme("s3")) == {"region": "there", "endpoint": "http://x"}
+    assert dict(options.of_scheme("gs", is_own=False)) == {"project": "p"}
+    assert options.beyond("s3://a/", "s3://b/") is options
+    assert options.beyond("redis://a:1/0/x/", "gs://b/") == StorageOptions(
+        {"s3.region": "there", "s3.endpoint": "http://x", "gs.project": "p"}
+    )
+    assert StorageOptions({"region": "here"}).beyond("s3://a/", "gs://b/") is None
+
+
+def test_credentials_with_a_scheme_are_hidden() -> None:
+    options = StorageOptions({"s3.secret_access_key": "the-secret-key", "redis.password": "the-password"})
+    assert options.shown() == {"s3.secret_access_key": "***", "redis.password": "***"}
+    assert options.redact("the-password and the-secret-key") == "*** and ***"

@@ -83,6 +83,13 @@ def _setting_options(command: Any) -> Any:
     show_default=True,
     help="Compression of node files; other programs may read only none.",
 )
+@click.option(
+    "--table-root",
+    default="",
+    metavar="URI",
+    help="Where files of new tables go, if not below the root. It may be on another kind of storage; SCHEME.NAME gives"
+    " its storage options.",
+)
 @click.option("--property", "properties", multiple=True, metavar="K=V", help="A property of the lakehouse.")
 @json_option
 @pass_session
@@ -102,6 +109,8 @@ def init(
     compression.
 
     Example: trinitylake --root /data/lake init --order 64
+
+    Example: trinitylake --root redis://host:6379/0/lake init --table-root s3://bucket/tables
     """
     lake = Lakehouse.create(
         session.root,

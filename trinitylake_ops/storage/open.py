@@ -22,12 +22,13 @@ def open_storage(root_uri: str, storage_options: Mapping[str, str] | None = None
     the default, or ``obstore``) picks the library. The other kinds take the options of their schemes
     (``storage/schemes.py``). Every root takes ``whole_file_limit_bytes``, and the options of the cache and
     ``allowed_roots``, which mean nothing here. Opening touches no file and sends no request.
+    ``SCHEME.NAME`` is the option of that name for one scheme; those of other schemes are for other roots.
 
     Raises InvalidLocationError for a root of another scheme or form, and InvalidInputError for an option that is not
     known or not valid. Neither repeats credentials. Raises MissingExtraError if a client's library is missing.
     """
     scheme = scheme_of(root_uri)
-    options = StorageOptions(storage_options)
+    options = StorageOptions(storage_options).of_scheme(scheme.name)
     known = scheme.options | _OF_ALL
     if unknown := sorted(set(options) - known):
         supported = ", ".join(sorted(known))

@@ -32,7 +32,7 @@ WHOLE_FILE_LIMIT = "whole_file_limit_bytes"
 
 _HIDDEN = "***"
 # Names are short and have only these letters, so that a credential in their place is seldom taken for one.
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_NAME = re.compile(r"(?:[a-z][a-z0-9+-]{0,15}\.)?[a-z][a-z0-9_]{0,39}")
 _SECRET_ASSIGNMENT = re.compile(rf"({'|'.join(sorted(SECRET_OPTIONS))})(['\"]?\s*[=:]\s*)[^\s,]+")
 # A path made of a URI has only one of the two slashes. The keys of Azure's accounts hold slashes and end in "==".
 _USER_INFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,39}:/{1,2})(?:[^/\s@'\"]+|[^\s@'\"]+==)@")
@@ -50,11 +50,15 @@ _LARGEST_WHOLE_FILE_BYTES = 5 << 30  # the largest file of one PUT to S3
 
 def is_secret(name: str) -> bool:
     """Whether the value of an option is a credential. No text that this package makes repeats it."""
-    return name in SECRET_OPTIONS or not _SECRET_WORDS.isdisjoint(name.split("_"))
+    plain = name.rpartition(".")[2]
+    return plain in SECRET_OPTIONS or not _SECRET_WORDS.isdisjoint(plain.split("_"))
 
 
 class StorageOptions(Mapping[str, str]):
     """An immutable mapping of option names to strings whose text forms hide credentials.
+
+    ``SCHEME.NAME`` is the option of that name for all roots of this scheme. ``NAME`` is that for roots of the scheme of
+    the lakehouse. So a catalog and the files of its tables may stand on two kinds of storage.
 
     It pickles with the credentials, since Spark's tasks need them. It compares and hashes by content. Raises
     InvalidInputError for a name or value that is no string, and for a name that no option has.
@@ -105,6 +109,27 @@ class StorageOptions(Mapping[str, str]):
 
     def __reduce__(self) -> tuple[type[StorageOptions], tuple[dict[str, str]]]:
         return (StorageOptions, (self._values,))
+
+    def of_scheme(self, scheme: str, *, is_own: bool = True) -> StorageOptions:
+        """Return the options of one kind of storage by their plain names.
+
+        With ``is_own`` those without a scheme are among them. One with the scheme comes before one without.
+        """
+        prefix = f"{scheme}."
+        plain = {name: value for name, value in self._values.items() if is_own and "." not in name}
+        named = {name.removeprefix(prefix): value for name, value in self._values.items() if name.startswith(prefix)}
+        return StorageOptions({**plain, **named})
+
+    def beyond(self, own_root: str, other_root: str) -> StorageOptions | None:
+        """Return the options for another root than the lakehouse's. None where there are none: the environment decides.
+
+        Those with a scheme stay, as the other root may lead to further ones.
+        """
+        scheme, own_scheme = (root.partition("://")[0] for root in (other_root, own_root))
+        if scheme == own_scheme:
+            return self
+        further = {name: value for name, value in self._values.items() if "." in name}
+        return StorageOptions(further) if further else None
 
     def shown(self) -> dict[str, str]:
         """Return the options as people may see them: credentials as asterisks."""

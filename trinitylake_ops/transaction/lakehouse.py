@@ -280,14 +280,14 @@ class Lakehouse:
 
 
 def options_for(lake: Lakehouse, other_root: str) -> StorageOptions | None:
-    """Return a lakehouse's options if another root has the same scheme. Otherwise None: those of the environment.
+    """Return a lakehouse's options for another root. None: those of the environment.
 
     Roots that the operator allows are allowed there, too.
     """
-    is_alike = other_root.partition("://")[0] == lake.root.partition("://")[0]
-    if is_alike or ALLOWED_ROOTS not in lake.storage_options:
-        return lake.storage_options if is_alike else None
-    return StorageOptions({ALLOWED_ROOTS: lake.storage_options[ALLOWED_ROOTS]})
+    options = lake.storage_options.beyond(lake.root, other_root)
+    if ALLOWED_ROOTS not in lake.storage_options:
+        return options
+    return StorageOptions({**(options or {}), ALLOWED_ROOTS: lake.storage_options[ALLOWED_ROOTS]})
 
 
 def _without_own_root(definition: LakehouseDef, root: str) -> LakehouseDef:

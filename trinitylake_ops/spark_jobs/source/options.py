@@ -133,7 +133,7 @@ def _with_environment(root: str, given: Mapping[str, str]) -> StorageOptions:
     Credentials are among them, so that tasks on other machines have those of the driver.
     """
     options = {**StorageOptions.parse(os.environ.get(OPTIONS_VARIABLE, "")), **StorageOptions(given)}
-    if root.startswith(("dynamodb://", "s3://")) and not any(map(is_secret, options)):
+    if root.startswith(("dynamodb://", "s3://")) and not _gives_credentials(root, options):
         found = {name: os.environ.get(variable, "") for name, variable in _ENVIRONMENT_CREDENTIALS.items()}
         if found["access_key_id"] and found["secret_access_key"]:
             options |= {name: value for name, value in found.items() if value}
@@ -142,10 +142,15 @@ def _with_environment(root: str, given: Mapping[str, str]) -> StorageOptions:
     return StorageOptions(options)
 
 
+def _gives_credentials(root: str, options: Mapping[str, str]) -> bool:
+    """Whether options hold a credential for the root itself."""
+    return any(map(is_secret, StorageOptions(options).of_scheme(root.partition("://")[0])))
+
+
 def _azure_account(root: str, options: Mapping[str, str]) -> dict[str, str]:
     """Return the account and the credential that the environment gives to a root on Azure."""
     found: dict[str, str] = {}
-    if not any(map(is_secret, options)):
+    if not _gives_credentials(root, options):
         given = ((name, os.environ.get(variable, "")) for name, variable in _AZURE_CREDENTIALS.items())
         found.update(next(([one] for one in given if one[1]), []))
     account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")

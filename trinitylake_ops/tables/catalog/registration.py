@@ -34,12 +34,8 @@ def registering_io(io: StorageFileIO, uris: Iterable[str]) -> StorageFileIO:
 
     Raises InvalidLocationError.
     """
-    scheme = io.root.partition("://")[0]
     folders = {normalize_root_uri(uri[: uri.rindex("/") + 1]) for uri in uris if not uri.startswith(io.root)}
-    opened = [
-        open_storage(folder, io.storage_options if folder.startswith(f"{scheme}://") else None)
-        for folder in sorted(folders)
-    ]
+    opened = [open_storage(folder, io.storage_options.beyond(io.root, folder)) for folder in sorted(folders)]
     names = io.places.names
     return StorageFileIO.on(io.storage, io.storage_options, read_only=True, others=opened, names=names).strict()
 

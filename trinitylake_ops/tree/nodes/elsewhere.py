@@ -133,9 +133,8 @@ class Elsewhere:
         with self._lock:
             found = self._storages.get(place.root)
             if found is None:
-                scheme = place.root.partition("://")[0]
-                is_alike = self.places.root.startswith(f"{scheme}://")
-                found = self._storages[place.root] = open_storage(place.root, self._options if is_alike else None)
+                options = self._options.beyond(self.places.root, place.root)
+                found = self._storages[place.root] = open_storage(place.root, options)
         return found
 
     def read(self, uri: str) -> bytes:

@@ -1,0 +1,83 @@
+"""A catalog in Redis whose tables stand on S3: each storage has options of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from tests.servers.redis import RedisServer
+from tests.servers.s3_server import S3Server
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.cli.app import trinitylake
+from trinitylake_ops.errors import InvalidDefinitionError
+from trinitylake_ops.storage import open_storage
+from trinitylake_ops.tables.catalog import catalog_at
+
+_SCHEMA = pa.schema([("id", pa.int64())])
+_ROWS = pa.table({"id": [1, 2, 3]})
+
+
+@dataclass
+class Places:
+    """The root in Redis, that of the tables on S3, and the options that reach both."""
+
+    root: str
+    table_root: str
+    options: dict[str, str]
+    server: S3Server
+
+    def on_s3(self) -> set[str]:
+        storage = open_storage(self.table_root, self.server.storage_options)
+        return {file.path for file in storage.list()}
+
+
+@pytest.fixture
+def places(redis_server: RedisServer, moto: S3Server) -> Iterator[Places]:
+    root, table_root = redis_server.fresh_root(), moto.fresh_root("tables")
+    options = {**redis_server.storage_options, **{f"s3.{name}": value for name, value in moto.storage_options.items()}}
+    yield Places(root, table_root, options, moto)
+    redis_server.delete_all(root)
+    moto.delete_all(table_root)
+
+
+def test_tables_are_written_read_and_verified_there(places: Places, tmp_path: Path) -> None:
+    lake = Lakehouse.create(places.root, places.options, table_root=places.table_root)
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    table = catalog.create_table("ns.t", _SCHEMA)
+    table.append(_ROWS)
+    assert table.location().startswith(places.table_root)
+    assert len(places.on_s3()) >= 5, "owner file, two of metadata, manifest, manifest list, data"
+    again = catalog_at(Lakehouse.open(places.root, places.options))
+    assert again.load_table("ns.t").scan().to_arrow()["id"].to_pylist() == [1, 2, 3]
+    assert maintenance.verify(lake, deep=True).findings == ()
+    maintenance.plan_export(lake, "away", "full", target=str(tmp_path / "copy")).execute()
+    places.server.delete_all(places.table_root)
+    copy = catalog_at(Lakehouse.open(str(tmp_path / "copy")))
+    assert copy.load_table("ns.t").scan().to_arrow()["id"].to_pylist() == [1, 2, 3]
+
+
+def test_the_options_of_one_storage_do_not_reach_the_other(places: Places) -> None:
+    lake = Lakehouse.create(places.root, places.options, table_root=places.table_root)
+    catalog_at(lake).create_namespace("ns")
+    wrong = {**places.options, "s3.secret_access_key": "wrong", "s3.access_key_id": "wrong"}
+    shown = repr(Lakehouse.open(places.root, wrong).storage_options)
+    assert "'s3.secret_access_key': '***'" in shown
+    plain = {name: value for name, value in places.options.items() if not name.startswith("s3.")}
+    assert Lakehouse.open(places.root, plain).snapshot().namespaces() == ["ns"]
+
+
+def test_the_command_line_sets_it(places: Places) -> None:
+    given = [word for name, value in places.options.items() for word in ("--storage-option", f"{name}={value}")]
+    command = ["--root", places.root, *given]
+    done = CliRunner().invoke(trinitylake, [*command, "init", "--table-root", places.table_root, "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.output)["definition"]["table_root"] == places.table_root
+    refused = CliRunner().invoke(trinitylake, [*command, "init", "--table-root", "nowhere"])
+    assert isinstance(refused.exception, InvalidDefinitionError)
