@@ -104,6 +104,17 @@ def test_credentials_of_the_environment_go_along(monkeypatch: pytest.MonkeyPatch
     assert dict(SourceOptions.parse(given).storage_options) == {"access_key_id": "x", "secret_access_key": "y"}
 
 
+def test_user_and_password_of_the_environment_go_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"root": "rediss://host/0/lake/", "path": "ns.t"}
+    monkeypatch.setenv("REDIS_USERNAME", "writer")
+    assert dict(SourceOptions.parse(given).storage_options) == {}, "a user without a password is nobody"
+    monkeypatch.setenv("REDIS_PASSWORD", "word")
+    assert dict(SourceOptions.parse(given).storage_options) == {"username": "writer", "password": "word"}
+    assert dict(SourceOptions.parse(S3).storage_options) == {}
+    monkeypatch.setenv(OPTIONS_VARIABLE, "password=given")
+    assert dict(SourceOptions.parse(given).storage_options) == {"password": "given"}
+
+
 def test_an_account_of_the_environment_goes_along(monkeypatch: pytest.MonkeyPatch) -> None:
     without_account = {**AZURE, "root": "az://box/lake/"}
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from trinitylake_ops.storage.interface import Storage
@@ -18,7 +18,9 @@ class Scheme:
     request. It raises InvalidLocationError and InvalidInputError, which repeat no credentials, and MissingExtraError.
     ``environment`` are the variables that decide where a root is and who asks, where the options do not say.
     ``check_root`` raises InvalidLocationError for a root of another form, and repeats no credentials. ``place`` are the
-    options that decide which server a root is on, as two servers have two buckets of one name.
+    options that decide which server a root is on, as two servers have two buckets of one name. ``from_environment``
+    returns the options that the environment gives to a root with these options, credentials among them. Tasks on other
+    machines get them.
     """
 
     name: str
@@ -27,3 +29,4 @@ class Scheme:
     environment: tuple[str, ...] = ()
     check_root: Callable[[str], object] = lambda root: root
     place: tuple[str, ...] = ()
+    from_environment: Callable[[str, Mapping[str, str]], Mapping[str, str]] = lambda root, options: {}

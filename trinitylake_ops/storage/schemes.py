@@ -13,6 +13,8 @@ from importlib.metadata import EntryPoint, entry_points
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.extras import needs
+from trinitylake_ops.storage.aws.settings import aws_credentials
+from trinitylake_ops.storage.azure.account import account_of_environment
 from trinitylake_ops.storage.azure.settings import AZURE_CLIENTS, AZURE_ENVIRONMENT, AZURE_OPTIONS, AzureLocation
 from trinitylake_ops.storage.dynamodb.settings import DYNAMODB_ENVIRONMENT, DYNAMODB_OPTIONS, DynamoDBLocation
 from trinitylake_ops.storage.gcs.settings import GCS_ENVIRONMENT, GCS_OPTIONS, GcsLocation
@@ -21,7 +23,7 @@ from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.local.storage import LocalStorage
 from trinitylake_ops.storage.memory import MemoryStorage
 from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
-from trinitylake_ops.storage.redis.settings import REDIS_ENVIRONMENT, REDIS_OPTIONS, RedisLocation
+from trinitylake_ops.storage.redis.settings import REDIS_ENVIRONMENT, REDIS_OPTIONS, RedisLocation, redis_credentials
 from trinitylake_ops.storage.s3.settings import S3_CLIENTS, S3_ENVIRONMENT, S3_OPTIONS, S3Location
 from trinitylake_ops.storage.scheme import Scheme
 
@@ -71,6 +73,18 @@ def place_of(root_uri: str) -> tuple[str, ...]:
     """Return the options that decide which server a root of our own schemes is on. None of another."""
     scheme = OWN_SCHEMES.get(root_uri.partition("://")[0])
     return () if scheme is None else scheme.place
+
+
+def with_environment(root_uri: str, options: Mapping[str, str]) -> StorageOptions:
+    """Return the options of a root of our own schemes, with those that the environment gives below them.
+
+    Credentials are among them. Those of the environment are taken where the options have none.
+    """
+    scheme = OWN_SCHEMES.get(root_uri.partition("://")[0])
+    if scheme is None:
+        return StorageOptions(options)
+    own = StorageOptions(options).of_scheme(scheme.name)
+    return StorageOptions({**scheme.from_environment(root_uri, own), **options})
 
 
 def _added() -> Mapping[str, EntryPoint]:
@@ -155,15 +169,45 @@ OWN_SCHEMES: Mapping[str, Scheme] = {
     for scheme in (
         Scheme("file", frozenset({"fsync"}), _open_local),
         Scheme("memory", frozenset(), _open_memory),
-        Scheme("s3", S3_OPTIONS, _open_s3, S3_ENVIRONMENT, S3Location.of, ("endpoint",)),
-        Scheme("abfss", AZURE_OPTIONS, _open_azure, AZURE_ENVIRONMENT, AzureLocation.of),
+        Scheme("s3", S3_OPTIONS, _open_s3, S3_ENVIRONMENT, S3Location.of, ("endpoint",), aws_credentials),
         Scheme(
-            "az", AZURE_OPTIONS, _open_azure, AZURE_ENVIRONMENT, AzureLocation.of, place=("endpoint", "account_name")
+            "abfss",
+            AZURE_OPTIONS,
+            _open_azure,
+            AZURE_ENVIRONMENT,
+            AzureLocation.of,
+            from_environment=account_of_environment,
+        ),
+        Scheme(
+            "az",
+            AZURE_OPTIONS,
+            _open_azure,
+            AZURE_ENVIRONMENT,
+            AzureLocation.of,
+            ("endpoint", "account_name"),
+            account_of_environment,
         ),
         Scheme("gs", GCS_OPTIONS, _open_gcs, GCS_ENVIRONMENT, GcsLocation.of, ("endpoint",)),
-        Scheme("dynamodb", DYNAMODB_OPTIONS, _open_dynamodb, DYNAMODB_ENVIRONMENT, DynamoDBLocation.of, ("endpoint",)),
-        Scheme("redis", REDIS_OPTIONS, _open_redis, REDIS_ENVIRONMENT, RedisLocation.of),
-        Scheme("rediss", REDIS_OPTIONS, _open_redis, REDIS_ENVIRONMENT, RedisLocation.of),
+        Scheme(
+            "dynamodb",
+            DYNAMODB_OPTIONS,
+            _open_dynamodb,
+            DYNAMODB_ENVIRONMENT,
+            DynamoDBLocation.of,
+            ("endpoint",),
+            aws_credentials,
+        ),
+        Scheme(
+            "redis", REDIS_OPTIONS, _open_redis, REDIS_ENVIRONMENT, RedisLocation.of, from_environment=redis_credentials
+        ),
+        Scheme(
+            "rediss",
+            REDIS_OPTIONS,
+            _open_redis,
+            REDIS_ENVIRONMENT,
+            RedisLocation.of,
+            from_environment=redis_credentials,
+        ),
         Scheme("hdfs", HDFS_OPTIONS, _open_hdfs, HDFS_ENVIRONMENT, HdfsLocation.of, ("namenodes",)),
     )
 }

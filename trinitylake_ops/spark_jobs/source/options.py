@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE, StorageOptions, is_secret
+from trinitylake_ops.storage.schemes import with_environment
 
 ROOT = "root"
 #: The argument of ``load(...)``.
@@ -34,18 +35,6 @@ OPTIONS: Mapping[str, str] = {
     "parallelism": "how many tasks to make at least of what is large enough; by default the driver's processors",
 }
 
-_ENVIRONMENT_CREDENTIALS = {
-    "access_key_id": "AWS_ACCESS_KEY_ID",
-    "secret_access_key": "AWS_SECRET_ACCESS_KEY",
-    "session_token": "AWS_SESSION_TOKEN",
-}
-_AZURE_SCHEMES = ("abfss://", "az://")
-#: One of them is enough. The first that is set is taken, as the storage does.
-_AZURE_CREDENTIALS = {
-    "connection_string": "AZURE_STORAGE_CONNECTION_STRING",
-    "account_key": "AZURE_STORAGE_ACCOUNT_KEY",
-    "sas_token": "AZURE_STORAGE_SAS_TOKEN",
-}
 _MOST_TASKS = 100_000
 
 Time: TypeAlias = datetime | int
@@ -133,30 +122,7 @@ def _with_environment(root: str, given: Mapping[str, str]) -> StorageOptions:
     Credentials are among them, so that tasks on other machines have those of the driver.
     """
     options = {**StorageOptions.parse(os.environ.get(OPTIONS_VARIABLE, "")), **StorageOptions(given)}
-    if root.startswith(("dynamodb://", "s3://")) and not _gives_credentials(root, options):
-        found = {name: os.environ.get(variable, "") for name, variable in _ENVIRONMENT_CREDENTIALS.items()}
-        if found["access_key_id"] and found["secret_access_key"]:
-            options |= {name: value for name, value in found.items() if value}
-    if root.startswith(_AZURE_SCHEMES):
-        options = {**_azure_account(root, options), **options}
-    return StorageOptions(options)
-
-
-def _gives_credentials(root: str, options: Mapping[str, str]) -> bool:
-    """Whether options hold a credential for the root itself."""
-    return any(map(is_secret, StorageOptions(options).of_scheme(root.partition("://")[0])))
-
-
-def _azure_account(root: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Return the account and the credential that the environment gives to a root on Azure."""
-    found: dict[str, str] = {}
-    if not _gives_credentials(root, options):
-        given = ((name, os.environ.get(variable, "")) for name, variable in _AZURE_CREDENTIALS.items())
-        found.update(next(([one] for one in given if one[1]), []))
-    account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
-    if account and root.startswith("az://") and "connection_string" not in {*found, *options}:
-        found["account_name"] = account
-    return found
+    return with_environment(root, options)
 
 
 def _number(options: Mapping[str, str], name: str) -> int | None:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.storage.azure.settings import ACCOUNT, AzureLocation, AzureSettings
-from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.options import StorageOptions, is_secret
 from trinitylake_ops.storage.remote.settings import check_endpoint
 
+_ACCOUNT_VARIABLE = "AZURE_STORAGE_ACCOUNT_NAME"
 _PUBLIC_CLOUD = "core.windows.net"
 #: Where credentials that are not options may stand, in the order in which they are looked for.
 _CREDENTIALS = {
@@ -41,7 +42,7 @@ class Account:
         kind, credential = _credential(options)
         parts = _connection_parts(credential) if kind == "connection_string" else {}
         name = _one_name(location.account_name, settings.account_name, parts.get("accountname"))
-        name = name or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+        name = name or os.environ.get(_ACCOUNT_VARIABLE)
         if name is None or not ACCOUNT.fullmatch(name):
             raise InvalidInputError(
                 f"the root {location.root} names no account: give the option 'account_name' or the variable"
@@ -103,3 +104,15 @@ def _check_key(key: str) -> None:
         raise InvalidInputError(
             "the key of the account is not shown: it is no text in base64 as Azure gives it; check 'account_key'"
         ) from None
+
+
+def account_of_environment(root: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Return the account and the credential that the environment gives to a root with these options."""
+    found: dict[str, str] = {}
+    if not any(map(is_secret, options)):
+        given = ((name, os.environ.get(variable, "")) for name, variable in _CREDENTIALS.items())
+        found.update(next(([one] for one in given if one[1]), []))
+    account = os.environ.get(_ACCOUNT_VARIABLE)
+    if account and root.startswith("az://") and "connection_string" not in {*found, *options}:
+        found["account_name"] = account
+    return found

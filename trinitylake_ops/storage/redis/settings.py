@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
@@ -193,6 +194,15 @@ def _credentials(options: StorageOptions) -> tuple[str | None, str | None]:
     if username and not password:
         raise InvalidInputError("a user name for Redis is of no use without a password; give both or neither")
     return username or None, password or None
+
+
+def redis_credentials(root: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Return user and password that the environment gives to a root whose options have neither."""
+    del root  # the same for every root
+    if "username" in options or "password" in options:
+        return {}
+    found = {name: os.environ.get(f"REDIS_{name.upper()}", "") for name in ("username", "password")}
+    return {name: value for name, value in found.items() if value} if found["password"] else {}
 
 
 def _check_length(spelled: str, shown: str) -> None:
