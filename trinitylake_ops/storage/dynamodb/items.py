@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trinitylake_ops.errors import InvalidLocationError
 from trinitylake_ops.storage.dynamodb.settings import PATH_KEY, Key
+from trinitylake_ops.storage.paths import check_path
 
 Item = Mapping[str, Mapping[str, Any]]
 
@@ -76,7 +78,14 @@ class StoredFile:
         part_bytes = int(item[_PART_BYTES]["N"]) if upload else PART_BYTES
         size_bytes, modified_ms = int(item[_SIZE]["N"]), int(item[_MODIFIED]["N"])
         body = item[_BODY]["B"] if _BODY in item else b""
-        return cls(item[PATH_KEY]["S"], size_bytes, modified_ms, upload, part_bytes, body)
+        path = item[PATH_KEY]["S"]
+        try:
+            check_path(path)
+        except InvalidLocationError:
+            raise ValueError("no file has such a path") from None
+        if size_bytes < 0 or part_bytes <= 0:
+            raise ValueError("no file has such a size")
+        return cls(path, size_bytes, modified_ms, upload, part_bytes, body)
 
     @property
     def parts(self) -> Upload | None:

@@ -46,7 +46,7 @@ class Refusal(NamedTuple):
         text = body.decode("utf-8", "replace")
         try:
             error = json.loads(text)["error"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return cls(status, None, text)
         if not isinstance(error, Mapping):
             return cls(status, None, str(error))

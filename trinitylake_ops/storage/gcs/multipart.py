@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import quote
 
-_NUMBER = re.compile(r"\+(\d+)>\s*$")
+_NUMBER = re.compile(r"\+([0-9]{1,9})>\s*$")
 _STATUS = re.compile(rb"HTTP/[0-9.]+ (\d{3})")
 #: Anybody may read an object that is public from caches for an hour, unless it says so. A storage shows the newest.
 _CACHE_CONTROL = "no-store"

@@ -151,7 +151,7 @@ def _credentials(value: str | None) -> str | Mapping[str, Any] | None:
         return value
     try:
         return check_kind(json.loads(value))
-    except ValueError:
+    except (ValueError, RecursionError):
         # Not repeated, and not chained: a parser's error quotes the text.
         reason = f"whose 'type' is one of {', '.join(KINDS_OF_CREDENTIALS)}"
     raise InvalidInputError(

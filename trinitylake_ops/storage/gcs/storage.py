@@ -269,7 +269,7 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
 def _decoded(request: GcsRequest, answer: Answer) -> Mapping[str, Any]:
     try:
         found = json.loads(answer.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, Mapping):
         raise unreadable(request)

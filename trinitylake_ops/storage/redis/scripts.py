@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import re
 
+from trinitylake_ops.errors import InvalidLocationError
 from trinitylake_ops.storage.interface import FileInfo
+from trinitylake_ops.storage.paths import check_path
 
 #: Separates the path of a member from size and time.
 END_OF_PATH = b"\0"
@@ -91,7 +93,7 @@ if length == size then return redis.call('GET', KEYS[1]) end
 return redis.call('GETRANGE', KEYS[1], offset, offset + length - 1)
 """
 
-_MEMBER = re.compile(rb"([^\0]+)\0([0-9]+) ([0-9]+)", re.DOTALL)
+_MEMBER = re.compile(rb"([^\0]+)\0([0-9]{1,18}) ([0-9]{1,18})", re.DOTALL)
 
 
 def member_range(member_path: bytes) -> tuple[bytes, bytes]:
@@ -104,8 +106,13 @@ def file_info(member: bytes, folder: str) -> FileInfo | None:
     match = _MEMBER.fullmatch(member)
     if match is None:
         return None
-    path, size, time_ms = match.groups()
-    return FileInfo(path.decode().removeprefix(folder), int(size), int(time_ms))
+    spelled, size, time_ms = match.groups()
+    try:
+        path = spelled.decode().removeprefix(folder)
+        check_path(path)
+    except (UnicodeDecodeError, InvalidLocationError):
+        return None
+    return FileInfo(path, int(size), int(time_ms))
 
 
 def path_of(member: bytes) -> bytes:
