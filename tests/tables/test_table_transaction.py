@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from pyiceberg import table as pyiceberg_table
 from pyiceberg.table.update import update_table_metadata
 from pyiceberg.types import LongType
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at
+from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at, loaded_table
 
 SCHEMA = pa.schema([("id", pa.int64())])
 
@@ -28,9 +27,24 @@ def test_an_append_copies_the_snapshots_a_few_times(
         made.append(1)
         return update_table_metadata(*args, **kind)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(pyiceberg_table, "update_table_metadata", counting)
+    monkeypatch.setattr(loaded_table, "update_table_metadata", counting)
     table.append(rows(1))
     assert len(made) == 2, "before the snapshot is added, and after"
+
+
+def test_the_log_of_former_metadata_is_pyicebergs(catalog: TrinityLakeCatalog) -> None:
+    table = catalog.create_table("ns.t", SCHEMA, properties={"write.metadata.previous-versions-max": "3"})
+    written = [table.metadata_location]
+    for number in range(5):
+        before = table.metadata
+        change = table.transaction()
+        change.set_properties(n=str(number))
+        assert change.table_metadata.metadata_log == before.metadata_log
+        change.commit_transaction()
+        written.append(table.metadata_location)
+        assert [entry.metadata_file for entry in table.metadata.metadata_log] == written[:-1][-3:]
+        assert table.metadata.metadata_log[-1].timestamp_ms == before.last_updated_ms
+    assert table.metadata == catalog.load_table("ns.t").metadata
 
 
 def test_the_metadata_follows_every_update(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
