@@ -1,5 +1,1 @@
 """Contracts that several implementations inherit."""
-
-import pytest
-
-pytest.register_assert_rewrite("trinitylake_ops.storage.contract.suite")

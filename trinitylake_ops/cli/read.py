@@ -108,9 +108,9 @@ def init(
     tables. This is its height, the messages in the root's buffer, and the bytes of a commit of one table, before
     compression.
 
-    Example: trinitylake --root /data/lake init --order 64
+    With a catalog in Redis and tables on S3: trinitylake --root redis://host:6379/0/lake init --table-root s3://bucket/t
 
-    Example: trinitylake --root redis://host:6379/0/lake init --table-root s3://bucket/tables
+    Example: trinitylake --root /data/lake init --order 64
     """
     lake = Lakehouse.create(
         session.root,
