@@ -40,7 +40,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_sound_storage_passes() -> None:
-    ran = _run(f"{_MODULE}:sound", "-q", "-p", "no:cacheprovider", "-k", "create or list or range", "-n0")
+    ran = _run(f"{_MODULE}:sound", "-q", "-p", "no:cacheprovider", "-k", "create_then_read or range", "-n0")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert " passed" in ran.stdout
 

@@ -60,6 +60,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
         yield nodes[0]
 
 
+@pytest.mark.soak  # test_redis_faults.py has clusters that move and fail over
 class TestOnCluster(RedisContract):
     @pytest.fixture
     def server(self, cluster: RedisServer, redis_folder: Path) -> RedisServer:
