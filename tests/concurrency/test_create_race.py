@@ -7,24 +7,19 @@ as fit into a test run; ``make soak`` runs all of them at full length.
 
 from __future__ import annotations
 
-import multiprocessing
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.processes import fork
+from tests.races import round_of_threads, rounds_of_processes
 from tests.servers.gcs import GcsServer
 from tests.servers.s3_server import S3Server
-from trinitylake_ops.errors import FileExistsAlreadyError, StorageError
 from trinitylake_ops.storage import Storage, open_storage
-from trinitylake_ops.storage.contract.suite import MIB, run_together
+from trinitylake_ops.storage.contract.suite import MIB
 
-N_THREADS = 32
-N_PROCESSES = 8
 N_ROUNDS = 100
-ROUND_TIMEOUT_SECONDS = 60
 _MOST_ROUNDS = 200
 
 #: Rounds of a test run by place and size; what is not here has all of them.
@@ -85,72 +80,16 @@ def storage(request: pytest.FixtureRequest, place: str, tmp_path: Path) -> Itera
         server.delete_all(root)
 
 
-def body_of(racer: int, size_bytes: int) -> bytes:
-    return bytes([racer]) * size_bytes
-
-
-def outcome_of(create: Callable[[], None]) -> str:
-    try:
-        create()
-    except StorageError as error:
-        return type(error).__name__
-    return "won"
-
-
-def check_round(storage: Storage, name: str, outcomes: list[str], size_bytes: int) -> int:
-    """Assert that there was one winner, whose content it is; frees the memory of the server. Returns who won."""
-    assert sorted(outcomes) == [FileExistsAlreadyError.__name__] * (len(outcomes) - 1) + ["won"]
-    winner = outcomes.index("won")
-    assert storage.read(name) == body_of(winner, size_bytes)
-    assert [(file.path, file.size_bytes) for file in storage.list("race/")] == [(name, size_bytes)]
-    storage.delete(name)
-    return winner
-
-
 @pytest.mark.parametrize(("place", "size_bytes", "n_rounds"), list(contests()))
 def test_32_threads_create_one_name(storage: Storage, size_bytes: int, n_rounds: int) -> None:
-    bodies = [body_of(racer, size_bytes) for racer in range(N_THREADS)]
     winners: list[int] = []
     # On a machine that runs them one after the other the first may win each round: then there are more.
     while len(winners) < n_rounds or (len(set(winners)) < 2 and len(winners) < _MOST_ROUNDS):
-        name = f"race/{uuid.uuid4().hex}"
-
-        def create(data: bytes, name: str = name) -> str:
-            return outcome_of(lambda: storage.create(name, data))
-
-        outcomes = run_together([lambda data=data: create(data) for data in bodies])  # type: ignore[misc]
-        winners.append(check_round(storage, name, [str(outcome) for outcome in outcomes], size_bytes))
+        winners.append(round_of_threads(storage, f"race/{uuid.uuid4().hex}", size_bytes))
 
 
 @pytest.mark.parametrize(("place", "n_rounds"), list(long_contests()))
 def test_8_processes_create_one_name(storage: Storage, n_rounds: dict[int, int]) -> None:
     sizes_bytes = [size_bytes for size_bytes, times in n_rounds.items() for _ in range(times)]
     names = {f"race/{uuid.uuid4().hex}": size_bytes for size_bytes in sizes_bytes}
-    barrier = multiprocessing.get_context("fork").Barrier(N_PROCESSES + 1)
-
-    def racer(number: int) -> Callable[[Callable[[str], None]], None]:
-        def work(report: Callable[[str], None]) -> None:
-            for name, size_bytes in names.items():
-                data = body_of(number, size_bytes)
-                barrier.wait(ROUND_TIMEOUT_SECONDS)
-                report(outcome_of(lambda name=name, data=data: storage.create(name, data)))  # type: ignore[misc]
-                barrier.wait(ROUND_TIMEOUT_SECONDS)
-                barrier.wait(ROUND_TIMEOUT_SECONDS)  # the round is checked, the file deleted
-
-        return work
-
-    storage.exists("race/nothing")  # the children inherit a client that was in use
-    children = [fork(racer(number), time_limit_seconds=1800) for number in range(N_PROCESSES)]
-    try:
-        for name, size_bytes in names.items():
-            barrier.wait(ROUND_TIMEOUT_SECONDS)
-            barrier.wait(ROUND_TIMEOUT_SECONDS)
-            outcomes = [child.next_report() for child in children]
-            check_round(storage, name, outcomes, size_bytes)
-            barrier.wait(ROUND_TIMEOUT_SECONDS)
-    except BaseException:
-        barrier.abort()
-        raise
-    finally:
-        ended = [child.finish() for child in children]
-    assert [exit_code for exit_code, _ in ended] == [0] * N_PROCESSES
+    rounds_of_processes(storage, names)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import uuid
 from collections.abc import Callable
 
@@ -10,14 +9,12 @@ import pytest
 
 from tests.lakes import check_version, left_over_paths
 from tests.processes import fork
+from tests.races import round_of_threads, rounds_of_processes
 from tests.servers.redis import RedisServer
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.errors import FileExistsAlreadyError, StorageError
 from trinitylake_ops.storage import Storage, open_storage
-from trinitylake_ops.storage.contract.suite import MIB, run_together
+from trinitylake_ops.storage.contract.suite import MIB
 
-N_THREADS, N_PROCESSES = 32, 8
-TIMEOUT_SECONDS = 60
 #: Rounds by the size of the bodies.
 SHORT, FULL = {0: 10, MIB: 2, 9 * MIB: 1}, {0: 100, MIB: 100, 9 * MIB: 100}
 LONG = [pytest.mark.soak, pytest.mark.timeout(1800)]
@@ -30,69 +27,17 @@ def storage(redis_server: RedisServer) -> Storage:
     return open_storage(redis_server.fresh_root())
 
 
-def body_of(racer: int, size_bytes: int) -> bytes:
-    return bytes([racer]) * size_bytes
-
-
-def outcome_of(create: Callable[[], None]) -> str:
-    try:
-        create()
-    except StorageError as error:
-        return type(error).__name__
-    return "won"
-
-
-def check_round(storage: Storage, name: str, outcomes: list[str], size_bytes: int) -> None:
-    assert sorted(outcomes) == [FileExistsAlreadyError.__name__] * (len(outcomes) - 1) + ["won"]
-    assert storage.read(name) == body_of(outcomes.index("won"), size_bytes)
-    assert [(file.path, file.size_bytes) for file in storage.list("race/")] == [(name, size_bytes)]
-    storage.delete(name)
-
-
 @pytest.mark.parametrize("n_rounds", [pytest.param(SHORT, id="short"), pytest.param(FULL, id="full", marks=LONG)])
 def test_32_threads_create_one_name(storage: Storage, n_rounds: dict[int, int]) -> None:
     for size_bytes, times in n_rounds.items():
-        bodies = [body_of(racer, size_bytes) for racer in range(N_THREADS)]
         for _ in range(times):
-            name = f"race/{uuid.uuid4().hex}"
-
-            def create(data: bytes, name: str = name) -> str:
-                return outcome_of(lambda: storage.create(name, data))
-
-            outcomes = run_together([lambda data=data: create(data) for data in bodies])  # type: ignore[misc]
-            check_round(storage, name, [str(outcome) for outcome in outcomes], size_bytes)
+            round_of_threads(storage, f"race/{uuid.uuid4().hex}", size_bytes)
 
 
 @pytest.mark.parametrize("n_rounds", [pytest.param(SHORT, id="short"), pytest.param(FULL, id="full", marks=LONG)])
 def test_8_processes_create_one_name(storage: Storage, n_rounds: dict[int, int]) -> None:
     names = {f"race/{uuid.uuid4().hex}": size for size, times in n_rounds.items() for _ in range(times)}
-    barrier = multiprocessing.get_context("fork").Barrier(N_PROCESSES + 1)
-
-    def racer(number: int) -> Callable[[Report], None]:
-        def work(report: Report) -> None:
-            for name, size_bytes in names.items():
-                data = body_of(number, size_bytes)
-                barrier.wait(TIMEOUT_SECONDS)
-                report(outcome_of(lambda name=name, data=data: storage.create(name, data)))  # type: ignore[misc]
-                barrier.wait(TIMEOUT_SECONDS)
-                barrier.wait(TIMEOUT_SECONDS)  # the round is checked, the file deleted
-
-        return work
-
-    storage.exists("race/nothing")  # the children inherit a client that was in use
-    children = [fork(racer(number), time_limit_seconds=1800) for number in range(N_PROCESSES)]
-    try:
-        for name, size_bytes in names.items():
-            barrier.wait(TIMEOUT_SECONDS)
-            barrier.wait(TIMEOUT_SECONDS)
-            check_round(storage, name, [child.next_report() for child in children], size_bytes)
-            barrier.wait(TIMEOUT_SECONDS)
-    except BaseException:
-        barrier.abort()
-        raise
-    finally:
-        ended = [child.finish() for child in children]
-    assert [exit_code for exit_code, _ in ended] == [0] * N_PROCESSES
+    rounds_of_processes(storage, names)
 
 
 @pytest.mark.parametrize("n_commits", [20, pytest.param(200, marks=LONG)])
