@@ -1,3 +1,3 @@
 import pytest
 
-pytest.register_assert_rewrite("trinitylake_ops.storage.contract.suite")
+pytest.register_assert_rewrite("tests.races", "trinitylake_ops.storage.contract.suite")
