@@ -44,5 +44,6 @@ class TestAzureStorageBlob(AzureContract):
     scheme = "abfss"
 
 
+@pytest.mark.soak  # tests/storage/test_azure_faults.py and others have both clients
 class TestObstore(AzureContract):
     client = "obstore"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from trinitylake_ops.storage import LocalStorage, Storage
+from trinitylake_ops.storage.contract import plugin
+from trinitylake_ops.storage.contract.__main__ import main
 
 _MODULE = "tests.contract.test_contract_of_others"
 
@@ -52,17 +56,35 @@ def test_a_careless_storage_fails() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("given", "said"),
     [
-        ([], 2, "usage: python -m trinitylake_ops.storage.contract MODULE:FACTORY"),
-        (["--help"], 0, "FACTORY takes a folder of its own"),
-        (["nowhere:f"], 4, "--storage nowhere:f: No module named 'nowhere'"),
-        ([f"{_MODULE}:nothing"], 4, "has no attribute 'nothing'"),
-        ([f"{_MODULE}:no_function"], 4, "this is no function"),
+        ("nowhere:f", "--storage nowhere:f: No module named 'nowhere'"),
+        (f"{_MODULE}:nothing", "has no attribute 'nothing'"),
+        (f"{_MODULE}:no_function", "this is no function"),
+        (None, "say which storage: --storage MODULE:FACTORY"),
     ],
 )
-def test_what_was_given_is_checked(arguments: list[str], code: int, said: str) -> None:
-    ran = _run(*arguments)
-    assert ran.returncode == code
-    assert said in ran.stdout + ran.stderr
+def test_what_was_given_is_checked(given: str | None, said: str) -> None:
+    class Given:
+        stash = pytest.Stash()
+
+        def getoption(self, name: str) -> str | None:
+            assert name == "--storage"
+            return given
+
+    with pytest.raises(pytest.UsageError, match=re.escape(said)):
+        plugin.pytest_configure(cast(pytest.Config, Given()))
+
+
+def test_a_wrong_factory_ends_in_one_line() -> None:
+    ran = _run("nowhere:f")
+    assert ran.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "--storage nowhere:f: No module named 'nowhere'" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def test_the_usage_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "usage: python -m trinitylake_ops.storage.contract MODULE:FACTORY" in capsys.readouterr().err
+    assert main(["--help"]) == 0
+    assert "FACTORY takes a folder of its own" in capsys.readouterr().out

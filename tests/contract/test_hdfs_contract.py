@@ -17,6 +17,7 @@ class HdfsContract(StorageContract):
 
     refused_names = frozenset({"a:b"})  # no name in HDFS has a colon
     n_passing_files = 10
+    n_listed_files = 250  # the servers of the tests give 100 names at a time
     fsync = "true"
 
     @pytest.fixture(autouse=True)

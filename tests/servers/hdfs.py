@@ -204,6 +204,7 @@ class HdfsCluster:
             "dfs.namenode.avoid.read.stale.datanode": "true",
             "dfs.namenode.stale.datanode.interval": "3000",
             "dfs.webhdfs.enabled": "true",
+            "dfs.ls.limit": "100",
             "dfs.datanode.directoryscan.threads": "1",
             **more,
         }

@@ -87,19 +87,54 @@ def test_a_stopped_process_keeps_nobody(folder: Path, monkeypatch: pytest.Monkey
     assert holder.process.pid is not None
     os.kill(holder.process.pid, signal.SIGSTOP)
     own = storage(folder)
-    slept: list[float] = []
-    monkeypatch.setattr(line_module.time, "sleep", slept.append)
+    waits: list[line_module._Wait] = []
+    ends_within = line_module._Wait.ends_within
+
+    def tell(wait: line_module._Wait, longest_s: float) -> bool:
+        waits.append(wait)
+        return ends_within(wait, longest_s)
+
+    monkeypatch.setattr(line_module._Wait, "ends_within", tell)
     with own.in_line(0.05) as has_waited:
         assert has_waited
-    assert slept
-    slept.clear()
-    with own.in_line(LONG_S) as has_waited:  # waited in vain: not again at once
+    with own.in_line(LONG_S) as has_waited:  # the place of that wait did not come: nobody waits again
         assert has_waited
-    assert not slept
+    (in_vain,) = waits
+    assert in_vain.goes_on
     os.kill(holder.process.pid, signal.SIGCONT)
     holder.go()
-    with own.in_line(LONG_S) as has_waited:
+    assert in_vain._is_over.wait(LONG_S)
+    with own.in_line(LONG_S) as has_waited:  # the place came while nobody stayed for it, and was given on
         assert not has_waited
+
+
+def test_an_interrupted_wait_gives_its_place_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the place came before the interrupt or comes after it."""
+    for comes_first in (False, True):
+        holder = Holder(folder)
+        waits: list[line_module._Wait] = []
+
+        class Interrupted(threading.Event):
+            def wait(self, timeout: float | None = None) -> bool:
+                if comes_first:  # noqa: B023 - called in this turn of the loop
+                    holder.go()  # noqa: B023
+                    super().wait(timeout)
+                raise KeyboardInterrupt
+
+        class Wait(line_module._Wait):
+            def __init__(self, descriptor: int):
+                super().__init__(descriptor)
+                self._is_over = Interrupted()
+                waits.append(self)  # noqa: B023
+
+        monkeypatch.setattr(line_module, "_Wait", Wait)
+        with pytest.raises(KeyboardInterrupt), storage(folder).in_line(LONG_S):
+            raise AssertionError("nobody may get here")
+        if not comes_first:
+            holder.go()
+        assert threading.Event.wait(waits[0]._is_over, LONG_S)
+        with storage(folder).in_line(LONG_S) as has_waited:
+            assert not has_waited
 
 
 def test_a_child_forked_in_line_does_not_keep_the_place(folder: Path) -> None:

@@ -10,22 +10,14 @@ import contextlib
 import fcntl
 import logging
 import os
-import random
+import threading
 import time
 from collections.abc import Iterator
 
 logger = logging.getLogger(__name__)
 
-_SHORTEST_PAUSE_S = 0.0001
-_LONGEST_PAUSE_S = 0.005
-_LOOKS_PER_TURN = 4
-#: The part of the usual wait that is slept through: a look costs about as much as a tenth of a commit.
-_SLEPT_THROUGH = 0.6
-_WEIGHT_OF_LAST = 0.2
 #: For so long after a wait, others are taken to have committed meanwhile, even where nobody is seen.
 _CROWDED_S = 1.0
-#: After a wait in vain, such as for a stopped process, nobody is waited for during this time.
-_REST_S = 10.0
 
 
 class Line:
@@ -33,10 +25,8 @@ class Line:
 
     def __init__(self, folder: bytes):
         self._folder = folder
-        self._turn_s = 0.0
-        self._usual_wait_s = 0.0
         self._crowded_until_s = 0.0
-        self._waits_again_at_s = 0.0
+        self._in_vain: _Wait | None = None
 
     @contextlib.contextmanager
     def place(self, longest_s: float) -> Iterator[bool]:
@@ -49,46 +39,84 @@ class Line:
         except OSError:
             yield False  # whatever is wrong with the folder, the first write tells it better
             return
+        is_free = _lock(descriptor)
+        if not (is_free or self._wait(descriptor, longest_s)):
+            yield True
+            return
         try:
-            is_free = _lock(descriptor)
-            is_first = is_free or self._wait(descriptor, longest_s)
-            begin_s = time.monotonic()
-            try:
-                yield not is_free or begin_s < self._crowded_until_s
-            finally:
-                if is_first:
-                    self._turn_s = time.monotonic() - begin_s
-                    _unlock(descriptor)
+            yield not is_free or time.monotonic() < self._crowded_until_s
         finally:
-            os.close(descriptor)
+            _unlock(descriptor)
 
     def _wait(self, descriptor: int, longest_s: float) -> bool:
-        """Wait for the front. Returns whether we got there.
+        """Wait for the front. Returns whether we got there; the descriptor is closed if not.
 
-        A blocking call would wait for a stopped process without end, so we look again and again.
+        Where an earlier wait was in vain and its place did not come since, nobody is waited for.
         """
-        begin_s = now_s = time.monotonic()
-        if now_s < self._waits_again_at_s:
+        if self._in_vain is not None and self._in_vain.goes_on:
+            os.close(descriptor)
             return False
-        pause_s = min(_LONGEST_PAUSE_S, max(_SHORTEST_PAUSE_S, self._turn_s / _LOOKS_PER_TURN))
-        sleep_s = max(pause_s, min(_SLEPT_THROUGH * self._usual_wait_s, longest_s / 2))
-        while now_s - begin_s < longest_s:
-            time.sleep(random.uniform(0.5, 1) * sleep_s)
-            sleep_s = pause_s
-            now_s = time.monotonic()
-            if _lock(descriptor):
-                self._usual_wait_s += _WEIGHT_OF_LAST * (now_s - begin_s - self._usual_wait_s)
-                self._crowded_until_s = now_s + _CROWDED_S
-                return True
-        self._waits_again_at_s = now_s + _REST_S
+        wait = _Wait(descriptor)
+        if wait.ends_within(longest_s):
+            self._crowded_until_s = time.monotonic() + _CROWDED_S
+            return True
+        self._in_vain = wait
         logger.info("no longer waiting for a process that commits to %r", os.fsdecode(self._folder))
         return False
 
 
-def _lock(descriptor: int) -> bool:
-    """Take the lock if it is free. It counts as free where the file system knows none."""
+class _Wait:
+    """A blocking call for the lock, in a thread of its own: the call cannot be ended, but we need not stay for it.
+
+    The kernel lets those through in their order who wait in such calls, and wakes one at a time. To look again and
+    again would cost each of many processes a part of every commit.
+    """
+
+    def __init__(self, descriptor: int):
+        self._descriptor = descriptor
+        self._choice = threading.Lock()
+        self._is_over = threading.Event()
+        self._is_left = False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the lock did not come yet."""
+        return not self._is_over.is_set()
+
+    def ends_within(self, longest_s: float) -> bool:
+        """Wait for the lock. Returns whether it came; if not, it is freed again as soon as it comes."""
+        try:
+            threading.Thread(target=self._block, name="commit-line", daemon=True).start()
+        except RuntimeError as error:
+            logger.debug("no thread can wait: %s", error)
+            os.close(self._descriptor)
+            self._is_over.set()
+            return False
+        try:
+            return self._is_over.wait(longest_s) or not self._leave()
+        except BaseException:  # an interrupt
+            if not self._leave():
+                _unlock(self._descriptor)
+            raise
+
+    def _block(self) -> None:
+        _lock(self._descriptor, is_blocking=True)
+        with self._choice:
+            if self._is_left:
+                _unlock(self._descriptor)
+            self._is_over.set()
+
+    def _leave(self) -> bool:
+        """Stay no longer, unless the lock came just now. Returns whether we left."""
+        with self._choice:
+            self._is_left = self.goes_on
+            return self._is_left
+
+
+def _lock(descriptor: int, *, is_blocking: bool = False) -> bool:
+    """Take the lock if it is free, or wait for it. It counts as free where the file system knows none."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if is_blocking else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
     except OSError as error:
@@ -97,8 +125,10 @@ def _lock(descriptor: int) -> bool:
 
 
 def _unlock(descriptor: int) -> None:
-    """Free the lock. A forked child may hold it by its copy of the descriptor: closing ours would not do."""
+    """Free the lock, and close. A forked child may hold it by its copy of the descriptor: closing ours would not do."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     except OSError as error:
         logger.debug("the file system has no advisory locks: %s", error)
+    finally:
+        os.close(descriptor)
