@@ -156,8 +156,11 @@ def running(server: RedisServer) -> Iterator[RedisServer]:
 
 @contextmanager
 def running_cluster(folder: Path, n_nodes: int = 3) -> Iterator[list[RedisServer]]:
-    """Run a cluster of primaries while the block runs; each has an equal part of the slots."""
-    settings = (*DURABLE, "--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port")
+    """Run a cluster of primaries while the block runs; each has an equal part of the slots.
+
+    No node takes another for dead that is only slow.
+    """
+    settings = (*DURABLE, "--cluster-enabled", "yes", "--cluster-node-timeout", "120000", "--cluster-port")
     buses = [free_port() for _ in range(n_nodes)]
     nodes = [RedisServer("redis", folder / f"node-{number}", (*settings, str(bus))) for number, bus in enumerate(buses)]
     try:
@@ -187,7 +190,7 @@ def _is_whole(node: RedisServer, n_nodes: int) -> bool:
 
 def wait_until(is_so: Callable[[], object]) -> None:
     """Wait for what servers tell each other in a moment."""
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 120
     while not is_so():
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
