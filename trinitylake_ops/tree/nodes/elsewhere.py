@@ -14,6 +14,7 @@ from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.storage.schemes import with_environment
 
 #: Returns the lakehouse definition if none was noted so far, None if there is none.
 LookUp = Callable[[], LakehouseDef | None]
@@ -22,10 +23,10 @@ LookUp = Callable[[], LakehouseDef | None]
 class Elsewhere:
     """Opens the storages of places beyond a root, each at its first use, and reads from them.
 
-    Options are handed on to a storage of the same scheme. A storage of another scheme finds its own in the environment.
-    ``names`` are the roots that definitions name. Before a place that none of them names is refused, ``look_up`` is
-    asked once. ``given`` are open storages that a caller passed. ``own`` is the storage of the root; it tells where a
-    moved file is. Safe to use from several threads; pickles without ``look_up`` and ``own``.
+    Options are handed on to a storage of the same scheme. One of another scheme gets those with its scheme, and looks
+    for others in the environment. ``names`` are the roots that definitions name. Before a place that none of them names
+    is refused, ``look_up`` is asked once. ``given`` are open storages that a caller passed. ``own`` is the storage of
+    the root; it tells where a moved file is. Safe to use from several threads; pickles without ``look_up`` and ``own``.
     """
 
     def __init__(
@@ -53,8 +54,9 @@ class Elsewhere:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[object, ...]:
-        state = (self.places.root, self._options, self.names, tuple(self._given), self.places.follows_moves)
-        return (_reopened, state)
+        # Whoever gets the copy may have another environment, and reads the same files.
+        options = with_environment(self.places.root, self._options)
+        return (_reopened, (self.places.root, options, self.names, tuple(self._given), self.places.follows_moves))
 
     def give(self, storage: Storage) -> None:
         """Read the files under the root of a storage through it, with its own options."""
