@@ -7,11 +7,13 @@ from typing import Any
 
 import dagster as dg
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from tests.credentials.canaries import ACCESS_KEY_ID, RIGHT, SECRET_ACCESS_KEY, SESSION_TOKEN, leaks
 from tests.dagster_plugin.quiet import QUIET
 from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin import TrinityLakeMaintenanceComponent
 from trinitylake_ops.dagster_plugin.resources import (
     SecretVariables,
     SparkResource,
@@ -116,6 +118,16 @@ def test_options_of_other_roots_come_from_variables_and_from_the_launchpad(monke
         monkeypatch.setenv("LAKE_ENDPOINT", "https://host")
         assert "there is no lakehouse at memory://never-made/" in failed_look(instance, resource)
         assert "there is no lakehouse at memory://never-made/" in failed_look(instance, resource, given)
+
+
+def test_what_the_page_shows_is_the_same_by_code_and_by_yaml() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "dagster.md").read_text()
+    section = page.partition("## Options of the storage")[2]
+    code, written = (section.partition(f"```{kind}\n")[2].partition("```")[0] for kind in ("python", "yaml"))
+    by_code = eval(code)
+    component = TrinityLakeMaintenanceComponent(**yaml.safe_load(written))
+    assert component.settings().lakehouse == by_code
+    assert by_code.storage_options.given()["s3.region"] == "eu-1"
 
 
 @pytest.mark.parametrize("name", sorted(SECRET_OPTIONS))

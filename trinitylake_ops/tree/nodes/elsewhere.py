@@ -52,6 +52,7 @@ class Elsewhere:
         self.places = Places(root, self.names, allowed, passed, follows_moves)
         self._storages: dict[str, Storage] = {}
         self._lock = threading.Lock()
+        self._looking = threading.RLock()
 
     def __reduce__(self) -> tuple[object, ...]:
         # Whoever gets the copy may have another environment, and reads the same files.
@@ -120,10 +121,17 @@ class Elsewhere:
         return tuple(root for root in self.names.table_roots if self.places.may_be_named(root))
 
     def _look(self) -> None:
-        look_up, self._look_up = self._look_up, None
-        definition = None if look_up is None else look_up()
-        if definition is not None:
-            self.names.note(definition)
+        with self._looking:  # a thread that went on without the names would take a table's file for a moved one
+            look_up, self._look_up = self._look_up, None  # what it reads itself is looked for without them
+            if look_up is None:
+                return
+            try:
+                definition = look_up()
+            except BaseException:
+                self._look_up = look_up
+                raise
+            if definition is not None:
+                self.names.note(definition)
 
     def storage_of(self, place: Place) -> Storage:
         """Return the storage of a place."""
