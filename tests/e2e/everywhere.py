@@ -145,7 +145,7 @@ def _use_executor(spark: Any, place: Place, target: Place) -> None:
     maintenance.plan_export(lake, "x", "full", target=copy, executor=executor).execute()
     assert read_table(spark, lake, "ns.t", "x").count() == 100
     maintenance.plan_compact_tables(lake).execute(write_groups_on(spark), run_id="once")
-    assert maintenance.plan_orphan_removal(lake, executor=executor).files == 0
+    assert maintenance.plan_orphan_removal(lake, executor=executor).is_empty
     assert not executor.delete(lake.storage, ["nobody", "needs", "these"], None).failures
 
 
