@@ -1,7 +1,7 @@
 """The storages beside local folders and S3, each as its users set it up: options that are seen, variables that are not.
 
 ``python -m tests.e2e.everywhere BEFORE|AFTER EVENT_LOG_FOLDER`` uses Spark on all places that come as JSON on standard
-input: in BEFORE their variables are set when Spark starts, in AFTER they are set in the driver's process alone.
+input: in BEFORE their variables are set when Spark starts, in AFTER they are set in the driver's process alone, but for HDFS.
 """
 
 from __future__ import annotations
@@ -178,8 +178,9 @@ def main(when: str, event_logs: str) -> None:
     executor_module.FEW = 0  # tasks do everything, however little it is
     given: list[Mapping[str, Any]] = json.load(sys.stdin)
     places = [Place(**one) for one in given]
-    if when == "BEFORE":
-        os.environ.update({name: value for place in places for name, value in place.variables.items()})
+    # no option holds a user of HDFS, so nothing sends it to tasks
+    early = [place for place in places if when == "BEFORE" or place.scheme == "hdfs"]
+    os.environ.update({name: value for place in early for name, value in place.variables.items()})
     conf = {
         "spark.eventLog.enabled": True, "spark.eventLog.compress": False,
         "spark.eventLog.dir": Path(event_logs).as_uri(),
