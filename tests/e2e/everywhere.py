@@ -1,7 +1,7 @@
 """The storages beside local folders and S3, each as its users set it up: options that are seen, variables that are not.
 
 ``python -m tests.e2e.everywhere BEFORE|AFTER EVENT_LOG_FOLDER`` uses Spark on all places that come as JSON on standard
-input: in BEFORE their variables are set when Spark starts, in AFTER they are set in the driver's process alone, but for HDFS.
+input. In BEFORE their variables are set when Spark starts, in AFTER in the driver's process alone, but for HDFS.
 """
 
 from __future__ import annotations
